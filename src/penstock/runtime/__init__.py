@@ -1,0 +1,1 @@
+"""What every domain's IO shell needs and no domain owns: committing, loops, listeners, configuration, logging."""

@@ -1,0 +1,143 @@
+"""Group commit: effects that need the disk wait for one write and one fsync that cover them all.
+
+While a commit runs in its thread, the loop collects what comes next; when it returns, the next commit starts with all
+of that and the replies of the finished one go out. So the batch adapts by itself: no timer, no delay, and a disk that
+stalls does not stop the loop.
+
+After a commit failed nothing is acknowledged any more (a failed fsync may have dropped the dirty pages, so a later
+success would prove nothing): every waiting and every later operation is told so, and the process must be restarted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from penstock.errors import StorageError
+
+__all__ = ["GroupCommitter"]
+
+Op = TypeVar("Op")
+Done = Callable[[StorageError | None], None]
+
+
+class GroupCommitter(Generic[Op]):
+    """Runs ``commit(ops)`` in one thread of its own, batch after batch, in the order of submission.
+
+    ``commit`` gets the operations in order and returns once all of them are as durable as its owner promises; it is
+    never run twice at a time. Bound: the caller's. Every operation belongs to a request whose peer waits for the
+    answer, so the receive maximum and the in-flight limits of the protocols bound ``pending``, which is a metric.
+    """
+
+    def __init__(
+        self,
+        commit: Callable[[Sequence[Op]], None],
+        *,
+        name: str,
+        on_failure: Callable[[StorageError], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.failure: StorageError | None = None
+        self.commits = 0
+        self.committed = 0
+        self._commit = commit
+        self._on_failure = on_failure
+        self._waiting: list[tuple[Op, Done]] = []
+        self._running: list[tuple[Op, Done]] = []
+        self._scheduled = False
+        self._closing = False
+        self._batches: queue.SimpleQueue[list[tuple[Op, Done]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._idle: asyncio.Event | None = None
+
+    @property
+    def pending(self) -> int:
+        """Operations submitted whose ``done`` has not been called."""
+        return len(self._waiting) + len(self._running)
+
+    def start(self) -> None:
+        """Start the thread. Call once, in the loop that will submit."""
+        self._loop = asyncio.get_running_loop()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._thread = threading.Thread(target=self._work, name=f"commit-{self.name}", daemon=True)
+        self._thread.start()
+
+    def submit(self, op: Op, done: Done) -> None:
+        """Queue ``op``; ``done(None)`` runs in the loop after its commit, ``done(error)`` if it can never be durable.
+
+        Call in the loop's thread. ``done`` is never called before ``submit`` returns, and the calls come in the order
+        of submission.
+        """
+        assert self._loop is not None, "start() comes first"
+        if self._closing:
+            raise StorageError(f"{self.name}: no more commits, the store is closing")
+        self._waiting.append((op, done))
+        self._idle_clear()
+        if not self._scheduled:
+            # At the end of this loop turn, so that everything one turn brought shares a commit.
+            self._scheduled = True
+            self._loop.call_soon(self._kick)
+
+    async def close(self) -> None:
+        """Commit what was submitted, call its ``done``, then stop the thread."""
+        if self._thread is None or self._idle is None:
+            return
+        await self._idle.wait()
+        self._closing = True
+        self._batches.put(None)
+        await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
+        self._thread = None
+
+    def _idle_clear(self) -> None:
+        assert self._idle is not None
+        self._idle.clear()
+
+    def _kick(self) -> None:
+        self._scheduled = False
+        if self._running or not self._waiting:
+            return
+        batch, self._waiting = self._waiting, []
+        if self.failure is not None:
+            self._running = batch
+            self._finish(self.failure)
+            return
+        self._running = batch
+        self._batches.put(batch)
+
+    def _work(self) -> None:
+        assert self._loop is not None
+        while (batch := self._batches.get()) is not None:
+            failure: StorageError | None = None
+            try:
+                self._commit([op for op, _ in batch])
+            except StorageError as error:
+                failure = error
+            except Exception as error:  # noqa: BLE001 - whatever went wrong, the batch is not known to be durable
+                failure = StorageError(
+                    f"{self.name}: commit failed: {error!r}",
+                    why="the operating system refused a write or an fsync; what reached the disk is unknown",
+                    do="look at the disk (space, health), then restart: recovery keeps what is whole",
+                )
+                failure.__cause__ = error
+            self._loop.call_soon_threadsafe(self._finish, failure)
+
+    def _finish(self, failure: StorageError | None) -> None:
+        batch, self._running = self._running, []
+        if failure is None:
+            self.commits += 1
+            self.committed += len(batch)
+        elif self.failure is None:
+            self.failure = failure
+            if self._on_failure is not None:
+                self._on_failure(failure)
+        # The next commit starts before the replies are built: the disk never waits for Python.
+        self._kick()
+        for _, done in batch:
+            done(failure)
+        if not self._running and not self._waiting and self._idle is not None:
+            self._idle.set()

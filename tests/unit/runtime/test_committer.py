@@ -1,0 +1,84 @@
+"""Group commit: order, batching, and that nothing is acknowledged after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from penstock.errors import StorageError
+from penstock.runtime.committer import GroupCommitter
+
+
+async def test_operations_of_one_loop_turn_share_a_commit() -> None:
+    batches: list[list[int]] = []
+    committer: GroupCommitter[int] = GroupCommitter(lambda ops: batches.append(list(ops)), name="t")
+    committer.start()
+    done: list[int] = []
+    for n in range(5):
+        committer.submit(n, lambda error, n=n: done.append(n) if error is None else None)  # type: ignore[misc]
+    assert done == []
+    await committer.close()
+    assert batches == [[0, 1, 2, 3, 4]]
+    assert done == [0, 1, 2, 3, 4]
+
+
+async def test_what_comes_while_a_commit_runs_waits_for_the_next_one() -> None:
+    gate = threading.Event()
+    batches: list[list[int]] = []
+
+    def commit(ops: Sequence[int]) -> None:
+        batches.append(list(ops))
+        gate.wait(10)
+
+    committer: GroupCommitter[int] = GroupCommitter(commit, name="t")
+    committer.start()
+    done: list[int] = []
+    committer.submit(1, lambda _: done.append(1))
+    while not batches:
+        await asyncio.sleep(0)
+    for n in (2, 3):
+        committer.submit(n, lambda _, n=n: done.append(n))  # type: ignore[misc]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert done == []
+    assert committer.pending == 3
+    gate.set()
+    await committer.close()
+    assert batches == [[1], [2, 3]]
+    assert done == [1, 2, 3]
+    assert (committer.commits, committer.committed, committer.pending) == (2, 3, 0)
+
+
+async def test_after_a_failure_nothing_is_acknowledged() -> None:
+    calls = 0
+
+    def commit(_: Sequence[int]) -> None:
+        nonlocal calls
+        calls += 1
+        raise OSError(28, "No space left on device")
+
+    told: list[StorageError] = []
+    committer: GroupCommitter[int] = GroupCommitter(commit, name="store", on_failure=told.append)
+    committer.start()
+    results: list[StorageError | None] = []
+    committer.submit(1, results.append)
+    while not results:
+        await asyncio.sleep(0)
+    committer.submit(2, results.append)
+    await committer.close()
+    assert calls == 1
+    assert len(told) == 1
+    assert len(results) == 2
+    assert all(isinstance(result, StorageError) for result in results)
+    assert "No space left" in str(results[0])
+
+
+async def test_submitting_to_a_closed_committer_is_an_error() -> None:
+    committer: GroupCommitter[int] = GroupCommitter(lambda ops: None, name="t")
+    committer.start()
+    await committer.close()
+    with pytest.raises(StorageError, match="closing"):
+        committer.submit(1, lambda _: None)
