@@ -1,0 +1,58 @@
+# penstock: every habit is one target. `make help` lists them; continuous integration runs the same ones.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+  if command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$p; break; fi; done)
+BIN := .venv/bin
+PINS := requirements/build.txt requirements/dev.txt pyproject.toml
+STAMP := .venv/.installed-$(shell cat $(PINS) | sha256sum | cut -c1-16)
+SUITES := $(BIN)/python tools/suites.py
+
+.PHONY: help setup system demo test fmt lint types unit faults interop end_to_end spark docs bench nightly lock proto clean
+
+help: ## List the targets
+	@grep -hE '^[a-z_]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@echo "  make lint | types | unit | faults | interop | end_to_end | spark | docs    one suite of make test"
+
+setup: $(STAMP) ## Make .venv and install everything, pinned by version and hash
+
+$(STAMP):
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer was found: install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/build.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-build-isolation -r requirements/dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@rm -f .venv/.installed-*
+	@touch $@
+
+system: ## Install the Debian packages that the interop tests use (needs apt and root)
+	@bash tools/system.sh requirements/debian.txt
+
+demo: setup ## See real telemetry travel the whole way: MQTT, tube log, Spark, lake table, state store
+	$(BIN)/penstock demo $(ARGS)
+
+test: setup ## Everything a change must pass: format, lint, types, all suites, documentation
+	@$(SUITES) --all
+
+fmt: setup ## Format the tree and fix what lint can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lint types unit faults interop end_to_end spark docs: setup
+	@$(SUITES) $@
+
+bench: setup ## Benchmarks beside a named peer; results as JSON under benchmarks/results
+	$(BIN)/python -m benchmarks $(ARGS)
+
+nightly: setup ## What repeats or waits: kill rounds, chaos, other Spark versions
+	@$(SUITES) --nightly --summary benchmarks/results/nightly.md
+
+lock: ## Resolve requirements/*.in anew into pinned files with hashes
+	@bash tools/lock.sh "$(PYTHON)"
+
+proto: ## Generate the TubeMQ messages from our .proto files
+	@bash tools/proto.sh "$(PYTHON)"
+
+clean: ## Remove the environment and what tests and builds left
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache docs/_build

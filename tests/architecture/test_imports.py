@@ -1,0 +1,149 @@
+"""What may import what (CONTRIBUTING.md has the table in words), checked on the syntax trees."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+
+IMPURE = frozenset(
+    {
+        "asyncio",
+        "datetime",
+        "http",
+        "logging",
+        "lmdb",
+        "mmap",
+        "multiprocessing",
+        "os",
+        "pathlib",
+        "pyarrow",
+        "pydantic",
+    }
+    | {"pyspark", "queue", "random", "rich", "secrets", "select", "selectors", "shutil", "signal", "socket", "ssl"}
+    | {"starlette", "subprocess", "tempfile", "threading", "time", "typer", "urllib", "uuid", "uvloop"}
+)
+IO = frozenset({"asyncio", "socket", "ssl", "uvloop"})
+SPARK = frozenset({"pyspark", "pyarrow", "pandas"})
+
+
+class Rule(NamedTuple):
+    """One row: modules below ``package`` may import penstock modules below ``own`` and never the names in ``never``."""
+
+    package: str
+    own: tuple[str, ...]
+    never: frozenset[str] = frozenset()
+
+
+# The longest matching package decides. `penstock.errors` and `penstock.__version__` are open to all.
+RULES = [
+    Rule("penstock.errors", (), IMPURE),
+    Rule("penstock.mqtt.codec", ("mqtt.codec",), IMPURE),
+    Rule("penstock.mqtt.engine", ("mqtt.codec", "mqtt.engine", "mqtt.service"), IMPURE),
+    Rule("penstock.mqtt.service", ("mqtt.codec",), IMPURE),
+    Rule("penstock.mqtt", ("mqtt", "runtime", "security"), SPARK),
+    Rule("penstock.statestore.codec", ("statestore.codec",), IMPURE),
+    Rule("penstock.statestore.commands", ("statestore.codec", "statestore.hlc", "statestore.commands"), IMPURE),
+    Rule("penstock.statestore.hlc", (), IMPURE),
+    Rule("penstock.statestore.engine", ("statestore",), IMPURE),
+    Rule("penstock.statestore.binding", ("statestore", "mqtt.codec"), IMPURE),
+    Rule("penstock.statestore.storage", ("statestore", "runtime"), IO | SPARK),
+    Rule(
+        "penstock.statestore",
+        (
+            "statestore",
+            "runtime",
+            "security",
+            "mqtt.client",
+            "mqtt.service",
+            "mqtt.codec.packets",
+            "mqtt.codec.reasons",
+        ),
+        SPARK,
+    ),
+    Rule("penstock.tube.codec", ("tube.codec",), IMPURE),
+    Rule("penstock.tube.record", ("tube.codec",), IMPURE),
+    Rule("penstock.tube.engine", ("tube.codec", "tube.engine", "tube.record"), IMPURE),
+    Rule("penstock.tube.admin", ("tube.codec", "tube.engine", "tube.record"), IMPURE - {"datetime"}),
+    Rule("penstock.tube.storage", ("tube.codec", "tube.storage"), IO | SPARK),
+    Rule("penstock.tube", ("tube", "runtime", "security"), SPARK),
+    Rule("penstock.runtime", ("runtime",), SPARK),
+    Rule("penstock.security", ("security",), IO | SPARK),
+    Rule("penstock.node", ("node", "mqtt", "statestore", "tube", "runtime", "security", "console"), SPARK),
+    Rule(
+        "penstock.spark", ("spark", "tube.reader", "tube.record", "statestore.client", "statestore.hlc", "mqtt.client")
+    ),
+    Rule("penstock.pipelines.model", ("pipelines", "runtime.config"), SPARK | IO),
+    Rule(
+        "penstock.pipelines",
+        (
+            *("pipelines", "spark", "runtime.config", "tube.reader", "tube.record"),
+            *("statestore.client", "statestore.lock", "statestore.hlc", "mqtt.client"),
+        ),
+    ),
+    Rule("penstock.demo", ("demo", "mqtt.client", "statestore", "tube", "spark", "pipelines", "runtime", "cli.output")),
+    Rule("penstock.cli", ("",)),
+    Rule("penstock", ("",)),
+]
+
+
+def modules() -> list[tuple[str, Path]]:
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        if "codec.proto" not in name:
+            found.append((name, path))
+    return found
+
+
+def rule_for(module: str) -> Rule:
+    return next(
+        rule
+        for rule in sorted(RULES, key=lambda rule: -len(rule.package))
+        if module == rule.package or module.startswith(rule.package + ".")
+    )
+
+
+def imports(path: Path, module: str) -> list[tuple[int, str]]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}:{node.lineno}: relative import"
+            assert node.module is not None
+            found += [(node.lineno, f"{node.module}.{alias.name}") for alias in node.names]
+    return found
+
+
+def below(name: str, package: str) -> bool:
+    return package in ("", name) or name.startswith(package + ".")
+
+
+@pytest.mark.parametrize(("module", "path"), [m for m in modules() if m[0].startswith("penstock")], ids=str)
+def test_module_imports_only_what_its_layer_may(module: str, path: Path) -> None:
+    rule = rule_for(module)
+    wrong = []
+    for line, name in imports(path, module):
+        if name.startswith("penstock."):
+            target = name.removeprefix("penstock.")
+            if not below(target, "errors") and target != "__version__" and not any(below(target, p) for p in rule.own):
+                wrong.append(f"{module}:{line} imports {name}: {rule.package} may import {', '.join(rule.own)}")
+        elif name.split(".")[0] in rule.never:
+            wrong.append(f"{module}:{line} imports {name}, which {rule.package} never does")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_only_cli_demo_and_testing_import_the_node() -> None:
+    wrong = [
+        f"{module}:{line}"
+        for module, path in modules()
+        for line, name in imports(path, module)
+        if below(name, "penstock.node") and not module.startswith(("penstock.node", "penstock.cli", "penstock.testing"))
+    ]
+    assert wrong == []

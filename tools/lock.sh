@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Resolve requirements/*.in and pyproject.toml into pinned files that hold versions and hashes only: no URLs, no paths.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"$1" -m venv "$work/venv"
+"$work/venv/bin/pip" install --quiet --disable-pip-version-check pip-tools
+compile=("$work/venv/bin/pip-compile" --quiet --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-header
+  --strip-extras --allow-unsafe --no-annotate)
+cd requirements
+"${compile[@]}" build.in -o build.txt
+"${compile[@]}" proto.in -o proto.txt
+"${compile[@]}" --extra spark --extra java --extra console ../pyproject.toml dev.in -o dev.txt
+if grep -nE '://|^-' ./*.txt; then
+  echo "make lock: a URL or an option came into a pinned file" >&2
+  exit 1
+fi

@@ -1,0 +1,133 @@
+"""Run test suites one after the other; close with a time per suite, the slowest tests and one count.
+
+Usage: suites.py [--all] [--nightly] [--summary FILE] [SUITE ...]
+
+Suites are independent: one that fails does not stop the others, and the exit status is 1 if any did. Every test that
+was skipped is listed with its reason, so that a green run says what it did not see.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PYTHON = sys.executable
+
+PYTEST = {
+    "unit": ["tests/architecture", "tests/unit", "tests/engine", "tests/conformance"],
+    "faults": ["tests/faults"],
+    "interop": ["tests/interop"],
+    "end_to_end": ["tests/end_to_end"],
+    "spark": ["tests/spark"],
+}
+COMMANDS: dict[str, list[list[str]]] = {
+    "lint": [[PYTHON, "-m", "ruff", "format", "--check", "."], [PYTHON, "-m", "ruff", "check", "."]],
+    "types": [[PYTHON, "-m", "mypy", "src", "tests", "tools", "benchmarks"]],
+    "docs": [[PYTHON, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html"]],
+}
+ORDER = ["lint", "types", "unit", "faults", "interop", "end_to_end", "spark", "docs"]
+
+
+@dataclass
+class Result:
+    """What one suite did: seconds, whether it passed, and the counts and times of its tests."""
+
+    name: str
+    seconds: float = 0.0
+    ok: bool = True
+    passed: int = 0
+    failed: int = 0
+    skipped: list[str] = field(default_factory=list)
+    slowest: list[tuple[float, str]] = field(default_factory=list)
+
+
+def read_report(report: Path, result: Result) -> None:
+    """Add the tests of a JUnit report to ``result``."""
+    if not report.exists():
+        return
+    for case in ET.parse(report).getroot().iter("testcase"):
+        name = f"{case.get('classname', '')}::{case.get('name', '')}"
+        result.slowest.append((float(case.get("time", "0")), name))
+        skip = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            result.failed += 1
+        elif skip is not None:
+            result.skipped.append(f"{name}: {skip.get('message', '')}")
+        else:
+            result.passed += 1
+
+
+def pytest_command(paths: list[str], report: Path, *, nightly: bool) -> list[str]:
+    mark = "nightly" if nightly else "not nightly"
+    return [PYTHON, "-m", "pytest", "-q", "-m", mark, f"--junit-xml={report}", *paths]
+
+
+def run_suite(name: str, *, nightly: bool) -> Result:
+    result = Result(name)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch) / "report.xml"
+        commands = list(COMMANDS.get(name, []))
+        paths = [p for p in (["tests/docs"] if name == "docs" else PYTEST.get(name, [])) if (ROOT / p).exists()]
+        if paths:
+            commands.append(pytest_command(paths, report, nightly=nightly))
+        for command in commands:
+            print(f"== {name}: {' '.join(command[2:] if command[0] == PYTHON else command)}", flush=True)
+            status = subprocess.run(command, cwd=ROOT, env=os.environ, check=False).returncode
+            nothing_selected = nightly and status == 5
+            result.ok = result.ok and (status == 0 or nothing_selected)
+        read_report(report, result)
+    result.seconds = time.monotonic() - started
+    return result
+
+
+def close(results: list[Result]) -> list[str]:
+    """The closing report, a line each."""
+    lines = ["", "suite         result    passed  failed  skipped   seconds"]
+    lines += [
+        f"{r.name:<13} {'ok' if r.ok else 'FAILED':<8} {r.passed:>7} {r.failed:>7} {len(r.skipped):>8}"
+        f" {r.seconds:>9.1f}"
+        for r in results
+    ]
+    slowest = sorted((t for r in results for t in r.slowest), reverse=True)[:10]
+    lines += ["", "slowest tests", *(f"{seconds:>8.1f} s  {name}" for seconds, name in slowest)]
+    skipped = [reason for r in results for reason in r.skipped]
+    if skipped:
+        lines += ["", f"skipped: {len(skipped)}", *(f"  {reason}" for reason in skipped)]
+    passed, failed = sum(r.passed for r in results), sum(r.failed for r in results)
+    # A suite without single tests (lint, types, docs) counts as one.
+    passed += sum(r.ok for r in results if r.name in COMMANDS)
+    failed += sum(not r.ok and not r.failed for r in results)
+    seconds = sum(r.seconds for r in results)
+    return [*lines, "", f"{seconds:.0f} s in all", f"{passed} passed, {failed} failed, {len(skipped)} skipped"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suites", nargs="*", choices=[*ORDER, []], metavar="SUITE")
+    parser.add_argument("--all", action="store_true", help="every suite, in order")
+    parser.add_argument("--nightly", action="store_true", help="the tests marked nightly, of every suite")
+    parser.add_argument("--summary", type=Path, help="write the closing report to this file too")
+    options = parser.parse_args()
+    names = ORDER if options.all else list(PYTEST) if options.nightly else options.suites
+    results = [run_suite(name, nightly=options.nightly) for name in names]
+    report = close(results)
+    print("\n".join(report), flush=True)
+    if options.summary is not None:
+        header = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+        options.summary.parent.mkdir(parents=True, exist_ok=True)
+        options.summary.write_text("\n".join(["# Nightly", "", header, "```", *report, "```", ""]), encoding="utf-8")
+    return 0 if all(r.ok for r in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
