@@ -1,0 +1,106 @@
+"""Every command, program and file of the documentation, run in the order in which a reader meets them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import ROOT, Block, blocks, commands, matches, page_paths
+
+READY_SECONDS = 60
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for s in sockets:
+            s.bind(("127.0.0.1", 0))
+        return [int(s.getsockname()[1]) for s in sockets]
+    finally:
+        for s in sockets:
+            s.close()
+
+
+def reader_environment() -> dict[str, str]:
+    """The reader's shell, with the default ports moved to free ones so that pages can use no port at all."""
+    mqtt, master, broker, broker_http, http = (f"127.0.0.1:{port}" for port in free_ports(5))
+    return os.environ | {
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PENSTOCK_MQTT": mqtt,
+        "PENSTOCK_TUBE_MASTER": master,
+        "PENSTOCK_TUBE_BROKER": broker,
+        "PENSTOCK_TUBE_BROKER_HTTP": broker_http,
+        "PENSTOCK_HTTP": http,
+        "PENSTOCK_BROKER": f"mqtt://{mqtt}",
+        "NO_COLOR": "1",
+        "COLUMNS": "120",
+    }
+
+
+@contextmanager
+def background(command: str, folder: Path, environment: dict[str, str]) -> Iterator[None]:
+    log = folder / ".background.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            ["bash", "-c", f"exec {command}"], cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT
+        )
+    try:
+        deadline = time.monotonic() + READY_SECONDS
+        while b"ready" not in log.read_bytes():
+            assert process.poll() is None, f"{command}: ended\n{log.read_text()}"
+            assert time.monotonic() < deadline, f"{command}: not ready\n{log.read_text()}"
+            time.sleep(0.05)
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0, log.read_text()
+
+
+def run_block(block: Block, where: str, folder: Path, environment: dict[str, str]) -> None:
+    expected = int(block.directive.removeprefix("fails ")) if block.directive.startswith("fails ") else 0
+    if block.language == "python":
+        program = [sys.executable, "-W", "error", "-c", block.text]
+        programs: list[tuple[list[str], str, tuple[str, ...]]] = [(program, "program", ())]
+    else:
+        programs = [(["bash", "-c", c.text], c.text, c.output) for c in commands(block)]
+    for argv, text, shown in programs:
+        done = subprocess.run(
+            argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=90, check=False
+        )
+        assert done.returncode == expected, f"{where}: {text}\nexit {done.returncode}\n{done.stdout}{done.stderr}"
+        printed = done.stdout + (done.stderr if expected else "")
+        assert matches(shown, printed), f"{where}: {text}\nshown:\n" + "\n".join(shown) + f"\nprinted:\n{printed}"
+
+
+def check_covered(block: Block, where: str) -> None:
+    path = ROOT / block.directive.removeprefix("covered by ")
+    assert path.exists(), f"{where}: {path} does not exist"
+    words = commands(block)[0].text.split()
+    assert any(word in path.read_text(encoding="utf-8") for word in words[1:2]), f"{where}: {path} does not run it"
+
+
+@pytest.mark.parametrize("page", page_paths(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_page(page: Path, tmp_path: Path) -> None:
+    environment = reader_environment()
+    with ExitStack() as servers:
+        for block in blocks(page):
+            where = f"{page.relative_to(ROOT)}:{block.line}"
+            if block.directive.startswith("file "):
+                target = tmp_path / block.directive.removeprefix("file ")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(block.text, encoding="utf-8")
+            elif block.directive.startswith("covered by "):
+                check_covered(block, where)
+            elif block.directive == "background":
+                servers.enter_context(background(commands(block)[0].text, tmp_path, environment))
+            elif block.language in {"console", "python"}:
+                run_block(block, where, tmp_path, environment)
