@@ -1,0 +1,100 @@
+"""The servers under load, ours and the named peers, each a process of its own on a free loopback port."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["find", "free_port", "mosquitto", "penstock", "redis"]
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def find(program: str) -> str | None:
+    """Path of a program, also where the user's PATH lacks the system folders."""
+    return shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/local/sbin")
+
+
+@contextmanager
+def ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        with socket.socket() as s:
+            if s.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise SystemExit(f"{process.args!r} did not start on port {port}")
+        time.sleep(0.05)
+
+
+@contextmanager
+def penstock(durability: str) -> Iterator[dict[str, str]]:
+    """``penstock up`` in a temporary data directory; yields its ready line (addresses as host:port)."""
+    with tempfile.TemporaryDirectory() as folder:
+        zero = "127.0.0.1:0"
+        listeners = [f"--{name}={zero}" for name in ("mqtt", "tube-master", "tube-broker", "tube-broker-http", "http")]
+        argv = [str(Path(sys.executable).parent / "penstock"), "up", "--json", f"--data-dir={folder}/data"]
+        process = subprocess.Popen([*argv, f"--durability={durability}", *listeners], stdout=subprocess.PIPE)
+        with ended(process):
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise SystemExit("penstock up ended before it was ready")
+            yield json.loads(line)
+
+
+@contextmanager
+def mosquitto() -> Iterator[str]:
+    """Mosquitto without persistence, TCP_NODELAY set, no limit on what waits; yields host:port."""
+    program = find("mosquitto")
+    assert program is not None
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder:
+        settings = Path(folder) / "mosquitto.conf"
+        settings.write_text(
+            f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\nset_tcp_nodelay true\n"
+            "max_queued_messages 0\nmax_inflight_messages 0\nlog_type none\n",
+            encoding="utf-8",
+        )
+        process = subprocess.Popen([program, "-c", str(settings)], stderr=subprocess.DEVNULL)
+        with ended(process):
+            wait_for(port, process)
+            yield f"127.0.0.1:{port}"
+
+
+@contextmanager
+def redis(durability: str) -> Iterator[int]:
+    """Redis with an append-only file: fsync on every write for ``durable``, by the kernel for ``flushed``, none for
+    ``memory``; yields the port."""
+    program = find("redis-server")
+    assert program is not None
+    port = free_port()
+    aof = {"durable": ["yes", "always"], "flushed": ["yes", "no"], "memory": ["no", "no"]}[durability]
+    with tempfile.TemporaryDirectory() as folder:
+        options = ["--port", str(port), "--bind", "127.0.0.1", "--dir", folder, "--save", ""]
+        options += ["--appendonly", aof[0], "--appendfsync", aof[1]]
+        process = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL)
+        with ended(process):
+            wait_for(port, process)
+            yield port
