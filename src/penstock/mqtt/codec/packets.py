@@ -1,0 +1,299 @@
+"""The fifteen control packets of MQTT 5 as plain slotted classes.
+
+The packets of the hot path (PUBLISH and the four acknowledgements) are written by hand: they make their
+:class:`~penstock.mqtt.codec.properties.Properties` only when somebody asks, because most carry none. They are not
+frozen, which would cost more than decoding them; a packet that was received is shared by whoever it was handed to and
+must not be changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from penstock.mqtt.codec.properties import Properties
+
+__all__ = [
+    "Auth",
+    "ConnAck",
+    "Connect",
+    "Disconnect",
+    "Packet",
+    "PingReq",
+    "PingResp",
+    "PubAck",
+    "PubComp",
+    "PubRec",
+    "PubRel",
+    "Publish",
+    "SubAck",
+    "Subscribe",
+    "Subscription",
+    "UnsubAck",
+    "Unsubscribe",
+    "Will",
+]
+
+
+class Publish:
+    """An application message on its way [MQTT 5.0 section 3.3].
+
+    ``properties`` makes an empty :class:`Properties` when first asked for; ``optional_properties`` is None until then.
+    ``topic_wire`` and ``properties_wire`` are the received bytes of the topic with its length and of the property
+    block with its length; empty for a message made here. They let a broker forward without encoding again.
+    """
+
+    __slots__ = (
+        "dup",
+        "optional_properties",
+        "packet_id",
+        "payload",
+        "properties_wire",
+        "qos",
+        "retain",
+        "topic",
+        "topic_wire",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        payload: bytes = b"",
+        qos: int = 0,
+        *,
+        retain: bool = False,
+        dup: bool = False,
+        packet_id: int = 0,
+        properties: Properties | None = None,
+    ) -> None:
+        self.topic = topic
+        self.payload = payload
+        self.qos = qos
+        self.retain = retain
+        self.dup = dup
+        self.packet_id = packet_id
+        self.optional_properties = properties
+        self.topic_wire = b""
+        self.properties_wire = b""
+
+    @property
+    def properties(self) -> Properties:
+        """The properties; made on first use."""
+        given = self.optional_properties
+        if given is None:
+            given = self.optional_properties = Properties()
+        return given
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Publish):
+            return NotImplemented
+        return (
+            self.topic == other.topic
+            and self.payload == other.payload
+            and self.qos == other.qos
+            and self.retain == other.retain
+            and self.dup == other.dup
+            and self.packet_id == other.packet_id
+            and (self.optional_properties or _NONE) == (other.optional_properties or _NONE)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        flags = f"q{self.qos}{' retain' if self.retain else ''}{' dup' if self.dup else ''}"
+        identifier = f" id={self.packet_id}" if self.qos else ""
+        properties = f" {self.optional_properties!r}" if self.optional_properties is not None else ""
+        return f"<PUBLISH {self.topic!r} {flags}{identifier} {_short(self.payload)}{properties}>"
+
+
+class _Acknowledgement:
+    """What PUBACK, PUBREC, PUBREL and PUBCOMP share: an identifier, a reason code, properties."""
+
+    __slots__ = ("optional_properties", "packet_id", "reason_code")
+
+    def __init__(self, packet_id: int, reason_code: int = 0, properties: Properties | None = None) -> None:
+        self.packet_id = packet_id
+        self.reason_code = reason_code
+        self.optional_properties = properties
+
+    @property
+    def properties(self) -> Properties:
+        """The properties; made on first use."""
+        given = self.optional_properties
+        if given is None:
+            given = self.optional_properties = Properties()
+        return given
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Acknowledgement) or type(self) is not type(other):
+            return NotImplemented
+        return (
+            self.packet_id == other.packet_id
+            and self.reason_code == other.reason_code
+            and (self.optional_properties or _NONE) == (other.optional_properties or _NONE)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        properties = f" {self.optional_properties!r}" if self.optional_properties is not None else ""
+        return f"<{type(self).__name__.upper()} id={self.packet_id} 0x{self.reason_code:02X}{properties}>"
+
+
+class PubAck(_Acknowledgement):
+    """Answer to a QoS 1 PUBLISH [MQTT 5.0 section 3.4]."""
+
+    __slots__ = ()
+
+
+class PubRec(_Acknowledgement):
+    """First answer to a QoS 2 PUBLISH [MQTT 5.0 section 3.5]."""
+
+    __slots__ = ()
+
+
+class PubRel(_Acknowledgement):
+    """Answer to PUBREC [MQTT 5.0 section 3.6]."""
+
+    __slots__ = ()
+
+
+class PubComp(_Acknowledgement):
+    """Answer to PUBREL, the end of a QoS 2 exchange [MQTT 5.0 section 3.7]."""
+
+    __slots__ = ()
+
+
+@dataclass(slots=True)
+class Will:
+    """The message a server publishes when the client is lost [MQTT 5.0 section 3.1.2.5]."""
+
+    topic: str
+    payload: bytes = b""
+    qos: int = 0
+    retain: bool = False
+    properties: Properties = field(default_factory=Properties)
+
+
+@dataclass(slots=True)
+class Connect:
+    """First packet of a connection [MQTT 5.0 section 3.1]. ``keep_alive`` in seconds, 0 = none.
+
+    ``protocol_version`` 4 is MQTT 3.1.1: then ``clean_start`` is its Clean Session and there are no properties.
+    """
+
+    client_id: str = ""
+    clean_start: bool = True
+    keep_alive: int = 0
+    username: str | None = None
+    password: bytes | None = field(default=None, repr=False)
+    will: Will | None = None
+    properties: Properties = field(default_factory=Properties)
+    protocol_version: int = 5
+
+
+@dataclass(slots=True)
+class ConnAck:
+    """Answer to CONNECT [MQTT 5.0 section 3.2]."""
+
+    session_present: bool = False
+    reason_code: int = 0
+    properties: Properties = field(default_factory=Properties)
+
+
+@dataclass(slots=True)
+class Subscription:
+    """One topic filter of a SUBSCRIBE with its options [MQTT 5.0 section 3.8.3.1]."""
+
+    topic_filter: str
+    qos: int = 1
+    no_local: bool = False
+    retain_as_published: bool = False
+    retain_handling: int = 0
+
+
+@dataclass(slots=True)
+class Subscribe:
+    """Request for subscriptions [MQTT 5.0 section 3.8]."""
+
+    packet_id: int
+    subscriptions: list[Subscription]
+    properties: Properties = field(default_factory=Properties)
+
+
+@dataclass(slots=True)
+class SubAck:
+    """Answer to SUBSCRIBE: one reason code a filter, in their order [MQTT 5.0 section 3.9]."""
+
+    packet_id: int
+    reason_codes: list[int]
+    properties: Properties = field(default_factory=Properties)
+
+
+@dataclass(slots=True)
+class Unsubscribe:
+    """End of subscriptions [MQTT 5.0 section 3.10]."""
+
+    packet_id: int
+    topic_filters: list[str]
+    properties: Properties = field(default_factory=Properties)
+
+
+@dataclass(slots=True)
+class UnsubAck:
+    """Answer to UNSUBSCRIBE: one reason code a filter, in their order [MQTT 5.0 section 3.11]."""
+
+    packet_id: int
+    reason_codes: list[int]
+    properties: Properties = field(default_factory=Properties)
+
+
+@dataclass(slots=True)
+class PingReq:
+    """Are you there? [MQTT 5.0 section 3.12]."""
+
+
+@dataclass(slots=True)
+class PingResp:
+    """Yes [MQTT 5.0 section 3.13]."""
+
+
+@dataclass(slots=True)
+class Disconnect:
+    """Last packet of a connection [MQTT 5.0 section 3.14]."""
+
+    reason_code: int = 0
+    properties: Properties = field(default_factory=Properties)
+
+
+@dataclass(slots=True)
+class Auth:
+    """A step of enhanced authentication [MQTT 5.0 section 3.15]."""
+
+    reason_code: int = 0
+    properties: Properties = field(default_factory=Properties)
+
+
+Packet = (
+    Connect
+    | ConnAck
+    | Publish
+    | PubAck
+    | PubRec
+    | PubRel
+    | PubComp
+    | Subscribe
+    | SubAck
+    | Unsubscribe
+    | UnsubAck
+    | PingReq
+    | PingResp
+    | Disconnect
+    | Auth
+)
+
+_NONE = Properties()
+
+
+def _short(payload: bytes) -> str:
+    """A payload for people: its beginning and its length."""
+    return repr(payload) if len(payload) <= 40 else f"{payload[:32]!r}… {len(payload)} bytes"

@@ -1,0 +1,92 @@
+"""The seam between the broker and what takes messages inside the node: the state store, rules.
+
+A :class:`Service` names topic filters. The broker hands it every matching message of a client as an :class:`Inbound`
+and holds back the PUBACK until every service that took the message has settled it, so that an acknowledgement can mean
+"it is on disk". Everything here is pure: calls happen in the broker's thread, and nothing waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from penstock.mqtt.codec.packets import Publish
+
+__all__ = ["Inbound", "Outlet", "Service"]
+
+
+class Inbound:
+    """A message of a client, handed to one service, to be settled exactly once.
+
+    ``publish`` is shared with the other takers and must not be changed; its ``dup`` and ``packet_id`` are those of the
+    network connection. ``received_ms`` is the wall clock at arrival. ``username`` is None where the client gave none.
+    """
+
+    __slots__ = ("_settle", "client_id", "protocol_version", "publish", "received_ms", "username")
+
+    def __init__(
+        self,
+        publish: Publish,
+        client_id: str,
+        received_ms: int,
+        *,
+        username: str | None = None,
+        protocol_version: int = 5,
+        settle: Callable[[int, str], None] | None = None,
+    ) -> None:
+        self.publish = publish
+        self.client_id = client_id
+        self.received_ms = received_ms
+        self.username = username
+        self.protocol_version = protocol_version
+        self._settle = settle
+
+    def settle(self, reason_code: int = 0, reason_string: str = "") -> None:
+        """Say that this service is done with the message, now or later, in the broker's thread.
+
+        At QoS 1 the PUBACK leaves once every taker has settled and every earlier PUBACK of the connection has left; it
+        carries the highest reason code given and the text that came with it. At QoS 0, after the connection ended, and
+        on a second call, nothing happens.
+        """
+        settle = self._settle
+        if settle is not None:
+            self._settle = None
+            settle(reason_code, reason_string)
+
+
+class Service(Protocol):
+    """What takes messages inside the node."""
+
+    @property
+    def filters(self) -> Sequence[str]:
+        """The topic filters whose messages it wants; read once, when it is added."""
+        ...
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether its messages are for it alone: neither routed to subscribers nor retained."""
+        ...
+
+    def receive(self, message: Inbound) -> None:
+        """Take a message; called once a message, also where several filters match. Must not block or raise."""
+        ...
+
+    def disconnected(self, client_id: str) -> None:
+        """The network connection of ``client_id`` ended (its session may live on)."""
+        ...
+
+
+class Outlet(Protocol):
+    """What a service may ask of the broker; ``MqttServer`` is one."""
+
+    def publish(self, message: Publish) -> None:
+        """Route ``message`` as one of the node itself."""
+        ...
+
+    def deliver(self, client_id: str, message: Publish) -> bool:
+        """Put ``message`` straight into that client's session; False where there is no such session."""
+        ...
+
+    def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:
+        """End the client's network connection with that reason code."""
+        ...
