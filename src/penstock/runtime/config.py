@@ -1,0 +1,210 @@
+"""Configuration files into typed models, with errors that point at the line.
+
+One loader for every YAML file of penstock (``penstock.yaml``, pipelines). A model is a pydantic model; what it refuses
+comes back as one ConfigError that says for each option: file, line and column, the option's path, the value, what is
+accepted, and the nearest known name where a name was not known.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from penstock.errors import ConfigError
+from penstock.runtime.document import Document, Location, Value, parse_document, path_text, read_document
+
+__all__ = ["load", "parse", "validate"]
+
+Model = TypeVar("Model", bound=BaseModel)
+
+SHOWN_ERRORS = 10
+_SECRET = re.compile(r"password|passwd|secret|credential|api_?key", re.IGNORECASE)
+
+_EXPECTED = {
+    "string_type": "text (quote a value that looks like a number)",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "set_type": "a list",
+    "dict_type": "a mapping of names to values",
+    "model_type": "a mapping of options",
+    "model_attributes_type": "a mapping of options",
+}
+
+
+def load(path: Path | str, model: type[Model], *, environment: Mapping[str, str] | None = None) -> Model:
+    """Read the YAML file at ``path`` into a ``model``.
+
+    ``environment`` answers ``${NAME}`` (default: the process's own).
+
+    Raises:
+        ConfigError: the file cannot be read or is not YAML, or an option cannot be used: see the module's docstring.
+    """
+    return validate(read_document(Path(path), _environment(environment)), model)
+
+
+def parse(text: str, model: type[Model], *, name: str, environment: Mapping[str, str] | None = None) -> Model:
+    """As ``load``, from text that is already in memory; ``name`` stands for the file in messages."""
+    return validate(parse_document(text, name, _environment(environment)), model)
+
+
+def validate(document: Document, model: type[Model]) -> Model:
+    """Check a document (possibly with values put over it) against ``model``."""
+    try:
+        return model.model_validate(document.data)
+    except ValidationError as error:
+        raise _config_error(error, document, model) from None
+
+
+def _environment(environment: Mapping[str, str] | None) -> Mapping[str, str]:
+    return os.environ if environment is None else environment
+
+
+def _config_error(error: ValidationError, document: Document, model: type[BaseModel]) -> ConfigError:
+    schema = _Schema(model)
+    found: dict[str, tuple[str, str, str | None]] = {}
+    for detail in error.errors(include_url=False):
+        where, option, text, do = _explain(detail, document, schema)
+        # The branches of a union repeat themselves; one line each is enough.
+        found.setdefault(f"{where}: option {option!r}: {text}" if option else f"{where}: {text}", (where, option, do))
+    lines = list(found)
+    where, option, do = found[lines[0]]
+    if len(lines) > 1:
+        # Hints belong to their lines once there are several.
+        lines = [line + (f" ({found[line][2]})" if found[line][2] else "") for line in lines]
+        do = None
+    shown = lines[:SHOWN_ERRORS]
+    if len(lines) > SHOWN_ERRORS:
+        shown.append(f"and {len(lines) - SHOWN_ERRORS} more")
+    return ConfigError("\n".join(shown), option=option, where=where, do=do)
+
+
+def _explain(detail: Any, document: Document, schema: _Schema) -> tuple[str, str, str, str | None]:
+    """``(where, option, what was wrong, what to do or None)`` of one pydantic error."""
+    kind: str = detail["type"]
+    location = _in_data(detail["loc"], document.data)
+    option = path_text(location)
+    context: dict[str, Any] = detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        known = schema.names(detail["loc"][:-1])
+        text = f"is not known; known here: {', '.join(known)}" if known else "is not known here"
+        return document.where_key(location), option, text, _did_you_mean(str(location[-1]), known)
+    if kind == "missing":
+        option = path_text((*location, detail["loc"][-1]))
+        return document.where(location), option, "is missing", "add it"
+    got = _show(detail["input"], location)
+    where = document.where(location)
+    if kind in {"literal_error", "enum", "union_tag_invalid", "union_tag_not_found"}:
+        accepted = str(context.get("expected") or context.get("expected_tags") or context.get("discriminator"))
+        if kind == "union_tag_not_found":
+            name = accepted.strip("'")
+            return where, option, f"{name!r} is missing: it says which kind this is", f"add `{name}: ...`"
+        if kind == "union_tag_invalid":
+            tag_name = str(context["discriminator"]).strip("'")
+            location = (*location, tag_name)
+            where, option, got = document.where(location), path_text(location), repr(context["tag"])
+        choices = re.findall(r"'([^']*)'", accepted)
+        return where, option, f"got {got}, expected {accepted}", _did_you_mean(got.strip("'"), choices)
+    if kind in {"value_error", "assertion_error"} and isinstance(context.get("error"), Exception):
+        expected = str(context["error"])
+        return where, option, f"got {got}, {expected}" if location else expected, None
+    expected = _EXPECTED.get(kind) or str(detail["msg"])
+    return where, option, f"got {got}, expected {_expected(expected)}", None
+
+
+def _expected(text: str) -> str:
+    for start in ("Input should be ", "Value should be ", "Value should ", "String should ", "List should "):
+        if text.startswith(start):
+            return text.removeprefix(start)
+    return text[:1].lower() + text[1:]
+
+
+def _in_data(loc: tuple[str | int, ...], data: Value) -> Location:
+    """The part of a pydantic location that the file has: union branches and validators add parts of their own."""
+    location: list[str | int] = []
+    node = data
+    for part in loc:
+        inner = _inner(node, part)
+        if inner is not None:
+            location.append(part)
+            node = inner[0]
+    return tuple(location)
+
+
+def _inner(node: Value, part: str | int) -> tuple[Value] | None:
+    if isinstance(node, dict):
+        return (node[part],) if isinstance(part, str) and part in node else None
+    if isinstance(node, list):
+        return (node[part],) if isinstance(part, int) and part < len(node) else None
+    return None
+
+
+def _show(value: object, location: Location) -> str:
+    if any(isinstance(part, str) and _SECRET.search(part) for part in location):
+        return "a value that is not shown"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list):
+        return "a list"
+    if value is None:
+        return "nothing"
+    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _did_you_mean(name: str, known: list[str]) -> str | None:
+    near = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else None
+
+
+class _Schema:
+    """The names a model knows at a location, read from its JSON Schema (which unfolds unions and aliases for us)."""
+
+    def __init__(self, model: type[BaseModel]) -> None:
+        self._root: dict[str, Any] = model.model_json_schema(by_alias=True)
+        self._defs: dict[str, Any] = self._root.get("$defs", {})
+
+    def names(self, loc: tuple[str | int, ...]) -> list[str]:
+        nodes = list(self._unfold(self._root))
+        for part in loc:
+            inner = [schema for node in nodes for schema in self._children(node, part)]
+            if inner:
+                nodes = inner
+        return sorted({name for node in nodes for name in node.get("properties", ())})
+
+    def _children(self, node: dict[str, Any], part: str | int) -> Iterator[dict[str, Any]]:
+        if isinstance(part, int):
+            if "items" in node:
+                yield from self._unfold(node["items"])
+        elif part in node.get("properties", ()):
+            yield from self._unfold(node["properties"][part])
+        elif isinstance(node.get("additionalProperties"), dict):
+            yield from self._unfold(node["additionalProperties"])
+        elif node.get("title") == part or part in self._tags(node):
+            # Part of the location that names the branch of a union, by class or by tag.
+            yield node
+
+    def _tags(self, node: dict[str, Any]) -> set[str]:
+        return {value["const"] for value in node.get("properties", {}).values() if isinstance(value.get("const"), str)}
+
+    def _unfold(self, node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        if "$ref" in node:
+            yield from self._unfold(self._defs[node["$ref"].rsplit("/", 1)[-1]])
+            return
+        branches = [branch for how in ("anyOf", "oneOf", "allOf") for branch in node.get(how, ())]
+        if not branches:
+            yield node
+        for branch in branches:
+            yield from self._unfold(branch)

@@ -1,0 +1,329 @@
+"""A YAML 1.2 file as plain values that remember where they stand.
+
+The parser's events are read directly, for two reasons: every value keeps its line and column, so that an error found
+long after reading can point at it; and scalars mean what YAML 1.2's core schema says and nothing more (no dates, no
+``yes``, no base 60), which no loader at hand does exactly.
+
+``${NAME}`` and ``${NAME:-default}`` in a value are replaced from the environment, ``$${`` stays ``${``. The value is
+typed after the replacement, so that ``port: ${PORT:-1883}`` is a number, unless it is quoted. What is put in is always
+one scalar: a variable cannot add keys or lists.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+
+from penstock.errors import ConfigError
+
+__all__ = ["Document", "Location", "Value", "parse_document", "path_text", "read_document"]
+
+Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
+Location = tuple[str | int, ...]
+
+MAX_VALUES = 100_000
+"""Bound of what one file may hold, aliases unfolded: a page of nested aliases must not fill the memory."""
+MAX_DEPTH = 64
+
+_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
+_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+_NULL = frozenset(("", "~", "null", "Null", "NULL"))
+_BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_VARIABLE = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-[^}]*)?\}|\$\{")
+_TAGS = {f"tag:yaml.org,2002:{name}": name for name in ("str", "int", "float", "bool", "null", "map", "seq")}
+
+
+@dataclass(slots=True)
+class Document:
+    """The values of one file and where each stands.
+
+    ``places`` maps the path of a value to ``file:line:column``; ``keys`` does so for the key that introduces it.
+    """
+
+    name: str
+    data: dict[str, Value]
+    places: dict[Location, str] = field(default_factory=dict)
+    keys: dict[Location, str] = field(default_factory=dict)
+
+    def where(self, location: Location) -> str:
+        """The place of the value at ``location``, or of the nearest value around it that the file has."""
+        while location and location not in self.places:
+            location = location[:-1]
+        return self.places.get(location, self.name)
+
+    def where_key(self, location: Location) -> str:
+        """The place of the key that introduces ``location``; its value's place where there is no key."""
+        return self.keys.get(location) or self.where(location)
+
+    def put(self, location: tuple[str, ...], value: Value, where: str) -> None:
+        """Set the value at ``location`` (keys only), making the mappings on the way; later errors name ``where``."""
+        node = self.data
+        for depth, key in enumerate(location[:-1], start=1):
+            inner = node.get(key)
+            if not isinstance(inner, dict):
+                inner = node[key] = {}
+                self.places[location[:depth]] = self.keys[location[:depth]] = where
+            node = inner
+        node[location[-1]] = value
+        self.places[location] = self.keys[location] = where
+
+
+def read_document(path: Path, environment: Mapping[str, str]) -> Document:
+    """Read and parse the file at ``path``.
+
+    Raises:
+        ConfigError: it cannot be read, is not UTF-8 or not YAML, repeats a key, or names a variable that is not set.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}", where=str(path), do="check the path and its permissions"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: byte {error.start} is not UTF-8", where=str(path), do="save the file as UTF-8"
+        ) from error
+    return parse_document(text, str(path), environment)
+
+
+def parse_document(text: str, name: str, environment: Mapping[str, str]) -> Document:
+    """Parse ``text``; ``name`` stands for the file in messages. An empty text is an empty mapping."""
+    document = Document(name, {})
+    try:
+        # Event by event, so that the bounds below also end the parser, which is quadratic in the depth.
+        root = _Builder(document, iter(YAML(typ="safe", pure=True).parse(text)), environment).document()
+    except MarkedYAMLError as error:
+        raise _syntax_error(name, error, text) from error
+    except (YAMLError, RecursionError) as error:
+        raise ConfigError(
+            f"{name}: is not YAML: {str(error).strip().splitlines()[0] if str(error) else 'nested too deeply'}",
+            where=name,
+            do="write it as a plain text file of `option: value` lines",
+        ) from error
+    if root is None:
+        root = {}
+    if not isinstance(root, dict):
+        place = document.places.get((), name)
+        raise ConfigError(
+            f"{place}: the file is {_kind(root)}, expected options", where=place, do="write one `option: value` a line"
+        )
+    document.data = root
+    return document
+
+
+class _Builder:
+    """Turns the events of one document into values. Recursion is bounded by ``MAX_DEPTH``."""
+
+    def __init__(self, document: Document, events: Iterator[Any], environment: Mapping[str, str]) -> None:
+        self.out = document
+        self.events = events
+        self.environment = environment
+        self.anchors: dict[str, Value] = {}
+        self.open_anchors: set[str] = set()
+        self.count = 0
+
+    def document(self) -> Value:
+        root: Value = None
+        seen = False
+        for event in self.events:
+            kind = type(event).__name__
+            if kind == "DocumentStartEvent" and seen:
+                place = self._place(event)
+                raise ConfigError(
+                    f"{place}: a second document begins here", where=place, do="remove the `---`, or use two files"
+                )
+            if kind in {"StreamStartEvent", "DocumentStartEvent", "DocumentEndEvent", "StreamEndEvent"}:
+                continue
+            root = self.value(event, ())
+            seen = True
+        return root
+
+    def value(self, event: Any, at: Location) -> Value:
+        place = self._place(event)
+        self.count += 1
+        if self.count > MAX_VALUES or len(at) > MAX_DEPTH:
+            raise ConfigError(f"{place}: more than {MAX_VALUES} values or {MAX_DEPTH} levels", where=place)
+        self.out.places[at] = place
+        kind = type(event).__name__
+        if kind == "AliasEvent":
+            return self._alias(event, at)
+        anchor: str | None = event.anchor
+        if anchor:
+            self.open_anchors.add(anchor)
+        if kind == "ScalarEvent":
+            result = self._scalar(event, at)
+        elif kind == "SequenceStartEvent":
+            self._check_tag(event, "seq", at)
+            result = self._sequence(at)
+        else:
+            self._check_tag(event, "map", at)
+            result = self._mapping(at)
+        if anchor:
+            self.open_anchors.discard(anchor)
+            self.anchors[anchor] = result
+        return result
+
+    def _sequence(self, at: Location) -> list[Value]:
+        result: list[Value] = []
+        for event in self.events:
+            if type(event).__name__ == "SequenceEndEvent":
+                break
+            result.append(self.value(event, (*at, len(result))))
+        return result
+
+    def _mapping(self, at: Location) -> dict[str, Value]:
+        result: dict[str, Value] = {}
+        for event in self.events:
+            kind = type(event).__name__
+            if kind == "MappingEndEvent":
+                break
+            place = self._place(event)
+            if kind != "ScalarEvent":
+                raise ConfigError(f"{place}: an option's name must be plain text", where=place)
+            key: str = event.value
+            here = (*at, key)
+            if key in result:
+                raise ConfigError(
+                    f"{place}: option {path_text(here)!r} is given twice (first at {self.out.keys[here]})",
+                    option=path_text(here),
+                    where=place,
+                    do="remove one of the two",
+                )
+            self.out.keys[here] = place
+            result[key] = self.value(next(self.events), here)
+        return result
+
+    def _alias(self, event: Any, at: Location) -> Value:
+        name: str = event.anchor
+        place = self._place(event)
+        if name in self.open_anchors:
+            raise ConfigError(f"{place}: *{name} refers to the value that it is part of", where=place)
+        if name not in self.anchors:
+            raise ConfigError(
+                f"{place}: *{name} refers to nothing", where=place, do=f"write &{name} before the value it repeats"
+            )
+        return self._copy(self.anchors[name], at, place)
+
+    def _copy(self, value: Value, at: Location, place: str) -> Value:
+        """A copy of an anchored value, so that its parts have places of their own (that of the alias)."""
+        self.count += 1
+        if self.count > MAX_VALUES or len(at) > MAX_DEPTH:
+            raise ConfigError(f"{place}: aliases unfold to more than {MAX_VALUES} values", where=place)
+        self.out.places[at] = place
+        if isinstance(value, dict):
+            return {key: self._copy(inner, (*at, key), place) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [self._copy(inner, (*at, index), place) for index, inner in enumerate(value)]
+        return value
+
+    def _scalar(self, event: Any, at: Location) -> Value:
+        text = self._substitute(event.value, self._place(event), at)
+        tag = self._check_tag(event, "scalar", at)
+        if tag is None:
+            return _plain(text) if event.style is None else text
+        if tag == "str":
+            return text
+        value = _plain(text)
+        if tag == "float" and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        fits = {"int": int, "float": float, "bool": bool, "null": type(None)}[tag]
+        if type(value) is not fits:
+            place = self._place(event)
+            raise ConfigError(f"{place}: {text!r} is not of the type !!{tag} written before it", where=place)
+        return value
+
+    def _check_tag(self, event: Any, kind: str, at: Location) -> str | None:
+        if event.tag is None or event.tag == "!":
+            return None
+        name = _TAGS.get(str(event.tag))
+        fits = name == kind if kind in {"seq", "map"} else name not in {None, "seq", "map"}
+        if not fits:
+            place = self._place(event)
+            raise ConfigError(
+                f"{place}: option {path_text(at)!r}: the type !{str(event.tag).lstrip('!')} is not known here",
+                option=path_text(at),
+                where=place,
+                do="remove it: penstock knows the type of its options",
+            )
+        return name
+
+    def _substitute(self, text: str, place: str, at: Location) -> str:
+        if "${" not in text:
+            return text
+
+        def replace(match: re.Match[str]) -> str:
+            if match[0] == "$${":
+                return "${"
+            name, default = match["name"], match["default"]
+            if name is None:
+                raise ConfigError(
+                    f"{place}: option {path_text(at)!r}: '${{' begins no ${{NAME}} or ${{NAME:-default}}",
+                    option=path_text(at),
+                    where=place,
+                    do="write $${ where a literal ${ is meant",
+                )
+            # As in a shell, `:-` stands in for an empty variable too.
+            value = self.environment.get(name)
+            if value is None and default is None:
+                raise ConfigError(
+                    f"{place}: option {path_text(at)!r}: the environment variable {name} is not set",
+                    option=path_text(at),
+                    where=place,
+                    do=f"set {name}, or give a default: ${{{name}:-value}}",
+                )
+            return value or (default[2:] if default else "")
+
+        return _VARIABLE.sub(replace, text)
+
+    def _place(self, event: Any) -> str:
+        mark = event.start_mark
+        return f"{self.out.name}:{mark.line + 1}:{mark.column + 1}"
+
+
+def path_text(location: Location) -> str:
+    """How an option is called in messages: ``rules[0].filter``."""
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def _plain(text: str) -> Value:
+    """The value of an unquoted scalar: YAML 1.2, core schema."""
+    if text in _NULL:
+        return None
+    if text in _BOOL:
+        return _BOOL[text]
+    if _INT.fullmatch(text):
+        # A number of a thousand digits is text to us: int() is quadratic, and Python refuses it by itself.
+        return int(text, 0 if text[:2] in {"0o", "0x"} else 10) if len(text) < 100 else text
+    if _FLOAT.fullmatch(text):
+        return float(text.replace(".", "", 1) if text.lstrip("+-").lower() in {".inf", ".nan"} else text)
+    return text
+
+
+def _kind(value: Value) -> str:
+    return "a list" if isinstance(value, list) else f"the single value {value!r}"
+
+
+def _syntax_error(name: str, error: MarkedYAMLError, text: str) -> ConfigError:
+    mark = error.problem_mark or error.context_mark
+    place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark is not None else name
+    problem = str(error.problem or error.context or "it is not YAML")
+    do = "check the indentation and the quotes of this line and the one before"
+    if "'\\t'" in problem:
+        do = "indent with blanks: YAML allows no tabs there"
+    elif "mapping values are not allowed" in problem:
+        do = "give neighbouring options the same indentation, and quote a value that has ': ' in it"
+    elif mark is not None and "flow" in str(error.context) and "${" in text.splitlines()[mark.line]:
+        do = 'quote ${...} inside [ ] and { }: "${NAME}"'
+    context = str(error.context) if error.context and error.context_mark is not None else ""
+    why = f"{context}, begun at line {error.context_mark.line + 1}" if context else None
+    return ConfigError(f"{place}: {problem}", where=place, why=why, do=do)
