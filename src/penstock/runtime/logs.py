@@ -1,0 +1,99 @@
+"""Logs on standard error: one event a line, its ids as ``key=value`` or as JSON.
+
+Modules log through ``logging.getLogger("penstock.<part>")`` and name an event, with its ids as fields:
+
+    log.info("broker registered", extra={"fields": {"broker_id": 1, "topics": 3}})
+
+Text that came from a peer is escaped here, so that no client can forge a line or move the cursor of a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from enum import StrEnum
+from typing import TextIO
+
+__all__ = ["LogFormat", "LogLevel", "configure"]
+
+
+class LogFormat(StrEnum):
+    """How lines are written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    """From which severity on lines are written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def configure(
+    level: LogLevel = LogLevel.INFO, log_format: LogFormat = LogFormat.TEXT, stream: TextIO | None = None
+) -> None:
+    """Send the records of penstock and of its libraries to ``stream`` (default: standard error). Call once."""
+    handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
+    handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    logging.getLogger("penstock").setLevel(level.value.upper())
+
+
+def _instant(record: logging.LogRecord) -> str:
+    """UTC with milliseconds, as ISO 8601."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z"
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    fields = getattr(record, "fields", None)
+    return fields if isinstance(fields, dict) else {}
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+class TextFormatter(logging.Formatter):
+    """``2026-11-21T10:00:00.000Z info  mqtt: event key=value``; an error's further lines are indented."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        part = record.name.removeprefix("penstock.")
+        lines = record.getMessage().split("\n")
+        pairs = "".join(f" {key}={self._value(value)}" for key, value in _fields(record).items())
+        head = f"{_instant(record)} {record.levelname.lower():<7} {part}: {_printable(lines[0])}{pairs}"
+        rest = [f"  {_printable(line)}" for line in lines[1:]]
+        if record.exc_info and record.exc_info[0] is not None:
+            rest += [f"  {_printable(line)}" for line in self.formatException(record.exc_info).split("\n")]
+        return "\n".join([head, *rest])
+
+    @staticmethod
+    def _value(value: object) -> str:
+        text = str(value)
+        return text if text and text.isprintable() and not set(text) & set(" =\"'") else json.dumps(text)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: ``time``, ``level``, ``part``, ``event``, then the fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, object] = {
+            "time": _instant(record),
+            "level": record.levelname.lower(),
+            "part": record.name.removeprefix("penstock."),
+            "event": record.getMessage(),
+        }
+        for key, value in _fields(record).items():
+            entry.setdefault(key, value)
+        if record.exc_info and record.exc_info[0] is not None:
+            entry["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(entry, default=str)

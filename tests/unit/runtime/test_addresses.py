@@ -1,0 +1,63 @@
+"""HOST:PORT in, HOST:PORT out, and what a listener that cannot open says."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+import pytest
+
+from penstock.runtime.addresses import Address, bind_error, parse_address
+
+GOOD = [
+    ("127.0.0.1:1883", Address("127.0.0.1", 1883)),
+    ("localhost:0", Address("localhost", 0)),
+    (" edge-1.example:65535 ", Address("edge-1.example", 65535)),
+    ("[::1]:8080", Address("::1", 8080)),
+    ("0.0.0.0:1", Address("0.0.0.0", 1)),
+]
+BAD = [
+    "", "1883", ":1883", "host", "host:", "host:-1", "host:65536", "host:http", "host:\u0661", "::1:80", "[]:1", "a b:1",
+    "mqtt://h:1", "h/p:1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "address"), GOOD)
+def test_addresses_parse_and_print(text: str, address: Address) -> None:
+    assert parse_address(text) == address
+    assert str(address) == text.strip()
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_other_text_is_refused_with_what_was_expected(text: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        parse_address(text)
+
+
+def test_wildcards_are_known() -> None:
+    assert Address("0.0.0.0", 1).is_wildcard
+    assert Address("::", 1).is_wildcard
+    assert not Address("127.0.0.1", 1).is_wildcard
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        (errno.EADDRINUSE, "another process listens there"),
+        (errno.EACCES, "this user may not listen on that port"),
+        (errno.EADDRNOTAVAIL, "this machine has no such address"),
+        (errno.EMFILE, "Too many open files"),
+    ],
+)
+def test_a_listener_that_cannot_open_says_why_and_what_to_do(number: int, why: str) -> None:
+    error = bind_error(OSError(number, os.strerror(number)), "mqtt", Address("127.0.0.1", 1883))
+    assert error.what == "mqtt: cannot listen on 127.0.0.1:1883"
+    assert error.why == why
+    assert error.do is not None
+    assert "--mqtt" in error.do
+
+
+def test_an_unknown_host_name_is_said() -> None:
+    error = bind_error(socket.gaierror(-2, "Name or service not known"), "http", Address("nowhere.invalid", 1))
+    assert error.why == "the host name is not known here"

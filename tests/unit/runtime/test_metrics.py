@@ -1,0 +1,50 @@
+"""Plain integers rendered for Prometheus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.runtime.metrics import CONTENT_TYPE, Metrics, figures
+
+
+class Slotted:
+    __slots__ = ("_hidden", "connections", "name", "packets")
+
+    def __init__(self) -> None:
+        self.packets, self.connections, self.name, self._hidden = 3, 2, "x", 9
+
+
+@dataclass
+class Plain:
+    reads: int = 1
+    ready: bool = True
+    seconds: float = 0.5
+
+
+def test_figures_of_every_shape_of_stats() -> None:
+    assert figures({"a": 1, "b": "x"}) == {"a": 1}
+    assert figures(Slotted()) == {"connections": 2, "packets": 3}
+    assert figures(Plain()) == {"reads": 1, "seconds": 0.5}
+
+
+def test_counters_and_gauges_are_rendered_at_each_scrape() -> None:
+    stats = Slotted()
+    metrics = Metrics()
+    metrics.add("mqtt", lambda: figures(stats), gauges=["connections"])
+    page = metrics.render().decode()
+    assert "# TYPE penstock_mqtt_packets_total counter" in page
+    assert "penstock_mqtt_packets_total 3.0" in page
+    assert "# TYPE penstock_mqtt_connections gauge" in page
+    stats.packets += 1
+    assert "penstock_mqtt_packets_total 4.0" in metrics.render().decode()
+    assert CONTENT_TYPE.startswith("text/plain")
+
+
+def test_sources_with_labels_share_a_metric() -> None:
+    metrics = Metrics()
+    for rule in ("a", 'b"\n'):
+        metrics.add("rule", lambda: {"records": 1}, labels={"rule": rule})
+    page = metrics.render().decode()
+    assert page.count("# TYPE penstock_rule_records_total counter") == 1
+    assert 'penstock_rule_records_total{rule="a"} 1.0' in page
+    assert 'penstock_rule_records_total{rule="b\\"\\n"} 1.0' in page
