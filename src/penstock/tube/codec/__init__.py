@@ -1,0 +1,1 @@
+"""The TubeMQ wire as pure functions: frames, envelopes, the method table, messages, string formats."""

@@ -1,0 +1,37 @@
+"""Error codes of responses (``errCode``). 200 is success; ``success`` and ``errCode`` are always set together."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+__all__ = ["ErrCode"]
+
+
+class ErrCode(IntEnum):
+    """The codes that servers send. Codes that clients make up for themselves are not listed."""
+
+    SUCCESS = 200
+    NOT_READY = 201
+    MOVED = 301
+    BAD_REQUEST = 400
+    UNAUTHORIZED = 401
+    FORBIDDEN = 403
+    NOT_FOUND = 404
+    PARTITION_OCCUPIED = 410
+    HB_NO_NODE = 411
+    DUPLICATE_PARTITION = 412
+    CERTIFICATE_FAILURE = 415
+    SERVER_RECEIVE_OVERFLOW = 419
+    CLIENT_INCONSISTENT_CONSUMETYPE = 424
+    CLIENT_INCONSISTENT_TOPICSET = 425
+    CLIENT_INCONSISTENT_FILTERSET = 426
+    CLIENT_INCONSISTENT_SESSIONKEY = 427
+    CLIENT_INCONSISTENT_SELECTBIG = 428
+    CLIENT_INCONSISTENT_SOURCECOUNT = 429
+    CLIENT_DUPLICATE_INDEXID = 430
+    TOPIC_NOT_DEPLOYED = 431
+    CONSUME_GROUP_FORBIDDEN = 450
+    SERVER_CONSUME_SPEED_LIMIT = 452
+    CONSUME_CONTENT_FORBIDDEN = 455
+    INTERNAL_SERVER_ERROR = 500
+    SERVICE_UNAVAILABLE = 503

@@ -1,0 +1,263 @@
+"""The envelope: three length-prefixed protobuf messages in a frame body.
+
+    request    RpcConnHeader, RequestHeader, RequestBody
+    response   RpcConnHeader, ResponseHeader, RspResponseBody or (status ERROR, FATAL) RspExceptionBody
+
+Bytes after the third message mean nothing (the C++ client sends up to 9 zero bytes); they are kept in ``trailing`` so
+that a recorded frame can be written again as it was. Every call passes here, so the usual shape is parsed in place and
+only what differs goes through protobuf.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from penstock.errors import RemoteProtocolError
+from penstock.tube.codec.exceptions import name_for
+from penstock.tube.codec.proto import envelope_pb2 as pb
+from penstock.tube.codec.schema import check
+from penstock.tube.codec.varint import decode_varint, encode_varint
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "Request",
+    "Response",
+    "decode_request",
+    "decode_response",
+    "encode_error",
+    "encode_request",
+    "encode_response",
+]
+
+PROTOCOL_VERSION = 3
+
+_M = TypeVar("_M", bound=Message)
+
+SUCCESS = 0
+ERROR = 1
+FATAL = 2
+
+
+class Request:
+    """A decoded request. ``timeout`` in ms, None when absent (the Java server then never answers; ours does).
+
+    ``payload`` is the encoded message of ``method``; ``version`` and ``service`` are 0 when absent.
+    """
+
+    __slots__ = ("flag", "method", "payload", "serial", "service", "timeout", "trailing", "version")
+
+    def __init__(
+        self,
+        serial: int,
+        service: int,
+        method: int,
+        payload: bytes,
+        *,
+        timeout: int | None = 10_000,
+        version: int = PROTOCOL_VERSION,
+        flag: int = 0,
+        trailing: bytes = b"",
+    ) -> None:
+        self.serial = serial
+        self.service = service
+        self.method = method
+        self.payload = payload
+        self.timeout = timeout
+        self.version = version
+        self.flag = flag
+        self.trailing = trailing
+
+    def __repr__(self) -> str:
+        return f"Request(serial={self.serial}, method={self.method}, {len(self.payload)} bytes)"
+
+
+class Response:
+    """A decoded response: ``status`` 0 success with ``method`` and ``payload``, else ``exception`` and ``text``."""
+
+    __slots__ = ("exception", "flag", "method", "payload", "serial", "service", "status", "text", "trailing", "version")
+
+    def __init__(
+        self,
+        serial: int,
+        *,
+        status: int = SUCCESS,
+        method: int = 0,
+        payload: bytes = b"",
+        exception: str = "",
+        text: str | None = None,
+        version: int | None = PROTOCOL_VERSION,
+        service: int | None = None,
+        flag: int = 1,
+        trailing: bytes = b"",
+    ) -> None:
+        self.serial = serial
+        self.status = status
+        self.method = method
+        self.payload = payload
+        self.exception = exception
+        self.text = text
+        self.version = version
+        self.service = service
+        self.flag = flag
+        self.trailing = trailing
+
+    def __repr__(self) -> str:
+        what = f"method={self.method}, {len(self.payload)} bytes" if not self.status else self.exception
+        return f"Response(serial={self.serial}, {what})"
+
+
+def decode_request(serial: int, body: bytes) -> Request:
+    """The request in a frame body.
+
+    Raises:
+        RemoteProtocolError: not three messages, or one lacks a required field. Answer FATAL.
+    """
+    heads = _HEADS.get(body[:8])
+    if heads is not None:
+        start, end = _prefix(body, 8)
+        fast = _request_body(body, start, end)
+        if fast is not None:
+            method, timeout, payload = fast
+            return Request(
+                serial, heads[1], method, payload, timeout=timeout, version=heads[2], flag=heads[0], trailing=body[end:]
+            )
+    connection, position = _message(pb.RpcConnHeader, body, 0)
+    header, position = _message(pb.RequestHeader, body, position)
+    if position == 8 and len(_HEADS) < 64 and not (connection.HasField("traceId") or connection.HasField("spanId")):
+        _HEADS[body[:8]] = (connection.flag, header.serviceType, header.protocolVer)
+    request, position = _message(pb.RequestBody, body, position)
+    return Request(
+        serial,
+        header.serviceType,
+        request.method,
+        request.request,
+        timeout=request.timeout if request.HasField("timeout") else None,
+        version=header.protocolVer,
+        flag=connection.flag,
+        trailing=body[position:],
+    )
+
+
+def encode_request(request: Request) -> bytes:
+    """The frame body of ``request``: as every client of the reference writes it."""
+    head = pb.RequestHeader(serviceType=request.service, protocolVer=request.version)
+    third = pb.RequestBody(method=request.method, request=request.payload)
+    if request.timeout is not None:
+        third.timeout = request.timeout
+    return b"".join(
+        [
+            _delimited(pb.RpcConnHeader(flag=request.flag)),
+            _delimited(head),
+            _delimited(third),
+            request.trailing,
+        ]
+    )
+
+
+def decode_response(serial: int, body: bytes) -> Response:
+    """The response in a frame body.
+
+    Raises:
+        RemoteProtocolError: not three messages, or one lacks a required field. Close the connection.
+    """
+    if body[:8] == _OK_HEAD:
+        start, end = _prefix(body, 8)
+        # 08 method 12 length data, which must fill the message
+        if end - start > 3 and body[start] == 8 and body[start + 1] < 0x80 and body[start + 2] == 0x12:
+            data, after = _prefix(body, start + 3)
+            if after == end:
+                return Response(serial, method=body[start + 1], payload=body[data:after], trailing=body[end:])
+    connection, position = _message(pb.RpcConnHeader, body, 0)
+    header, position = _message(pb.ResponseHeader, body, position)
+    common = Response(
+        serial,
+        status=header.status,
+        version=header.protocolVer if header.HasField("protocolVer") else None,
+        service=header.serviceType if header.HasField("serviceType") else None,
+        flag=connection.flag,
+    )
+    if header.status == SUCCESS:
+        answer, position = _message(pb.RspResponseBody, body, position)
+        common.method = answer.method
+        common.payload = answer.data
+    else:
+        failure, position = _message(pb.RspExceptionBody, body, position)
+        common.exception = failure.exceptionName
+        common.text = failure.stackTrace if failure.HasField("stackTrace") else None
+    common.trailing = body[position:]
+    return common
+
+
+def encode_response(method: int, payload: bytes) -> bytes:
+    """The frame body of a successful answer as the Java server writes it: version 3, no service type."""
+    size = len(payload)
+    inner = b"\x08%b\x12%b" % (encode_varint(method), encode_varint(size))
+    return b"%b%b%b%b" % (_OK_HEAD, encode_varint(len(inner) + size), inner, payload)
+
+
+def encode_error(exception: str, text: str, *, version: int = PROTOCOL_VERSION, fatal: bool = False) -> bytes:
+    """The frame body of an ERROR (or FATAL) answer for a requester of protocol ``version``.
+
+    ``#`` is taken out of the text: the Java client cuts there.
+    """
+    header = pb.ResponseHeader(status=pb.ResponseHeader.FATAL if fatal else pb.ResponseHeader.ERROR)
+    if not fatal:
+        header.protocolVer = PROTOCOL_VERSION
+    body = pb.RspExceptionBody(exceptionName=name_for(version, exception), stackTrace=text.replace("#", " "))
+    return b"".join([_delimited(pb.RpcConnHeader(flag=1)), _delimited(header), _delimited(body)])
+
+
+# First eight bytes of a request (connection header and request header) -> flag, service type, protocol version.
+# Bounded: a peer may choose them.
+_HEADS: dict[bytes, tuple[int, int, int]] = {}
+# RpcConnHeader{flag 1}, ResponseHeader{SUCCESS, protocolVer 3}
+_OK_HEAD = bytes.fromhex("0208010408001803")
+
+
+def _request_body(body: bytes, start: int, end: int) -> tuple[int, int | None, bytes] | None:
+    """RequestBody in its usual order (method, timeout, request, nothing else); None: let protobuf look at it."""
+    if end - start < 2 or body[start] != 8 or body[start + 1] >= 0x80:
+        return None
+    method = body[start + 1]
+    position = start + 2
+    timeout = None
+    if position < end and body[position] == 0x10:
+        timeout, position = decode_varint(body, position + 1)
+        if timeout >= 1 << 31:
+            return None
+    if position == end:
+        return method, timeout, b""
+    if body[position] != 0x1A:
+        return None
+    data, after = _prefix(body, position + 1)
+    if after != end:
+        return None
+    return method, timeout, body[data:after]
+
+
+def _prefix(body: bytes, position: int) -> tuple[int, int]:
+    """Start and end of the length-prefixed message at ``position``."""
+    length, start = decode_varint(body, position)
+    end = start + length
+    if end > len(body):
+        raise RemoteProtocolError(f"tube: the envelope announces {length} bytes, {len(body) - start} are there")
+    return start, end
+
+
+def _message(kind: type[_M], body: bytes, position: int) -> tuple[_M, int]:
+    start, end = _prefix(body, position)
+    try:
+        message = kind.FromString(body[start:end])
+    except DecodeError as error:
+        raise RemoteProtocolError(
+            f"tube: the envelope's {kind.DESCRIPTOR.name} cannot be read", why=str(error)
+        ) from None
+    check(message)
+    return message, end
+
+
+def _delimited(message: Message) -> bytes:
+    data = message.SerializeToString()
+    return encode_varint(len(data)) + data

@@ -1,0 +1,43 @@
+"""Exceptions on the wire: the Java class name in an ERROR or FATAL response is protocol.
+
+The Java client loads the class by its name and throws it; the C++ client looks for the substring ``StandbyException``.
+Older clients know older package names, so the name depends on the requester's protocol version.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "EXCEPTION",
+    "ILLEGAL_ARGUMENT",
+    "NOT_READY",
+    "STANDBY",
+    "STOPPING",
+    "UNKNOWN_PROTOCOL",
+    "is_standby",
+    "name_for",
+]
+
+_PACKAGE = "org.apache.inlong.tubemq."
+_KIND = _PACKAGE + "corerpc.exception."
+STANDBY = _KIND + "StandbyException"
+NOT_READY = _KIND + "ServerNotReadyException"
+UNKNOWN_PROTOCOL = _KIND + "UnknownProtocolException"
+STOPPING = _KIND + "ServiceStoppingException"
+EXCEPTION = "java.lang.Exception"
+ILLEGAL_ARGUMENT = "java.lang.IllegalArgumentException"
+
+# Version 2 is "com.apache", not "org.apache": the reference maps it so, and its peers expect it.
+_PACKAGE_OF_VERSION = {1: "com.tencent.tubemq.", 2: "com.apache.tubemq."}
+
+
+def name_for(version: int, name: str) -> str:
+    """``name`` (of protocol version 3) as a requester of ``version`` knows it; unknown versions get it unchanged."""
+    package = _PACKAGE_OF_VERSION.get(version)
+    if package is not None and name.startswith(_PACKAGE):
+        return package + name.removeprefix(_PACKAGE)
+    return name
+
+
+def is_standby(name: str) -> bool:
+    """Whether the answering master is not the active one, in any version's spelling."""
+    return name.endswith(".StandbyException")

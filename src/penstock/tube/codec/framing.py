@@ -1,0 +1,153 @@
+"""Frames: the unit on a TubeMQ connection, one request or one response.
+
+    0  4      begin token FF 7F F4 FE
+    4  4      serial number, chosen by the requester, echoed unchanged
+    8  4      number of blocks, >= 1
+   12  4 + n  block: length, bytes; repeated
+
+The body is the concatenation of the blocks; their borders mean nothing. Writers cut every 8,192 bytes (the C++ client
+drops a connection on a longer block, on an empty one, and on more than 1,024 of them); readers accept any length.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from penstock.errors import LocalProtocolError, RemoteProtocolError
+
+__all__ = ["BEGIN_TOKEN", "BLOCK_SIZE", "MAX_BLOCKS", "MAX_FRAME_BYTES", "FrameDecoder", "encode_frame"]
+
+BEGIN_TOKEN = b"\xff\x7f\xf4\xfe"
+BLOCK_SIZE = 8192
+# The Java reader's limit: (20 MiB message + 8 MiB) / 8192.
+MAX_BLOCKS = 3584
+MAX_FRAME_BYTES = MAX_BLOCKS * BLOCK_SIZE
+
+_HEAD = Struct(">4sIi")
+_LENGTH = Struct(">i")
+_FULL_BLOCK = _LENGTH.pack(BLOCK_SIZE)
+_ONE_BLOCK = b"\x00\x00\x00\x01"
+
+
+def encode_frame(serial: int, body: bytes) -> bytes:
+    """One frame around ``body`` (1 byte or more). ``serial`` is an unsigned 32-bit number, opaque to the receiver.
+
+    Raises:
+        LocalProtocolError: the body is empty or longer than any reader accepts.
+    """
+    size = len(body)
+    if size <= BLOCK_SIZE and size:
+        return b"%b%b%b%b" % (BEGIN_TOKEN, serial.to_bytes(4, "big"), _ONE_BLOCK, _LENGTH.pack(size) + body)
+    blocks = -(-size // BLOCK_SIZE)
+    if not 0 < blocks <= MAX_BLOCKS:
+        raise LocalProtocolError(f"tube: a frame of {size} bytes cannot be sent (1 to {MAX_FRAME_BYTES} are possible)")
+    parts: list[bytes | memoryview] = [_HEAD.pack(BEGIN_TOKEN, serial, blocks)]
+    view = memoryview(body)
+    last = (blocks - 1) * BLOCK_SIZE
+    for start in range(0, last, BLOCK_SIZE):
+        parts.append(_FULL_BLOCK)
+        parts.append(view[start : start + BLOCK_SIZE])
+    parts.append(_LENGTH.pack(size - last))
+    parts.append(view[last:])
+    return b"".join(parts)
+
+
+class FrameDecoder:
+    """Turns received bytes into frames ``(serial, body)``, however they are split; linear in the bytes received.
+
+    Holds at most one unfinished frame: ``max_frame_bytes`` of body. Serials come out as unsigned 32-bit numbers.
+    """
+
+    def __init__(self, *, max_frame_bytes: int = MAX_FRAME_BYTES, max_blocks: int = MAX_BLOCKS) -> None:
+        self.error: RemoteProtocolError | None = None
+        self._max_frame_bytes = max_frame_bytes
+        self._max_blocks = max_blocks
+        self._chunks: list[bytes] = []  # received, not yet looked at: fewer than _need bytes
+        self._have = 0
+        self._need = 0
+        self._serial = 0
+        self._left = 0  # blocks of the current frame still to come; 0: its head is still to come
+        self._blocks: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
+        """The frames that ``data`` completes.
+
+        Frames that came before a violation are returned; the violation is then in ``error`` and raised by the next
+        call, so that splitting the same bytes differently changes nothing. The connection must then be closed.
+
+        Raises:
+            RemoteProtocolError: wrong token, block count or length, frame too long.
+        """
+        if self.error is not None:
+            raise self.error
+        self._have += len(data)
+        if self._chunks or self._have < self._need:
+            self._chunks.append(data)
+            if self._have < self._need:
+                return []
+            data = b"".join(self._chunks)
+            self._chunks = []
+        frames: list[tuple[int, bytes]] = []
+        try:
+            used = self._parse(data, frames)
+        except RemoteProtocolError as error:
+            self.error = error
+            if not frames:
+                raise
+            return frames
+        rest = data[used:] if used else data
+        self._have = len(rest)
+        if rest:
+            self._chunks = [rest]
+        return frames
+
+    def _parse(self, data: bytes, frames: list[tuple[int, bytes]]) -> int:
+        """Parse as far as ``data`` goes; returns the bytes used and leaves in ``_need`` what the next step needs."""
+        position, end = 0, len(data)
+        while True:
+            if not self._left:
+                if end - position < 12:
+                    self._need = 12
+                    self._check_token(data[position : position + 4])
+                    return position
+                self._head(data, position)
+                position += 12
+            if end - position < 4:
+                self._need = 4
+                return position
+            (length,) = _LENGTH.unpack_from(data, position)
+            if length < 0 or self._size + length > self._max_frame_bytes:
+                raise RemoteProtocolError(
+                    f"tube: block of {length} bytes: a frame has at most {self._max_frame_bytes} bytes"
+                )
+            if end - position < 4 + length:
+                self._need = 4 + length
+                return position
+            block = data[position + 4 : position + 4 + length]
+            position += 4 + length
+            self._left -= 1
+            if self._blocks or self._left:
+                self._blocks.append(block)
+                self._size += length
+                if self._left:
+                    continue
+                block = b"".join(self._blocks)
+                self._blocks = []
+            self._size = 0
+            frames.append((self._serial, block))
+
+    def _head(self, data: bytes, position: int) -> None:
+        token, self._serial, blocks = _HEAD.unpack_from(data, position)
+        self._check_token(token)
+        if not 1 <= blocks <= self._max_blocks:
+            raise RemoteProtocolError(f"tube: a frame of {blocks} blocks (1 to {self._max_blocks} are possible)")
+        self._left = blocks
+
+    def _check_token(self, token: bytes) -> None:
+        # Also on a part of it: a peer that speaks something else is known by its first byte.
+        if not BEGIN_TOKEN.startswith(token):
+            raise RemoteProtocolError(
+                f"tube: the frame begins with {token.hex()!r}, not with {BEGIN_TOKEN.hex()!r}",
+                why="the peer does not speak TubeMQ, or speaks it inside TLS",
+            )

@@ -1,0 +1,127 @@
+"""The message that the log stores: payload, attributes, checksum, filter key.
+
+    flag bit 0 clear   data is the body
+    flag bit 0 set     int32 length, attribute text (UTF-8), body
+
+The broker stores ``data`` as it came and gives it back as it came; it reads neither attributes nor body.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable
+
+from penstock.errors import LocalProtocolError
+from penstock.tube.codec.strings import java_trim
+from penstock.tube.codec.varint import encode_varint
+
+__all__ = [
+    "HAS_ATTRIBUTES",
+    "MSG_TIME",
+    "MSG_TYPE",
+    "NO_KEY",
+    "check_sum",
+    "encode_data",
+    "encode_stored",
+    "filter_key",
+    "format_attributes",
+    "java_hash",
+    "parse_attributes",
+    "split_data",
+]
+
+HAS_ATTRIBUTES = 1
+MSG_TYPE = "$msgType$"
+MSG_TIME = "$msgTime$"
+NO_KEY = -1  # index key of a message without a type: no filter finds it
+
+
+def check_sum(data: bytes) -> int:
+    """CRC-32 of ``data`` without its sign bit: 0 to 2**31 - 1."""
+    return zlib.crc32(data) & 0x7FFFFFFF
+
+
+def java_hash(text: str) -> int:
+    """``String.hashCode()``: 31 * h + c over UTF-16 units, a signed 32-bit number."""
+    value = 0
+    if text.isascii():
+        for unit in text.encode("ascii"):
+            value = value * 31 + unit & 0xFFFFFFFF
+    else:
+        units = text.encode("utf-16-be", "surrogatepass")
+        for high, low in zip(units[::2], units[1::2], strict=True):
+            value = value * 31 + (high << 8 | low) & 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def filter_key(msg_type: str | None) -> int:
+    """The index key of a message of ``msg_type`` (blanks round it do not count), -1 for none."""
+    if msg_type is None:
+        return NO_KEY
+    trimmed = java_trim(msg_type)
+    return java_hash(trimmed) if trimmed else NO_KEY
+
+
+def format_attributes(pairs: Iterable[tuple[str, str]]) -> str:
+    """Attribute text ``key=value,key=value``.
+
+    Raises:
+        LocalProtocolError: a key or value is blank or holds ``,`` or ``=``.
+    """
+    parts = []
+    for key, value in pairs:
+        for text in (key, value):
+            if not text.strip() or "," in text or "=" in text:
+                raise LocalProtocolError(
+                    f"tube: attribute {key!r}={value!r}: ',', '=' and blank texts are not possible"
+                )
+        parts.append(f"{key}={value}")
+    return ",".join(parts)
+
+
+def parse_attributes(text: str) -> list[tuple[str, str]]:
+    """Pairs in ``text``, in order. As the Java client reads them: split at each ``=``, piece 1 is the value.
+
+    A piece without ``=`` is no pair and is left out.
+    """
+    pairs = []
+    for part in text.split(","):
+        pieces = part.split("=")
+        if len(pieces) > 1:
+            pairs.append((pieces[0], pieces[1]))
+    return pairs
+
+
+def encode_data(body: bytes, attributes: str = "") -> tuple[bytes, int]:
+    """``data`` and ``flag`` of a message. Flag 1 never goes without its length prefix, so no attributes: flag 0."""
+    if not attributes:
+        return body, 0
+    text = attributes.encode()
+    return b"".join((struct.pack(">i", len(text)), text, body)), HAS_ATTRIBUTES
+
+
+def split_data(data: bytes, flag: int) -> tuple[str, bytes] | None:
+    """Attribute text and body of ``data``; None when the attribute length does not fit in it.
+
+    Clients of the reference skip such a message silently. Text that is not UTF-8 is read with replacement characters.
+    """
+    if not flag & HAS_ATTRIBUTES:
+        return "", data
+    if len(data) < 4:
+        return None
+    (length,) = struct.unpack_from(">i", data)
+    if length < 0 or 4 + length > len(data):
+        return None
+    return data[4 : 4 + length].decode("utf-8", "replace"), data[4 + length :]
+
+
+def encode_stored(message_id: int, checksum: int, data: bytes, flag: int) -> bytes:
+    """A stored message as a get response needs it: field 4 (TransferedMessage), tag and length included.
+
+    A response is then gathered from such slices, nothing is encoded again.
+    """
+    size = len(data)
+    head = b"\x08%b\x10%b\x1a%b" % (encode_varint(message_id), encode_varint(checksum), encode_varint(size))
+    tail = b"\x20" + encode_varint(flag)
+    return b"\x22%b%b%b%b" % (encode_varint(len(head) + size + len(tail)), head, data, tail)

@@ -1,0 +1,91 @@
+"""Messages read with the checks that protobuf's Python runtime leaves out.
+
+It accepts a message without its required fields and a string that is not UTF-8 (which then reads as bytes, or fails
+when it is read, by backend). The peers of this protocol refuse both; so do we, at the edge.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeVar
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, EncodeError, Message
+
+from penstock.errors import RemoteProtocolError
+
+__all__ = ["check", "decode"]
+
+M = TypeVar("M", bound=Message)
+
+
+class _Text(NamedTuple):
+    """A field that is a string, or a message that holds one somewhere."""
+
+    name: str
+    repeated: bool
+    nested: bool
+
+
+def decode(kind: type[M], data: bytes) -> M:
+    """The message of type ``kind`` in ``data``.
+
+    Raises:
+        RemoteProtocolError: not protobuf, a required field is missing, a string is not UTF-8.
+    """
+    try:
+        message = kind.FromString(data)
+    except DecodeError as error:
+        raise RemoteProtocolError(f"tube: {kind.DESCRIPTOR.name} cannot be read", why=str(error)) from None
+    check(message)
+    return message
+
+
+def check(message: Message) -> None:
+    """Raise RemoteProtocolError if a required field is missing or a string is not UTF-8."""
+    if not message.IsInitialized():
+        raise RemoteProtocolError(f"tube: {message.DESCRIPTOR.name} lacks a required field", why=_missing(message))
+    _check_texts(message, message.DESCRIPTOR)
+
+
+def _missing(message: Message) -> str:
+    try:
+        message.SerializeToString()
+    except EncodeError as error:
+        return str(error)
+    return ""
+
+
+def _check_texts(message: Message, descriptor: Any) -> None:
+    for name, repeated, nested in _texts(descriptor):
+        try:
+            if nested:
+                if repeated:
+                    for item in getattr(message, name):
+                        _check_texts(item, item.DESCRIPTOR)
+                elif message.HasField(name):
+                    item = getattr(message, name)
+                    _check_texts(item, item.DESCRIPTOR)
+            else:
+                value = getattr(message, name)
+                for text in value if repeated else (value,):
+                    if not isinstance(text, str):
+                        raise UnicodeDecodeError("utf-8", text, 0, 1, "not UTF-8")
+        except UnicodeDecodeError:
+            raise RemoteProtocolError(f"tube: {descriptor.name}.{name} is not UTF-8") from None
+
+
+_CACHE: dict[str, list[_Text]] = {}
+
+
+def _texts(descriptor: Any) -> list[_Text]:
+    """Fields of ``descriptor`` that need the check. No message of this protocol contains itself."""
+    found = _CACHE.get(descriptor.full_name)
+    if found is None:
+        found = []
+        for field in descriptor.fields:
+            if field.type == FieldDescriptor.TYPE_STRING:
+                found.append(_Text(field.name, field.is_repeated, nested=False))
+            elif field.message_type is not None and _texts(field.message_type):
+                found.append(_Text(field.name, field.is_repeated, nested=True))
+        _CACHE[descriptor.full_name] = found
+    return found

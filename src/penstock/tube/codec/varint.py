@@ -1,0 +1,44 @@
+"""Base-128 varints, the lengths and integers of protobuf. Those below 16,384 come from a table."""
+
+from __future__ import annotations
+
+from penstock.errors import RemoteProtocolError
+
+__all__ = ["decode_varint", "encode_varint"]
+
+
+def _encode(value: int) -> bytes:
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+_TABLE = [_encode(value) for value in range(16384)]
+
+
+def encode_varint(value: int) -> bytes:
+    """``value`` as protobuf writes an int32 or int64: negative numbers take ten bytes."""
+    if 0 <= value < 16384:
+        return _TABLE[value]
+    return _encode(value & 0xFFFFFFFFFFFFFFFF)
+
+
+def decode_varint(data: bytes, position: int) -> tuple[int, int]:
+    """The unsigned value at ``position`` and the position after it.
+
+    Raises:
+        RemoteProtocolError: the bytes end inside it, or it has more than ten.
+    """
+    end = min(len(data), position + 10)
+    value = shift = 0
+    while position < end:
+        byte = data[position]
+        position += 1
+        if byte < 0x80:
+            return value | byte << shift, position
+        value |= (byte & 0x7F) << shift
+        shift += 7
+    raise RemoteProtocolError("tube: a number is cut off or longer than ten bytes")
