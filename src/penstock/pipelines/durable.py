@@ -1,0 +1,57 @@
+"""Small JSON files that are there whole or not at all, also after a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import StorageError
+
+__all__ = ["read_json", "sync_directory", "sync_file", "write_json"]
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write ``value`` beside ``path``, sync it, rename it into place, sync the directory. Replaces what was there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``.
+
+    Raises:
+        FileNotFoundError: there is none.
+        StorageError: it is not a JSON object.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise StorageError(f"{path} is not JSON: {error}", path=str(path)) from error
+    if not isinstance(value, dict):
+        raise StorageError(f"{path} is not a JSON object", path=str(path))
+    return value
+
+
+def sync_file(path: Path) -> None:
+    """Have the disk keep what was written to ``path``."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Have the disk keep the names in ``path``."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

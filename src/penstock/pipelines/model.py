@@ -1,0 +1,217 @@
+"""A pipeline as data: what the YAML file may say, checked without Spark.
+
+``load`` gives a ``Pipeline`` whose references are known to hold: every step reads one that stands before it, names are
+unique, durations are durations. What only Spark can know (a column that does not exist) is found when the pipeline
+is built, before anything is read.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from penstock.pipelines.values import Duration, Expression, KeyTemplate, Name
+from penstock.runtime import config
+
+__all__ = [
+    "DeadLetters",
+    "Dedupe",
+    "Enrich",
+    "Entry",
+    "Parse",
+    "Pipeline",
+    "Sink",
+    "Source",
+    "StateStore",
+    "StateStoreSink",
+    "Step",
+    "TableSink",
+    "Window",
+    "json_schema",
+    "load",
+]
+
+SOURCE = "source"
+"""The name by which a step refers to the records as they come from the source."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class Source(_Part):
+    """Where records come from: topics of a tube, with the options of the ``tubemq`` source."""
+
+    format: Literal["tubemq"] = "tubemq"
+    topics: list[str] = Field(min_length=1)
+    master: str = Field(default="127.0.0.1:8715", description="tube masters, HOST:PORT[,HOST:PORT]")
+    options: dict[str, str | int | bool] = Field(
+        default_factory=dict, description="further options of the source, named as Kafka's connector names them"
+    )
+
+
+class StateStore(_Part):
+    """The MQTT broker that the state store answers on."""
+
+    broker: str = "mqtt://127.0.0.1:1883"
+
+
+class Parse(_Part):
+    """The payload as JSON. A record that is not, or lacks a ``NOT NULL`` column, becomes a dead letter."""
+
+    format: Literal["json"] = "json"
+    columns: Annotated[str, Field(min_length=1, alias="schema")] = Field(
+        description="columns in DDL: name TYPE [NOT NULL], ..."
+    )
+
+
+class Enrich(_Part):
+    """The JSON value of a state store key, as a struct column; null where the key is missing."""
+
+    key: KeyTemplate
+    into: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", alias="as")]
+    columns: Annotated[str, Field(min_length=1, alias="schema")]
+    missing: Literal["pass", "dead_letter"] = "pass"
+    refresh: Duration = "5 seconds"
+
+
+class Dedupe(_Part):
+    """One record of each key.
+
+    ``arrival`` compares the times at which the tube took the records, so that events that are late are kept. ``event``
+    stands before a window and uses its time and watermark, since one query has one watermark.
+    """
+
+    key: str = "id"
+    on: Literal["arrival", "event"] = "arrival"
+    within: Duration | None = Field(default=None, description="how far apart two copies may arrive; with `on: arrival`")
+
+    @model_validator(mode="after")
+    def _within_where_it_counts(self) -> Dedupe:
+        if (self.on == "arrival") != (self.within is not None):
+            raise ValueError("expected `within: <duration>` with `on: arrival`, and only there")
+        return self
+
+
+class Window(_Part):
+    """Statistics of tumbling windows in event time, for each group; brought out as they change (update mode)."""
+
+    time: str
+    duration: Duration
+    watermark: Duration = Field(description="how long after the latest event time seen an event still counts")
+    by: list[str] = Field(default_factory=list)
+    aggregates: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Expression] = Field(min_length=1)
+
+
+STEP_KINDS = ("parse", "sql", "filter", "enrich", "dedupe", "window")
+
+
+class Step(_Part):
+    """One step: a name, what it reads (default: the step before it), and exactly one of the kinds."""
+
+    name: Name
+    source: Annotated[str | None, Field(alias="from")] = None
+    parse: Parse | None = None
+    sql: Expression | None = Field(default=None, description="SELECT expressions FROM <the step it reads>")
+    filter: Expression | None = Field(default=None, description="rows for which this is not true are counted and left")
+    enrich: Enrich | None = None
+    dedupe: Dedupe | None = None
+    window: Window | None = None
+
+    @property
+    def kind(self) -> str:
+        """Which of the kinds this step is."""
+        return next(kind for kind in STEP_KINDS if getattr(self, kind) is not None)
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Step:
+        given = [kind for kind in STEP_KINDS if getattr(self, kind) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) if given else "none"
+            raise ValueError(f"expected exactly one of {', '.join(STEP_KINDS)}, found {found}")
+        return self
+
+
+class TableSink(_Part):
+    """A Parquet table with a commit log: exactly once for readers that honour the log."""
+
+    format: Literal["parquet"] = "parquet"
+    path: str = Field(min_length=1)
+
+
+class Entry(_Part):
+    """What one row does in the state store: SET where ``when`` holds, DEL where it does not."""
+
+    key: KeyTemplate
+    when: Expression = "true"
+    value: list[str] | None = Field(default=None, description="columns of the JSON value; all when left out")
+
+
+class StateStoreSink(_Part):
+    """Rows into the state store, fenced with the lease of the run; in the order of ``order_by``."""
+
+    entries: list[Entry] = Field(min_length=1)
+    order_by: str | None = None
+
+
+class Sink(_Part):
+    """Where rows go: a name, what it reads (default: the last step), and exactly one of table, statestore."""
+
+    name: Name
+    source: Annotated[str | None, Field(alias="from")] = None
+    table: TableSink | None = None
+    statestore: StateStoreSink | None = None
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Sink:
+        if (self.table is None) == (self.statestore is None):
+            raise ValueError("expected exactly one of table, statestore")
+        return self
+
+
+class DeadLetters(_Part):
+    """The Parquet table of records that could not be processed: reason, coordinates, headers, original bytes."""
+
+    path: str = Field(min_length=1)
+
+
+class Pipeline(_Part):
+    """One pipeline file."""
+
+    name: Name
+    source: Source
+    statestore: StateStore = StateStore()
+    trigger: Duration = Field(default="500 milliseconds", description="how often new records are looked for")
+    steps: list[Step] = Field(default_factory=list)
+    sinks: list[Sink] = Field(min_length=1)
+    dead_letters: DeadLetters | None = None
+
+    @model_validator(mode="after")
+    def _references_hold(self) -> Pipeline:
+        # Imported here: the checks read the model.
+        from penstock.pipelines.check import problems_as_error
+
+        error = problems_as_error(self)
+        if error is not None:
+            raise error
+        return self
+
+
+def load(path: Path | str) -> Pipeline:
+    """The pipeline of the file at ``path``, with ``${VAR:-default}`` filled in from the environment.
+
+    Raises:
+        ConfigError: names file, line, column and option, what stands there and what is accepted.
+    """
+    return config.load(path, Pipeline)
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of the pipeline file, for editors."""
+    schema = Pipeline.model_json_schema(by_alias=True)
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    # A plain copy: pydantic shares parts between calls.
+    return json.loads(json.dumps(schema))  # type: ignore[no-any-return]

@@ -1,0 +1,75 @@
+"""Small values of a pipeline file: durations, names and key templates. Pure text, known before Spark is started."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, NamedTuple
+
+from pydantic import AfterValidator, Field
+
+__all__ = ["Duration", "Expression", "KeyTemplate", "Name", "Piece", "duration_ms", "pieces"]
+
+_UNITS_MS = {"millisecond": 1, "second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
+_DURATION = re.compile(r"(?P<count>[1-9][0-9]{0,8}) (?P<unit>" + "|".join(_UNITS_MS) + r")s?")
+_PIECE = re.compile(r"\{\{|\}\}|\{(?P<column>[^{}]*)\}|(?P<text>[^{}]+)|(?P<stray>[{}])")
+_COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+
+MAX_KEY_TEMPLATE = 1_024
+"""Longer than any key that people read; the store itself takes longer ones."""
+
+
+def duration_ms(text: str) -> int:
+    """Milliseconds of ``3 hours``, ``500 milliseconds``, ``1 day``: a count and one unit up to days.
+
+    Months and years are left out on purpose: they have no fixed length, so no watermark could be compared with them.
+    """
+    match = _DURATION.fullmatch(text)
+    if match is None:
+        raise ValueError(f"expected a duration such as '10 minutes' or '3 hours' (units: {', '.join(_UNITS_MS)})")
+    return int(match["count"]) * _UNITS_MS[match["unit"]]
+
+
+class Piece(NamedTuple):
+    """One part of a key template: literal text, or the value of a column."""
+
+    text: str
+    column: bool
+
+
+def pieces(template: str) -> list[Piece]:
+    """Split ``water/limits/{branch}`` into text and columns; ``{{`` and ``}}`` stand for the braces themselves."""
+    found: list[Piece] = []
+    for match in _PIECE.finditer(template):
+        if match["stray"] is not None:
+            raise ValueError(
+                f"expected every brace in {template!r} to be paired; write {{{{ or }}}} for a brace itself"
+            )
+        column = match["column"]
+        if column is None:
+            text = match["text"] or match[0][0]
+            if found and not found[-1].column:
+                text = found.pop().text + text
+            found.append(Piece(text, column=False))
+        elif _COLUMN.fullmatch(column):
+            found.append(Piece(column, column=True))
+        else:
+            raise ValueError(f"expected the name of a column between the braces of {template!r}, found {column!r}")
+    return found
+
+
+def _checked_duration(text: str) -> str:
+    duration_ms(text)
+    return text
+
+
+def _checked_template(text: str) -> str:
+    pieces(text)
+    return text
+
+
+Duration = Annotated[
+    str, AfterValidator(_checked_duration), Field(json_schema_extra={"pattern": f"^{_DURATION.pattern}$"})
+]
+KeyTemplate = Annotated[str, Field(min_length=1, max_length=MAX_KEY_TEMPLATE), AfterValidator(_checked_template)]
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
+Expression = Annotated[str, Field(min_length=1)]
