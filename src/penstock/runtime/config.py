@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 
 from penstock.errors import ConfigError
 from penstock.runtime.document import Document, Location, Value, parse_document, path_text, read_document
@@ -169,11 +170,20 @@ def _did_you_mean(name: str, known: list[str]) -> str | None:
     return f"did you mean {near[0]!r}?" if near else None
 
 
+class _Quiet(GenerateJsonSchema):
+    """Only names are read from the schema, so a default that JSON cannot hold is no matter here."""
+
+    ignored_warning_kinds: set[JsonSchemaWarningKind] = {  # noqa: RUF012 - declared so by pydantic
+        "skipped-choice",
+        "non-serializable-default",
+    }
+
+
 class _Schema:
     """The names a model knows at a location, read from its JSON Schema (which unfolds unions and aliases for us)."""
 
     def __init__(self, model: type[BaseModel]) -> None:
-        self._root: dict[str, Any] = model.model_json_schema(by_alias=True)
+        self._root: dict[str, Any] = model.model_json_schema(by_alias=True, schema_generator=_Quiet)
         self._defs: dict[str, Any] = self._root.get("$defs", {})
 
     def names(self, loc: tuple[str | int, ...]) -> list[str]:

@@ -1,0 +1,287 @@
+"""What a node can be told: ``penstock.yaml``, ``PENSTOCK_<OPTION>`` and the flags of ``penstock up``.
+
+A flag goes before a variable of the environment, that before the file, that before the default. The models below are
+the one description: validation, the command line and the reference page read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
+
+from penstock.errors import ConfigError
+from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem
+from penstock.node.template import Template
+from penstock.runtime.addresses import Address, parse_address
+from penstock.runtime.config import validate
+from penstock.runtime.document import Document, read_document
+from penstock.runtime.durability import Durability
+from penstock.runtime.logs import LogFormat, LogLevel
+from penstock.tube.codec.strings import valid_topic
+
+__all__ = [
+    "DEFAULT_FILE",
+    "OPTIONS",
+    "Listener",
+    "NodeConfig",
+    "Option",
+    "Rule",
+    "Topic",
+    "Tube",
+    "load_config",
+]
+
+DEFAULT_FILE = Path("penstock.yaml")
+
+
+def _address(value: object) -> Address:
+    if isinstance(value, Address):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("expected HOST:PORT, as in 127.0.0.1:1883")  # noqa: TRY004 - pydantic reads ValueErrors
+    return parse_address(value)
+
+
+def _template(value: object) -> Template:
+    if isinstance(value, Template):
+        return value
+    if not isinstance(value, str):
+        raise ValueError("expected text, possibly with {topic}")  # noqa: TRY004 - pydantic reads ValueErrors
+    return Template(value)
+
+
+def _filter(value: str) -> str:
+    problem = filter_problem(value)
+    if problem is not None:
+        raise ValueError(f"expected a topic filter: {problem}")
+    if value.startswith(SHARE_PREFIX):
+        raise ValueError("expected a plain topic filter: a rule takes every message, it shares with nobody")
+    return value
+
+
+def _tube_topic(value: str) -> str:
+    if not valid_topic(value):
+        raise ValueError("expected a tube topic: a letter, then letters, digits and _, 2 to 64 in all")
+    return value
+
+
+AddressText = Annotated[
+    Address, PlainValidator(_address, json_schema_input_type=str), PlainSerializer(str, return_type=str)
+]
+TemplateText = Annotated[
+    Template,
+    PlainValidator(_template, json_schema_input_type=str),
+    PlainSerializer(lambda t: t.text, return_type=str),
+]
+TopicName = Annotated[str, BeforeValidator(lambda value: _tube_topic(value) if isinstance(value, str) else value)]
+FilterText = Annotated[str, BeforeValidator(lambda value: _filter(value) if isinstance(value, str) else value)]
+
+
+def _bind(default: str) -> Any:
+    return Field(
+        default=parse_address(default),
+        json_schema_extra={"default": default},
+        description="HOST:PORT to listen on; port 0: a free one",
+    )
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+class Listener(_Part):
+    """Where a part listens, and the address that it tells others where that differs (a container, a proxy)."""
+
+    bind: AddressText = _bind("127.0.0.1:0")
+    advertise: AddressText | None = Field(default=None, description="HOST:PORT that others are told, default: bind")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: object) -> object:
+        # `mqtt: 127.0.0.1:1883` is the short form of `mqtt: {bind: 127.0.0.1:1883}`.
+        return {"bind": value} if isinstance(value, str) else value
+
+
+class MqttListener(Listener):
+    """MQTT 5 over TCP."""
+
+    bind: AddressText = _bind("127.0.0.1:1883")
+
+
+class TubeMasterListener(Listener):
+    """TubeMQ master."""
+
+    bind: AddressText = _bind("127.0.0.1:8715")
+
+
+class TubeBrokerListener(Listener):
+    """TubeMQ broker."""
+
+    bind: AddressText = _bind("127.0.0.1:8123")
+
+
+class TubeBrokerHttpListener(Listener):
+    """TubeMQ broker administration."""
+
+    bind: AddressText = _bind("127.0.0.1:8081")
+
+
+class HttpListener(Listener):
+    """Health, metrics, TubeMQ master administration."""
+
+    bind: AddressText = _bind("127.0.0.1:8080")
+
+
+class Topic(_Part):
+    """A tube topic that the node makes when it starts."""
+
+    partitions: int = Field(default=3, ge=1, le=9999, description="partitions in each store")
+    stores: int = Field(default=1, ge=1, le=100, description="stores, each with files of its own")
+
+
+class Tube(_Part):
+    """The tube log of this node."""
+
+    broker_id: int = Field(default=1, ge=1, le=2**31 - 1, description="the broker's number at the master")
+    topics: dict[TopicName, Topic] = Field(default_factory=dict, description="topics to make at the start")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: object) -> object:
+        # `topics: [a_topic]` and `a_topic:` without a body take the defaults.
+        if isinstance(value, dict):
+            topics = value.get("topics")
+            if isinstance(topics, list) and all(isinstance(name, str) for name in topics):
+                return {**value, "topics": {name: {} for name in topics}}
+            if isinstance(topics, dict):
+                return {**value, "topics": {name: {} if body is None else body for name, body in topics.items()}}
+        return value
+
+
+class Rule(_Part):
+    """MQTT messages that match ``filter`` become records of the tube topic ``topic``."""
+
+    filter: FilterText = Field(description="MQTT topic filter")
+    topic: TopicName = Field(description="tube topic; made with the default settings where `tube.topics` lacks it")
+    name: str = Field(default="", max_length=64, description="name in metrics and messages, default: the tube topic")
+    key: TemplateText = Field(
+        default_factory=lambda: Template("{topic}"),
+        json_schema_extra={"default": "{topic}"},
+        description="the record's key",
+    )
+    msg_type: TemplateText = Field(
+        default_factory=lambda: Template("{level.-1}"),
+        json_schema_extra={"default": "{level.-1}"},
+        description="the record's $msgType$, which consumers can filter by",
+    )
+    partition: int | None = Field(
+        default=None,
+        ge=0,
+        description="partition of all records; default: chosen by the key, whose records stay in order",
+    )
+    max_pending_bytes: int = Field(
+        default=64 * 1024 * 1024, ge=1, description="bytes that may wait for the log; beyond, messages are refused"
+    )
+
+
+class NodeConfig(_Part):
+    """The whole configuration of a node."""
+
+    data_dir: Path = Field(default=Path("penstock-data"), description="where everything is kept")
+    durability: Durability = Field(default=Durability.DURABLE, description="what an acknowledgement promises")
+    mqtt: MqttListener = Field(default_factory=MqttListener)
+    tube_master: TubeMasterListener = Field(default_factory=TubeMasterListener)
+    tube_broker: TubeBrokerListener = Field(default_factory=TubeBrokerListener)
+    tube_broker_http: TubeBrokerHttpListener = Field(default_factory=TubeBrokerHttpListener)
+    http: HttpListener = Field(default_factory=HttpListener)
+    tube: Tube = Field(default_factory=Tube)
+    rules: list[Rule] = Field(default_factory=list, description="MQTT topic filters carried into tube topics")
+    log_level: LogLevel = Field(default=LogLevel.INFO, description="from which severity on lines are logged")
+    log_format: LogFormat = Field(default=LogFormat.TEXT, description="how log lines are written")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> NodeConfig:
+        advertised = self.tube_broker.advertise or self.tube_broker.bind
+        if advertised.is_wildcard:
+            raise ValueError(
+                f"tube_broker: {advertised} means every interface, and tube clients must be told one they can reach:"
+                " set tube_broker.advertise (--tube-broker-advertise HOST:PORT)"
+            )
+        for part in (self.mqtt, self.tube_master, self.tube_broker_http, self.http):
+            if part.advertise is not None and part.advertise.is_wildcard:
+                raise ValueError(f"advertise {part.advertise}: no client can connect to every interface")
+        for index, rule in enumerate(self.rules):
+            topic = self.tube.topics.get(rule.topic, Topic())
+            if rule.partition is not None and rule.partition % 10_000 >= topic.partitions:
+                raise ValueError(
+                    f"rules[{index}].partition: topic {rule.topic!r} has partitions 0 to {topic.partitions - 1}"
+                    " (plus 10000 for each further store)"
+                )
+        return self
+
+    def topics(self) -> dict[str, Topic]:
+        """The topics that must exist once the node is ready: those named, and those that rules write to."""
+        return {**{rule.topic: Topic() for rule in self.rules}, **self.tube.topics}
+
+
+class Option(NamedTuple):
+    """An option that has a flag and an environment variable beside its place in the file."""
+
+    flag: str
+    location: tuple[str, ...]
+
+    @property
+    def variable(self) -> str:
+        return "PENSTOCK_" + self.flag.upper().replace("-", "_")
+
+
+_LISTENERS = ("mqtt", "tube-master", "tube-broker", "tube-broker-http", "http")
+
+OPTIONS: tuple[Option, ...] = (
+    Option("data-dir", ("data_dir",)),
+    Option("durability", ("durability",)),
+    *(Option(name, (name.replace("-", "_"), "bind")) for name in _LISTENERS),
+    *(Option(f"{name}-advertise", (name.replace("-", "_"), "advertise")) for name in _LISTENERS),
+    Option("log-level", ("log_level",)),
+    Option("log-format", ("log_format",)),
+)
+
+
+def load_config(path: Path | None, flags: Mapping[str, str | None], environment: Mapping[str, str]) -> NodeConfig:
+    """The configuration of a node.
+
+    ``path`` is the file (None: ``./penstock.yaml`` where it exists), ``flags`` maps names of ``OPTIONS`` to what the
+    command line said. A relative ``data_dir`` of the file is relative to the file, any other to the working directory.
+
+    Raises:
+        ConfigError: an option cannot be used; it says where that option came from.
+    """
+    if path is None and DEFAULT_FILE.exists():
+        path = DEFAULT_FILE
+    document = read_document(path, environment) if path is not None else Document("defaults", {})
+    from_file = document.data.get("data_dir")
+    if path is not None and isinstance(from_file, str):
+        document.data["data_dir"] = str(path.parent / Path(from_file).expanduser())
+    for option in OPTIONS:
+        given = flags.get(option.flag)
+        where = f"--{option.flag}"
+        if given is None:
+            # An empty variable counts as not set, as in most of the tools that set them.
+            given, where = environment.get(option.variable) or None, option.variable
+        if given is None:
+            continue
+        if option.location == ("data_dir",) and not given.strip():
+            raise ConfigError(f"{where}: the data directory has no name", option="data_dir", where=where)
+        _put(document, option, given, where)
+    return validate(document, NodeConfig)
+
+
+def _put(document: Document, option: Option, given: Any, where: str) -> None:
+    head = option.location[0]
+    short = document.data.get(head)
+    if len(option.location) > 1 and isinstance(short, str):
+        document.put((head, "bind"), short, document.where((head,)))
+    document.put(option.location, given, where)

@@ -1,0 +1,140 @@
+"""Configuration of a node: defaults, the order of precedence, and what a refused option says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.node.config import OPTIONS, NodeConfig, Topic, load_config
+from penstock.node.template import Template
+from penstock.runtime.addresses import Address
+from penstock.runtime.durability import Durability
+from penstock.runtime.logs import LogLevel
+
+
+@pytest.fixture(autouse=True)
+def _empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write(text: str, name: str = "penstock.yaml") -> Path:
+    path = Path.cwd() / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_defaults() -> None:
+    config = load_config(None, {}, {})
+    assert config == NodeConfig()
+    assert str(config.data_dir) == "penstock-data"
+    assert config.durability is Durability.DURABLE
+    listeners = (config.mqtt, config.tube_master, config.tube_broker, config.tube_broker_http, config.http)
+    assert [str(listener.bind) for listener in listeners] == [
+        "127.0.0.1:1883", "127.0.0.1:8715", "127.0.0.1:8123", "127.0.0.1:8081", "127.0.0.1:8080",
+    ]  # fmt: skip
+    assert config.topics() == {}
+
+
+def test_a_whole_file() -> None:
+    path = write(
+        """
+data_dir: data
+durability: flushed
+mqtt: 127.0.0.1:0
+tube_master: {bind: "0.0.0.0:8715", advertise: "edge-1:8715"}
+tube_broker:
+  bind: "[::1]:0"
+tube:
+  broker_id: 7
+  topics:
+    water: {partitions: 2, stores: 2}
+    plain:
+rules:
+  - filter: plants/+/flow
+    topic: water
+    key: "{level.2}"
+    partition: 10001
+  - {filter: "#", topic: everything}
+log_level: debug
+""",
+        "other.yaml",
+    )
+    config = load_config(path, {}, {})
+    assert config.data_dir == Path.cwd() / "data"
+    assert config.mqtt.bind == Address("127.0.0.1", 0)
+    assert config.tube_master.advertise == Address("edge-1", 8715)
+    assert config.tube_broker.bind == Address("::1", 0)
+    assert config.tube.topics == {"water": Topic(partitions=2, stores=2), "plain": Topic()}
+    assert config.topics() == {"water": Topic(partitions=2, stores=2), "plain": Topic(), "everything": Topic()}
+    assert config.rules[0].key == Template("{level.2}")
+    assert config.rules[1].msg_type == Template("{level.-1}")
+    assert config.log_level is LogLevel.DEBUG
+
+
+def test_flag_then_variable_then_file_then_default() -> None:
+    write("durability: flushed\nmqtt: 127.0.0.1:1\nhttp: {bind: 127.0.0.1:2, advertise: edge:3}\n")
+    assert load_config(None, {}, {}).durability is Durability.FLUSHED
+    environment = {"PENSTOCK_DURABILITY": "memory", "PENSTOCK_MQTT_ADVERTISE": "edge:9", "PENSTOCK_HTTP": ""}
+    config = load_config(None, {}, environment)
+    assert config.durability is Durability.MEMORY
+    assert (config.mqtt.bind, config.mqtt.advertise) == (Address("127.0.0.1", 1), Address("edge", 9))
+    assert config.http.bind == Address("127.0.0.1", 2)
+    config = load_config(None, {"durability": "durable", "http": "127.0.0.1:5"}, environment)
+    assert config.durability is Durability.DURABLE
+    assert (config.http.bind, config.http.advertise) == (Address("127.0.0.1", 5), Address("edge", 3))
+
+
+def test_every_option_of_the_command_line_exists_and_has_a_variable() -> None:
+    values = {"data-dir": "d", "durability": "memory", "log-level": "error", "log-format": "json"}
+    flags = {option.flag: values.get(option.flag, "h:1") for option in OPTIONS}
+    variables = {option.variable: flags[option.flag] for option in OPTIONS}
+    assert load_config(None, flags, {}) == load_config(None, {}, variables)
+    assert {"PENSTOCK_DATA_DIR", "PENSTOCK_TUBE_BROKER_HTTP", "PENSTOCK_TUBE_BROKER_ADVERTISE"} <= set(variables)
+
+
+REFUSED = [
+    ("mqtt: localhost\n", "penstock.yaml:1:7: option 'mqtt': got 'localhost', expected HOST:PORT"),
+    ("mqtt:\n  bind: 1883\n", "penstock.yaml:2:9: option 'mqtt.bind': got 1883, expected HOST:PORT"),
+    ("durability: sometimes\n", "got 'sometimes', expected 'durable', 'flushed' or 'memory'"),
+    ("datadir: x\n", "penstock.yaml:1:1: option 'datadir': is not known"),
+    (
+        "rules:\n- filter: 'a/#/b'\n  topic: tt\n",
+        "penstock.yaml:2:11: option 'rules[0].filter': got 'a/#/b', expect",
+    ),
+    ("rules: [{filter: $share/g/a, topic: tt}]\n", "expected a plain topic filter"),
+    ("rules: [{filter: a, topic: a-b}]\n", "option 'rules[0].topic': got 'a-b', expected a tube topic: a letter"),
+    (
+        "rules: [{filter: a, topic: tt, key: '{nope}'}]\n",
+        "option 'rules[0].key': got '{nope}', expected one of",
+    ),
+    ("rules: [{topic: tt}]\n", "option 'rules[0].filter': is missing"),
+    ("rules: [{filter: a, topic: tt, partition: 3}]\n", "rules[0].partition: topic 'tt' has partitions 0 to 2"),
+    ("tube: {topics: {'1x': {}}}\n", "got '1x', expected a tube topic"),
+    ("tube: {topics: {tt: {partitions: 0}}}\n", "option 'tube.topics.tt.partitions': got 0, expected greater than"),
+    ("tube_broker: '0.0.0.0:8123'\n", "set tube_broker.advertise (--tube-broker-advertise HOST:PORT)"),
+    ("http: {advertise: '0.0.0.0:80'}\n", "no client can connect to every interface"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED, ids=[text.strip() for text, _ in REFUSED])
+def test_a_refused_option_says_where_and_what_is_accepted(text: str, message: str) -> None:
+    write(text)
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, {}, {})
+    assert message in caught.value.what
+
+
+def test_a_refused_flag_or_variable_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"--mqtt: option 'mqtt\.bind': got 'x', expected HOST:PORT"):
+        load_config(None, {"mqtt": "x"}, {})
+    with pytest.raises(ConfigError, match="PENSTOCK_DURABILITY: option 'durability': got 'x', expected 'durable'"):
+        load_config(None, {}, {"PENSTOCK_DURABILITY": "x"})
+    with pytest.raises(ConfigError, match="--data-dir: the data directory has no name"):
+        load_config(None, {"data-dir": " "}, {})
+
+
+def test_a_file_that_is_asked_for_must_exist() -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        load_config(Path("absent.yaml"), {}, {})

@@ -1,0 +1,86 @@
+"""One process per data directory, a format that can be told, and errors an operator can act on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import StorageError, UnavailableError
+from penstock.node.data_dir import DataDirectory
+
+
+def test_a_new_directory_is_made_locked_and_marked(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b"
+    with DataDirectory(path) as directory:
+        assert json.loads((path / "format.json").read_text()) == {"format": 1}
+        assert (path / "lock").read_text() == f"{os.getpid()}\n"
+        assert (directory.statestore, directory.tube) == (path / "statestore", path / "tube")
+        with pytest.raises(UnavailableError, match=f"is in use by process {os.getpid()}") as caught:
+            DataDirectory(path)
+        assert "--data-dir" in str(caught.value.do)
+    DataDirectory(path).close()
+
+
+def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from penstock.node.data_dir import DataDirectory;"
+        "d = DataDirectory(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(UnavailableError, match=f"process {process.pid}"):
+            DataDirectory(tmp_path)
+        process.kill()
+    DataDirectory(tmp_path).close()
+
+
+def test_a_directory_of_something_else_is_not_taken_over(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("x")
+    with pytest.raises(StorageError, match=r"holds 'thesis.txt' and no format.json"):
+        DataDirectory(tmp_path)
+    assert not (tmp_path / "format.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"format": 2}', "has format 2, this version knows 1"),
+        ('{"format": "x"}', "has format 'x', this version knows 1"),
+        ("{}", "does not say which format"),
+        ("[]", "does not say which format"),
+        ("{", "does not say which format"),
+    ],
+)
+def test_an_unknown_format_is_left_alone(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "format.json").write_text(text)
+    with pytest.raises(StorageError, match=message):
+        DataDirectory(tmp_path)
+    assert (tmp_path / "format.json").read_text() == text
+    (tmp_path / "format.json").write_text('{"format": 1}')
+    DataDirectory(tmp_path).close()
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(StorageError, match=r"cannot be used: Not a directory|cannot be used: File exists"):
+        DataDirectory(tmp_path / "file" / "data")
+
+
+def test_a_directory_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied", str(tmp_path / "lock"))
+
+    # The tests may run as root, whom no mode bits stop.
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(StorageError, match="cannot be used: Permission denied") as caught:
+        DataDirectory(tmp_path)
+    assert "--data-dir" in str(caught.value.do)
