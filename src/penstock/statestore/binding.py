@@ -1,0 +1,332 @@
+"""How the state store rides on MQTT 5: topics, properties and dialects; nothing of it touches a socket.
+
+Both directions of both sides: the store reads requests (:func:`read_request`) and writes responses and notifications;
+our client writes requests and reads responses and notifications.
+
+A request that breaks the rules of the transport is never executed and moves no clock. The document says only that it
+fails; what happens is decided here:
+
+===================================================  =================================================================
+request                                              answer
+===================================================  =================================================================
+no response topic (as every MQTT 3.1.1 publisher)    PUBACK 0x83 with a reason string
+response topic is an invoke topic, begins with the   DISCONNECT 0x90 with a reason string, no PUBACK
+store's own prefix, or holds a wildcard
+message expiry used up                               none
+not QoS 1                                            ``__stat`` 400 if there is correlation data; QoS 2: PUBREC 0x83
+no correlation data                                  ``__stat`` 400, ``__propName`` = ``Correlation Data``
+``__protVer`` is not ``1.<number>``                  ``__stat`` 505 with the supported and the requested version
+===================================================  =================================================================
+
+Source: state store protocol, "System topic, QoS, and required MQTT5 properties", "KEYNOTIFY notification topics"; the
+properties that the SDKs send and demand.
+"""
+
+from __future__ import annotations
+
+from binascii import unhexlify
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.statestore.codec import MISSING, OK, encode_array, encode_bulk, encode_error, encode_integer
+from penstock.statestore.commands import StoreError
+from penstock.statestore.dialects import DIALECTS, OLDER, PUBLISHED, SDK, Dialect
+from penstock.statestore.engine import Answer, AnswerKind, Context
+from penstock.statestore.hlc import Hlc
+from penstock.statestore.record import Change
+
+__all__ = [
+    "INVOKE",
+    "OLDER_INVOKE",
+    "Ask",
+    "Refusal",
+    "client_response_topic",
+    "dialect_named",
+    "dialect_of",
+    "key_of_notification",
+    "notification",
+    "notify_filter",
+    "notify_topic",
+    "read_request",
+    "request",
+    "response",
+    "status_response",
+    "topic_fits",
+]
+
+_STORE: Final = "statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8"
+INVOKE: Final = f"{_STORE}/command/invoke"
+OLDER_INVOKE: Final = "$services/statestore/_any_/command/invoke/request"
+_OWN_PREFIX: Final = f"clients/{_STORE}"
+_NOTIFY: Final = "/command/notify/"
+
+CONTENT_TYPE: Final = "application/octet-stream"
+PROTOCOL_VERSION: Final = "1.0"
+SOURCE: Final = "StateStore"
+_MAX_TOPIC: Final = 65_535
+
+
+class Ask(NamedTuple):
+    """A request that may be executed: where the answer goes and how it is written, and what the engine must know.
+
+    ``expires_at`` is the wall clock in ms at which nobody wants the answer any more; 0 = never.
+    """
+
+    response_topic: str
+    correlation: bytes
+    context: Context
+    expires_at: int
+
+    @property
+    def dialect(self) -> Dialect:
+        """The form of the request, and so of its answer."""
+        return self.context.dialect
+
+
+class Refusal(NamedTuple):
+    """A request that is not executed.
+
+    ``reason_code`` and ``reason`` settle the request; with ``disconnect`` they end the connection instead.
+    ``response`` goes out first where it is not None.
+    """
+
+    reason_code: int = 0
+    reason: str = ""
+    response: Publish | None = None
+    disconnect: bool = False
+
+
+def dialect_of(topic: str, has_protocol_version: bool) -> Dialect:  # noqa: FBT001 - the two facts that decide
+    """The form a request has chosen: ``__protVer`` is the SDKs' alone; the older topic has its own property names."""
+    if has_protocol_version:
+        return SDK
+    return OLDER if topic == OLDER_INVOKE else PUBLISHED
+
+
+def dialect_named(name: str) -> Dialect | None:
+    """The dialect called ``name`` in the configuration; None for ``auto``, where each request chooses.
+
+    Raises:
+        KeyError: there is no such dialect.
+    """
+    return None if name == "auto" else DIALECTS[name]
+
+
+def read_request(
+    publish: Publish, client_id: str, received_ms: int, now_ms: int, forced: Dialect | None = None
+) -> Ask | Refusal:
+    """What to do with a message to an invoke topic; ``forced`` overrules the form that the request has chosen."""
+    properties = publish.optional_properties
+    response_topic = properties.response_topic if properties is not None else None
+    if properties is None or not response_topic:
+        return Refusal(
+            ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
+            "a request to the state store needs a response topic and correlation data (MQTT 5 properties)",
+        )
+    if _is_forbidden(response_topic):
+        return Refusal(
+            ReasonCode.TOPIC_NAME_INVALID,
+            "the response topic of a state store request must not be a topic of the store itself or hold a wildcard",
+            disconnect=True,
+        )
+    expires_at = 0
+    if properties.message_expiry_interval is not None:
+        expires_at = received_ms + properties.message_expiry_interval * 1000
+        if expires_at <= now_ms:
+            return Refusal()
+    user = _Given(properties.user_properties)
+    dialect = forced or dialect_of(publish.topic, user.protocol_version is not None)
+    correlation = properties.correlation_data
+    if publish.qos != 1:
+        reason = "state store requests must be published with QoS 1"
+        answer = None
+        if correlation is not None:
+            fields = [("__stMsg", reason)]
+            answer = status_response(response_topic, correlation, dialect, expires_at, now_ms, 400, fields)
+        return Refusal(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, reason, answer)
+    if correlation is None:
+        fields = [("__stMsg", "correlation data is missing"), ("__propName", "Correlation Data")]
+        return Refusal(0, "", status_response(response_topic, None, dialect, expires_at, now_ms, 400, fields))
+    if user.protocol_version is not None and not _is_supported(user.protocol_version):
+        fields = [
+            ("__stMsg", "the protocol version is not supported"),
+            ("__supProtMajVer", "1"),
+            ("__requestProtVer", user.protocol_version),
+        ]
+        return Refusal(0, "", status_response(response_topic, correlation, dialect, expires_at, now_ms, 505, fields))
+    timestamp = user.values.get(dialect.timestamp_property)
+    token = user.values.get(dialect.fence_property)
+    return Ask(response_topic, correlation, Context(client_id, dialect, timestamp, token), expires_at)
+
+
+def response(ask: Ask, answer: Answer, now_ms: int) -> Publish | None:
+    """The message that carries ``answer``; None where the request's expiry is used up."""
+    dialect = ask.dialect
+    version = answer.version
+    match answer.kind:
+        case AnswerKind.OK:
+            payload = OK
+        case AnswerKind.VALUE:
+            payload = encode_bulk(answer.value)
+        case AnswerKind.MISSING:
+            payload = MISSING
+        case AnswerKind.NOT_MET:
+            payload = dialect.condition_not_met
+        case AnswerKind.COUNT:
+            payload = encode_integer(answer.count)
+            if not dialect.delete_version:
+                version = answer.previous
+        case AnswerKind.ERROR:
+            assert answer.error is not None
+            lower = answer.error is StoreError.FENCE_LOWER
+            payload = encode_error(dialect.fence_lower if lower else answer.error)
+    user = [("__stat", "200"), ("__protVer", PROTOCOL_VERSION)] if dialect.status else []
+    if version is not None:
+        user.append((dialect.timestamp_property, version.padded() if dialect.padded_versions else str(version)))
+    return _message(ask.response_topic, payload, ask.correlation, user, ask.expires_at, now_ms)
+
+
+def status_response(
+    topic: str,
+    correlation: bytes | None,
+    dialect: Dialect,
+    expires_at: int,
+    now_ms: int,
+    status: int,
+    fields: list[tuple[str, str]],
+) -> Publish | None:
+    """An answer that says why a request was not executed, with an empty payload. ``__stat`` is told in every form."""
+    user = [("__stat", str(status)), *fields]
+    if dialect.status:
+        user.append(("__protVer", PROTOCOL_VERSION))
+    return _message(topic, b"", correlation, user, expires_at, now_ms)
+
+
+def notification(change: Change, client_id: str, dialect: Dialect) -> Publish:
+    """The message that tells ``client_id`` of ``change``."""
+    if change.record is not None:
+        payload = encode_array((b"NOTIFY", b"SET", b"VALUE", change.record.value))
+    else:
+        payload = encode_array((b"NOTIFY", dialect.delete_event))
+    version = change.version.padded() if dialect.padded_versions else str(change.version)
+    user = [(dialect.timestamp_property, version)]
+    if dialect.status:
+        user += (("__protVer", PROTOCOL_VERSION), ("__srcId", SOURCE))
+    properties = Properties(content_type=CONTENT_TYPE, user_properties=user)
+    return Publish(notify_topic(client_id, change.key), payload, 1, properties=properties)
+
+
+def notify_topic(client_id: str, key: bytes) -> str:
+    """Where ``client_id`` is told of ``key``; upper-case hex in both places, the Rust SDK reads no other."""
+    return f"{_OWN_PREFIX}/{client_id.encode().hex().upper()}{_NOTIFY}{key.hex().upper()}"
+
+
+def topic_fits(client_id: str, key: bytes) -> bool:
+    """Whether :func:`notify_topic` is a topic at all: at most 65,535 bytes."""
+    fixed = len(_OWN_PREFIX) + 1 + len(_NOTIFY)
+    return fixed + 2 * len(client_id.encode()) + 2 * len(key) <= _MAX_TOPIC
+
+
+def client_response_topic(client_id: str) -> str:
+    """Where our client wants its answers; hex, so that every client id makes a topic that can be subscribed to."""
+    return f"clients/{client_id.encode().hex().upper()}/{_STORE}/command/invoke/response"
+
+
+def notify_filter(client_id: str) -> str:
+    """What our client subscribes to for its notifications."""
+    return f"{_OWN_PREFIX}/{client_id.encode().hex().upper()}{_NOTIFY}+"
+
+
+def key_of_notification(topic: str) -> bytes | None:
+    """The key that a notification's topic names; None where ``topic`` is not one of a notification."""
+    if not topic.startswith(_OWN_PREFIX):
+        return None
+    _, found, digits = topic.rpartition(_NOTIFY)
+    if not found:
+        return None
+    try:
+        return unhexlify(digits)
+    except ValueError:
+        return None
+
+
+def request(
+    args: list[bytes],
+    client_id: str,
+    correlation: bytes,
+    timestamp: Hlc,
+    *,
+    fencing_token: Hlc | None = None,
+    expiry_s: int,
+    extra: Mapping[str, str] | None = None,
+) -> Publish:
+    """A request as the SDKs write it; ``extra`` are further user properties."""
+    user = [
+        ("__ts", timestamp.padded()),
+        ("__srcId", client_id),
+        ("__protVer", PROTOCOL_VERSION),
+        ("$partition", client_id),
+    ]
+    if fencing_token is not None:
+        user.append(("__ft", fencing_token.padded()))
+    if extra:
+        user += extra.items()
+    properties = Properties(
+        payload_format_indicator=0,
+        message_expiry_interval=expiry_s,
+        content_type=CONTENT_TYPE,
+        response_topic=client_response_topic(client_id),
+        correlation_data=correlation,
+        user_properties=user,
+    )
+    return Publish(INVOKE, encode_array(args), 1, properties=properties)
+
+
+class _Given:
+    """The user properties that matter, each once: one that is repeated becomes the empty text, which is malformed."""
+
+    __slots__ = ("protocol_version", "values")
+
+    def __init__(self, user_properties: list[tuple[str, str]]) -> None:
+        self.values: dict[str, str] = {}
+        for name, value in user_properties:
+            self.values[name] = value if name not in self.values else ""
+        self.protocol_version = self.values.get("__protVer")
+
+
+def _is_forbidden(response_topic: str) -> bool:
+    return (
+        response_topic in (INVOKE, OLDER_INVOKE)
+        or response_topic.startswith(_OWN_PREFIX)
+        or "+" in response_topic
+        or "#" in response_topic
+    )
+
+
+def _is_supported(version: str) -> bool:
+    """``1.<digits>``; anything else is another major version or no version at all."""
+    major, dot, minor = version.partition(".")
+    return major == "1" and bool(dot) and minor.isascii() and minor.isdigit()
+
+
+def _message(
+    topic: str,
+    payload: bytes,
+    correlation: bytes | None,
+    user: list[tuple[str, str]],
+    expires_at: int,
+    now_ms: int,
+) -> Publish | None:
+    left = None
+    if expires_at:
+        if expires_at <= now_ms:
+            return None
+        # Rounded up: the answer may not be lost for the part of a second that nobody counts.
+        left = (expires_at - now_ms + 999) // 1000
+    properties = Properties(
+        message_expiry_interval=left, content_type=CONTENT_TYPE, correlation_data=correlation, user_properties=user
+    )
+    return Publish(topic, payload, 1, properties=properties)

@@ -1,0 +1,182 @@
+"""The RESP3 subset of the state store: commands, replies and notifications as bytes.
+
+Everything is built from five forms, told apart by their first byte; every line ends in CRLF and lengths rule, so keys
+and values are binary::
+
+    *<count>   array: requests and notifications, whose elements are bulk strings only
+    $<length>  bulk string; $-1 stands for "no such key"
+    +OK        done
+    :<number>  an integer; :-1 also stands for "condition not met"
+    -ERR <text>
+
+Decoding is strict and linear in the size of the payload: decimal ASCII digits without signs, blanks or leading zeros,
+no other RESP types, nothing after the last element.
+
+Source: state store protocol, "Payload format"; the forms that the Go, Rust and .NET SDKs write and accept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from penstock.errors import RemoteProtocolError
+
+__all__ = [
+    "MISSING",
+    "OK",
+    "Notification",
+    "Reply",
+    "ReplyKind",
+    "decode_array",
+    "decode_notification",
+    "decode_reply",
+    "encode_array",
+    "encode_bulk",
+    "encode_error",
+    "encode_integer",
+]
+
+OK: Final = b"+OK\r\n"
+MISSING: Final = b"$-1\r\n"
+
+_ARRAY, _BULK = 0x2A, 0x24
+# Ten digits hold every length an MQTT payload can have (268,435,455); more can only be an overflow.
+_MAX_DIGITS: Final = 10
+# The shortest element is an empty bulk string; a count that cannot fit is refused before anything is allocated.
+_SHORTEST_ELEMENT: Final = len(b"$0\r\n\r\n")
+
+
+class ReplyKind(StrEnum):
+    """What a response payload is."""
+
+    OK = "ok"
+    INTEGER = "integer"
+    VALUE = "value"
+    MISSING = "missing"
+    ERROR = "error"
+
+
+class Reply(NamedTuple):
+    """A decoded response: ``number`` of an integer, ``data`` of a value, ``text`` of an error (without ``-ERR ``)."""
+
+    kind: ReplyKind
+    number: int = 0
+    data: bytes = b""
+    text: str = ""
+
+
+class Notification(NamedTuple):
+    """A decoded notification: ``operation`` is ``SET`` with a value, or ``DELETE`` (also of an expired key)."""
+
+    operation: str
+    value: bytes | None = None
+
+
+def encode_array(elements: Sequence[bytes]) -> bytes:
+    """``elements`` as an array of bulk strings: a request or a notification."""
+    parts = [b"*%d\r\n" % len(elements)]
+    for element in elements:
+        parts += (b"$%d\r\n" % len(element), element, b"\r\n")
+    return b"".join(parts)
+
+
+def encode_bulk(value: bytes) -> bytes:
+    """``value`` as a bulk string: the answer to a GET that found the key."""
+    return b"$%d\r\n%b\r\n" % (len(value), value)
+
+
+def encode_integer(number: int) -> bytes:
+    """``number`` as an integer: how many keys were deleted, or -1."""
+    return b":%d\r\n" % number
+
+
+def encode_error(text: str) -> bytes:
+    """``text`` as an error; the SDKs need the blank after ``-ERR`` and the CRLF."""
+    return b"-ERR %b\r\n" % text.encode()
+
+
+def decode_array(payload: bytes) -> list[bytes]:
+    """The elements of an array of bulk strings that fills ``payload`` exactly; at least one element.
+
+    Raises:
+        RemoteProtocolError: anything else; the caller answers ``-ERR syntax error``.
+    """
+    count, position = _header(payload, 0, _ARRAY)
+    if count == 0 or count * _SHORTEST_ELEMENT > len(payload) - position:
+        raise _malformed(payload, 0, f"an array of {count} elements cannot be here")
+    elements: list[bytes] = []
+    for _ in range(count):
+        length, start = _header(payload, position, _BULK)
+        end = start + length
+        position = end + 2
+        # A slice past the end shortens silently and then is not CRLF either.
+        if payload[end:position] != b"\r\n":
+            raise _malformed(payload, start, f"{length} bytes and CRLF expected")
+        elements.append(payload[start:end])
+    if position != len(payload):
+        raise _malformed(payload, position, f"{len(payload) - position} bytes too many")
+    return elements
+
+
+def decode_reply(payload: bytes) -> Reply:
+    """What a response to SET, GET, DEL, VDEL or KEYNOTIFY says.
+
+    Raises:
+        RemoteProtocolError: not one of the five forms, or not exactly one of them.
+    """
+    if payload == OK:
+        return Reply(ReplyKind.OK)
+    if payload == MISSING:
+        return Reply(ReplyKind.MISSING)
+    if payload.startswith(b"$"):
+        length, start = _header(payload, 0, _BULK)
+        end = start + length
+        if payload[end:] != b"\r\n":
+            raise _malformed(payload, start, f"{length} bytes and CRLF expected, and nothing more")
+        return Reply(ReplyKind.VALUE, data=payload[start:end])
+    if payload.endswith(b"\r\n"):
+        line = payload[1:-2]
+        if payload.startswith(b":"):
+            digits = line.removeprefix(b"-")
+            if digits.isdigit() and len(digits) <= _MAX_DIGITS:
+                return Reply(ReplyKind.INTEGER, number=int(line))
+        elif payload.startswith(b"-ERR ") and b"\r" not in line and b"\n" not in line:
+            return Reply(ReplyKind.ERROR, text=line[4:].decode("utf-8", "replace"))
+    raise _malformed(payload, 0, "not a response of the state store")
+
+
+def decode_notification(payload: bytes) -> Notification:
+    """What a notification says; the document's ``DEL`` is read as ``DELETE``, which is what brokers send.
+
+    Raises:
+        RemoteProtocolError: not a notification.
+    """
+    match decode_array(payload):
+        case [b"NOTIFY", b"SET", b"VALUE", value]:
+            return Notification("SET", value)
+        case [b"NOTIFY", b"DELETE" | b"DEL"]:
+            return Notification("DELETE")
+        case _:
+            raise _malformed(payload, 0, "not a notification of the state store")
+
+
+def _header(payload: bytes, position: int, kind: int) -> tuple[int, int]:
+    """The number in the line at ``position``, which must begin with ``kind``, and where the next byte after it is."""
+    if position >= len(payload) or payload[position] != kind:
+        raise _malformed(payload, position, f"{chr(kind)!r} expected")
+    end = payload.find(b"\r\n", position + 1, position + 3 + _MAX_DIGITS)
+    digits = payload[position + 1 : max(end, 0)]
+    # bytes.isdigit() knows the ASCII digits only, and refuses the empty string, signs and blanks.
+    if not digits.isdigit() or (len(digits) > 1 and digits[0] == 0x30):
+        raise _malformed(payload, position + 1, f"a length of at most {_MAX_DIGITS} digits and CRLF expected")
+    return int(digits), end + 2
+
+
+def _malformed(payload: bytes, position: int, expected: str) -> RemoteProtocolError:
+    near = payload[position : position + 24]
+    return RemoteProtocolError(
+        f"state store payload, byte {position}: {expected}, found {near!r}",
+        why="the payload is not the RESP3 subset of the state store protocol",
+    )

@@ -1,0 +1,120 @@
+"""What the store keeps of a key, what a change to it is, and the bytes a key is stored as."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from struct import Struct
+from sys import intern
+from typing import TYPE_CHECKING, Final
+from zlib import crc32
+
+from penstock.statestore.hlc import Hlc
+
+if TYPE_CHECKING:
+    from penstock.statestore.dialects import Dialect
+
+__all__ = ["Change", "Observer", "Record", "decode_record", "digest_of", "encode_record"]
+
+Observer = tuple[str, "Dialect"]
+"""Who is told of a change: client id, and the dialect of the KEYNOTIFY that made the observation."""
+
+
+class Record:
+    """The state of one key; never changed after it was made, so that it can be written behind.
+
+    ``fence`` protects the key against lower tokens; ``expires_at`` is an instant in ms since the epoch, 0 = never.
+    """
+
+    __slots__ = ("expires_at", "fence", "key", "value", "version")
+
+    def __init__(self, key: bytes, value: bytes, version: Hlc, fence: Hlc | None = None, expires_at: int = 0) -> None:
+        self.key = key
+        self.value = value
+        self.version = version
+        self.fence = fence
+        self.expires_at = expires_at
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Record):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<Record {self.key!r} version={self.version} fence={self.fence} expires_at={self.expires_at}>"
+
+
+class Change:
+    """One key changed: to ``record``, or deleted where that is None.
+
+    ``version`` belongs to the change itself: that of the record, or a newer one of the delete. ``observers`` are the
+    clients to tell, as of the change.
+    """
+
+    __slots__ = ("key", "observers", "record", "version")
+
+    def __init__(self, key: bytes, record: Record | None, version: Hlc, observers: tuple[Observer, ...] = ()) -> None:
+        self.key = key
+        self.record = record
+        self.version = version
+        self.observers = observers
+
+    def __repr__(self) -> str:
+        return f"<Change {'SET' if self.record is not None else 'DELETE'} {self.key!r} {self.version}>"
+
+
+# Stored form, big-endian: crc32 of all that follows; expiry; version; fence (wall and counter 0 and an empty node id
+# where there is none); lengths of node id, fence node id and key; these three; the value fills the rest.
+_CHECKSUM: Final = Struct(">I")
+_HEAD: Final = Struct(">QQQQQHHI")
+_HEAD_END: Final = _CHECKSUM.size + _HEAD.size
+_NO_FENCE: Final = Hlc(0, 0, "")
+
+
+def digest_of(key: bytes) -> bytes:
+    """The name under which ``key`` is stored: LMDB keys are at most 511 bytes, keys of the store are not."""
+    return blake2b(key, digest_size=32).digest()
+
+
+def encode_record(record: Record) -> bytes:
+    """``record`` in its stored form, checksummed, the whole key included."""
+    version, fence = record.version, record.fence or _NO_FENCE
+    node, fence_node = version.node.encode(), fence.node.encode()
+    body = b"".join(
+        (
+            _HEAD.pack(
+                record.expires_at,
+                version.wall_ms,
+                version.counter,
+                fence.wall_ms,
+                fence.counter,
+                len(node),
+                len(fence_node),
+                len(record.key),
+            ),
+            node,
+            fence_node,
+            record.key,
+            record.value,
+        )
+    )
+    return _CHECKSUM.pack(crc32(body)) + body
+
+
+def decode_record(stored: bytes) -> Record | None:
+    """The record in ``stored``; None where checksum or lengths say that these are not the bytes that were written."""
+    if len(stored) < _HEAD_END or crc32(memoryview(stored)[_CHECKSUM.size :]) != _CHECKSUM.unpack_from(stored)[0]:
+        return None
+    expires_at, wall, counter, fence_wall, fence_counter, node_size, fence_size, key_size = _HEAD.unpack_from(
+        stored, _CHECKSUM.size
+    )
+    node_end = _HEAD_END + node_size
+    fence_end = node_end + fence_size
+    key_end = fence_end + key_size
+    if key_end > len(stored):
+        return None
+    # Interned: a million keys share one node id.
+    fence = Hlc(fence_wall, fence_counter, intern(stored[node_end:fence_end].decode())) if fence_size else None
+    version = Hlc(wall, counter, intern(stored[_HEAD_END:node_end].decode()))
+    return Record(stored[fence_end:key_end], stored[key_end:], version, fence, expires_at)
