@@ -153,7 +153,7 @@ PROPERTIES: tuple[PropertySpec, ...] = (
     PropertySpec(0x1F, "Reason String", "reason_string", _STR, _CONNACK | _ACKS | _DISCONNECT | _AUTH),
     PropertySpec(0x21, "Receive Maximum", "receive_maximum", _U16, _CONNECT | _CONNACK, low=1, high=65_535),
     PropertySpec(0x22, "Topic Alias Maximum", "topic_alias_maximum", _U16, _CONNECT | _CONNACK),
-    PropertySpec(0x23, "Topic Alias", "topic_alias", _U16, _PUBLISH),
+    PropertySpec(0x23, "Topic Alias", "topic_alias", _U16, _PUBLISH, low=1),
     PropertySpec(0x24, "Maximum QoS", "maximum_qos", _B, _CONNACK, high=1),
     PropertySpec(0x25, "Retain Available", "retain_available", _B, _CONNACK, high=1),
     PropertySpec(0x26, "User Property", "user_properties", _PAIR, _ANY, repeats=_ANY),

@@ -1,0 +1,280 @@
+"""Incremental decoder: bytes as they arrive in, packets out.
+
+Fixed header [MQTT 5.0 section 2.1]:  type (4 bits) | flags (4 bits) | Remaining Length (1 to 4 bytes, shortest form)
+
+Invariant: any bytes give packets or one RemoteProtocolError, the same in one piece or split. Work is linear in the
+bytes received, however they are split: pieces of an unfinished packet are joined once, when the packet is complete.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+from penstock.errors import RemoteProtocolError
+from penstock.mqtt.codec.bodies import BODIES, decode_properties
+from penstock.mqtt.codec.packets import Packet, PubAck, Publish
+from penstock.mqtt.codec.primitives import MAX_VARINT, Reader, malformed, protocol_error
+from penstock.mqtt.codec.reasons import CLIENT_DISCONNECT, PacketType, reason_name
+from penstock.mqtt.codec.topics import has_wildcard
+
+__all__ = ["LARGEST_PACKET", "Decoder", "Role", "TopicNames"]
+
+LARGEST_PACKET: Final = MAX_VARINT + 5
+"""The largest packet that the protocol can express, in bytes with its header."""
+
+_PUBLISH_CONTEXT: Final = 1 << PacketType.PUBLISH
+_NO_PROPERTIES: Final = b"\x00"
+
+
+class Role(Enum):
+    """Which side decodes; it decides which packets may come in."""
+
+    SERVER = "server"
+    CLIENT = "client"
+    EITHER = "either"
+
+
+_REFUSED: dict[Role, frozenset[int]] = {
+    Role.SERVER: frozenset((PacketType.CONNACK, PacketType.SUBACK, PacketType.UNSUBACK, PacketType.PINGRESP)),
+    Role.CLIENT: frozenset((PacketType.CONNECT, PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE, PacketType.PINGREQ)),
+    Role.EITHER: frozenset(),
+}
+
+
+class TopicNames:
+    """Checked topic names by their bytes on the wire, so that a topic is decoded once and its hash is kept.
+
+    Bounded: emptied when ``limit`` names are in it, which costs one decoding each; long names are not kept.
+    """
+
+    __slots__ = ("_limit", "names")
+
+    def __init__(self, limit: int = 4096) -> None:
+        self._limit = limit
+        self.names: dict[bytes, str] = {}
+
+    def add(self, wire: bytes) -> str:
+        """The topic name in ``wire`` (with its two length bytes), checked and kept; "" is let through for an alias.
+
+        Raises:
+            RemoteProtocolError: 0x81 for bad UTF-8, 0x90 for wildcards [MQTT-3.3.2-2].
+        """
+        topic = Reader(wire, 0, len(wire)).string()
+        if has_wildcard(topic):
+            raise RemoteProtocolError(f"mqtt: topic name {topic!r} holds a wildcard", reason_code=0x90)
+        if len(wire) <= 1024:
+            if len(self.names) >= self._limit:
+                self.names.clear()
+            self.names[wire] = topic
+        return topic
+
+
+class Decoder:
+    """Decodes one direction of one connection.
+
+    ``max_packet_size`` is our own limit in bytes, header included: a larger packet is refused with 0x95 as soon as its
+    length is known. ``topics`` may be shared between decoders of one thread.
+    """
+
+    __slots__ = (
+        "_buffered",
+        "_needed",
+        "_pieces",
+        "_refused",
+        "_role",
+        "_topics",
+        "error",
+        "max_packet_size",
+        "protocol_level",
+    )
+
+    def __init__(
+        self,
+        max_packet_size: int = LARGEST_PACKET,
+        *,
+        role: Role = Role.EITHER,
+        topics: TopicNames | None = None,
+    ) -> None:
+        self.max_packet_size = max_packet_size
+        self.error: RemoteProtocolError | None = None
+        """Set once the bytes are beyond repair; packets before it were returned."""
+        self.protocol_level = 5
+        """The level byte of the CONNECT that came in; it decides the form of a refusal."""
+        self._role = role
+        self._refused = _REFUSED[role]
+        self._topics = topics or TopicNames()
+        self._pieces: list[bytes] = []
+        self._buffered = 0
+        self._needed = 1
+
+    def feed(self, data: bytes) -> list[Packet]:
+        """Decode what is complete with ``data``; the rest is kept for the next call.
+
+        When packets come before an error in the same bytes, they are returned, ``error`` is set, and the next call
+        raises; so look at ``error`` once the packets are handled.
+
+        Raises:
+            RemoteProtocolError: with the reason code to answer with; and again on every later call.
+        """
+        if self.error is not None:
+            raise self.error
+        if self._buffered:
+            self._pieces.append(data)
+            self._buffered += len(data)
+            if self._buffered < self._needed:
+                return []
+            data = b"".join(self._pieces)
+            self._pieces.clear()
+            self._buffered = 0
+        packets: list[Packet] = []
+        try:
+            used = self._decode(data, packets)
+        except RemoteProtocolError as e:
+            self.error = e
+            if not packets:
+                raise
+            return packets
+        if used < len(data):
+            rest = data[used:] if used else data
+            self._pieces.append(rest)
+            self._buffered = len(rest)
+        return packets
+
+    def _decode(self, data: bytes, packets: list[Packet]) -> int:
+        """Append the packets that are complete; return how many bytes they took. Sets ``_needed`` for the rest."""
+        position = 0
+        size = len(data)
+        refused = self._refused
+        largest = self.max_packet_size
+        while position < size:
+            first = data[position]
+            kind = _KINDS[first]
+            if kind == 0:
+                raise malformed(f"first byte 0x{first:02X}: reserved type or flags [MQTT-2.1.3-1]")
+            if kind in refused:
+                raise protocol_error(f"{PacketType(kind).name} was sent to the wrong side")
+            if position + 1 >= size:
+                self._needed = 2
+                return position
+            length = data[position + 1]
+            start = position + 2
+            if length > 127:
+                header = _long_length(data, position + 1, size)
+                if header is None:
+                    self._needed = size - position + 1
+                    return position
+                length, start = header
+            end = start + length
+            if end - position > largest:
+                raise RemoteProtocolError(
+                    f"mqtt: a packet of {end - position} bytes is larger than the {largest} allowed", reason_code=0x95
+                )
+            if end > size:
+                self._needed = end - position
+                return position
+            if kind == 3:
+                packets.append(self._publish(data, first, start, end))
+            elif kind == 4 and length == 2 and (data[start] or data[start + 1]):
+                packets.append(PubAck(data[start] << 8 | data[start + 1]))
+            else:
+                packets.append(self._other(data, kind, start, end))
+            position = end
+        self._needed = 1
+        return position
+
+    def _publish(self, data: bytes, first: int, start: int, end: int) -> Publish:
+        """PUBLISH: topic, identifier (QoS 1, 2), properties, payload to the end [MQTT 5.0 section 3.3]."""
+        position = start + 2
+        if position > end:
+            raise malformed("the packet ends within a field")
+        position += data[start] << 8 | data[start + 1]
+        qos = first >> 1 & 3
+        properties_start = position + 2 if qos else position
+        if properties_start >= end:
+            raise malformed("PUBLISH ends before its properties")
+        wire = data[start:position]
+        topic = self._topics.names.get(wire)
+        if topic is None:
+            topic = self._topics.add(wire)
+        packet_id = 0
+        if qos:
+            packet_id = data[position] << 8 | data[position + 1]
+            if packet_id == 0:
+                raise protocol_error("packet identifier 0 [MQTT-2.2.1-3]")
+        if data[properties_start] == 0:
+            publish = Publish(topic, data[properties_start + 1 : end], qos)
+            publish.properties_wire = _NO_PROPERTIES
+        else:
+            reader = Reader(data, properties_start, end)
+            length = reader.varint()
+            properties_end = reader.position + length
+            if properties_end > end:
+                raise malformed("the property length goes beyond the packet")
+            properties = decode_properties(data, reader.position, properties_end, _PUBLISH_CONTEXT)
+            if properties.subscription_identifiers and self._role is Role.SERVER:
+                raise protocol_error("Subscription Identifier in a PUBLISH of a client [MQTT-3.3.4-6]")
+            publish = Publish(topic, data[properties_end:end], qos, properties=properties)
+            publish.properties_wire = data[properties_start:properties_end]
+        if not topic and (publish.optional_properties is None or publish.optional_properties.topic_alias is None):
+            raise protocol_error("PUBLISH with neither a topic nor a Topic Alias")
+        publish.packet_id = packet_id
+        publish.topic_wire = wire
+        if first & 9:
+            publish.retain = first & 1 == 1
+            publish.dup = first & 8 == 8
+        return publish
+
+    def _other(self, data: bytes, kind: int, start: int, end: int) -> Packet:
+        """Every packet off the hot path, and what may come from one side only."""
+        if kind == PacketType.CONNECT and end - start >= 3:
+            at = start + 2 + (data[start] << 8 | data[start + 1])
+            self.protocol_level = data[at] if at < end else 0
+        packet = BODIES[kind](data, start, end)
+        if kind == PacketType.DISCONNECT and self._role is not Role.EITHER:
+            self._check_disconnect(packet)
+        return packet
+
+    def _check_disconnect(self, packet: Packet) -> None:
+        from_client = self._role is Role.SERVER
+        code: int = packet.reason_code  # type: ignore[union-attr]
+        properties = packet.properties  # type: ignore[union-attr]
+        if (from_client and code not in CLIENT_DISCONNECT) or (not from_client and code == 0x04):
+            raise protocol_error(f"this side does not send DISCONNECT {reason_name(code)}")
+        if from_client and properties.server_reference is not None:
+            raise protocol_error("a client does not send Server Reference")
+        if not from_client and properties.session_expiry_interval is not None:
+            raise protocol_error("a server does not send Session Expiry Interval on DISCONNECT [MQTT-3.14.2-2]")
+
+
+def _long_length(data: bytes, position: int, size: int) -> tuple[int, int] | None:
+    """A Remaining Length of two to four bytes at ``position`` and where it ends; None when it is not all there."""
+    value = shift = 0
+    while position < size:
+        byte = data[position]
+        value |= (byte & 127) << shift
+        position += 1
+        if byte < 128:
+            if byte == 0:
+                raise malformed("the Remaining Length is not in its shortest form [MQTT-1.5.5-1]")
+            return value, position
+        shift += 7
+        if shift > 21:
+            raise malformed("the Remaining Length has more than four bytes")
+    return None
+
+
+def _kinds() -> list[int]:
+    """First byte -> packet type, 0 where type or flags are reserved [MQTT-2.1.3-1]."""
+    kinds = [0] * 256
+    for packet_type in PacketType:
+        flags = 2 if packet_type in (PacketType.PUBREL, PacketType.SUBSCRIBE, PacketType.UNSUBSCRIBE) else 0
+        kinds[packet_type << 4 | flags] = int(packet_type)
+    for flags in range(16):
+        qos = flags >> 1 & 3
+        if qos != 3 and not (qos == 0 and flags & 8):  # [MQTT-3.3.1-4], [MQTT-3.3.1-2]
+            kinds[PacketType.PUBLISH << 4 | flags] = int(PacketType.PUBLISH)
+    return kinds
+
+
+_KINDS = _kinds()

@@ -1,0 +1,271 @@
+"""Encoder: packets to bytes, the shortest form of each.
+
+``encode`` is for any packet. The broker forwards PUBLISH without it, from ``publish_head`` and parts that are already
+encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from penstock.errors import LocalProtocolError
+from penstock.mqtt.codec.packets import (
+    Auth,
+    ConnAck,
+    Connect,
+    Disconnect,
+    Packet,
+    PingReq,
+    PingResp,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    SubAck,
+    Subscribe,
+    UnsubAck,
+    Unsubscribe,
+)
+from penstock.mqtt.codec.primitives import MAX_VARINT, encode_binary, encode_string, encode_varint
+from penstock.mqtt.codec.properties import ALLOWED_IN, PROPERTIES, WILL, Properties, PropertySpec, WireType
+from penstock.mqtt.codec.reasons import ALLOWED, PacketType, reason_name
+
+__all__ = ["encode", "encode_properties", "encode_within", "publish_head"]
+
+_PUBLISH_CONTEXT: Final = 1 << PacketType.PUBLISH
+_HEADS: dict[int, list[bytes]] = {
+    first: [bytes((first,)) + encode_varint(n) for n in range(2048)] for first in (0x30, 0x32)
+}
+
+
+def publish_head(first: int, remaining: int) -> bytes:
+    """The fixed header of a PUBLISH: ``first`` byte and Remaining Length."""
+    heads = _HEADS.get(first)
+    if heads is not None and remaining < 2048:
+        return heads[remaining]
+    return bytes((first,)) + encode_varint(remaining)
+
+
+def encode(packet: Packet) -> bytes:
+    """``packet`` as bytes.
+
+    Raises:
+        LocalProtocolError: a field does not fit the protocol, a property or reason code does not belong in the packet.
+    """
+    return _ENCODERS[type(packet)](packet)
+
+
+def encode_within(packet: Packet, maximum: int) -> bytes | None:
+    """``packet`` in at most ``maximum`` bytes: without User Properties and Reason String where they make it too large.
+
+    None when even then it does not fit. For the packets that answer: their diagnostics may be left out, as
+    [MQTT-3.2.2-19], [MQTT-3.2.2-20] and their like for the other packets demand.
+    """
+    data = encode(packet)
+    if len(data) <= maximum:
+        return data
+    if not isinstance(packet, Publish | PingReq | PingResp | Connect):
+        for attribute, empty in (("user_properties", []), ("reason_string", None)):
+            setattr(packet.properties, attribute, empty)
+            data = encode(packet)
+            if len(data) <= maximum:
+                return data
+    return None
+
+
+def encode_properties(properties: Properties | None, context: int) -> bytes:
+    """The property block with its length, in the order of the identifiers; ``context`` says what it belongs to.
+
+    Raises:
+        LocalProtocolError: a property does not belong there, or its value is out of range.
+    """
+    if properties is None:
+        return b"\x00"
+    out: list[bytes] = []
+    for spec in ALLOWED_IN[context]:
+        value = getattr(properties, spec.attribute)
+        if value is not None and value != []:
+            _encode_property(out, spec, value, context)
+    if context != _PUBLISH_CONTEXT:
+        _refuse_misplaced(properties, context)
+    block = b"".join(out)
+    return encode_varint(len(block)) + block
+
+
+def _encode_property(out: list[bytes], spec: PropertySpec, value: Any, context: int) -> None:
+    key = bytes((spec.identifier,))
+    wire_type = spec.wire_type
+    if wire_type is WireType.STRING_PAIR:
+        for name, text in value:
+            out += (key, encode_string(name, spec.name), encode_string(text, spec.name))
+    elif wire_type is WireType.STRING:
+        out += (key, encode_string(value, spec.name))
+    elif wire_type is WireType.BINARY:
+        out += (key, encode_binary(value, spec.name))
+    elif wire_type is WireType.VARIABLE_BYTE_INTEGER:
+        if len(value) > 1 and not spec.repeats & context:
+            raise LocalProtocolError(f"mqtt: property {spec.name} stands at most once in this packet")
+        for number in value:
+            _check_range(spec, number)
+            out += (key, encode_varint(number))
+    else:
+        _check_range(spec, value)
+        out += (key, int(value).to_bytes(_WIDTHS[wire_type], "big"))
+
+
+_WIDTHS = {WireType.BYTE: 1, WireType.TWO_BYTE_INTEGER: 2, WireType.FOUR_BYTE_INTEGER: 4}
+
+
+def _check_range(spec: PropertySpec, number: int) -> None:
+    high = min(spec.high, 0xFFFF) if spec.wire_type is WireType.TWO_BYTE_INTEGER else spec.high
+    if not spec.low <= number <= high:
+        raise LocalProtocolError(f"mqtt: property {spec.name} is {spec.low}..{high}, not {number}")
+
+
+def _refuse_misplaced(properties: Properties, context: int) -> None:
+    """Raise for a property that this packet cannot carry; not for PUBLISH, where it would cost on each one."""
+    for spec in PROPERTIES:
+        if not spec.contexts & context and getattr(properties, spec.attribute) not in (None, []):
+            raise LocalProtocolError(f"mqtt: property {spec.name} does not belong in this packet")
+
+
+def _frame(first: int, *parts: bytes) -> bytes:
+    body = b"".join(parts)
+    if len(body) > MAX_VARINT:
+        raise LocalProtocolError(f"mqtt: a packet of {len(body)} bytes is larger than the protocol allows")
+    return bytes((first,)) + encode_varint(len(body)) + body
+
+
+def _connect(packet: Connect) -> bytes:
+    will = packet.will
+    flags = (
+        (0x02 if packet.clean_start else 0)
+        | (0x80 if packet.username is not None else 0)
+        | (0x40 if packet.password is not None else 0)
+    )
+    parts = [encode_string(packet.client_id, "the client identifier")]
+    if will is not None:
+        flags |= 0x04 | _qos(will.qos) << 3 | (0x20 if will.retain else 0)
+        parts += (
+            encode_properties(will.properties, WILL),
+            encode_string(will.topic, "the will topic"),
+            encode_binary(will.payload, "the will payload"),
+        )
+    if packet.username is not None:
+        parts.append(encode_string(packet.username, "the user name"))
+    if packet.password is not None:
+        parts.append(encode_binary(packet.password, "the password"))
+    if not 0 <= packet.keep_alive <= 65_535:
+        raise LocalProtocolError(f"mqtt: Keep Alive is 0..65535 seconds, not {packet.keep_alive}")
+    head = b"\x00\x04MQTT" + bytes((packet.protocol_version, flags)) + packet.keep_alive.to_bytes(2, "big")
+    return _frame(0x10, head, encode_properties(packet.properties, 1 << PacketType.CONNECT), *parts)
+
+
+def _connack(packet: ConnAck) -> bytes:
+    code = _reason(packet.reason_code, PacketType.CONNACK)
+    head = bytes((1 if packet.session_present else 0, code))
+    return _frame(0x20, head, encode_properties(packet.properties, 1 << PacketType.CONNACK))
+
+
+def _publish(packet: Publish) -> bytes:
+    qos = _qos(packet.qos)
+    first = 0x30 | qos << 1 | (1 if packet.retain else 0) | (8 if packet.dup else 0)
+    if packet.dup and not qos:
+        raise LocalProtocolError("mqtt: DUP on a QoS 0 PUBLISH [MQTT-3.3.1-2]")
+    identifier = _packet_id(packet.packet_id) if qos else b""
+    topic = encode_string(packet.topic, "the topic")
+    return _frame(
+        first, topic, identifier, encode_properties(packet.optional_properties, _PUBLISH_CONTEXT), packet.payload
+    )
+
+
+def _acknowledgement(first: int, packet: PubAck | PubRec | PubRel | PubComp) -> bytes:
+    identifier = _packet_id(packet.packet_id)
+    packet_type = first >> 4
+    code = bytes((_reason(packet.reason_code, packet_type),))
+    given = packet.optional_properties
+    properties = encode_properties(given, 1 << packet_type)
+    if len(properties) > 1:
+        return _frame(first, identifier, code, properties)
+    return _frame(first, identifier, code) if packet.reason_code else _frame(first, identifier)
+
+
+def _subscribe(packet: Subscribe) -> bytes:
+    if not packet.subscriptions:
+        raise LocalProtocolError("mqtt: SUBSCRIBE needs at least one topic filter [MQTT-3.8.3-2]")
+    parts: list[bytes] = []
+    for wanted in packet.subscriptions:
+        if not 0 <= wanted.retain_handling <= 2:
+            raise LocalProtocolError(f"mqtt: Retain Handling is 0, 1 or 2, not {wanted.retain_handling}")
+        options = (
+            _qos(wanted.qos)
+            | (4 if wanted.no_local else 0)
+            | (8 if wanted.retain_as_published else 0)
+            | wanted.retain_handling << 4
+        )
+        parts += (encode_string(wanted.topic_filter, "a topic filter"), bytes((options,)))
+    properties = encode_properties(packet.properties, 1 << PacketType.SUBSCRIBE)
+    return _frame(0x82, _packet_id(packet.packet_id), properties, *parts)
+
+
+def _unsubscribe(packet: Unsubscribe) -> bytes:
+    if not packet.topic_filters:
+        raise LocalProtocolError("mqtt: UNSUBSCRIBE needs at least one topic filter [MQTT-3.10.3-2]")
+    properties = encode_properties(packet.properties, 1 << PacketType.UNSUBSCRIBE)
+    filters = [encode_string(topic_filter, "a topic filter") for topic_filter in packet.topic_filters]
+    return _frame(0xA2, _packet_id(packet.packet_id), properties, *filters)
+
+
+def _reason_list(first: int, packet: SubAck | UnsubAck) -> bytes:
+    codes = bytes(_reason(code, first >> 4) for code in packet.reason_codes)
+    properties = encode_properties(packet.properties, 1 << (first >> 4))
+    return _frame(first, _packet_id(packet.packet_id), properties, codes)
+
+
+def _short(first: int, packet: Disconnect | Auth) -> bytes:
+    """DISCONNECT and AUTH: empty where all is 0x00 without properties."""
+    packet_type = first >> 4
+    code = bytes((_reason(packet.reason_code, packet_type),))
+    properties = encode_properties(packet.properties, 1 << packet_type)
+    if len(properties) > 1 or (packet.reason_code and packet_type == PacketType.AUTH):
+        return _frame(first, code, properties)
+    return _frame(first, code) if packet.reason_code else _frame(first)
+
+
+def _qos(qos: int) -> int:
+    if not 0 <= qos <= 2:
+        raise LocalProtocolError(f"mqtt: QoS is 0, 1 or 2, not {qos}")
+    return qos
+
+
+def _packet_id(packet_id: int) -> bytes:
+    if not 1 <= packet_id <= 65_535:
+        raise LocalProtocolError(f"mqtt: a packet identifier is 1..65535, not {packet_id}")
+    return packet_id.to_bytes(2, "big")
+
+
+def _reason(code: int, packet_type: int) -> int:
+    if code not in ALLOWED[packet_type]:
+        raise LocalProtocolError(f"mqtt: {PacketType(packet_type).name} cannot carry reason code {reason_name(code)}")
+    return code
+
+
+_ENCODERS: dict[type, Callable[[Any], bytes]] = {
+    Connect: _connect,
+    ConnAck: _connack,
+    Publish: _publish,
+    PubAck: lambda packet: _acknowledgement(0x40, packet),
+    PubRec: lambda packet: _acknowledgement(0x50, packet),
+    PubRel: lambda packet: _acknowledgement(0x62, packet),
+    PubComp: lambda packet: _acknowledgement(0x70, packet),
+    Subscribe: _subscribe,
+    SubAck: lambda packet: _reason_list(0x90, packet),
+    Unsubscribe: _unsubscribe,
+    UnsubAck: lambda packet: _reason_list(0xB0, packet),
+    PingReq: lambda _: b"\xc0\x00",
+    PingResp: lambda _: b"\xd0\x00",
+    Disconnect: lambda packet: _short(0xE0, packet),
+    Auth: lambda packet: _short(0xF0, packet),
+}

@@ -1,0 +1,147 @@
+"""The data types of MQTT on the wire: integers, strings, binary data, and a cursor that reads them.
+
+Reading past the end, text that is not UTF-8 and integers that are not in their shortest form are malformed (0x81).
+
+Source: MQTT 5.0 section 1.5.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.errors import LocalProtocolError, RemoteProtocolError
+
+__all__ = [
+    "MAX_VARINT",
+    "Reader",
+    "encode_binary",
+    "encode_string",
+    "encode_varint",
+    "malformed",
+    "protocol_error",
+]
+
+MAX_VARINT: Final = 268_435_455
+_VARINTS: list[bytes] = [bytes((n,)) if n < 128 else bytes((n & 127 | 128, n >> 7)) for n in range(2048)]
+
+
+def malformed(what: str) -> RemoteProtocolError:
+    """The error for bytes that do not decode (0x81)."""
+    return RemoteProtocolError(f"mqtt: malformed packet: {what}", reason_code=0x81)
+
+
+def protocol_error(what: str) -> RemoteProtocolError:
+    """The error for what decodes but must not be sent (0x82)."""
+    return RemoteProtocolError(f"mqtt: protocol error: {what}", reason_code=0x82)
+
+
+def encode_varint(value: int) -> bytes:
+    """A Variable Byte Integer in its shortest form [MQTT-1.5.5-1].
+
+    Raises:
+        LocalProtocolError: below 0 or above 268,435,455.
+    """
+    if 0 <= value < 2048:
+        return _VARINTS[value]
+    if not 0 <= value <= MAX_VARINT:
+        raise LocalProtocolError(f"mqtt: {value} does not fit a Variable Byte Integer (0..{MAX_VARINT})")
+    out = bytearray()
+    while value > 127:
+        out.append(value & 127 | 128)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def encode_string(text: str, what: str) -> bytes:
+    """``text`` as UTF-8 with its two-byte length; ``what`` names the field in errors.
+
+    Raises:
+        LocalProtocolError: U+0000, a surrogate, or more than 65,535 bytes [MQTT-1.5.4-1, MQTT-1.5.4-2].
+    """
+    try:
+        raw = text.encode()
+    except UnicodeEncodeError as e:
+        raise LocalProtocolError(f"mqtt: {what} holds a surrogate, which UTF-8 cannot carry: {text!r}") from e
+    if b"\0" in raw:
+        raise LocalProtocolError(f"mqtt: {what} holds U+0000: {text!r}")
+    return encode_binary(raw, what)
+
+
+def encode_binary(raw: bytes, what: str) -> bytes:
+    """``raw`` with its two-byte length; ``what`` names the field in errors.
+
+    Raises:
+        LocalProtocolError: more than 65,535 bytes.
+    """
+    if len(raw) > 65_535:
+        raise LocalProtocolError(f"mqtt: {what} has {len(raw)} bytes, the protocol allows 65535")
+    return len(raw).to_bytes(2, "big") + raw
+
+
+class Reader:
+    """A cursor over ``data[position:end]`` that never reads past ``end``. Copies what it returns."""
+
+    __slots__ = ("data", "end", "position")
+
+    def __init__(self, data: bytes, position: int, end: int) -> None:
+        self.data = data
+        self.position = position
+        self.end = end
+
+    def byte(self) -> int:
+        """One byte."""
+        position = self.position
+        if position >= self.end:
+            raise malformed("the packet ends within a field")
+        self.position = position + 1
+        return self.data[position]
+
+    def two_bytes(self) -> int:
+        """A Two Byte Integer."""
+        position = self.position
+        if position + 2 > self.end:
+            raise malformed("the packet ends within a field")
+        self.position = position + 2
+        return self.data[position] << 8 | self.data[position + 1]
+
+    def four_bytes(self) -> int:
+        """A Four Byte Integer."""
+        position = self.position
+        if position + 4 > self.end:
+            raise malformed("the packet ends within a field")
+        self.position = position + 4
+        return int.from_bytes(self.data[position : position + 4], "big")
+
+    def varint(self) -> int:
+        """A Variable Byte Integer of at most four bytes, in its shortest form."""
+        value = shift = 0
+        while True:
+            byte = self.byte()
+            value |= (byte & 127) << shift
+            if byte < 128:
+                if byte == 0 and shift:
+                    raise malformed("a Variable Byte Integer is not in its shortest form")
+                return value
+            shift += 7
+            if shift > 21:
+                raise malformed("a Variable Byte Integer has more than four bytes")
+
+    def binary(self) -> bytes:
+        """Binary Data: two bytes of length, then the bytes."""
+        length = self.two_bytes()
+        position = self.position
+        if position + length > self.end:
+            raise malformed("a length goes beyond the packet")
+        self.position = position + length
+        return self.data[position : position + length]
+
+    def string(self) -> str:
+        """A UTF-8 Encoded String, checked [MQTT-1.5.4-1, MQTT-1.5.4-2]; U+FEFF is kept [MQTT-1.5.4-3]."""
+        raw = self.binary()
+        if b"\0" in raw:
+            raise malformed("a string holds U+0000")
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as e:
+            raise malformed(f"a string is not UTF-8: {e.reason} at byte {e.start}") from e

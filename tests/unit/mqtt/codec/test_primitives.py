@@ -1,0 +1,68 @@
+"""Integers, strings and binary data of MQTT [MQTT 5.0 section 1.5]."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import LocalProtocolError, RemoteProtocolError
+from penstock.mqtt.codec.primitives import MAX_VARINT, Reader, encode_binary, encode_string, encode_varint
+
+
+@pytest.mark.parametrize(
+    ("value", "wire"),
+    [
+        (0, "00"),
+        (127, "7f"),
+        (128, "8001"),
+        (16_383, "ff7f"),
+        (16_384, "808001"),
+        (2_097_151, "ffff7f"),
+        (2_097_152, "80808001"),
+        (268_435_455, "ffffff7f"),
+    ],
+)
+def test_edges_of_the_variable_byte_integer(value: int, wire: str) -> None:
+    data = bytes.fromhex(wire)
+    assert encode_varint(value) == data
+    assert Reader(data, 0, len(data)).varint() == value
+
+
+@given(st.integers(0, MAX_VARINT))
+def test_variable_byte_integers(value: int) -> None:
+    data = encode_varint(value)
+    assert Reader(data, 0, len(data)).varint() == value
+
+
+@pytest.mark.parametrize("wire", ["", "80", "8000", "ffff00", "ffffff00", "ffffffff7f", "80808080"])
+def test_bad_variable_byte_integers(wire: str) -> None:
+    data = bytes.fromhex(wire)
+    with pytest.raises(RemoteProtocolError) as caught:
+        Reader(data, 0, len(data)).varint()
+    assert caught.value.reason_code == 0x81
+
+
+@pytest.mark.parametrize("value", [-1, MAX_VARINT + 1])
+def test_out_of_range(value: int) -> None:
+    with pytest.raises(LocalProtocolError):
+        encode_varint(value)
+
+
+def test_a_reader_stops_at_its_end() -> None:
+    data = b"\x00\x02ab"
+    assert Reader(data, 0, 4).binary() == b"ab"
+    for end in range(4):
+        with pytest.raises(RemoteProtocolError):
+            Reader(data, 0, end).binary()
+    for read in (Reader.byte, Reader.two_bytes, Reader.four_bytes):
+        with pytest.raises(RemoteProtocolError):
+            read(Reader(data, 4, 4))
+    assert Reader(b"\x01\x02\x03\x04", 0, 4).four_bytes() == 0x01020304
+
+
+def test_binary_is_limited() -> None:
+    assert encode_binary(bytes(65_535), "x")[:2] == b"\xff\xff"
+    with pytest.raises(LocalProtocolError):
+        encode_binary(bytes(65_536), "x")
+    assert encode_string("é", "x") == b"\x00\x02\xc3\xa9"
