@@ -1,0 +1,243 @@
+"""The record: what a message of the tube carries beside its bytes, and how that is written on the wire.
+
+One table (``FIELDS``) for rule, producer, source, sink, command line and the reference page. The body is the value,
+untouched; everything else is an attribute ``name=value``. TubeMQ's attributes allow no ``,``, no ``=`` and no blank
+text, so each value of ours is percent-encoded, and an empty one is written as a single ``%``. Attributes with other
+names come from other producers: their text is taken as it stands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from penstock.errors import LocalProtocolError, RemoteProtocolError
+from penstock.tube.codec import message
+
+__all__ = ["FIELDS", "HEADER_PREFIX", "Field", "Record", "decode_msg_type", "encode_msg_type", "format_msg_time"]
+
+HEADER_PREFIX = "u."
+
+
+class Field(NamedTuple):
+    """One row: attribute of :class:`Record`, its name on the wire, its Python type, what it means."""
+
+    name: str
+    attribute: str
+    type: str
+    meaning: str
+
+
+FIELDS = (
+    Field("msg_type", message.MSG_TYPE, "str | None", "Stream id for filters; from MQTT: the last level of the topic. "
+          "Only `%`, `,`, `=` and white space are percent-encoded."),
+    Field("msg_time", message.MSG_TIME, "str | None", "Minute of sending, `yyyyMMddHHmm`; written as it is."),
+    Field("topic", "mqtt.topic", "str | None", "MQTT topic that the message was published to."),
+    Field("key", "key", "bytes | None", "Key: equal keys go to one partition; from MQTT: the topic unless mapped."),
+    Field("content_type", "content-type", "str | None", "Content type of the value."),
+    Field("event_time_ms", "event-time", "int | None", "When it happened, milliseconds since 1970-01-01 UTC."),
+    Field("id", "id", "str | None", "Identity of the message, equal in every copy; from MQTT: user property `id`, else "
+          "client id and sequence number."),
+    Field("headers", HEADER_PREFIX + "<name>", "list[tuple[str, str | bytes]]", "User properties, in order, repeats "
+          "kept; the name is percent-encoded too."),
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Record:
+    """One record. ``headers`` keep order and repeats; from the wire a value is ``str``, or ``bytes`` if not UTF-8."""
+
+    value: bytes
+    key: bytes | None = None
+    headers: list[tuple[str, str | bytes]] = field(default_factory=list)
+    topic: str | None = None
+    event_time_ms: int | None = None
+    id: str | None = None
+    msg_type: str | None = None
+    content_type: str | None = None
+    msg_time: str | None = None
+
+    @classmethod
+    def from_mqtt(
+        cls,
+        topic: str,
+        payload: bytes,
+        *,
+        default_id: str,
+        key: bytes | None = None,
+        content_type: str | None = None,
+        event_time_ms: int | None = None,
+        msg_type: str | None = None,
+        user_properties: Iterable[tuple[str, str]] = (),
+    ) -> Record:
+        """The record of a published message.
+
+        ``default_id`` is used unless there is a user property ``id``; the property ``event-time`` (ms) comes before
+        ``event_time_ms``; ``key`` defaults to the topic, ``msg_type`` to its last level. Those two properties are not
+        repeated among the headers.
+        """
+        identity = None
+        headers: list[tuple[str, str | bytes]] = []
+        for name, text in user_properties:
+            if name == "id" and identity is None and text:
+                identity = text
+            elif name == "event-time" and _INTEGER.fullmatch(text):
+                event_time_ms = int(text)
+            else:
+                headers.append((name, text))
+        return cls(
+            payload,
+            topic.encode() if key is None else key,
+            headers,
+            topic,
+            event_time_ms,
+            default_id if identity is None else identity,
+            topic.rpartition("/")[2] or None if msg_type is None else msg_type,
+            content_type,
+        )
+
+    def encode(self) -> tuple[bytes, int, str | None]:
+        """``data``, ``flag`` and the wire form of the message type (it also goes into the send request).
+
+        Raises:
+            LocalProtocolError: a text cannot be written (a lone surrogate), ``msg_time`` is not 12 digits.
+        """
+        msg_type = None
+        parts = []
+        try:
+            if self.msg_type:
+                msg_type = encode_msg_type(self.msg_type)
+                parts.append(f"{message.MSG_TYPE}={msg_type}")
+            if self.msg_time is not None:
+                if not (len(self.msg_time) == 12 and self.msg_time.isascii() and self.msg_time.isdigit()):
+                    raise LocalProtocolError(f"tube: msg_time {self.msg_time!r} is not yyyyMMddHHmm")
+                parts.append(f"{message.MSG_TIME}={self.msg_time}")
+            if self.topic is not None:
+                parts.append("mqtt.topic=" + _encode(self.topic.encode()))
+            if self.key is not None:
+                parts.append("key=" + _encode(self.key))
+            if self.content_type is not None:
+                parts.append("content-type=" + _encode(self.content_type.encode()))
+            if self.event_time_ms is not None:
+                parts.append(f"event-time={self.event_time_ms}")
+            if self.id is not None:
+                parts.append("id=" + _encode(self.id.encode()))
+            for name, value in self.headers:
+                raw = value.encode() if isinstance(value, str) else value
+                parts.append(f"{HEADER_PREFIX}{_encode(name.encode())}={_encode(raw)}")
+            data, flag = message.encode_data(self.value, ",".join(parts))
+        except UnicodeEncodeError as error:
+            raise LocalProtocolError("tube: a text of the record is not Unicode", why=str(error)) from None
+        return data, flag, msg_type
+
+    @classmethod
+    def decode(cls, data: bytes, flag: int) -> Record:
+        """The record in a message, whoever produced it.
+
+        Attributes that are not of the table, or hold what the table does not allow, become headers under their own
+        name, so nothing is lost.
+
+        Raises:
+            RemoteProtocolError: the attribute block is longer than the data.
+        """
+        split = message.split_data(data, flag)
+        if split is None:
+            raise RemoteProtocolError(
+                f"tube: a message of {len(data)} bytes says that it has more attributes than that"
+            )
+        text, value = split
+        record = cls(value)
+        if text:
+            for name, raw in message.parse_attributes(text):
+                record._take(name, raw)
+        return record
+
+    def _take(self, name: str, raw: str) -> None:
+        if name.startswith(HEADER_PREFIX):
+            self.headers.append((_text_or_raw(name[2:]), _text_or_bytes(_decode(raw))))
+            return
+        attribute = _NAMES.get(name)
+        if attribute is not None and getattr(self, attribute) is None:
+            taken: object
+            if attribute == "key":
+                taken = _decode(raw)
+            elif attribute == "event_time_ms":
+                taken = int(raw) if _INTEGER.fullmatch(raw) else None
+            elif attribute == "msg_type":
+                taken = decode_msg_type(raw)
+            elif attribute == "msg_time":
+                taken = raw
+            else:
+                taken = _text_or_raw(raw)
+            if taken is not None:
+                setattr(self, attribute, taken)
+                return
+        self.headers.append((name, raw))
+
+
+_NAMES = {row.attribute: row.name for row in FIELDS if row.name != "headers"}
+
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
+_SAFE = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~/:@"
+_ESCAPED = [chr(byte) if byte in _SAFE else f"%{byte:02X}" for byte in range(256)]
+_ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
+_UNSAFE_TYPE = re.compile(r"[%,=\s\x00-\x20]")
+# Without escapes a "%" stands for nothing but the empty value, so any other one shows text that was not encoded.
+_EMPTY = "%"
+
+
+def _encode(data: bytes) -> str:
+    if not data:
+        return _EMPTY
+    if not data.translate(None, _SAFE):
+        return data.decode("ascii")
+    return "".join([_ESCAPED[byte] for byte in data])
+
+
+def _decode(text: str) -> bytes:
+    """Undo ``_encode``; text that it cannot have written is taken as it stands."""
+    data = text.encode("utf-8", "replace")
+    if "%" not in text:
+        return data
+    if text == _EMPTY:
+        return b""
+    decoded, escapes = _ESCAPE.subn(lambda match: bytes.fromhex(match[1].decode("ascii")), data)
+    return decoded if escapes == data.count(b"%") else data
+
+
+def _text_or_raw(text: str) -> str:
+    decoded = _text_or_bytes(_decode(text))
+    return decoded if isinstance(decoded, str) else text
+
+
+def _text_or_bytes(data: bytes) -> str | bytes:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def encode_msg_type(text: str) -> str:
+    """The wire form of a message type, also of a filter. Other letters stay: the broker hashes this text."""
+    return _UNSAFE_TYPE.sub(lambda match: "".join([f"%{byte:02X}" for byte in match[0].encode()]), text)
+
+
+def decode_msg_type(text: str) -> str:
+    """Undo :func:`encode_msg_type`."""
+    return _text_or_raw(text)
+
+
+def format_msg_time(ms: int) -> str:
+    """``yyyyMMddHHmm`` of an instant, in UTC. The reference writes its local time: compare only within one producer."""
+    minutes = ms // 60_000
+    days, minute = divmod(minutes, 1440)
+    # Days since 1970-01-01 to a date of the proleptic Gregorian calendar; eras of 400 years that begin on 1 March.
+    era, day = divmod(days + 719_468, 146_097)
+    year = (day - day // 1460 + day // 36_524 - day // 146_096) // 365
+    day -= 365 * year + year // 4 - year // 100
+    month = (5 * day + 2) // 153
+    day -= (153 * month + 2) // 5 - 1
+    month += 3 if month < 10 else -9
+    return f"{year + era * 400 + (month < 3):04d}{month:02d}{day:02d}{minute // 60:02d}{minute % 60:02d}"

@@ -1,0 +1,92 @@
+"""Frames: any bytes give frames or RemoteProtocolError, in one piece or split."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import LocalProtocolError, RemoteProtocolError
+from penstock.tube.codec.framing import BEGIN_TOKEN, MAX_BLOCKS, MAX_FRAME_BYTES, FrameDecoder, encode_frame
+
+
+def feed(pieces: list[bytes]) -> tuple[list[tuple[int, bytes]], bool]:
+    decoder = FrameDecoder()
+    frames: list[tuple[int, bytes]] = []
+    for piece in pieces:
+        try:
+            frames += decoder.feed(piece)
+        except RemoteProtocolError:
+            return frames, True
+    return frames, decoder.error is not None
+
+
+@pytest.mark.parametrize(
+    ("size", "blocks"), [(1, [1]), (8192, [8192]), (8193, [8192, 1]), (9000, [8192, 808]), (16384, [8192, 8192])]
+)
+def test_body_is_cut_every_8192_bytes(size: int, blocks: list[int]) -> None:
+    frame = encode_frame(7, b"x" * size)
+    assert frame[:4] == BEGIN_TOKEN
+    assert int.from_bytes(frame[8:12], "big") == len(blocks)
+    position = 12
+    for length in blocks:
+        assert int.from_bytes(frame[position : position + 4], "big") == length
+        position += 4 + length
+    assert position == len(frame)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=20_000), max_size=4), st.lists(st.integers(1, 9000), max_size=8))
+def test_frames_arrive_however_they_are_split(bodies: list[bytes], cuts: list[int]) -> None:
+    data = b"".join(encode_frame(0xFFFFFFFF - n, body) for n, body in enumerate(bodies))
+    pieces = []
+    for cut in cuts:
+        pieces.append(data[:cut])
+        data = data[cut:]
+    frames, failed = feed([*pieces, data])
+    assert not failed
+    assert frames == [(0xFFFFFFFF - n, body) for n, body in enumerate(bodies)]
+
+
+@given(st.binary(max_size=60), st.sampled_from([b"", BEGIN_TOKEN, BEGIN_TOKEN + bytes(7) + b"\x01"]))
+def test_any_bytes_give_the_same_in_one_piece_and_byte_by_byte(data: bytes, start: bytes) -> None:
+    data = start + data
+    assert feed([data]) == feed([data[n : n + 1] for n in range(len(data))])
+
+
+def test_frames_before_a_violation_are_delivered_then_it_is_raised() -> None:
+    decoder = FrameDecoder()
+    assert decoder.feed(encode_frame(1, b"a") + b"GET /") == [(1, b"a")]
+    assert decoder.error is not None
+    with pytest.raises(RemoteProtocolError, match="begins with"):
+        decoder.feed(b"")
+
+
+@pytest.mark.parametrize("blocks", [0, -1, MAX_BLOCKS + 1, 2**31 - 1])
+def test_block_count_out_of_range(blocks: int) -> None:
+    data = BEGIN_TOKEN + bytes(4) + (blocks & 0xFFFFFFFF).to_bytes(4, "big")
+    with pytest.raises(RemoteProtocolError, match="blocks"):
+        FrameDecoder().feed(data)
+
+
+@pytest.mark.parametrize("length", [0xFFFFFFFF, 0x7FFFFFFF, MAX_FRAME_BYTES + 1])
+def test_block_length_out_of_range_is_refused_before_it_is_read(length: int) -> None:
+    with pytest.raises(RemoteProtocolError, match="block of"):
+        FrameDecoder().feed(BEGIN_TOKEN + bytes(4) + b"\0\0\0\1" + length.to_bytes(4, "big"))
+
+
+def test_total_of_the_blocks_is_bounded() -> None:
+    decoder = FrameDecoder(max_frame_bytes=10)
+    block = b"\0\0\0\6" + b"x" * 6
+    with pytest.raises(RemoteProtocolError, match="at most 10"):
+        decoder.feed(BEGIN_TOKEN + bytes(4) + b"\0\0\0\2" + block + block)
+
+
+def test_empty_blocks_are_accepted() -> None:
+    data = BEGIN_TOKEN + b"\0\0\0\5" + b"\0\0\0\3" + b"\0\0\0\0" + b"\0\0\0\1x" + b"\0\0\0\0"
+    assert FrameDecoder().feed(data) == [(5, b"x")]
+
+
+@pytest.mark.parametrize("size", [0, MAX_FRAME_BYTES + 1])
+def test_body_that_no_reader_takes_is_not_written(size: int) -> None:
+    with pytest.raises(LocalProtocolError):
+        encode_frame(1, bytes(size))

@@ -1,0 +1,76 @@
+"""Payload, attributes, checksum and filter key; the literals are the reference's."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import LocalProtocolError
+from penstock.tube.codec import message
+from penstock.tube.codec.framing import FrameDecoder
+from penstock.tube.codec.proto import broker_pb2
+from tests.unit.tube.vectors import frames
+
+ATTRIBUTES = "$msgType$=abc,$msgTime$=202401010101,k=v"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("abc", 96354),
+        ("order_created", 848461559),
+        ("polygenelubricants", -2147483648),
+        ("", 0),
+        ("\N{SNOWMAN}", 0x2603),
+        ("\N{PILE OF POO}", 31 * 0xD83D + 0xDCA9),
+    ],
+)
+def test_java_hash(text: str, value: int) -> None:
+    assert message.java_hash(text) == value
+
+
+def test_filter_key() -> None:
+    assert message.filter_key(" abc\t") == 96354
+    assert message.filter_key(None) == message.filter_key("  ") == -1
+
+
+def test_check_sum_and_data_of_the_hand_made_send() -> None:
+    data, flag = message.encode_data(b"hello", ATTRIBUTES)
+    assert flag == 1
+    assert message.check_sum(data) == 1396529631
+    [frame] = [f for f in frames("section-22") if f.name == "send-request"]
+    [(_, body)] = FrameDecoder().feed(frame.data)
+    assert data in body
+    assert message.split_data(data, flag) == (ATTRIBUTES, b"hello")
+    assert message.parse_attributes(ATTRIBUTES) == [("$msgType$", "abc"), ("$msgTime$", "202401010101"), ("k", "v")]
+
+
+def test_no_attributes_means_no_flag() -> None:
+    assert message.encode_data(b"x") == (b"x", 0)
+    assert message.split_data(b"x", 0) == ("", b"x")
+
+
+@pytest.mark.parametrize("data", [b"", b"\0\0\0", b"\0\0\0\2a", b"\xff\xff\xff\xffabc"])
+def test_attribute_length_that_does_not_fit(data: bytes) -> None:
+    assert message.split_data(data, 1) is None
+
+
+def test_foreign_attribute_texts() -> None:
+    assert message.parse_attributes("a=b=c,alone,,x=") == [("a", "b"), ("x", "")]
+    assert message.split_data(b"\0\0\0\1\xff" + b"body", 1) == ("\N{REPLACEMENT CHARACTER}", b"body")
+
+
+@pytest.mark.parametrize("pair", [("", "v"), ("k", " "), ("k,", "v"), ("k", "a=b")])
+def test_attribute_that_cannot_be_written(pair: tuple[str, str]) -> None:
+    with pytest.raises(LocalProtocolError):
+        message.format_attributes([pair])
+
+
+@given(st.integers(1, 2**63 - 1), st.binary(min_size=1, max_size=200), st.integers(0, 1))
+def test_stored_form_is_what_protobuf_writes(message_id: int, data: bytes, flag: int) -> None:
+    checksum = message.check_sum(data)
+    response = broker_pb2.GetMessageResponseB2C(success=True, errCode=200)
+    head = response.SerializeToString()
+    response.messages.add(messageId=message_id, checkSum=checksum, payLoadData=data, flag=flag)
+    assert head + message.encode_stored(message_id, checksum, data, flag) == response.SerializeToString()
