@@ -1,0 +1,1 @@
+"""The tube's append-only log: files and memory, no sockets, no loop."""

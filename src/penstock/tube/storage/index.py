@@ -1,0 +1,57 @@
+"""The index log: one 28-byte record per message of a store, exactly as the reference lays it out (big-endian).
+
+| field | bytes | |
+|---|---|---|
+| partition id | 4 | store * 10000 + partition |
+| data offset | 8 | absolute, in the data log |
+| data record size | 4 | 52 + payload |
+| key code | 4 | hash of the message type, -1 none |
+| received time | 8 | milliseconds |
+
+Offsets on the wire are byte positions in this log. A message that was lost leaves a *filler* (partition -1, size 0) so
+that no later offset ever shifts or comes to mean another message.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["DTYPE", "INDEX_RECORD", "INDEX_RECORD_BYTES", "IndexArray", "as_array", "filler", "is_sound"]
+
+INDEX_RECORD = struct.Struct(">iqiiq")
+INDEX_RECORD_BYTES = 28
+DTYPE = np.dtype([("partition", ">i4"), ("position", ">i8"), ("size", ">i4"), ("key", ">i4"), ("time", ">i8")])
+
+IndexArray = npt.NDArray[np.void]
+
+
+def as_array(data: bytes | bytearray) -> IndexArray:
+    """View whole index records; no copy. A bytearray cannot grow while a view of it lives."""
+    return np.frombuffer(data, DTYPE, count=len(data) // INDEX_RECORD_BYTES)
+
+
+def filler(position: int, time_ms: int) -> bytes:
+    """The index record that stands for a lost message."""
+    return INDEX_RECORD.pack(-1, position, 0, -1, time_ms)
+
+
+def is_sound(index: IndexArray, data_start: int, data_bytes: int) -> bool:
+    """Whether the records describe a data file of ``data_bytes`` bytes from ``data_start`` without overlap or gap.
+
+    A gap is allowed beside a filler.
+    """
+    if not len(index):
+        return data_bytes == 0
+    start = index["position"].astype(np.int64)
+    end = start + index["size"]
+    lost = index["partition"] == -1
+    joined = (end[:-1] == start[1:]) | lost[:-1] | lost[1:]
+    ordered = bool((start[1:] >= end[:-1]).all()) and bool((np.diff(index["time"].astype(np.int64)) >= 0).all())
+    sizes = bool(np.where(lost, index["size"] == 0, index["size"] >= 52).all())
+    data_end = data_start + data_bytes
+    first = start[0] == data_start or (bool(lost[0]) and start[0] >= data_start)
+    last = end[-1] == data_end or (bool(lost[-1]) and end[-1] <= data_end)
+    return bool(ordered and sizes and first and last and joined.all())

@@ -1,0 +1,282 @@
+"""Opening a store after whatever happened: what is whole is kept, at the offset it had; the rest is cut or set aside.
+
+* The newest segment is read from front to end. The data decide; its index, which is written but not synced while it
+  grows, is made to agree with them.
+* Bytes behind the last whole record were never acknowledged: they are cut and counted (a torn tail).
+* A damaged stretch with whole records behind it keeps the offsets of what was there as fillers; the damaged bytes are
+  kept in a ``.bad`` file, the loss is reported, and a new segment is begun behind it.
+* A closed segment was made durable before its successor was created, so whatever is wrong there is damage. It is looked
+  at in full when its files do not fit each other; ``deep`` does so for every segment.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.tube.storage.files import File, Files
+from penstock.tube.storage.index import INDEX_RECORD, INDEX_RECORD_BYTES, as_array, filler, is_sound
+from penstock.tube.storage.record import scan
+from penstock.tube.storage.segment import Segment
+
+__all__ = ["Loss", "Recovery", "check_segment", "recover"]
+
+_DATA_NAME = re.compile(r"(\d{20})-(\d{20})\.tube")
+_INDEX_NAME = re.compile(r"(\d{20})\.index")
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Messages that are gone: index offsets ``[start, end)``, where they stood, where the damaged bytes are kept."""
+
+    path: str
+    position: int
+    start: int
+    end: int
+    kept: str | None
+
+    def __str__(self) -> str:
+        count = (self.end - self.start) // INDEX_RECORD_BYTES
+        kept = f"; the damaged bytes are kept in {self.kept}" if self.kept else ""
+        return f"{self.path}: byte {self.position}: {count} messages lost, offsets {self.start} to {self.end}{kept}"
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What opening a store found and did."""
+
+    records: int = 0
+    torn_bytes: int = 0
+    """Bytes cut from the end of the newest segment: written, never acknowledged as durable."""
+    rebuilt_indexes: int = 0
+    losses: list[Loss] = field(default_factory=list)
+
+    def add(self, other: Recovery) -> None:
+        self.records += other.records
+        self.torn_bytes += other.torn_bytes
+        self.rebuilt_indexes += other.rebuilt_indexes
+        self.losses += other.losses
+
+
+@dataclass(slots=True)
+class _Reading:
+    index: bytearray
+    end: int
+    """Byte behind the last whole record."""
+    holes: list[tuple[int, int, int, int]]
+    """(first byte, end byte, first ordinal, end ordinal)."""
+
+
+def recover(files: Files, directory: Path, store_id: int, *, deep: bool = False) -> tuple[list[Segment], Recovery]:
+    """The segments in ``directory``, oldest first, the last one with its files open for appending, and what was found.
+
+    No segments when the directory is empty or missing. Raises OSError when the disk fails.
+    """
+    report = Recovery()
+    segments = _list(files, directory)
+    for place, segment in enumerate(segments):
+        if place + 1 < len(segments):
+            count = (segments[place + 1].start - segment.start) // INDEX_RECORD_BYTES
+            _open_closed(files, segment, count, segments[place + 1].data_start, store_id, report, deep=deep)
+        else:
+            _open_newest(files, segment, store_id, report)
+    if segments and report.losses and segments[-1].count and _lost_in(report, segments[-1]):
+        segments.append(_begin_behind(files, segments[-1]))
+    report.records = sum(segment.count for segment in segments)
+    return segments, report
+
+
+def check_segment(files: Files, segment: Segment, store_id: int) -> Recovery:
+    """Read a closed segment's index into memory; rebuild it from the data where it does not fit them."""
+    report = Recovery()
+    data_end = segment.data_start + _size(files, segment.data_path)
+    _open_closed(files, segment, segment.count, data_end, store_id, report, deep=False, load=True)
+    return report
+
+
+def _list(files: Files, directory: Path) -> list[Segment]:
+    names = files.names(directory)
+    segments = []
+    starts = set()
+    for name in names:
+        if match := _DATA_NAME.fullmatch(name):
+            segments.append(Segment(directory, int(match[1]), int(match[2])))
+            starts.add(match[1])
+    for name in names:
+        if (match := _INDEX_NAME.fullmatch(name)) and match[1] not in starts:
+            # Its data file never became durable, or was lost: without data an index means nothing.
+            files.rename(directory / name, directory / f"{name}.bad")
+    return sorted(segments, key=lambda segment: segment.start)
+
+
+def _open_closed(
+    files: Files,
+    segment: Segment,
+    count: int,
+    data_end: int,
+    store_id: int,
+    report: Recovery,
+    *,
+    deep: bool,
+    load: bool = False,
+) -> None:
+    data_bytes = _size(files, segment.data_path)
+    index = _read(files, segment.index_path)
+    fits = len(index) == count * INDEX_RECORD_BYTES and (
+        is_sound(as_array(index), segment.data_start, data_bytes) if load else _edges_fit(index, segment, data_bytes)
+    )
+    if deep or not fits or segment.data_start + data_bytes != data_end:
+        data = _read(files, segment.data_path)
+        reading = _read_records(data, segment, store_id, count)
+        lost_before = as_array(index)["partition"].tolist().count(-1) if fits else 0
+        if reading.holes and sum(hole[3] - hole[2] for hole in reading.holes) != lost_before:
+            _set_aside(files, segment, data, reading, report)
+        if bytes(reading.index) != index:
+            index = bytes(reading.index)
+            _rewrite_index(files, segment, index, report)
+    segment.adopt(index, data_bytes)
+    segment.sealed = True
+    if not load:
+        segment.unload()
+
+
+def _edges_fit(index: bytes, segment: Segment, data_bytes: int) -> bool:
+    """Whether the first and the last index record agree with the data file: all that a start looks at."""
+    if not index:
+        return data_bytes == 0
+    edges = as_array(index[:INDEX_RECORD_BYTES] + index[-INDEX_RECORD_BYTES:])
+    starts: list[int] = edges["position"].tolist()
+    sizes: list[int] = edges["size"].tolist()
+    if edges["partition"][0] != -1 and starts[0] != segment.data_start:
+        return False
+    if edges["partition"][1] == -1:
+        return sizes[1] == 0 and starts[1] <= segment.data_start + data_bytes
+    return starts[1] + sizes[1] == segment.data_start + data_bytes
+
+
+def _open_newest(files: Files, segment: Segment, store_id: int, report: Recovery) -> None:
+    data_file = files.open(segment.data_path)
+    data = data_file.read(0, data_file.size())
+    reading = _read_records(data, segment, store_id, None)
+    torn = len(data[reading.end :].rstrip(b"\0"))
+    report.torn_bytes += torn
+    if len(data) != reading.end:
+        data_file.truncate(reading.end)
+        data_file.sync()
+    if reading.holes:
+        _set_aside(files, segment, data, reading, report)
+    index = bytes(reading.index)
+    segment.data_file = data_file
+    segment.index_file = _agreeing_index(files, segment, index, report)
+    segment.adopt(index, reading.end, growing=True)
+
+
+def _read_records(data: bytes, segment: Segment, store_id: int, count: int | None) -> _Reading:
+    """Index records for all that is whole in ``data``; fillers for what is not, up to ``count`` records if given."""
+    index = bytearray()
+    holes = []
+    end = 0
+    ordinal = 0
+    last_time = 0
+    pack = INDEX_RECORD.pack
+    for found in scan(data, segment.data_start):
+        if count is not None and found.ordinal >= count:
+            break
+        if found.position != end or found.ordinal != ordinal:
+            holes.append((end, found.position, ordinal, found.ordinal))
+            index += filler(segment.data_start + end, last_time or found.time_ms) * (found.ordinal - ordinal)
+        partition = store_id * 10000 + found.partition
+        index += pack(partition, segment.data_start + found.position, found.size, found.key_code, found.time_ms)
+        end = found.position + found.size
+        ordinal = found.ordinal + 1
+        last_time = found.time_ms
+    if count is not None and ordinal < count:
+        holes.append((end, len(data), ordinal, count))
+        index += filler(segment.data_start + end, last_time) * (count - ordinal)
+    return _Reading(index, end, holes)
+
+
+def _set_aside(files: Files, segment: Segment, data: bytes, reading: _Reading, report: Recovery) -> None:
+    for begin, end, first, stop in reading.holes:
+        damaged = data[begin:end]
+        kept: Path | None = None
+        if damaged.strip(b"\0"):
+            kept = segment.directory / f"{segment.data_path.name}.{begin}.bad"
+            file = files.create(kept)
+            file.write(0, damaged)
+            file.sync()
+            file.close()
+            files.sync_dir(segment.directory)
+        start = segment.start + first * INDEX_RECORD_BYTES
+        stop_offset = segment.start + stop * INDEX_RECORD_BYTES
+        report.losses.append(Loss(str(segment.data_path), begin, start, stop_offset, str(kept) if kept else None))
+
+
+def _agreeing_index(files: Files, segment: Segment, index: bytes, report: Recovery) -> File:
+    """The index file of the newest segment, made equal to ``index``."""
+    exists = segment.index_path.name in files.names(segment.directory)
+    file = files.open(segment.index_path) if exists else files.create(segment.index_path)
+    found = file.read(0, file.size())
+    if found != index:
+        if found[: len(index)] != index:
+            report.rebuilt_indexes += bool(found)
+            file.write(0, index)
+        file.truncate(len(index))
+        file.sync()
+    if not exists:
+        files.sync_dir(segment.directory)
+    return file
+
+
+def _rewrite_index(files: Files, segment: Segment, index: bytes, report: Recovery) -> None:
+    """Replace a closed segment's index in one step, so that a second crash finds the old one or the new one."""
+    report.rebuilt_indexes += 1
+    fresh = segment.index_path.with_suffix(".new")
+    file = files.create(fresh)
+    file.write(0, index)
+    file.sync()
+    file.close()
+    files.rename(fresh, segment.index_path)
+    files.sync_dir(segment.directory)
+
+
+def _lost_in(report: Recovery, segment: Segment) -> bool:
+    return any(loss.start >= segment.start for loss in report.losses)
+
+
+def _begin_behind(files: Files, damaged: Segment) -> Segment:
+    """Close the damaged newest segment (so that it is not scanned and reported at every start) and begin the next."""
+    assert damaged.data_file is not None
+    assert damaged.index_file is not None
+    damaged.data_file.sync()
+    damaged.index_file.sync()
+    damaged.close()
+    damaged.sealed = True
+    segment = Segment(damaged.directory, damaged.end, damaged.data_end)
+    segment.data_file = files.create(segment.data_path)
+    segment.index_file = files.create(segment.index_path)
+    files.sync_dir(segment.directory)
+    return segment
+
+
+def _size(files: Files, path: Path) -> int:
+    try:
+        file = files.open(path)
+    except FileNotFoundError:
+        return 0
+    try:
+        return file.size()
+    finally:
+        file.close()
+
+
+def _read(files: Files, path: Path) -> bytes:
+    try:
+        file = files.open(path)
+    except FileNotFoundError:
+        return b""
+    try:
+        return file.read(0, file.size())
+    finally:
+        file.close()

@@ -1,0 +1,234 @@
+"""One segment: a data file and an index file over the same range of messages, rolled and expired together.
+
+The newest segment of a store grows in memory; what the commit wrote is only needed again when the memory tail was cut.
+Older ones are closed: their index is read when a reader first needs it and dropped again when others are in use.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.tube.storage.files import File, Files
+from penstock.tube.storage.index import INDEX_RECORD, INDEX_RECORD_BYTES, IndexArray, as_array
+from penstock.tube.storage.record import HEADER_BYTES, find_record
+
+__all__ = ["PartitionPart", "Segment"]
+
+# Cold reads: records closer together than this are fetched with one read call, up to the second figure at a time.
+_GAP_BYTES = 4096
+_RUN_BYTES = 1 << 20
+
+Numbers = npt.NDArray[np.int64]
+
+
+class PartitionPart:
+    """The messages of one partition in one segment, in order: where they are, and the newest of them ready to send.
+
+    ``ordinals[k]`` is the ordinal in the segment of the partition's k-th message here, ``ends[k]`` the sum of the
+    record sizes up to and with it, ``keys[k]`` its key code; ``wire[k - wire_from]`` is the encoded message, for
+    k >= wire_from.
+    """
+
+    __slots__ = ("ends", "keys", "ordinals", "wire", "wire_from")
+
+    def __init__(self) -> None:
+        self.ordinals: array[int] = array("I")
+        self.ends: array[int] = array("Q")
+        self.keys: array[int] = array("i")
+        self.wire: list[bytes] = []
+        self.wire_from = 0
+
+    def drop_below(self, ordinal: int) -> int:
+        """Forget encoded messages below ``ordinal`` (they are on disk); the bytes set free."""
+        count = bisect_left(self.ordinals, ordinal) - self.wire_from
+        if count <= 0:
+            return 0
+        freed = sum(map(len, self.wire[:count]))
+        del self.wire[:count]
+        self.wire_from += count
+        return freed
+
+
+class Segment:
+    """A range of a store's log that starts at index offset ``start`` and data offset ``data_start``."""
+
+    __slots__ = (
+        "_index",
+        "_parts",
+        "count",
+        "data_bytes",
+        "data_file",
+        "data_start",
+        "directory",
+        "first_time",
+        "index_file",
+        "last_time",
+        "sealed",
+        "start",
+        "wire_bytes",
+    )
+
+    def __init__(self, directory: Path, start: int, data_start: int) -> None:
+        self.directory = directory
+        self.start = start
+        self.data_start = data_start
+        self.count = 0
+        self.data_bytes = 0
+        self.first_time = 0
+        self.last_time = 0
+        self.wire_bytes = 0
+        self.sealed = False
+        """Closed, durable as a whole, and its successor exists."""
+        self.data_file: File | None = None
+        self.index_file: File | None = None
+        self._index: bytes | bytearray | None = bytearray()
+        self._parts: dict[int, PartitionPart] | None = {}
+
+    @property
+    def end(self) -> int:
+        """Index offset behind the last message."""
+        return self.start + self.count * INDEX_RECORD_BYTES
+
+    @property
+    def data_end(self) -> int:
+        """Data offset behind the last message."""
+        return self.data_start + self.data_bytes
+
+    @property
+    def data_path(self) -> Path:
+        return self.directory / f"{self.start:020d}-{self.data_start:020d}.tube"
+
+    @property
+    def index_path(self) -> Path:
+        return self.directory / f"{self.start:020d}.index"
+
+    def add(self, partition_id: int, size: int, key_code: int, time_ms: int, message: bytes) -> None:
+        """Take note of the next message; its record begins at ``data_end``. Only the newest segment grows."""
+        index, parts = self._index, self._parts
+        assert parts is not None
+        assert isinstance(index, bytearray)
+        index += INDEX_RECORD.pack(partition_id, self.data_start + self.data_bytes, size, key_code, time_ms)
+        part = parts.get(partition_id)
+        if part is None:
+            part = parts[partition_id] = PartitionPart()
+        ends = part.ends
+        part.ordinals.append(self.count)
+        ends.append((ends[-1] if ends else 0) + size)
+        part.keys.append(key_code)
+        part.wire.append(message)
+        self.wire_bytes += len(message)
+        if not self.count:
+            self.first_time = time_ms
+        self.last_time = time_ms
+        self.count += 1
+        self.data_bytes += size
+
+    def index_bytes(self, first: int, end: int) -> bytes:
+        """Index records of the ordinals ``[first, end)`` of a segment that grows."""
+        assert self._index is not None
+        return bytes(self._index[first * INDEX_RECORD_BYTES : end * INDEX_RECORD_BYTES])
+
+    def adopt(self, index: bytes, data_bytes: int, *, growing: bool = False) -> None:
+        """Take over an index that was read or rebuilt, and forget everything derived from an earlier one."""
+        self._index = bytearray(index) if growing else index
+        self.count = len(index) // INDEX_RECORD_BYTES
+        self.data_bytes = data_bytes
+        self.wire_bytes = 0
+        if self.count:
+            self.first_time = INDEX_RECORD.unpack_from(index, 0)[4]
+            self.last_time = INDEX_RECORD.unpack_from(index, len(index) - INDEX_RECORD_BYTES)[4]
+        self._parts = {}
+        if growing and self.count:
+            records = as_array(index)
+            for partition in np.unique(records["partition"]).tolist():
+                if partition >= 0:
+                    self._parts[partition] = _part_of(records, partition)
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the index is in memory."""
+        return self._index is not None
+
+    def unload(self) -> None:
+        """Drop what can be read again. Only for closed segments whose encoded messages are gone from memory."""
+        self._index = None
+        self._parts = None
+
+    def index(self) -> IndexArray:
+        """The index records; the view must not outlive the call it is used in (the index cannot grow meanwhile)."""
+        assert self._index is not None
+        return as_array(self._index)
+
+    def part(self, partition_id: int, *, growing: bool) -> PartitionPart | None:
+        """The messages of one partition, or None when it has none here."""
+        assert self._parts is not None
+        part = self._parts.get(partition_id)
+        if part is None and not growing:
+            part = self._parts[partition_id] = _part_of(self.index(), partition_id)
+        return part
+
+    def parts(self) -> Sequence[PartitionPart]:
+        """The partitions looked at so far."""
+        return list(self._parts.values()) if self._parts else []
+
+    def fetch(self, files: Files, ordinals: Sequence[int]) -> tuple[list[bytes | None], int]:
+        """Encoded messages at ``ordinals`` (rising) from disk, each verified, and how many are damaged (None).
+
+        A file that cannot be read counts as damage of everything asked for.
+        """
+        chosen = self.index()[np.asarray(ordinals, dtype=np.int64)]
+        starts: list[int] = (chosen["position"].astype(np.int64) - self.data_start).tolist()
+        sizes: list[int] = chosen["size"].tolist()
+        del chosen
+        out: list[bytes | None] = []
+        file = self.data_file
+        opened: File | None = None
+        try:
+            if file is None:
+                file = opened = files.open(self.data_path)
+            at = 0
+            while at < len(starts):
+                stop = at + 1
+                begin, end = starts[at], starts[at] + sizes[at]
+                while (
+                    stop < len(starts)
+                    and starts[stop] - end <= _GAP_BYTES
+                    and starts[stop] + sizes[stop] - begin <= _RUN_BYTES
+                ):
+                    end = starts[stop] + sizes[stop]
+                    stop += 1
+                buffer = file.read(begin, end - begin)
+                for k in range(at, stop):
+                    found = find_record(buffer, starts[k] - begin, self.data_start + begin)
+                    whole = found is not None and found.ordinal == ordinals[k]
+                    out.append(buffer[found.position + HEADER_BYTES : found.message_end] if whole and found else None)
+                at = stop
+        except OSError:
+            out.extend([None] * (len(starts) - len(out)))
+        finally:
+            if opened is not None:
+                opened.close()
+        return out, out.count(None)
+
+    def close(self) -> None:
+        """Release the files."""
+        for file in (self.data_file, self.index_file):
+            if file is not None:
+                file.close()
+        self.data_file = self.index_file = None
+
+
+def _part_of(records: IndexArray, partition: int) -> PartitionPart:
+    ordinals = np.flatnonzero(records["partition"] == partition)
+    part = PartitionPart()
+    part.ordinals = array("I", ordinals.astype(np.uint32).tobytes())
+    part.ends = array("Q", np.cumsum(records["size"][ordinals], dtype=np.uint64).tobytes())
+    part.keys = array("i", records["key"][ordinals].astype(np.int32).tobytes())
+    part.wire_from = len(ordinals)
+    return part

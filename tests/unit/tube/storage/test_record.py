@@ -1,0 +1,87 @@
+"""Stored records: exact sizes, place-bound checksums, and going on behind damage."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.tube.codec.message import check_sum, encode_stored
+from penstock.tube.codec.proto import broker_pb2
+from penstock.tube.storage.record import HEADER_BYTES, encode_record, find_record, scan
+
+MESSAGE_ID = 1_795_249_426_525 << 20
+
+
+def record(data: bytes, position: int, ordinal: int = 0, flag: int = 0) -> bytes:
+    message = encode_stored(MESSAGE_ID + ordinal, check_sum(data), data, flag)
+    out, size = encode_record(message, len(data), position, ordinal, 7, -5, 1_795_249_426_525)
+    assert len(out) == size
+    return out
+
+
+@pytest.mark.parametrize("length", [1, 20, 99, 100, 101, 127, 128, 16_383, 16_384, 2_097_151, 2_097_152, 20 << 20])
+def test_a_record_is_as_long_as_the_reference_s(length: int) -> None:
+    assert len(record(bytes(length), 0)) == 52 + length
+    assert len(record(bytes(length), 0, flag=1)) == 52 + length
+
+
+def test_an_odd_flag_takes_what_it_needs() -> None:
+    out = record(bytes(20 << 20), 0, flag=-1)
+    assert len(out) > 52 + (20 << 20)
+    found = find_record(out, 0, 0)
+    assert found is not None
+    assert found.size == len(out)
+
+
+@given(
+    st.binary(min_size=1, max_size=300),
+    st.integers(0, 1 << 40),
+    st.integers(0, 1 << 31),
+    st.sampled_from([0, 1, -1, 300]),
+)
+def test_what_is_stored_is_found_with_all_it_says(data: bytes, position: int, ordinal: int, flag: int) -> None:
+    out = record(data, position, ordinal, flag)
+    found = find_record(b"xx" + out, 2, position - 2)
+    assert found is not None
+    assert (found.ordinal, found.partition, found.key_code, found.time_ms) == (ordinal, 7, -5, 1_795_249_426_525)
+    answer = broker_pb2.GetMessageResponseB2C.FromString(
+        b"\x08\x01\x10\x01" + out[HEADER_BYTES : found.message_end - 2]
+    )
+    stored = answer.messages[0]
+    assert (stored.payLoadData, stored.flag, stored.checkSum) == (data, flag, check_sum(data))
+    assert out[found.message_end - 2 :].strip(b"\0") == b""
+
+
+def test_every_changed_byte_is_noticed() -> None:
+    out = bytearray(record(b"payload", 1000))
+    padding = 6
+    for at in range(len(out) - padding):
+        out[at] ^= 0x40
+        assert find_record(bytes(out), 0, 1000) is None, at
+        out[at] ^= 0x40
+    assert find_record(bytes(out), 0, 1000) is not None
+
+
+def test_a_record_in_another_place_does_not_count() -> None:
+    out = record(b"payload", 1000)
+    assert find_record(out, 0, 1001) is None
+
+
+def test_scan_goes_on_behind_damage_and_shows_the_gap() -> None:
+    log = b""
+    starts = []
+    for ordinal in range(5):
+        starts.append(len(log))
+        log += record(b"payload-%d" % ordinal, len(log), ordinal)
+    damaged = bytearray(log + bytes(500))
+    damaged[starts[1] + 30] ^= 1
+    damaged[starts[2] + 4] ^= 0xFF
+    assert [found.ordinal for found in scan(bytes(damaged), 0)] == [0, 3, 4]
+
+
+def test_a_payload_that_holds_a_record_is_not_taken_for_one() -> None:
+    inner = record(b"inner", 0, 1)
+    outer = bytearray(record(inner, 0))
+    outer[0] ^= 1
+    assert list(scan(bytes(outer), 0)) == []

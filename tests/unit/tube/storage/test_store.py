@@ -1,0 +1,181 @@
+"""A store as its broker uses it: visibility, reading by partition, filters, limits, rolling, retention."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from google.protobuf.message import Message
+
+from penstock.tube.codec.message import check_sum
+from penstock.tube.codec.proto import broker_pb2
+from penstock.tube.storage.files import DirectFiles
+from penstock.tube.storage.retention import Retention
+from penstock.tube.storage.store import Read, Store, StoreLimits
+from tests.unit.tube.storage.recorded_disk import RecordedDisk
+
+SMALL = StoreLimits(segment_bytes=4000, fill_bytes_least=256, fill_bytes_most=1024, tail_bytes=0)
+LOG = Path("/log/demo-0")
+
+
+def put(store: Store, partition: int, data: bytes, *, key: int = -1, now: int = 1000) -> int:
+    return store.append(partition, data, 0, check_sum(data), key, (now << 20) + store.end_offset // 28, now)[0]
+
+
+def commit(store: Store) -> None:
+    work = store.take()
+    store.write(work)
+    store.sync(work)
+    store.written(work)
+
+
+def payloads(read: Read) -> list[bytes]:
+    answer: Message = broker_pb2.GetMessageResponseB2C.FromString(b"\x08\x01\x10\x01" + b"".join(read.messages))
+    assert isinstance(answer, broker_pb2.GetMessageResponseB2C)
+    return [message.payLoadData for message in answer.messages]
+
+
+def test_nothing_is_seen_before_its_commit() -> None:
+    store = Store(RecordedDisk(), LOG, 0)
+    assert put(store, 0, b"one") == 0
+    assert put(store, 1, b"two") == 28
+    assert (store.durable_end, store.end_offset, store.unwritten_bytes) == (0, 56, 110)
+    assert payloads(store.read(0, 0)) == []
+    commit(store)
+    assert (store.durable_end, store.durable_data_end, store.unwritten_bytes) == (56, 110, 0)
+    read = store.read(0, 0)
+    assert (payloads(read), read.offsets, read.next_offset, read.data_end) == ([b"one"], [0], 56, 110)
+    assert store.times([0]) == [1000]
+
+
+def test_memory_durability_is_seen_at_once() -> None:
+    store = Store(RecordedDisk(), LOG, 0)
+    store.immediate = True
+    put(store, 0, b"one")
+    assert payloads(store.read(0, 0)) == [b"one"]
+    commit(store)
+    assert store.durable_end == 28
+
+
+def test_time_never_goes_back_within_a_store() -> None:
+    store = Store(RecordedDisk(), LOG, 0)
+    put(store, 0, b"one", now=1000)
+    assert store.append(0, b"two", 0, 1, -1, 5, 900) == (28, 1000)
+
+
+@pytest.mark.parametrize("limits", [StoreLimits(), SMALL], ids=["memory", "disk and many segments"])
+def test_reading_agrees_with_a_plain_list(limits: StoreLimits) -> None:
+    random = Random(7)
+    disk = RecordedDisk()
+    store = Store(disk, LOG, 2, limits=limits)
+    expected: list[tuple[int, int, int, bytes]] = []
+    for n in range(700):
+        partition = 20000 + random.choice([0, 0, 1, 2])
+        key = random.choice([-1, 11, 22])
+        data = b"%d:" % n + bytes(random.randrange(60))
+        expected.append((put(store, partition, data, key=key, now=1000 + n // 3), partition, key, data))
+        if random.random() < 0.2:
+            commit(store)
+    commit(store)
+    end = store.durable_end
+    for again in (store, Store(disk, LOG, 2, limits=limits)):
+        for _ in range(150):
+            start = random.randrange(0, end + 28, 28)
+            stop = random.choice([None, random.randrange(start, end + 28, 28)])
+            keys = random.choice([None, frozenset({11}), frozenset({11, 22}), frozenset({99})])
+            most = random.choice([1, 3, 50, 1 << 31])
+            room = random.choice([1, 300, 5000, 1 << 20])
+            partition = 20000 + random.randrange(4)
+            own = [
+                (offset, data)
+                for offset, p, key, data in expected
+                if start <= offset < (end if stop is None else stop)
+                and p == partition
+                and (keys is None or key in keys)
+            ]
+            taken: list[tuple[int, bytes]] = []
+            used = 0
+            for offset, data in own:
+                if len(taken) == most or (taken and used + 52 + len(data) > room):
+                    break
+                taken.append((offset, data))
+                used += 52 + len(data)
+            read = again.read(partition, start, end=stop, keys=keys, max_bytes=room, max_messages=most)
+            assert list(zip(read.offsets, payloads(read), strict=True)) == taken
+            if len(taken) < len(own):
+                last = taken[-1][0] + 28
+                assert last <= read.next_offset <= own[len(taken)][0]
+            else:
+                assert read.next_offset == (end if stop is None else stop)
+            assert again.times(read.offsets) == [1000 + (offset // 28) // 3 for offset, _ in taken]
+            assert read.data_end == sum(52 + len(d) for o, _, _, d in expected if o < read.next_offset)
+        for most in (0, 1, 10, 10_000):
+            plan = again.plan(20001, 28 * 40, 28 * 600, most)
+            own_offsets = [offset for offset, p, _, _ in expected if p == 20001 and 28 * 40 <= offset < 28 * 600]
+            fits = len(own_offsets) <= most
+            assert plan == ((28 * 600, len(own_offsets)) if fits else (own_offsets[most], most))
+        assert again.offset_at(0) == 0
+        assert again.offset_at(1000 + 50) == 28 * 150
+        assert again.offset_at(99_999) == end
+
+
+def test_old_messages_leave_memory_only_when_they_are_on_disk() -> None:
+    store = Store(RecordedDisk(), LOG, 0, limits=StoreLimits(tail_bytes=512 << 10))
+    for n in range(40):
+        put(store, n % 3, bytes([n]) * 50_000)
+    assert sum(segment.wire_bytes for segment in store._segments) > 40 * 50_000
+    commit(store)
+    assert sum(segment.wire_bytes for segment in store._segments) <= 1 << 20
+    assert payloads(store.read(1, 0, max_bytes=1 << 30)) == [bytes([n]) * 50_000 for n in range(1, 40, 3)]
+
+
+def test_damage_in_a_file_is_noticed_when_it_is_read() -> None:
+    disk = RecordedDisk()
+    store = Store(disk, LOG, 0, limits=SMALL)
+    for n in range(200):
+        put(store, 0, b"message %d" % n)
+    commit(store)
+    store.close()
+    name = next(path for path in sorted(disk.entries) if path.suffix == ".tube")
+    disk.contents[disk.entries[name]][30] ^= 1
+    again = Store(disk, LOG, 0, limits=SMALL)
+    read = again.read(0, 0, max_messages=10)
+    assert (read.damaged, read.offsets[0], again.damaged_reads) == ([0], 28, 1)
+
+
+def test_data_and_index_of_a_range_expire_together_and_offsets_go_on(tmp_path: Path) -> None:
+    store = Store(DirectFiles(), tmp_path / "demo-0", 0, limits=SMALL)
+    for n in range(200):
+        put(store, 0, b"message %d" % n, now=1000 + n)
+    commit(store)
+    before = len(list((tmp_path / "demo-0").iterdir()))
+    gone = store.expire(Retention(max_age_ms=100), 1250)
+    assert gone
+    store.remove(gone)
+    assert len(list((tmp_path / "demo-0").iterdir())) == before - 2 * len(gone)
+    assert 0 < store.min_offset <= 28 * 150
+    assert payloads(store.read(0, store.min_offset))[0] == b"message %d" % (store.min_offset // 28)
+    # All of it too old: the newest segment is closed first, and goes once its successor exists.
+    store.remove(store.expire(Retention(max_age_ms=1), 10_000))
+    commit(store)
+    store.remove(store.expire(Retention(max_age_ms=1), 10_000))
+    assert (store.min_offset, store.durable_end) == (28 * 200, 28 * 200)
+    store.close()
+    again = Store(DirectFiles(), tmp_path / "demo-0", 0, limits=SMALL)
+    assert (again.min_offset, again.end_offset) == (28 * 200, 28 * 200)
+    assert put(again, 0, b"next") == 28 * 200
+    commit(again)
+    again.destroy()
+    assert list((tmp_path / "demo-0").iterdir()) == []
+
+
+def test_a_clean_close_leaves_exact_files(tmp_path: Path) -> None:
+    store = Store(DirectFiles(), tmp_path / "a" / "demo-0", 0)
+    put(store, 0, b"one")
+    commit(store)
+    sizes = {path.suffix: path.stat().st_size for path in store.directory.iterdir()}
+    assert sizes == {".tube": 55 + (256 << 10), ".index": 28}
+    store.close()
+    sizes = {path.suffix: path.stat().st_size for path in store.directory.iterdir()}
+    assert sizes == {".tube": 55, ".index": 28}
