@@ -1,0 +1,108 @@
+"""`penstock`: the table of commands, each imported only when it is called.
+
+A command lives in a module that offers ``app``, a ``typer.Typer`` of one command or of a group. Help of the whole
+reads this table alone, so it stays fast, and a machine without Spark has every command that does without.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+
+import penstock
+from penstock.cli.output import exit_status, print_error
+from penstock.errors import PenstockError
+
+__all__ = ["COMMANDS", "Command", "app", "main"]
+
+
+class Command(NamedTuple):
+    """Where a command lives, and its line in the list."""
+
+    module: str
+    help: str
+
+
+COMMANDS: dict[str, Command] = {
+    "up": Command("penstock.cli.up", "Run a node: MQTT broker, state store, tube log and rules in one process."),
+    "demo": Command("penstock.cli.demo", "See real telemetry travel from MQTT into a lake table, with the proof."),
+    "kv": Command("penstock.cli.kv", "Read, write and watch keys of a state store."),
+    "tube": Command("penstock.cli.tube", "List topics, produce records, consume records."),
+    "pipeline": Command("penstock.cli.pipeline", "Check and run pipelines."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands are imported when one is called."""
+
+    def list_commands(self, _ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, _ctx: Any, cmd_name: str) -> Any:
+        entry = COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        command = typer.main.get_command(importlib.import_module(entry.module).app)
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, _ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        # The parser reads only the names, for "did you mean".
+        names: dict[str, Any] = dict.fromkeys(COMMANDS)
+        self.commands = names
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    # Plain help: half the start-up time, and the text that the reference page holds.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        sys.stdout.write(f"penstock {penstock.__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def penstock_command(
+    _version_asked: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Edge telemetry and state into a lake, without loss, and with the proof.
+
+    Results go to standard output, everything else to standard error.
+
+    Exit status: 0 done, 1 refused or failed, 2 misuse.
+    """
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status. Our errors are explained here, in one place.
+
+    The parser explains misuse (2) and ends quietly when it is interrupted (130) or the reader of a pipe has gone (1).
+    """
+    command = typer.main.get_command(app)
+    try:
+        command(args=list(args) if args is not None else None, prog_name="penstock")
+    except PenstockError as error:
+        print_error(error)
+        return exit_status(error)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 1
+    return 0

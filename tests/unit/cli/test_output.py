@@ -1,0 +1,96 @@
+"""What commands print: tables and JSON from the same rows, nothing that a peer could make of a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from penstock.cli import output
+from penstock.errors import ConfigError, LocalProtocolError, PenstockError, RefusedError, UnavailableError
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+ROWS: list[dict[str, output.Cell]] = [
+    {"topic": "line-3", "partition": 2, "lag": 142, "owner": None, "extra": "only in json"},
+    {"topic": "水\x1b[2J", "partition": 10000, "lag": 0, "owner": "a\nb", "extra": "x"},
+]
+
+
+def test_a_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_table(ROWS, ["topic", "partition", "lag", "owner"], as_json=False)
+    assert capsys.readouterr().out == (
+        "TOPIC      PARTITION  LAG  OWNER\n"
+        "line-3             2  142  -\n"
+        "水\\x1b[2J      10000    0  a\\nb\n"
+    )  # fmt: skip
+
+
+def test_the_same_rows_as_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_table(ROWS, ["topic"], as_json=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line) for line in lines] == ROWS
+
+
+def test_an_empty_table_has_its_head(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_table([], ["broker_id", "topic"], as_json=False)
+    output.print_table([], ["broker_id", "topic"], as_json=True)
+    assert capsys.readouterr().out == "BROKER ID  TOPIC\n"
+
+
+def test_colour_on_a_terminal_only_and_never_against_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert output.use_colour(Terminal())
+    assert not output.use_colour(io.StringIO())
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    output.print_table([{"a": 1}], ["a"], as_json=False)
+    assert terminal.getvalue() == "\x1b[1mA\x1b[0m\n1\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not output.use_colour(Terminal())
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert not output.use_colour(Terminal())
+
+
+def test_bytes_are_text_where_they_are_and_base64_where_not() -> None:
+    assert output.bytes_fields("value", b"42") == {"value": "42"}
+    assert output.bytes_fields("value", b"\xff\x00") == {"value": None, "value_base64": "/wA="}
+    assert output.bytes_fields("value", None) == {"value": None}
+    assert output.shown("grün\n".encode()) == "grün\\n"
+    assert output.shown(b"\xff\\a") == "\\xff\\x5ca"
+
+
+def test_raw_bytes_leave_as_they_are(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    output.print_raw(b"\x00\xff")
+    assert capfdbinary.readouterr().out == b"\x00\xff"
+
+
+def test_an_error_says_what_why_and_do(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_error(RefusedError("kv: no\x1b", why="because", do="this"))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "penstock: kv: no\\x1b\n  why: because\n  do:  this\n"
+    output.print_error(ValueError("odd"))
+    assert capsys.readouterr().err == "penstock: ValueError: odd\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ConfigError("x"), 2),
+        (LocalProtocolError("x"), 2),
+        (RefusedError("x"), 1),
+        (UnavailableError("x"), 1),
+        (PenstockError("x"), 1),
+    ],
+)
+def test_exit_status(error: PenstockError, status: int) -> None:
+    assert output.exit_status(error) == status
