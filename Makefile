@@ -9,7 +9,7 @@ PINS := requirements/build.txt requirements/dev.txt pyproject.toml
 STAMP := .venv/.installed-$(shell cat $(PINS) | sha256sum | cut -c1-16)
 SUITES := $(BIN)/python tools/suites.py
 
-.PHONY: help setup system demo test fmt lint types unit faults interop end_to_end spark docs bench nightly lock proto clean
+.PHONY: help setup system demo test fmt lint types unit faults interop end_to_end spark docs bench nightly lock proto reference clean
 
 help: ## List the targets
 	@grep -hE '^[a-z_]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -53,6 +53,9 @@ lock: ## Resolve requirements/*.in anew into pinned files with hashes
 
 proto: ## Generate the TubeMQ messages from our .proto files
 	@bash tools/proto.sh "$(PYTHON)"
+
+reference: setup ## Write the reference pages that have their source in the code
+	@$(BIN)/python tools/reference.py
 
 clean: ## Remove the environment and what tests and builds left
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache docs/_build

@@ -1,0 +1,181 @@
+"""Write the reference pages that have one source in the code: commands, configuration, pipeline file, record, options.
+
+Usage: reference.py [--check]
+
+``--check`` writes nothing and exits with 1 when a page differs from what the code says.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+from pydantic import BaseModel
+
+from penstock.cli.main import COMMANDS, app
+from penstock.node import config as node
+from penstock.pipelines import model as pipeline
+from penstock.spark import options as spark
+from penstock.tube import record
+
+PAGES = Path(__file__).resolve().parent.parent / "docs" / "reference"
+NOTE = "<!-- Written by tools/reference.py from the code; change the code, then run `make reference`. -->"
+
+
+def command_pages(command: Any, path: str) -> Iterator[tuple[str, str]]:
+    """Each command below ``command`` with its help, depth first."""
+    context = command.make_context(path, [], resilient_parsing=True, terminal_width=100, max_content_width=100)
+    yield path, command.get_help(context)
+    for name, child in sorted(getattr(command, "commands", {}).items()):
+        yield from command_pages(child, f"{path} {name}")
+
+
+def cli() -> str:
+    lines = ["# Commands", "", NOTE, ""]
+    root = typer.main.get_command(app)
+    context = root.make_context("penstock", [], resilient_parsing=True, terminal_width=100, max_content_width=100)
+    pages = [("penstock", root.get_help(context))]
+    for name, entry in COMMANDS.items():
+        command = typer.main.get_command(importlib.import_module(entry.module).app)
+        pages += command_pages(command, f"penstock {name}")
+    for path, text in pages:
+        lines += [f"## {path}", "", "```text", *(line.rstrip() for line in text.strip().splitlines()), "```", ""]
+    return "\n".join(lines)
+
+
+def cell(text: object) -> str:
+    return str(text).replace("|", "\\|").replace("\n", " ")
+
+
+def schema_type(schema: dict[str, Any]) -> str:
+    """A property of a JSON Schema in words."""
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if "enum" in schema:
+        return " or ".join(f"`{value}`" for value in schema["enum"])
+    if "anyOf" in schema:
+        return " or ".join(schema_type(part) for part in schema["anyOf"] if part.get("type") != "null")
+    if schema.get("type") == "array":
+        return f"list of {schema_type(schema.get('items', {}))}"
+    if schema.get("type") == "object" and isinstance(schema.get("additionalProperties"), dict):
+        return f"map of name to {schema_type(schema['additionalProperties'])}"
+    return {"integer": "number", "string": "text", "boolean": "true or false"}.get(str(schema.get("type")), "any")
+
+
+def default_of(schema: dict[str, Any], *, required: bool) -> str:
+    if required:
+        return "required"
+    value = schema.get("default")
+    if value is None or value in ({}, []) or isinstance(value, dict):
+        return ""
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def model_tables(model: type[BaseModel], title: str) -> list[str]:
+    """A table for the model and one for each model inside it."""
+    schema = model.model_json_schema(by_alias=True)
+    definitions: dict[str, Any] = schema.get("$defs", {})
+    lines = []
+    for name, part in [(title, schema), *definitions.items()]:
+        if part.get("type") != "object":
+            values = ", ".join(f"`{value}`" for value in part.get("enum", []))
+            lines += [f"## {name}", "", f"One of {values}.", ""]
+            continue
+        lines += [f"## {name}", "", " ".join(str(part.get("description", "")).split()), ""]
+        lines += ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
+        required = set(part.get("required", []))
+        for key, prop in part.get("properties", {}).items():
+            default = default_of(prop, required=key in required)
+            lines.append(f"| `{key}` | {cell(schema_type(prop))} | {default} | {cell(prop.get('description', ''))} |")
+        lines.append("")
+    return lines
+
+
+def configuration() -> str:
+    lines = ["# Configuration", "", NOTE, ""]
+    lines += [
+        (
+            "`penstock up` reads `penstock.yaml` in the working directory, or the file that `--config` names. A flag goes "
+            "before a variable of the environment, that before the file, that before the default. `${VAR}` and "
+            "`${VAR:-default}` in the file are filled in from the environment. A listener may be written short: "
+            "`mqtt: 127.0.0.1:1883`."
+        ),
+        "",
+        "| flag | variable | in the file |",
+        "| --- | --- | --- |",
+    ]
+    lines += [f"| `--{o.flag}` | `{o.variable}` | `{'.'.join(o.location)}` |" for o in node.OPTIONS]
+    return "\n".join([*lines, "", *model_tables(node.NodeConfig, "penstock.yaml")])
+
+
+def pipeline_file() -> str:
+    lines = ["# Pipeline file", "", NOTE, ""]
+    lines += ["One YAML file describes a pipeline; `penstock pipeline validate FILE` checks it without Spark.", ""]
+    return "\n".join([*lines, *model_tables(pipeline.Pipeline, "The file")])
+
+
+def record_table() -> str:
+    lines = ["# The record", "", NOTE, ""]
+    lines += [
+        (
+            "What a record of the tube carries beside its value. The body of the TubeMQ message is the value, untouched. "
+            "Everything else is an attribute whose value is percent-encoded, since TubeMQ's attributes allow no `,`, `=` "
+            "or blank. Rules, producers, the Spark source and the command line share this table."
+        ),
+        "",
+        "| field | attribute | type | meaning |",
+        "| --- | --- | --- | --- |",
+    ]
+    lines += [f"| `{f.name}` | `{f.attribute}` | `{cell(f.type)}` | {cell(f.meaning)} |" for f in record.FIELDS]
+    lines += [
+        "",
+        (
+            "In Spark: `key` and `value` as above, `timestamp` is the time at which the broker took the record, `headers` "
+            "are the decoded attributes under their attribute names."
+        ),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def spark_options() -> str:
+    lines = ["# Options of the tubemq source", "", NOTE, "", "| option | meaning |", "| --- | --- |"]
+    lines += [f"| `{name}` | {cell(meaning)} |" for name, meaning in spark.OPTIONS.items()]
+    lines += ["", "## Not supported", "", "Options of Kafka's connector that this source refuses, and what to do.", ""]
+    lines += ["| option | instead |", "| --- | --- |"]
+    lines += [f"| `{name}` | {cell(instead)} |" for name, instead in spark.UNSUPPORTED.items()]
+    return "\n".join([*lines, ""])
+
+
+GENERATED = {
+    "cli.md": cli,
+    "configuration.md": configuration,
+    "pipeline-file.md": pipeline_file,
+    "record.md": record_table,
+    "spark-options.md": spark_options,
+}
+
+
+def main() -> int:
+    check = "--check" in sys.argv[1:]
+    differing = []
+    for name, write in GENERATED.items():
+        page, text = PAGES / name, write().rstrip() + "\n"
+        if check and (not page.exists() or page.read_text(encoding="utf-8") != text):
+            differing.append(name)
+        elif not check:
+            page.write_text(text, encoding="utf-8")
+    if differing:
+        print(f"docs/reference: {', '.join(differing)}: not what the code says", file=sys.stderr)
+        print("  do:  run `make reference` and commit the pages", file=sys.stderr)
+    return 1 if differing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
