@@ -1,0 +1,189 @@
+"""HTTP of a node: health, metrics and the administration pages of TubeMQ.
+
+``/livez`` says that the loop turns; ``/readyz`` that every part works, or why not (503); ``/metrics`` is for
+Prometheus; ``/webapi.htm`` (master) and ``/broker.htm`` (broker, on a listener of its own) answer TubeMQ's administration methods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import re
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from urllib.parse import parse_qsl
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+import penstock
+from penstock.runtime.addresses import Address, bind_error
+from penstock.runtime.metrics import CONTENT_TYPE, Metrics
+
+__all__ = ["Administer", "HttpServer", "broker_app", "broker_methods", "master_app"]
+
+_log = logging.getLogger("penstock.http")
+
+MAX_FORM_BYTES = 1024 * 1024
+"""Bound of a POST form: TubeMQ's lists have 500 items at most, and nobody else posts here."""
+
+_CALLBACK = re.compile(r"[_A-Za-z0-9]{1,128}")
+
+Administer = Callable[[Mapping[str, str]], Mapping[str, object] | Awaitable[Mapping[str, object]]]
+"""Answers one administration request: its parameters in, the JSON object of the reply out."""
+
+
+def master_app(problems: Callable[[], Sequence[str]], metrics: Metrics, administer: Administer) -> Starlette:
+    """The application of the node's HTTP listener. ``problems`` says why the node is not ready; empty when it is."""
+
+    async def livez(_: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(_: Request) -> Response:
+        reasons = list(problems())
+        return JSONResponse({"ready": not reasons, "reasons": reasons}, status_code=503 if reasons else 200)
+
+    async def show_metrics(_: Request) -> Response:
+        return Response(metrics.render(), media_type=CONTENT_TYPE)
+
+    async def index(_: Request) -> Response:
+        return PlainTextResponse(
+            f"penstock {penstock.__version__}\n/livez  /readyz  /metrics  /webapi.htm?method=admin_get_methods\n"
+        )
+
+    return Starlette(
+        routes=[
+            Route("/", index),
+            Route("/livez", livez),
+            Route("/readyz", readyz),
+            Route("/metrics", show_metrics),
+            Route("/webapi.htm", _administration(administer), methods=["GET", "POST"]),
+        ]
+    )
+
+
+def broker_app(administer: Administer) -> Starlette:
+    """The application of the tube broker's HTTP listener. As in the reference, any path works."""
+    return Starlette(routes=[Route("/{path:path}", _administration(administer), methods=["GET", "POST"])])
+
+
+def broker_methods(parameters: Mapping[str, str]) -> Mapping[str, object]:
+    """The broker's administration methods that are there; any other is refused by name."""
+    method = parameters.get("method", "")
+    methods: dict[str, list[object]] = {
+        "admin_query_server_version": [{"serverVersion": f"penstock-{penstock.__version__}"}],
+        "admin_get_methods": ["admin_query_server_version", "admin_get_methods"],
+    }
+    data = methods.get(method)
+    if data is None:
+        return {
+            "result": False,
+            "errCode": 400,
+            "errMsg": f"method {method!r} is not there in penstock {penstock.__version__};"
+            f" known: {', '.join(sorted(methods))}",
+        }
+    return {"result": True, "errCode": 0, "errMsg": "OK", "dataSet": data, "totalCnt": len(data)}
+
+
+def _administration(administer: Administer) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        parameters = dict(request.query_params)
+        if request.method == "POST":
+            body = bytearray()
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_FORM_BYTES:
+                    return _failure(f"the form is longer than {MAX_FORM_BYTES} bytes")
+            try:
+                parameters |= dict(parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=1000))
+            except ValueError as error:
+                return _failure(f"the form cannot be read: {error}")
+        result = administer(parameters)
+        reply = await result if isinstance(result, Awaitable) else result
+        text = json.dumps(reply, ensure_ascii=False, separators=(",", ":"))
+        callback = parameters.get("callback", "")
+        if _CALLBACK.fullmatch(callback):
+            return Response(f"{callback}({text})", media_type="application/javascript")
+        return Response(text, media_type="application/json")
+
+    return answer
+
+
+def _failure(message: str) -> Response:
+    # The reference answers every failure with status 200 and says so in the body.
+    return JSONResponse({"result": False, "errCode": 400, "errMsg": message})
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the node ends it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpServer:
+    """One application on one listener, in the caller's loop."""
+
+    def __init__(self, app: Starlette) -> None:
+        self._app = app
+        self._server: _Server | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, option: str, address: Address) -> Address:
+        """Listen; returns the bound address. ``option`` names the setting in messages.
+
+        Raises:
+            UnavailableError: the address cannot be listened on.
+        """
+        listener = await _listen(option, address)
+        bound = Address(address.host, listener.getsockname()[1])
+        config = uvicorn.Config(
+            self._app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=2,
+        )
+        self._server = _Server(config)
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name=f"http-{option}")
+        while not self._server.started:
+            # uvicorn offers no event; the listener is already bound, so this is a turn or two.
+            if self._task.done():
+                self._task.result()
+            await asyncio.sleep(0)
+        return bound
+
+    async def close(self) -> None:
+        """Stop listening and let running requests finish, for two seconds at most."""
+        if self._server is None or self._task is None:
+            return
+        self._server.should_exit = True
+        await self._task
+        self._server = self._task = None
+
+
+async def _listen(option: str, address: Address) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, where = found[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise bind_error(error, option, address) from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise bind_error(error, option, address) from error
+    return listener

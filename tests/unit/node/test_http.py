@@ -1,0 +1,120 @@
+"""Health, metrics and the administration pages over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+
+from penstock.errors import UnavailableError
+from penstock.node.http import HttpServer, broker_app, broker_methods, master_app
+from penstock.runtime.addresses import Address
+from penstock.runtime.metrics import Metrics
+
+LOOPBACK = Address("127.0.0.1", 0)
+
+
+class Node:
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+        self.metrics = Metrics()
+        self.metrics.add("mqtt", lambda: {"packets": 3})
+        self.server = HttpServer(master_app(lambda: self.problems, self.metrics, self.administer))
+        self.address = LOOPBACK
+
+    async def administer(self, parameters: Mapping[str, str]) -> Mapping[str, object]:
+        return {"result": True, "data": [dict(parameters)]}
+
+
+@pytest.fixture
+async def node() -> AsyncIterator[Node]:
+    node = Node()
+    node.address = await node.server.start("http", LOOPBACK)
+    yield node
+    await node.server.close()
+
+
+async def ask(address: Address, target: str, body: str | None = None) -> tuple[int, dict[str, str], str]:
+    """One request; the status, the headers and the body of its answer."""
+    reader, writer = await asyncio.open_connection(*address)
+    head = f"{'GET' if body is None else 'POST'} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    data = (body or "").encode()
+    writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    answer = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    await writer.wait_closed()
+    first, _, text = answer.decode().partition("\r\n\r\n")
+    status, *lines = first.split("\r\n")
+    headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+    return int(status.split()[1]), headers, text
+
+
+async def test_health(node: Node) -> None:
+    assert (await ask(node.address, "/livez"))[::2] == (200, "ok\n")
+    status, _, text = await ask(node.address, "/readyz")
+    assert (status, json.loads(text)) == (200, {"ready": True, "reasons": []})
+    node.problems.append("statestore: the disk failed")
+    status, _, text = await ask(node.address, "/readyz")
+    assert (status, json.loads(text)) == (503, {"ready": False, "reasons": ["statestore: the disk failed"]})
+    assert (await ask(node.address, "/livez"))[0] == 200
+
+
+async def test_metrics_and_other_paths(node: Node) -> None:
+    status, headers, text = await ask(node.address, "/metrics")
+    assert (status, "penstock_mqtt_packets_total 3.0" in text) == (200, True)
+    assert headers["content-type"].startswith("text/plain; version=")
+    assert (await ask(node.address, "/"))[0] == 200
+    assert (await ask(node.address, "/nothing"))[0] == 404
+    assert (await ask(node.address, "/livez", ""))[0] == 405
+
+
+async def test_administration_takes_a_query_or_a_form(node: Node) -> None:
+    _, headers, text = await ask(node.address, "/webapi.htm?method=m&type=op_query&a=%C3%BC")
+    assert json.loads(text)["data"] == [{"method": "m", "type": "op_query", "a": "ü"}]
+    assert headers["content-type"] == "application/json"
+    _, _, text = await ask(node.address, "/webapi.htm?method=m", "topicName=x&empty=")
+    assert json.loads(text)["data"] == [{"method": "m", "topicName": "x", "empty": ""}]
+
+
+async def test_a_callback_wraps_the_reply_and_only_a_plain_name_does(node: Node) -> None:
+    _, headers, text = await ask(node.address, "/webapi.htm?callback=cb_1")
+    assert text.startswith('cb_1({"result":true')
+    assert headers["content-type"].startswith("application/javascript")
+    assert (await ask(node.address, "/webapi.htm?callback=alert(1)"))[2].startswith('{"result"')
+
+
+async def test_forms_are_bounded_and_bad_ones_refused(node: Node) -> None:
+    _, _, text = await ask(node.address, "/webapi.htm", "a=" + "x" * 1_100_000)
+    assert json.loads(text)["errMsg"] == "the form is longer than 1048576 bytes"
+    _, _, text = await ask(node.address, "/webapi.htm", "&".join(f"a{n}=1" for n in range(2000)))
+    assert json.loads(text)["errMsg"].startswith("the form cannot be read")
+
+
+async def test_the_broker_page_names_what_it_knows() -> None:
+    server = HttpServer(broker_app(broker_methods))
+    address = await server.start("tube-broker-http", LOOPBACK)
+    try:
+        _, _, text = await ask(address, "/broker.htm?method=admin_query_offset")
+        reply = json.loads(text)
+        assert (reply["result"], reply["errCode"]) == (False, 400)
+        assert "'admin_query_offset' is not there" in reply["errMsg"]
+        _, _, text = await ask(address, "/any/path?method=admin_get_methods")
+        assert json.loads(text)["dataSet"] == ["admin_query_server_version", "admin_get_methods"]
+        _, _, text = await ask(address, "/?method=admin_query_server_version")
+        assert json.loads(text)["dataSet"][0]["serverVersion"].startswith("penstock-")
+    finally:
+        await server.close()
+
+
+async def test_a_port_in_use_is_said(node: Node) -> None:
+    with pytest.raises(UnavailableError, match=f"http: cannot listen on {node.address}"):
+        await HttpServer(broker_app(broker_methods)).start("http", node.address)
+
+
+async def test_closing_ends_it_and_can_be_repeated(node: Node) -> None:
+    await node.server.close()
+    await node.server.close()
+    with pytest.raises(OSError, match=r"refused|Connect call failed"):
+        await asyncio.open_connection(*node.address)
