@@ -122,7 +122,9 @@ class Engine:
         self._observers: dict[bytes, dict[str, Dialect]] = {}
         self._observed: dict[str, set[bytes]] = {}
 
-    def __len__(self) -> int:
+    @property
+    def keys(self) -> int:
+        """How many keys there are, those included that are past their expiry and not removed yet."""
         return len(self._records)
 
     def restore(self, records: Iterable[Record], clock: Hlc | None) -> None:

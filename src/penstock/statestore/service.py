@@ -136,7 +136,7 @@ class StateStoreService:
     @property
     def keys(self) -> int:
         """How many keys there are."""
-        return len(self._engine)
+        return self._engine.keys
 
     @property
     def observations(self) -> int:
@@ -193,6 +193,7 @@ class StateStoreService:
             self._refuse(message, ask)
             return
         wait_for = 0
+        changes: list[Change] = []
         command = parse_payload(message.publish.payload)
         if isinstance(command, StoreError):
             answer = Answer(AnswerKind.ERROR, error=command)
@@ -207,6 +208,8 @@ class StateStoreService:
             else:
                 wait_for = self._uncommitted.get(command.key, 0)
         self._answer(_Waiting(message, ask, answer), wait_for)
+        if changes and not wait_for:
+            self._notify(changes)
 
     def disconnected(self, client_id: str) -> None:
         """End the observations of a client whose network connection ended [Service]."""
@@ -218,8 +221,8 @@ class StateStoreService:
         if self.failure is not None:
             return
         changes = self._engine.tick(self._clock(), self._steady(), limit=_EXPIRE_AT_ONCE)
-        if changes:
-            self._submit(changes)
+        if changes and not self._submit(changes):
+            self._notify(changes)
         self._arm()
 
     def _arm(self) -> None:
@@ -247,7 +250,6 @@ class StateStoreService:
             and not self._uncommitted  # else this change would be told before an earlier one that has to wait
         ):
             self._committer.submit(changes, _ignore)
-            self._notify(changes)
             return 0
         for change in changes:
             self._uncommitted[change.key] = number
@@ -321,7 +323,7 @@ class StateStoreService:
             self.stats.undelivered += 1
 
     def _notify(self, changes: list[Change]) -> None:
-        if self._outlet is None:
+        if self._outlet is None or self.failure is not None:
             return
         for change in changes:
             for client_id, dialect in change.observers:

@@ -1,0 +1,214 @@
+"""The state store's service without sockets: a fake broker, a committer that commits when told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, cast
+
+from penstock.errors import StorageError
+from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.service import Inbound
+from penstock.runtime.committer import GroupCommitter
+from penstock.runtime.durability import Durability
+from penstock.statestore.binding import INVOKE
+from penstock.statestore.codec import encode_array
+from penstock.statestore.hlc import Hlc, parse
+from penstock.statestore.record import Change
+from penstock.statestore.service import StateStoreService
+
+__all__ = ["NOW", "Delivery", "FakeOutlet", "ManualClock", "ManualCommitter", "Peer", "open_service"]
+
+NOW = 1_700_000_000_000
+
+SDK_FORM = (("__protVer", "1.0"),)
+
+
+class ManualClock:
+    """Milliseconds that pass when told."""
+
+    def __init__(self, now_ms: int = NOW) -> None:
+        self.now_ms = now_ms
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+class Delivery(NamedTuple):
+    """A message that the service gave to the broker for one client."""
+
+    client_id: str
+    publish: Publish
+
+    @property
+    def payload(self) -> bytes:
+        return self.publish.payload
+
+    @property
+    def correlation(self) -> bytes | None:
+        return self.publish.properties.correlation_data
+
+    @property
+    def version(self) -> Hlc | None:
+        properties = self.publish.properties
+        return parse(properties.user_property("__ts") or properties.user_property("Timestamp") or "")
+
+    def user(self, name: str) -> str | None:
+        return self.publish.properties.user_property(name)
+
+
+class FakeOutlet:
+    """What the broker was asked to do, in order; ``log`` holds PUBACKs too, as ``("settled", correlation, code)``."""
+
+    def __init__(self) -> None:
+        self.deliveries: list[Delivery] = []
+        self.published: list[Publish] = []
+        self.disconnects: list[tuple[str, int, str]] = []
+        self.settled: list[tuple[bytes | None, int, str]] = []
+        self.gone: set[str] = set()
+
+    def publish(self, message: Publish) -> None:
+        self.published.append(message)
+
+    def deliver(self, client_id: str, message: Publish) -> bool:
+        self.deliveries.append(Delivery(client_id, message))
+        return client_id not in self.gone
+
+    def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:
+        self.disconnects.append((client_id, reason_code, reason_string))
+
+    def taken(self) -> list[Delivery]:
+        """What was delivered since the last call."""
+        taken, self.deliveries = self.deliveries, []
+        return taken
+
+
+class ManualCommitter:
+    """A committer whose commits finish when the test says so."""
+
+    def __init__(self) -> None:
+        self.waiting: list[tuple[list[Change], Callable[[StorageError | None], None]]] = []
+        self.failure: StorageError | None = None
+
+    @property
+    def pending(self) -> int:
+        return len(self.waiting)
+
+    def start(self) -> None:
+        """Nothing to start."""
+
+    async def close(self) -> None:
+        self.finish()
+
+    def submit(self, op: list[Change], done: Callable[[StorageError | None], None]) -> None:
+        self.waiting.append((op, done))
+
+    def finish(self, count: int | None = None) -> None:
+        """Commit the first ``count`` of what waits, or all of it."""
+        batch = self.waiting[:count]
+        del self.waiting[:count]
+        for _, done in batch:
+            done(None)
+
+    def fail(self) -> None:
+        """The commit of everything that waits fails."""
+        self.failure = StorageError("disk full")
+        batch, self.waiting = self.waiting, []
+        for _, done in batch:
+            done(self.failure)
+
+
+class Peer:
+    """One client of the service; requests are written as words, in the SDK form unless ``form`` says otherwise."""
+
+    def __init__(
+        self,
+        service: StateStoreService,
+        outlet: FakeOutlet,
+        clock: ManualClock,
+        client_id: str = "client-id1",
+        *,
+        topic: str = INVOKE,
+        form: Sequence[tuple[str, str]] = SDK_FORM,
+        timestamp_property: str = "__ts",
+    ) -> None:
+        self.service = service
+        self.outlet = outlet
+        self.clock = clock
+        self.client_id = client_id
+        self.topic = topic
+        self.form = form
+        self.timestamp_property = timestamp_property
+        self.sent = 0
+
+    def send(
+        self,
+        words: str | bytes | Sequence[bytes],
+        *,
+        ts: str | None = "now",
+        ft: Hlc | str | None = None,
+        qos: int = 1,
+        response_topic: str | None = "clients/client-id1/response",
+        correlation: bytes | None = b"",
+        expiry: int | None = None,
+        extra: Sequence[tuple[str, str]] = (),
+        protocol_version: int = 5,
+    ) -> bytes:
+        """Send one request; gives its correlation data (a running number unless told)."""
+        self.sent += 1
+        if correlation == b"":
+            correlation = b"%s-%d" % (self.client_id.encode(), self.sent)
+        if isinstance(words, str):
+            words = encode_array([word.encode() for word in words.split(" ")])
+        elif not isinstance(words, bytes):
+            words = encode_array(words)
+        user = [*self.form, *extra]
+        if ts is not None:
+            user.append((self.timestamp_property, f"{self.clock.now_ms}:0:c" if ts == "now" else ts))
+        if ft is not None:
+            user.append(("__ft" if self.timestamp_property == "__ts" else "FencingToken", str(ft)))
+        properties = Properties(
+            response_topic=response_topic,
+            correlation_data=correlation,
+            message_expiry_interval=expiry,
+            user_properties=user,
+        )
+        settled = self.outlet.settled
+        inbound = Inbound(
+            Publish(self.topic, words, qos, packet_id=1 if qos else 0, properties=properties),
+            self.client_id,
+            self.clock.now_ms,
+            protocol_version=protocol_version,
+            settle=lambda code, reason: settled.append((correlation, code, reason)),
+        )
+        self.service.receive(inbound)
+        return correlation or b""
+
+    def ask(
+        self, words: str | bytes | Sequence[bytes], *, ts: str | None = "now", ft: Hlc | str | None = None
+    ) -> Delivery:
+        """Send one request and give its answer, which must be there at once."""
+        correlation = self.send(words, ts=ts, ft=ft)
+        found = [d for d in self.outlet.deliveries if d.correlation == correlation]
+        assert len(found) == 1, self.outlet.deliveries
+        assert found[0].client_id == self.client_id
+        self.outlet.deliveries.remove(found[0])
+        return found[0]
+
+
+async def open_service(
+    path: Path,
+    outlet: FakeOutlet,
+    clock: ManualClock,
+    *,
+    durability: Durability = Durability.MEMORY,
+    committer: ManualCommitter | None = None,
+    dialect: str = "auto",
+) -> StateStoreService:
+    """A started service; with ``memory`` answers leave at once, which spares most tests the waiting."""
+    service = StateStoreService(path, durability, clock, dialect=dialect)
+    if committer is not None:
+        service._committer = cast("GroupCommitter[list[Change]]", committer)
+    await service.start(outlet)
+    return service

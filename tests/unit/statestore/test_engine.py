@@ -1,0 +1,366 @@
+"""The engine alone: every rule of the commands, versions, fences, expiry and observations."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.statestore.commands import Access, Command, StoreError, parse
+from penstock.statestore.dialects import PUBLISHED, SDK
+from penstock.statestore.engine import Answer, AnswerKind, Context, Engine
+from penstock.statestore.hlc import MAX_COUNTER, Hlc
+from penstock.statestore.record import Change, Record
+
+NOW = 1_700_000_000_000
+
+
+class Store:
+    """An engine with a hand-driven clock; requests are written as words."""
+
+    def __init__(self, engine: Engine | None = None) -> None:
+        self.engine = engine or Engine()
+        self.now = NOW
+        self.steady = NOW
+        self.changes: list[Change] = []
+
+    def ask(self, words: str, *, ts: str | None = "now", ft: Hlc | str | None = None, client: str = "c") -> Answer:
+        command = parse([word.encode() for word in words.split(" ")])
+        assert isinstance(command, Command)
+        context = Context(client, SDK, f"{self.now}:0:{client}" if ts == "now" else ts, None if ft is None else str(ft))
+        answer, changes = self.engine.execute(command, context, self.now, self.steady)
+        self.changes += changes
+        return answer
+
+    def version(self, words: str, *, ft: Hlc | str | None = None, ts: str | None = "now") -> Hlc:
+        answer = self.ask(words, ft=ft, ts=ts)
+        assert answer.kind in (AnswerKind.OK, AnswerKind.VALUE)
+        assert answer.version is not None
+        return answer.version
+
+    def error(self, words: str, *, ft: Hlc | str | None = None, ts: str | None = "now") -> StoreError | None:
+        before = self.engine.clock
+        answer = self.ask(words, ft=ft, ts=ts)
+        if answer.error is not None:
+            assert self.engine.clock == before
+        return answer.error
+
+    def pass_ms(self, ms: int) -> list[Change]:
+        self.now += ms
+        self.steady += ms
+        ticked = self.engine.tick(self.now, self.steady)
+        self.changes += ticked
+        return ticked
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+def test_set_get_delete(store: Store) -> None:
+    assert store.ask("GET k").kind is AnswerKind.MISSING
+    assert store.ask("GET k").version is None
+    version = store.version("SET k v")
+    found = store.ask("GET k")
+    assert (found.kind, found.value, found.version) == (AnswerKind.VALUE, b"v", version)
+    deleted = store.ask("DEL k")
+    assert (deleted.kind, deleted.count, deleted.previous) == (AnswerKind.COUNT, 1, version)
+    assert deleted.version is not None
+    assert deleted.version > version
+    again = store.ask("DEL k")
+    assert (again.count, again.version, again.previous) == (0, None, None)
+    assert store.version("SET k v") > deleted.version
+
+
+def test_value_delete(store: Store) -> None:
+    assert store.ask("VDEL k v").count == 0
+    store.ask("SET k v")
+    assert store.ask("VDEL k w").kind is AnswerKind.NOT_MET
+    assert store.ask("GET k").value == b"v"
+    assert store.ask("VDEL k v").count == 1
+    assert store.ask("GET k").kind is AnswerKind.MISSING
+
+
+def test_nx_and_nex(store: Store) -> None:
+    first = store.version("SET k v NX")
+    refused = store.ask("SET k w NX")
+    assert (refused.kind, refused.version) == (AnswerKind.NOT_MET, first)
+    assert store.ask("SET k w NEX").kind is AnswerKind.NOT_MET
+    second = store.version("SET k v NEX")
+    third = store.version("SET k v NEX")
+    assert first < second < third
+    assert store.version("SET k w NEX v") > third
+    assert store.ask("GET k").value == b"w"
+    assert [change.version for change in store.changes] == sorted(change.version for change in store.changes)
+    assert len(store.changes) == 4
+
+
+def test_version_is_greater_than_the_request_and_than_every_earlier_one(store: Store) -> None:
+    assert store.version("SET k v", ts=f"{NOW}:0:StateStore") == Hlc(NOW, 1, "StateStore")
+    assert store.version("SET k v", ts=f"{NOW}:1:StateStore") == Hlc(NOW, 2, "StateStore")
+    assert store.version("SET k v", ts=f"{NOW + 60_000}:9:c") == Hlc(NOW + 60_000, 10, "StateStore")
+    assert store.version("SET k v", ts="0:0:c") == Hlc(NOW + 60_000, 11, "StateStore")
+    store.now -= 3_600_000
+    assert store.version("SET k v", ts="0:0:c") == Hlc(NOW + 60_000, 12, "StateStore")
+
+
+def test_a_counter_at_its_end_moves_the_wall_clock(store: Store) -> None:
+    assert store.version("SET k v", ts=f"{NOW}:{MAX_COUNTER}:c") == Hlc(NOW + 1, 0, "StateStore")
+    assert store.version("SET k v", ts=f"{NOW + 5}:{2**64 - 1}:c") == Hlc(NOW + 6, 0, "StateStore")
+
+
+def test_skew_of_60_000_ms_is_accepted_and_60_001_refused(store: Store) -> None:
+    late = f"{NOW + 60_001}:0:c"
+    for words in ("SET k v", "GET k", "DEL k", "VDEL k v", "KEYNOTIFY k"):
+        assert store.error(words, ts=late) is StoreError.TIMESTAMP_TOO_FAR_AHEAD
+    assert store.version("SET k v", ts=f"{NOW + 60_000}:0:c").wall_ms == NOW + 60_000
+    for words in ("SET f v", "DEL f", "VDEL f v"):
+        assert store.error(words, ft=late) is StoreError.FENCE_TOO_FAR_AHEAD
+    assert store.error("SET f v", ft=f"{NOW + 60_000}:0:c") is None
+
+
+def test_timestamp_is_needed_by_set_alone(store: Store) -> None:
+    assert store.error("SET k v", ts=None) is StoreError.TIMESTAMP_MISSING
+    for words in ("GET k", "DEL k", "VDEL k v", "KEYNOTIFY k", "KEYNOTIFY k STOP"):
+        assert store.error(words, ts=None) is None
+
+
+@pytest.mark.parametrize("text", ["", "x", "1:2", "-1:0:n", f"{2**64}:0:n", "1:2:n:m", "1:2:"])
+def test_malformed_timestamp_and_token(store: Store, text: str) -> None:
+    assert store.error("SET k v", ts=text) is StoreError.TIMESTAMP_MALFORMED
+    assert store.error("GET k", ts=text) is StoreError.TIMESTAMP_MALFORMED
+    assert store.error("SET k v", ft=text) is StoreError.TIMESTAMP_MALFORMED
+    assert store.error("DEL missing", ft=text) is StoreError.TIMESTAMP_MALFORMED
+    # GET and KEYNOTIFY take no token, so theirs is not looked at.
+    assert store.error("GET k", ft=text) is None
+    assert store.changes == []
+
+
+def test_a_read_moves_the_clock_past_its_timestamp(store: Store) -> None:
+    store.ask("GET k", ts=f"{NOW + 50_000}:7:c")
+    assert store.version("SET k v") == Hlc(NOW + 50_000, 8, "StateStore")
+
+
+def test_fencing(store: Store) -> None:
+    low, middle, high = (Hlc(NOW, n, "StateStore") for n in (1, 2, 3))
+    store.version("SET k v", ft=middle)
+    for words in ("SET k w", "SET k w NX", "DEL k", "VDEL k v", "VDEL k other"):
+        assert store.error(words) is StoreError.FENCE_REQUIRED
+        assert store.error(words, ft=low) is StoreError.FENCE_LOWER
+    assert store.ask("GET k").value == b"v"
+    assert store.error("SET k v", ft=middle) is None
+    assert store.error("SET k v", ft=high) is None
+    assert store.error("SET k v", ft=middle) is StoreError.FENCE_LOWER
+    assert store.error("SET k v", ft=Hlc(NOW, 3, "Z")) is None
+    assert store.error("VDEL k v", ft=high) is StoreError.FENCE_LOWER
+    assert store.ask("VDEL k v", ft=Hlc(NOW, 3, "Z")).count == 1
+    # The fence is gone with the key.
+    assert store.error("SET k v") is None
+
+
+def test_a_refused_condition_leaves_the_fence_alone(store: Store) -> None:
+    store.version("SET k v", ft=Hlc(NOW, 1, "n"))
+    assert store.ask("SET k w NX", ft=Hlc(NOW, 9, "n")).kind is AnswerKind.NOT_MET
+    assert store.error("SET k v", ft=Hlc(NOW, 2, "n")) is None
+
+
+def test_a_token_on_an_unfenced_key(store: Store) -> None:
+    token = Hlc(NOW, 1, "n")
+    assert store.ask("DEL k", ft=token).count == 0
+    store.ask("SET k v")
+    assert store.ask("DEL k", ft=token).count == 1
+    store.ask("SET k v")
+    store.ask("SET k v", ft=token)
+    assert store.error("SET k v") is StoreError.FENCE_REQUIRED
+
+
+def test_an_older_set_without_px_removes_the_expiry(store: Store) -> None:
+    store.ask("SET k v PX 100")
+    assert store.engine.next_deadline() == NOW + 100
+    store.ask("SET k v")
+    assert store.engine.next_deadline() is None
+    assert store.pass_ms(1000) == []
+    assert store.ask("GET k").value == b"v"
+
+
+def test_a_refused_set_leaves_the_expiry(store: Store) -> None:
+    store.ask("SET k v PX 100")
+    store.ask("SET k w NX PX 5000")
+    assert store.engine.next_deadline() == NOW + 100
+
+
+def test_expiry_to_the_millisecond_and_exactly_once(store: Store) -> None:
+    store.ask("SET k v PX 100", ts="0:0:c")
+    store.ask("KEYNOTIFY k", client="watcher")
+    assert store.pass_ms(99) == []
+    assert store.ask("GET k").value == b"v"
+    (expired,) = store.pass_ms(1)
+    assert (expired.key, expired.record, expired.observers) == (b"k", None, (("watcher", SDK),))
+    assert expired.version > store.changes[0].version
+    assert store.ask("GET k").kind is AnswerKind.MISSING
+    assert store.pass_ms(1000) == []
+    assert store.engine.expired == 1
+
+
+def test_renewal_one_millisecond_before_expiry_holds(store: Store) -> None:
+    store.ask("SET k v NEX PX 100")
+    store.pass_ms(99)
+    store.ask("SET k v NEX PX 100")
+    assert store.pass_ms(99) == []
+    assert len(store.pass_ms(1)) == 1
+
+
+def test_a_request_after_the_deadline_expires_its_key_first(store: Store) -> None:
+    store.ask("KEYNOTIFY k")
+    store.ask("SET k v PX 100", ft=f"{NOW}:0:n")
+    store.now, store.steady = NOW + 100, NOW + 100
+    store.changes.clear()
+    # The fence is gone with the expired key, and NX applies.
+    assert store.ask("SET k w NX").kind is AnswerKind.OK
+    assert [change.record and change.record.value for change in store.changes] == [None, b"w"]
+    assert store.changes[0].version < store.changes[1].version
+    assert store.engine.tick(store.now, store.steady) == []
+
+
+def test_expiry_follows_the_steady_clock(store: Store) -> None:
+    store.ask("SET k v PX 100")
+    store.now += 3_600_000
+    assert store.engine.tick(store.now, store.steady) == []
+    store.now -= 7_200_000
+    assert len(store.engine.tick(store.now, store.steady + 100)) == 1
+
+
+def test_tick_takes_the_earliest_first_and_no_more_than_asked(store: Store) -> None:
+    for n in (3, 1, 2):
+        store.ask(f"SET k{n} v PX {n}")
+    store.now += 10
+    store.steady += 10
+    assert [change.key for change in store.engine.tick(store.now, store.steady, limit=2)] == [b"k1", b"k2"]
+    assert store.engine.next_deadline() == NOW + 3
+
+
+def test_deadlines_of_renewed_keys_do_not_pile_up(store: Store) -> None:
+    for n in range(5000):
+        store.ask(f"SET k v PX {n + 1}")
+    assert len(store.engine._deadlines) < 1100
+    assert store.engine.next_deadline() == NOW + 5000
+
+
+def test_observers_are_told_of_changes_and_of_nothing_else(store: Store) -> None:
+    assert store.ask("KEYNOTIFY k", client="a").kind is AnswerKind.OK
+    assert store.ask("KEYNOTIFY k", client="a").kind is AnswerKind.OK
+    store.ask("KEYNOTIFY k", client="b")
+    for words in ("SET k v", "SET k v NX", "SET k v NEX", "VDEL k w", "DEL missing", "GET k", "DEL k", "DEL k"):
+        store.ask(words, client="a")
+    told = [(change.record.value if change.record else None, change.observers) for change in store.changes]
+    both = (("a", SDK), ("b", SDK))
+    assert told == [(b"v", both), (b"v", both), (None, both)]
+
+
+def test_stop(store: Store) -> None:
+    assert store.ask("KEYNOTIFY k STOP").count == 0
+    store.ask("KEYNOTIFY k")
+    assert store.ask("KEYNOTIFY k STOP", client="other").count == 0
+    assert store.ask("KEYNOTIFY k STOP").kind is AnswerKind.OK
+    assert store.ask("KEYNOTIFY k STOP").kind is AnswerKind.COUNT
+    store.ask("SET k v")
+    assert store.changes[0].observers == ()
+    assert store.engine.observations == 0
+
+
+def test_wildcards_in_a_key_are_plain_bytes(store: Store) -> None:
+    store.ask("KEYNOTIFY *")
+    store.ask("SET k v")
+    store.ask("SET * v")
+    assert [bool(change.observers) for change in store.changes] == [False, True]
+
+
+def test_observations_end_with_the_connection(store: Store) -> None:
+    store.ask("KEYNOTIFY k1", client="a")
+    store.ask("KEYNOTIFY k2", client="a")
+    store.ask("KEYNOTIFY k1", client="b")
+    store.engine.forget("a")
+    store.engine.forget("a")
+    assert store.engine.observations == 1
+    assert not store.engine.observes("a", b"k1")
+    assert store.engine.observes("b", b"k1")
+
+
+def test_an_observation_keeps_the_dialect_it_was_made_in(store: Store) -> None:
+    command = parse([b"KEYNOTIFY", b"k"])
+    assert isinstance(command, Command)
+    store.engine.execute(command, Context("a", PUBLISHED), NOW, NOW)
+    store.ask("SET k v")
+    assert store.changes[0].observers == (("a", PUBLISHED),)
+
+
+def test_observations_of_one_client_are_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.statestore.engine.MAX_OBSERVATIONS", 2)
+    assert store.error("KEYNOTIFY a") is None
+    assert store.error("KEYNOTIFY b") is None
+    assert store.error("KEYNOTIFY c") is StoreError.QUOTA
+    assert store.error("KEYNOTIFY a") is None
+
+
+def test_quota() -> None:
+    store = Store(Engine(max_keys=2))
+    store.ask("SET a v PX 100")
+    store.ask("SET b v")
+    assert store.error("SET c v") is StoreError.QUOTA
+    assert store.error("SET b w") is None
+    assert store.ask("SET b w NX").kind is AnswerKind.NOT_MET
+    # A key past its expiry does not count, whether or not anybody has looked at it.
+    store.now += 100
+    store.steady += 100
+    assert store.error("SET c v") is None
+    assert store.engine.keys == 2
+    assert [change.key for change in store.changes[-2:]] == [b"a", b"c"]
+
+
+def test_authorisation_comes_before_the_timestamp() -> None:
+    asked: list[tuple[str, Access, bytes]] = []
+
+    def authorise(context: Context, access: Access, key: bytes) -> bool:
+        asked.append((context.client_id, access, key))
+        return access is Access.READ
+
+    store = Store(Engine(authorise=authorise))
+    assert store.error("SET k v", ts=None) is StoreError.NOT_AUTHORIZED
+    assert store.error("GET k", ts="nonsense") is StoreError.TIMESTAMP_MALFORMED
+    assert asked == [("c", Access.WRITE, b"k"), ("c", Access.READ, b"k")]
+
+
+PRECEDENCE = [
+    # What is wrong with the request, from the last rule to the first; each line adds the next error to be found.
+    ("SET full v NX", "now", None, StoreError.QUOTA),
+    ("SET fenced v NX", "now", f"{NOW - 1}:0:n", StoreError.FENCE_LOWER),
+    ("SET fenced v NX", "now", None, StoreError.FENCE_REQUIRED),
+    ("SET fenced v NX", "now", f"{NOW + 60_001}:0:n", StoreError.FENCE_TOO_FAR_AHEAD),
+    ("SET fenced v NX", "now", "x", StoreError.TIMESTAMP_MALFORMED),
+    ("SET fenced v NX", f"{NOW + 60_001}:0:c", "x", StoreError.TIMESTAMP_TOO_FAR_AHEAD),
+    ("SET fenced v NX", "x", f"{NOW + 60_001}:0:n", StoreError.TIMESTAMP_MALFORMED),
+    ("SET fenced v NX", None, f"{NOW + 60_001}:0:n", StoreError.TIMESTAMP_MISSING),
+]
+
+
+@pytest.mark.parametrize(("words", "ts", "ft", "error"), PRECEDENCE, ids=str)
+def test_the_first_of_several_errors(words: str, ts: str | None, ft: str | None, error: StoreError) -> None:
+    store = Store(Engine(max_keys=1))
+    store.ask("SET fenced v", ft=f"{NOW}:0:n")
+    assert store.error(words, ts=ts, ft=ft) is error
+    assert len(store.changes) == 1
+
+
+def test_restore_takes_the_greatest_version_on_record() -> None:
+    records = [
+        Record(b"a", b"1", Hlc(NOW + 5, 3, "StateStore")),
+        Record(b"b", b"2", Hlc(NOW, 9, "StateStore"), Hlc(NOW, 1, "n"), NOW + 50),
+    ]
+    store = Store()
+    store.engine.restore(records, Hlc(NOW + 5, 7, ""))
+    assert store.version("SET c v", ts="0:0:c") == Hlc(NOW + 5, 8, "StateStore")
+    assert store.ask("GET a").value == b"1"
+    assert store.error("SET b v") is StoreError.FENCE_REQUIRED
+    assert [change.key for change in store.pass_ms(50)] == [b"b"]
+    without = Engine()
+    without.restore(records, None)
+    assert without.clock == Hlc(NOW + 5, 3, "StateStore")

@@ -1,0 +1,123 @@
+"""Hybrid logical clock: text, order, the update rule of the clients and the version rule of the store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import RemoteProtocolError
+from penstock.statestore.hlc import MAX_COUNTER, MAX_DRIFT_MS, Hlc, parse
+from tests.vectors.statestore import vectors
+
+NOW = 1_696_374_425_000
+HLC = vectors()["hlc"]
+
+
+def known(text: str) -> Hlc:
+    value = parse(text)
+    assert value is not None
+    return value
+
+
+@pytest.mark.parametrize("case", HLC["print"], ids=lambda case: str(case["text"]))
+def test_printed_as_the_sdks_print_it(case: dict[str, Any]) -> None:
+    value = Hlc(case["wall"], case["counter"], case["node"])
+    assert value.padded() == case["text"]
+    assert parse(case["text"]) == value
+    assert parse(str(value)) == value
+
+
+def test_printed_as_the_document_prints_it() -> None:
+    assert str(Hlc(NOW, 1, "StateStore")) == "1696374425000:1:StateStore"
+
+
+@pytest.mark.parametrize("text", [*HLC["read_ok"], "1:1:ü", f"{2**64 - 1}:{2**64 - 1}:n", "0" * 5000 + "7:0:n"])
+def test_read(text: str) -> None:
+    assert parse(text) is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *HLC["read_bad"],
+        *("-1:0:n", "1:-1:n", "+1:0:n", " 1:0:n", "1 :0:n", "1:0:", "1::n", ":0:n", "1e3:0:n", "0x1:0:n", "1_0:0:n"),
+        *(f"{2**64}:0:n", f"0:{2**64}:n", "1" * 5000 + ":0:n", "\u0661:0:n", "1:\u00b2:n", "1:0:n:", "1:0\n:n"),
+    ],
+)
+def test_not_read(text: str) -> None:
+    assert parse(text) is None
+
+
+@pytest.mark.parametrize("case", [c for c in HLC["compare"] if isinstance(c, dict)], ids=str)
+def test_order(case: dict[str, Any]) -> None:
+    assert (known(case["a"]) < known(case["b"])) is case["a<b"]
+
+
+def test_node_ids_compare_byte_by_byte() -> None:
+    nodes = ["a", "Z", "é", "\uffff", "\U00010000", "aa"]
+    by_value = sorted(nodes, key=lambda node: Hlc(1, 1, node))
+    assert by_value == sorted(nodes, key=str.encode)
+
+
+@pytest.mark.parametrize("case", HLC["update_cases_seconds_relative_to_now_drift_60"], ids=str)
+def test_update_rule_of_the_clients(case: dict[str, Any]) -> None:
+    own = Hlc(NOW + case["self"] * 1000, 3, "me")
+    other = Hlc(NOW + case["other"] * 1000, 5, "them")
+    if not case["ok"]:
+        with pytest.raises(RemoteProtocolError, match="ahead of the local clock"):
+            own.merged(other, NOW)
+        return
+    merged = own.merged(other, NOW)
+    counters = {"self+1": own.counter + 1, "other+1": other.counter + 1, "max+1": 6}
+    expected = case["counter"][0]
+    assert merged == Hlc(max(own.wall_ms, other.wall_ms, NOW), counters.get(expected, expected), "me")
+
+
+def test_a_value_of_the_same_node_changes_nothing() -> None:
+    own = Hlc(5, 5, "me")
+    assert own.merged(Hlc(NOW * 2, 0, "me"), NOW) is own
+
+
+def test_a_counter_that_would_overflow_is_refused_by_clients() -> None:
+    with pytest.raises(RemoteProtocolError, match="overflow"):
+        Hlc(NOW, 0, "me").merged(Hlc(NOW, MAX_COUNTER, "them"), NOW)
+
+
+def test_drift_of_a_minute_is_allowed_and_a_millisecond_more_is_not() -> None:
+    assert MAX_DRIFT_MS == 60_000
+    assert not Hlc(NOW + 60_000, 0, "c").is_too_far_ahead(NOW)
+    assert Hlc(NOW + 60_001, 0, "c").is_too_far_ahead(NOW)
+
+
+def test_the_example_of_the_document() -> None:
+    case = HLC["set_example_from_doc"]
+    version = Hlc(0, 0, "StateStore").following(known(case["request_ts"]), case["store_clock"])
+    assert str(version) == case["response_ts"]
+
+
+def test_versions_of_the_store_exceed_every_request() -> None:
+    clock = Hlc(NOW, 7, "StateStore")
+    assert clock.following(clock, NOW) == Hlc(NOW, 8, "StateStore")
+    assert clock.following(Hlc(NOW, 9, "zzz"), NOW) == Hlc(NOW, 10, "StateStore")
+    assert clock.following(None, NOW + 1) == Hlc(NOW + 1, 0, "StateStore")
+    assert clock.following(None, NOW - 50_000) == Hlc(NOW, 8, "StateStore")
+    assert clock.following(Hlc(NOW, MAX_COUNTER, "c"), NOW) == Hlc(NOW + 1, 0, "StateStore")
+    assert clock.following(Hlc(NOW, 2**64 - 1, "c"), NOW) == Hlc(NOW + 1, 0, "StateStore")
+
+
+walls = st.integers(0, 50)
+values = st.builds(Hlc, walls, st.integers(0, 3) | st.just(MAX_COUNTER), st.sampled_from(["StateStore", "a", "z"]))
+
+
+@given(values, st.none() | values, walls)
+def test_following_is_greater_than_both_and_stays_printable(own: Hlc, other: Hlc | None, now_ms: int) -> None:
+    version = own.following(other, now_ms)
+    assert (version.wall_ms, version.counter) > (own.wall_ms, own.counter)
+    if other is not None:
+        assert (version.wall_ms, version.counter) > (other.wall_ms, other.counter)
+    assert version.wall_ms >= now_ms
+    assert version.counter <= MAX_COUNTER
+    assert version.node == own.node
