@@ -37,7 +37,7 @@ class Entry:
     """Events that the window left out, being older than the watermark by which Spark drops."""
     late_watermark_ms: int
     watermark_ms: int
-    fencing_token: str | None
+    fencing_token: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

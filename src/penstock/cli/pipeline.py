@@ -1,0 +1,130 @@
+"""`penstock pipeline`: check and run pipeline files."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.output import note, print_json
+from penstock.errors import ConfigError
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Check and run pipelines.")
+
+File = Annotated[Path, typer.Argument(help="The pipeline file (YAML).", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+
+
+@app.command()
+def validate(file: File, as_json: Json = False) -> None:
+    """Check a pipeline file: values, names and references, with line and column. Starts no Spark."""
+    from penstock.pipelines.model import load
+    from penstock.pipelines.plan import plan
+
+    pipeline = load(file)
+    plans = plan(pipeline)
+    if as_json:
+        sinks = {p.sink.name: [step.name for step in p.steps] for p in plans}
+        print_json({"ok": True, "file": str(file), "pipeline": pipeline.name, "sinks": sinks})
+        return
+    sys.stdout.write(f"{file}: pipeline {pipeline.name!r} is valid\n")
+    for sink_plan in plans:
+        chain = " -> ".join(["source", *(step.name for step in sink_plan.steps), sink_plan.sink.name])
+        sys.stdout.write(f"  {chain}\n")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of the pipeline file, for editors."""
+    from penstock.pipelines.model import json_schema
+
+    sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
+
+
+@app.command()
+def run(
+    file: File,
+    spark_master: Annotated[
+        str, typer.Option(help="Spark's master: local[N], spark://HOST:PORT, yarn ...")
+    ] = "local[2]",
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where checkpoints and the ledger are kept; a run goes on where the last one ended. "
+            "Default: penstock-pipelines/<name>.",
+            show_default=False,
+        ),
+    ] = None,
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="Process what the log holds now, then end.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a pipeline until it is told to stop (SIGTERM or Ctrl-C: it ends between two batches).
+
+    One run at a time: it holds a lease in the state store, and everything it writes there is fenced with it.
+    """
+    from penstock.pipelines.model import load
+
+    pipeline = load(file)
+    try:
+        from penstock.pipelines.run import run as run_pipeline
+    except ImportError as error:
+        raise ConfigError(
+            f"Spark is not installed: {error}", do='pip install "penstock[spark]" (and [java] where Java is missing)'
+        ) from error
+
+    stop = _stop_on_signals()
+    state = state_dir if state_dir is not None else Path("penstock-pipelines") / pipeline.name
+    emit = print_json if as_json else _tell
+    run_pipeline(
+        pipeline,
+        state=state.resolve(),
+        spark_master=spark_master,
+        available_now=available_now,
+        emit=emit,
+        stop=stop,
+    )
+
+
+def _stop_on_signals() -> threading.Event:
+    """An event that the first SIGTERM or SIGINT sets; the second one ends the process as usual."""
+    stop = threading.Event()
+
+    def handle(number: int, _frame: Any) -> None:
+        stop.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handle)
+    return stop
+
+
+def _tell(event: dict[str, Any]) -> None:
+    """An event of a run as a line for people."""
+    match event["event"]:
+        case "starting":
+            note(f"pipeline {event['pipeline']}: starting Spark, state in {event['state_dir']}")
+        case "started":
+            note(f"pipeline {event['pipeline']}: running {', '.join(event['sinks'])}; lease {event['fencing_token']}")
+        case "batch":
+            left = ", ".join(
+                f"{event[name]} {name}" for name in ("dead", "filtered", "duplicates", "late") if event[name]
+            )
+            lag = "" if event["lag"] is None else f", lag {event['lag']}"
+            sys.stdout.write(
+                f"{event['sink']} batch {event['batch']}: {event['read']} read, {event['out']} out"
+                f"{', ' + left if left else ''}{lag}\n"
+            )
+            sys.stdout.flush()
+        case "retry":
+            note(f"{event['sink']}: trying again in {event['in_s']:g} s: {event['why']}")
+        case "stopped":
+            note(f"pipeline {event['pipeline']}: stopped")

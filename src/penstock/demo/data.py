@@ -1,0 +1,117 @@
+"""The water branch's measurements and the messages that the demo makes of them. Pure but for reading the file."""
+
+from __future__ import annotations
+
+import csv
+import json
+import statistics
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import penstock
+from penstock.errors import ConfigError
+
+__all__ = ["BRANCH", "LATE_TIME", "Limits", "Message", "Reading", "example", "late", "limits", "malformed", "messages"]
+
+BRANCH = "main"
+TOPIC = f"water/{BRANCH}/flow"
+LIMITS_KEY = f"water/limits/{BRANCH}"
+ALARM_KEY = f"water/alarm/{BRANCH}"
+
+LATE_TIME = datetime(2022, 3, 29, 2, tzinfo=UTC)
+"""An hour that the data lacks: as if that one reading had been held up somewhere for days."""
+LATE_FLOW = 101.9
+
+
+class Reading(NamedTuple):
+    """One measurement: when (UTC), litres per second."""
+
+    time: datetime
+    flow: float
+
+
+class Message(NamedTuple):
+    """What is published: the id travels as user property, the event time in the payload."""
+
+    id: str
+    payload: bytes
+
+
+class Limits(NamedTuple):
+    """The branch's reference data: flow below ``low`` or above ``high`` is abnormal (l/s)."""
+
+    low: float
+    high: float
+    baseline: float
+
+    def to_json(self) -> bytes:
+        """As the state store holds it."""
+        return json.dumps(self._asdict()).encode()
+
+
+def example(name: str) -> Path:
+    """A file of ``examples/water``: beside the package in a checkout, inside it in an installed wheel.
+
+    Raises:
+        ConfigError: neither is there.
+    """
+    package = Path(penstock.__file__).parent
+    for directory in (package / "examples" / "water", package.parents[1] / "examples" / "water"):
+        if (directory / name).is_file():
+            return directory / name
+    raise ConfigError(
+        f"examples/water/{name} is not installed", do="install penstock from its wheel or a full checkout"
+    )
+
+
+def read(path: Path) -> list[Reading]:
+    """The measurements of the file, in its order. Its times carry their offsets (the summer time change is in them)."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.reader(file)
+        next(rows)
+        return [Reading(datetime.fromisoformat(time).astimezone(UTC), float(flow)) for time, flow in rows]
+
+
+def limits(readings: Sequence[Reading]) -> Limits:
+    """Limits as an operator would set them, seeing the branch: it runs at its median, give or take four litres.
+
+    Two thirds of that is a loss or maintenance; 5 % above is the pump running over. Both lie in gaps of the data:
+    nothing was measured between 66.7 and 73.8 but single hours of recovery, nothing between 107.3 and 109.6.
+    """
+    baseline = round(statistics.median(reading.flow for reading in readings), 2)
+    return Limits(low=70.0, high=108.0, baseline=baseline)
+
+
+def messages(readings: Sequence[Reading]) -> list[Message]:
+    """One message for each measurement, ids by time."""
+    return [_message(f"{BRANCH}-{iso(reading.time)}", reading) for reading in readings]
+
+
+def malformed() -> Message:
+    """A payload that was cut off on its way."""
+    return Message("cut-off-1", b'{"branch": "main", "time": "2022-04-14T12:')
+
+
+def late() -> Message:
+    """A reading that comes after the windows of its time were closed."""
+    return _message("held-up-1", Reading(LATE_TIME, LATE_FLOW))
+
+
+def iso(time: datetime) -> str:
+    """UTC, to the second, with a Z."""
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def window_starts(readings: Sequence[Reading], duration: timedelta) -> list[datetime]:
+    """The starts of all windows of ``duration`` that can hold a reading, aligned to 1970 as Spark aligns them."""
+    epoch = datetime(1970, 1, 1, tzinfo=UTC)
+    first = epoch + (min(readings).time - epoch) // duration * duration
+    count = (max(readings).time - first) // duration + 1
+    return [first + index * duration for index in range(count)]
+
+
+def _message(name: str, reading: Reading) -> Message:
+    value = {"branch": BRANCH, "time": iso(reading.time), "flow": reading.flow}
+    return Message(name, json.dumps(value).encode())

@@ -1,0 +1,246 @@
+"""What happens to each micro-batch: its rows into the sink, its broken ones into the dead letters, its counts into
+the ledger. Called by Spark (``foreachBatch``), again with the same batch id and the same rows after a failure.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import functions as sf
+
+from penstock.pipelines.checkpoint import Checkpoint, Offsets
+from penstock.pipelines.ledger import Entry, Ledger
+from penstock.pipelines.model import StateStoreSink
+from penstock.pipelines.plan import SinkPlan
+from penstock.pipelines.source import TubeSource
+from penstock.pipelines.stages import INTERNAL, WithLookup, alive, apply, key_column, rows_of
+from penstock.pipelines.table import Table
+from penstock.pipelines.writeback import Change
+
+__all__ = ["Context", "Drained", "Gate", "SinkBatches"]
+
+COORDINATES = ("topic", "broker", "partition", "offset", "timestamp")
+"""Fields of ``_source`` that a table keeps of every row, as ``_topic`` and so on, beside ``_id``."""
+
+
+class Drained(Exception):  # noqa: N818 - not an error: how a query is told to stop before a batch
+    """The run is stopping: this batch was not begun and is the first of the next run."""
+
+
+class Gate:
+    """Lets batches in until it is closed, and knows when none is inside.
+
+    Stopping a query while Python runs inside its batch ends in a StackOverflowError of Spark's stream thread; raising
+    before a batch begins does not.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._closed = False
+
+    def __enter__(self) -> None:
+        with self._changed:
+            if self._closed:
+                raise Drained("the run is stopping")
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._inside -= 1
+            self._changed.notify_all()
+
+    def close(self, timeout_s: float) -> bool:
+        """Let nobody in any more and wait until nobody is inside; whether that came to pass in time."""
+        with self._changed:
+            self._closed = True
+            return self._changed.wait_for(lambda: self._inside == 0, timeout_s)
+
+
+class FencedStore(Protocol):
+    """The state store under the run's fencing token."""
+
+    @property
+    def token(self) -> object: ...
+    def write(self, changes: Sequence[Change]) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the queries of one run share. ``report`` is told the entry of each finished batch."""
+
+    source: TubeSource
+    ledger: Ledger
+    gate: Gate
+    report: Callable[[Entry], None]
+    with_lookup: WithLookup
+    store: FencedStore
+    dead_letters: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many rows of a batch are in which state, in the rows that the sink gets."""
+
+    out: int
+    dead: int
+    filtered: int
+
+
+class SinkBatches:
+    """The batches of one sink's query."""
+
+    def __init__(self, plan: SinkPlan, checkpoint: Checkpoint, context: Context) -> None:
+        self.plan = plan
+        self.checkpoint = checkpoint
+        self.last_finished: int | None = None
+        """The last batch that went through; Spark commits it a moment later."""
+        self._context = context
+
+    def __call__(self, rows: DataFrame, batch: int) -> None:
+        """Carry out one batch. Everything in it is idempotent by batch id."""
+        with self._context.gate:
+            start, end = self._range(batch)
+            entry = (
+                self._windows(rows, batch, start, end) if self.plan.windowed else self._rows(rows, batch, start, end)
+            )
+            self._context.ledger.write(entry)
+            self.last_finished = batch
+        self._context.report(entry)
+
+    def _range(self, batch: int) -> tuple[Offsets, Offsets]:
+        start, end = self.checkpoint.range(batch)
+        return (self._context.source.start(self.plan.sink.name) if start is None else start), end
+
+    def _rows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> Entry:
+        # Cached: the rows come out of stateful operators, which must run once, and are used three times.
+        rows = rows.persist()
+        try:
+            counts = _count(rows)
+            out = self._write_rows(rows, batch, counts.out)
+            self._write_dead(rows, batch, counts.dead)
+        finally:
+            rows.unpersist()
+        read = self._context.source.count(start, end)
+        duplicates = read - counts.out - counts.dead - counts.filtered
+        return self._entry(batch, start, end, read, counts, out=out, duplicates=duplicates)
+
+    def _windows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> Entry:
+        sink = self.plan.sink.statestore
+        assert sink is not None
+        written = self._write_back(rows, sink)
+        read = self._context.source.count(start, end)
+        counts, late = self._into_windows(rows, batch, start, end) if read else (Counts(0, 0, 0), 0)
+        return self._entry(batch, start, end, read, counts, out=written, duplicates=None, late=late)
+
+    def _into_windows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> tuple[Counts, int]:
+        """What this batch put into the windows, and how many of its events were too late for them.
+
+        The windows do not say, and Spark's own count is of partial aggregates, so the batch's records are read once
+        more and compared with the watermark that Spark compared them with.
+        """
+        records = self._context.source.batch(rows.sparkSession, start, end)
+        if records is None:
+            return Counts(0, 0, 0), 0
+        window = next(step.window for step in self.plan.steps if step.window is not None)
+        before = itertools.takewhile(lambda step: step.kind != "window", self.plan.steps)
+        single = [step for step in before if step.kind != "dedupe"]
+        marked = apply(rows_of(records), single, self._context.with_lookup)
+        watermark = self.checkpoint.late_watermark_ms(batch)
+        # Late copies of one event are one late event; `<=`, since an event at the watermark is dropped too.
+        is_late = alive() & (sf.unix_millis(window.time) <= sf.lit(watermark)) if watermark else sf.expr("false")
+        found = marked.agg(*_states(), sf.count_distinct(sf.when(is_late, sf.col("_id"))).alias("late")).first()
+        assert found is not None
+        return Counts(found["out"], found["dead"], found["filtered"]), int(found["late"])
+
+    def _entry(
+        self,
+        batch: int,
+        start: Offsets,
+        end: Offsets,
+        read: int,
+        counts: Counts,
+        *,
+        out: int,
+        duplicates: int | None,
+        late: int = 0,
+    ) -> Entry:
+        return Entry(
+            sink=self.plan.sink.name,
+            batch=batch,
+            start=start,
+            end=end,
+            read=read,
+            out=out,
+            dead=counts.dead,
+            filtered=counts.filtered,
+            duplicates=duplicates,
+            late=late,
+            late_watermark_ms=self.checkpoint.late_watermark_ms(batch),
+            watermark_ms=self.checkpoint.planned(batch).watermark_ms,
+            fencing_token=str(self._context.store.token),
+        )
+
+    def _write_rows(self, rows: DataFrame, batch: int, count: int) -> int:
+        live = rows.where(alive())
+        if self.plan.sink.statestore is not None:
+            self._write_back(live, self.plan.sink.statestore)
+            return count
+        assert self.plan.sink.table is not None
+        table = Table(Path(self.plan.sink.table.path), self.plan.sink.name, self.checkpoint.query_id())
+        coordinates = [sf.col(f"_source.{name}").alias(f"_{name}") for name in COORDINATES]
+        return table.write(batch, live.select(*_data(rows), "_id", *coordinates), count)
+
+    def _write_dead(self, rows: DataFrame, batch: int, count: int) -> None:
+        path = self._context.dead_letters
+        if path is None or not count or not self.plan.dead_letters_of:
+            return
+        mine = rows.where(sf.col("_dead.step").isin(*sorted(self.plan.dead_letters_of)))
+        table = Table(path, self.plan.sink.name, self.checkpoint.query_id())
+        letters = mine.select("_dead.step", "_dead.reason", sf.col("_id").alias("id"), "_source.*")
+        table.write(batch, letters, mine.count())
+
+    def _write_back(self, rows: DataFrame, sink: StateStoreSink) -> int:
+        if sink.order_by is not None:
+            rows = rows.orderBy(sink.order_by)
+        columns = _data(rows)
+        made: list[Column] = []
+        for index, entry in enumerate(sink.entries):
+            value = sf.to_json(sf.struct(*(entry.value or columns)))
+            holds = sf.coalesce(sf.expr(entry.when), sf.expr("false"))
+            made += [key_column(rows, entry.key).alias(f"key{index}"), sf.when(holds, value).alias(f"value{index}")]
+        return self._context.store.write(list(_changes(rows.select(*made).collect(), len(sink.entries))))
+
+
+def _changes(rows: list[Row], entries: int) -> Iterator[Change]:
+    for row in rows:
+        for index in range(entries):
+            key: str | None = row[f"key{index}"]
+            value: str | None = row[f"value{index}"]
+            # A key with a null in it names nothing.
+            if key is not None:
+                yield Change(key, None if value is None else value.encode())
+
+
+def _data(rows: DataFrame) -> list[str]:
+    return [column for column in rows.columns if column not in INTERNAL]
+
+
+def _states() -> list[Column]:
+    return [
+        sf.count_if(alive()).alias("out"),
+        sf.count_if(sf.col("_dead").isNotNull()).alias("dead"),
+        sf.count_if(sf.col("_dead").isNull() & sf.col("_filtered").isNotNull()).alias("filtered"),
+    ]
+
+
+def _count(rows: DataFrame) -> Counts:
+    found = rows.agg(*_states()).first()
+    assert found is not None
+    return Counts(found["out"], found["dead"], found["filtered"])

@@ -1,0 +1,106 @@
+"""The tube as the source of a pipeline: a stream for its queries, and any batch of it again, exactly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.errors import PenstockError
+from penstock.pipelines.checkpoint import Offsets
+from penstock.pipelines.durable import read_json, write_json
+from penstock.pipelines.model import Source
+from penstock.spark.cluster import Tube
+from penstock.spark.offsets import parse_wanted, resolve, to_json
+from penstock.spark.options import SourceOptions
+from penstock.spark.tube import count_rows
+
+__all__ = ["TubeSource"]
+
+DEFAULT_STARTING = "earliest"
+"""Unlike a bare stream's: a pipeline that is set up after the first record came should have that one too."""
+
+LAG_TIMEOUT_MS = 1_000
+"""Lag is for people to look at: a node that is restarting must not hold the run up."""
+
+
+class TubeSource:
+    """What a pipeline reads. ``starts`` is the directory that keeps where each query began."""
+
+    def __init__(self, source: Source, starts: Path) -> None:
+        given = {name: _text(value) for name, value in source.options.items()}
+        self.options = {
+            "startingOffsets": DEFAULT_STARTING,
+            **given,
+            "tubemq.master": source.master,
+            "subscribe": ",".join(source.topics),
+            "includeHeaders": "true",
+        }
+        self.checked = SourceOptions.parse(self.options)
+        self._starts = starts
+
+    def start(self, query: str) -> Offsets:
+        """Where ``query`` began, or begins now: decided once and kept.
+
+        A checkpoint notes where batches end, not where the first one starts, so "earliest" would come to mean
+        something else as soon as retention moves on, and the first batch could not be read or counted again.
+        """
+        path = self._starts / f"{query}.json"
+        try:
+            return dict(read_json(path))
+        except FileNotFoundError:
+            pass
+        wanted = parse_wanted(self.options["startingOffsets"], "startingOffsets")
+        with Tube(self.checked.masters, self.checked.timeout_ms) as tube:
+            bounds = tube.bounds(tube.partitions(self.checked.topics))
+        start = to_json(resolve(wanted, bounds, "startingOffsets"))
+        write_json(path, start)
+        return start
+
+    def stream(self, spark: SparkSession, query: str) -> DataFrame:
+        """The stream of ``query``, from where it began; a query with a checkpoint goes on from there."""
+        options = self.options | {"startingOffsets": json.dumps(self.start(query))}
+        return spark.readStream.format("tubemq").options(**options).load()
+
+    def batch(self, spark: SparkSession, start: Offsets, end: Offsets) -> DataFrame | None:
+        """The records in ``[start, end)``, the same each time; None where there are none.
+
+        A partition that only ``end`` has begins where it ends: the source notes it one batch before it reads it.
+        """
+        pieces = {
+            topic: {
+                name: position
+                for name, position in named.items()
+                if start.get(topic, {}).get(name, position) < position
+            }
+            for topic, named in end.items()
+        }
+        ends = {topic: named for topic, named in pieces.items() if named}
+        if not ends:
+            return None
+        left_out = {"subscribe", "maxOffsetsPerTrigger", "startingOffsets"}
+        options = {name: value for name, value in self.options.items() if name not in left_out} | {
+            "assign": json.dumps({topic: list(named) for topic, named in ends.items()}),
+            "startingOffsets": json.dumps({t: {name: start[t][name] for name in named} for t, named in ends.items()}),
+            "endingOffsets": json.dumps(ends),
+        }
+        return spark.read.format("tubemq").options(**options).load()
+
+    def count(self, start: Offsets, end: Offsets) -> int:
+        """How many records are in ``[start, end)``, counted by the brokers."""
+        return count_rows(self.options, start, end)
+
+    def lag(self, end: Offsets) -> int | None:
+        """How many records the log has after ``end`` now; None where the tube does not say at once."""
+        try:
+            with Tube(self.checked.masters, LAG_TIMEOUT_MS) as tube:
+                bounds = tube.bounds(tube.partitions(self.checked.topics))
+            newest = to_json({partition: bound.end for partition, bound in bounds.items()})
+            return count_rows(self.options | {"tubemq.timeoutMs": str(LAG_TIMEOUT_MS)}, end, newest)
+        except PenstockError:
+            return None
+
+
+def _text(value: str | float | bool) -> str:  # noqa: FBT001 - an option of the file
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,176 @@
+"""The state store as a running pipeline uses it: one lease held, and writes fenced with the version that took it.
+
+The driver's callbacks are plain threads of Spark's, the clients are asyncio: a loop in a thread of its own joins them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Coroutine, Iterable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, NamedTuple, TypeVar
+
+from penstock.errors import PenstockError, RefusedError, UnavailableError
+from penstock.statestore.client import StateStoreClient
+from penstock.statestore.hlc import Hlc
+from penstock.statestore.lock import Lease
+
+__all__ = ["Change", "WriteBack", "collapse", "lease_key"]
+
+T = TypeVar("T")
+
+LEASE_MS = 10_000
+"""How long a driver that died keeps others out."""
+CONCURRENT_KEYS = 64
+"""Requests under way at once: enough to fill the store's group commit, few enough for any receive maximum."""
+WRITE_TIMEOUT_S = 60.0
+
+
+class Change(NamedTuple):
+    """SET of ``value``, or DEL where it is None."""
+
+    key: str
+    value: bytes | None
+
+
+def lease_key(pipeline: str) -> str:
+    """The key that a run of ``pipeline`` holds while it runs."""
+    return f"penstock/pipeline/{pipeline}/lease"
+
+
+def collapse(changes: Iterable[Change]) -> dict[str, list[Change]]:
+    """The changes of each key in their order, with deletes that follow a delete left out: they would do nothing."""
+    found: dict[str, list[Change]] = {}
+    for change in changes:
+        of_key = found.setdefault(change.key, [])
+        if not (change.value is None and of_key and of_key[-1].value is None):
+            of_key.append(change)
+    return found
+
+
+class WriteBack:
+    """Holds the lease of ``pipeline`` from ``start`` to ``close`` and writes for its run.
+
+    ``on_lost`` is called once, from the loop's thread, when the lease is lost: from then on another run may hold it,
+    and the store refuses our token as soon as that one has written.
+    """
+
+    def __init__(self, broker: str, pipeline: str, *, run_id: str | None = None) -> None:
+        self.pipeline = pipeline
+        self.lost = threading.Event()
+        self._broker = broker
+        self._run_id = run_id or uuid.uuid4().hex[:12]
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-writeback", daemon=True)
+        self._client: StateStoreClient | None = None
+        self._lease: Lease | None = None
+        self._token: Hlc | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def token(self) -> Hlc:
+        """The fencing token of the run: the version of the SET that took the lease."""
+        if self._token is None:
+            raise UnavailableError(f"the run of {self.pipeline!r} holds no lease", applied=False)
+        return self._token
+
+    def start(self, timeout_s: float) -> Hlc:
+        """Connect and wait for the lease, which a run before us may hold until it expires.
+
+        Raises:
+            UnavailableError: no connection, or the lease was held by another run all the time.
+        """
+        self._thread.start()
+        return self._run(self._start(timeout_s), timeout_s + 10.0)
+
+    def write(self, changes: Sequence[Change]) -> int:
+        """Carry out ``changes``, in order for each key; how many requests that took. Returns after all are answered.
+
+        Raises:
+            UnavailableError: the store did not answer; what of it was applied is unknown, and may be sent again.
+            PenstockError: the store refused the token: a later run has written.
+        """
+        if not changes:
+            return 0
+        return self._run(self._write(collapse(changes)), WRITE_TIMEOUT_S)
+
+    def close(self) -> None:
+        """Give the lease back and disconnect. Never raises: the lease expires by itself."""
+        if not self._thread.is_alive():
+            return
+        try:
+            self._run(self._close(), 5.0)
+        except (PenstockError, OSError):
+            pass
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(5.0)
+            if not self._thread.is_alive():
+                self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s)
+        except FutureTimeoutError:
+            future.cancel()
+            raise UnavailableError(
+                f"the state store at {self._broker} did not answer within {timeout_s:g} s",
+                why="the node is down or overloaded",
+                do="start the node again; the pipeline repeats the batch",
+            ) from None
+
+    async def _start(self, timeout_s: float) -> Hlc:
+        client = StateStoreClient.connect(self._broker, client_id=f"pipeline-{self.pipeline}-{self._run_id}")
+        self._client = await client.__aenter__()
+        lease = Lease(self._client, lease_key(self.pipeline), holder=self._run_id, ttl_ms=LEASE_MS)
+        self._token = await lease.acquire(timeout_s=timeout_s)
+        self._lease = lease
+        self._watch = asyncio.create_task(self._tell_when_lost(lease), name="lease-watch")
+        return self._token
+
+    async def _tell_when_lost(self, lease: Lease) -> None:
+        await lease.lost.wait()
+        self.lost.set()
+
+    async def _write(self, by_key: dict[str, list[Change]]) -> int:
+        assert self._client is not None
+        limit = asyncio.Semaphore(CONCURRENT_KEYS)
+
+        async def write_key(changes: list[Change]) -> int:
+            async with limit:
+                for change in changes:
+                    await self._write_one(change)
+            return len(changes)
+
+        # All are awaited before an error is raised: nothing of this batch may be under way when it is repeated.
+        done = await asyncio.gather(*map(write_key, by_key.values()), return_exceptions=True)
+        for result in done:
+            if isinstance(result, BaseException):
+                raise result
+        return sum(result for result in done if isinstance(result, int))
+
+    async def _write_one(self, change: Change) -> None:
+        assert self._client is not None
+        try:
+            if change.value is None:
+                await self._client.delete(change.key, fencing_token=self.token)
+            else:
+                await self._client.set(change.key, change.value, fencing_token=self.token)
+        except RefusedError as error:
+            raise PenstockError(
+                f"the state store refused key {change.key!r}: {error.text or error.what}",
+                why=f"the run writes under fencing token {self.token}; a key with a higher one belongs to a later run",
+                do="let the later run go on; to start over, stop it first",
+            ) from error
+
+    async def _close(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._lease is not None:
+            await self._lease.release()
+        if self._client is not None:
+            await self._client.__aexit__(None, None, None)
