@@ -1,0 +1,1 @@
+"""Rules of master, broker, producer and consumer: requests and instants in, answers and orders out. No IO."""

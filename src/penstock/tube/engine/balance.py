@@ -1,0 +1,290 @@
+"""Who of a consumer group reads which partition: one group's members, what they hold, what they are told.
+
+The protocol has no assignment message. The master answers a heartbeat with at most one event (take these, give these
+up), sends it once, and the consumer's next heartbeat says that it is done. Rules kept here:
+
+* a partition belongs to at most one member. It is given to the next one after its owner reported that it let go, left
+  or expired (release before take), never because it was told to;
+* what a member reports to hold is the truth, whatever it was told;
+* the assignment is computed when a member registers, so that its first heartbeat carries partitions;
+* moves are as few as a difference of at most one partition between members needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from enum import IntEnum
+from typing import NamedTuple
+
+from penstock.tube.codec.strings import Partition
+
+__all__ = ["Bound", "Event", "Group", "Member", "Op"]
+
+# A delivered event that nobody reported done by then was lost with its connection: it is sent again.
+EVENT_TIMEOUT_MS = 60_000
+
+
+class Op(IntEnum):
+    """EventProto.opType. 1 and 2 announce a partner event; we send the plain forms 10 and 20, and understand all."""
+
+    CONNECT = 1
+    DISCONNECT = 2
+    REPORT = 3
+    ONLY_CONNECT = 10
+    ONLY_DISCONNECT = 20
+
+
+class Event(NamedTuple):
+    """One order to one member."""
+
+    rebalance_id: int
+    op: Op
+    partitions: tuple[Partition, ...]
+
+
+class Bound(NamedTuple):
+    """What a member of a bound group asks for: start offsets by partition key; all members must have come first."""
+
+    session_key: str
+    total: int
+    select_big: bool
+    offsets: Mapping[str, int]
+
+
+class Member:
+    """One consumer. ``held`` is what it said it holds; orders wait in ``to_release`` and ``to_connect``."""
+
+    __slots__ = ("bound", "held", "id", "last_seen", "processing", "sent_at", "to_connect", "to_release")
+
+    def __init__(self, member_id: str, now: int, bound: Bound | None = None) -> None:
+        self.id = member_id
+        self.last_seen = now
+        self.bound = bound
+        self.held: set[Partition] = set()
+        self.to_release: set[Partition] = set()
+        self.to_connect: set[Partition] = set()
+        self.processing: Event | None = None
+        self.sent_at = 0
+
+
+class Group:
+    """A consumer group: topics and filters of its first member, and the members' partitions."""
+
+    __slots__ = ("allocated", "bound", "filters", "members", "name", "owned", "settle_until", "topics")
+
+    def __init__(
+        self, name: str, topics: frozenset[str], filters: Mapping[str, frozenset[str]], *, bound: bool
+    ) -> None:
+        self.name = name
+        self.topics = topics
+        self.filters = dict(filters)
+        self.bound = bound
+        self.allocated = False
+        self.members: dict[str, Member] = {}
+        # Held, ordered to be taken, or not yet let go. What is not here is free.
+        self.owned: dict[Partition, str] = {}
+        self.settle_until = 0  # until then only what members report counts (after a restart of the master)
+
+    def join(self, member_id: str, held: Iterable[Partition], now: int, bound: Bound | None = None) -> Member:
+        """A member registers, again too: what it was told before is void, what it says it holds counts."""
+        self.leave(member_id)
+        member = self.members[member_id] = Member(member_id, now, bound)
+        self._report(member, set(held))
+        return member
+
+    def leave(self, member_id: str) -> bool:
+        """Forget a member; its partitions are free. Whether it was there."""
+        member = self.members.pop(member_id, None)
+        if member is None:
+            return False
+        for partition in [p for p, owner in self.owned.items() if owner == member_id]:
+            del self.owned[partition]
+        return True
+
+    def heartbeat(self, member: Member, now: int, *, done: bool, reported: Iterable[Partition] | None) -> None:
+        """``done``: it carried a finished event; ``reported``: all that the member holds, None if not said."""
+        member.last_seen = now
+        event = member.processing
+        if done and event is not None:
+            member.processing = None
+            self.allocated = True
+            if event.op in {Op.DISCONNECT, Op.ONLY_DISCONNECT}:
+                self._released(member, event.partitions)
+            else:
+                member.held.update(event.partitions)
+        if reported is not None:
+            self._report(member, set(reported))
+
+    def next_event(self, member: Member, rebalance_id: int, now: int) -> Event | None:
+        """The order to send with the answer to this heartbeat; releases come before takes."""
+        event = member.processing
+        if event is not None:
+            if now - member.sent_at < EVENT_TIMEOUT_MS:
+                return None
+            # Its answer was lost, or the member forgot it: the same order again does no harm.
+            member.sent_at = now
+            return event
+        if member.to_release:
+            event = Event(rebalance_id, Op.ONLY_DISCONNECT, tuple(sorted(member.to_release)))
+            member.to_release = set()
+        elif member.to_connect:
+            event = Event(rebalance_id, Op.ONLY_CONNECT, tuple(sorted(member.to_connect)))
+            member.to_connect = set()
+        else:
+            return None
+        member.processing = event
+        member.sent_at = now
+        return event
+
+    def rebalance(self, partitions: Iterable[Partition], online: Set[int], now: int) -> int:
+        """Give free partitions to members and order releases until loads differ by one at most; returns the orders.
+
+        ``partitions`` are all that the group's topics have now on the brokers with the ids ``online``. What is owned
+        beyond them is given up, but only if its broker is there to say so: one that is away may come back with it (all
+        of them do after a restart of the master).
+        """
+        wanted = set(partitions)
+        orders = 0
+        for partition, owner in list(self.owned.items()):
+            if partition not in wanted and partition.broker.id in online:
+                orders += self._take_away(partition, self.members[owner])
+        if not self.members or now < self.settle_until:
+            return orders
+        free = sorted(wanted.difference(self.owned))
+        if self.bound and not self.allocated:
+            if not self._complete():
+                return orders
+            free = self._give_required(free)
+        load = self._load()
+        for partition in free:
+            member = min(
+                self.members.values(), key=lambda m: (_count(load[m.id], partition.topic), len(load[m.id]), m.id)
+            )
+            self._give(partition, member)
+            load[member.id].add(partition)
+            orders += 1
+        if self.bound and not self.allocated:
+            return orders
+        return orders + self._even_out(load, wanted)
+
+    def _even_out(self, load: dict[str, set[Partition]], wanted: set[Partition]) -> int:
+        # What is being released already will go to the member with least: count it there, so as not to order more.
+        for partition in sorted(p for p in self._releasing() if p in wanted):
+            load[min(load, key=lambda m: (len(load[m]), m))].add(partition)
+        orders = 0
+        while True:
+            most = max(load, key=lambda m: (len(load[m]), m))
+            least = min(load, key=lambda m: (len(load[m]), m))
+            if len(load[most]) - len(load[least]) < 2:
+                return orders
+            giver = self.members[most]
+            candidates = [p for p in load[most] if self.owned.get(p) == most and p not in giver.to_release]
+            if not candidates:
+                return orders
+            partition = max(
+                candidates,
+                key=lambda p: (p in giver.to_connect, _count(load[most], p.topic) - _count(load[least], p.topic), p),
+            )
+            load[most].discard(partition)
+            load[least].add(partition)
+            orders += 1
+            if self._take_away(partition, giver) and partition not in self.owned:
+                self._give(partition, self.members[least])  # it was not even told yet
+
+    def _load(self) -> dict[str, set[Partition]]:
+        releasing = self._releasing()
+        load: dict[str, set[Partition]] = {member_id: set() for member_id in self.members}
+        for partition, owner in self.owned.items():
+            if partition not in releasing:
+                load[owner].add(partition)
+        return load
+
+    def _releasing(self) -> set[Partition]:
+        found: set[Partition] = set()
+        for member in self.members.values():
+            found |= member.to_release
+            event = member.processing
+            if event is not None and event.op in {Op.DISCONNECT, Op.ONLY_DISCONNECT}:
+                found.update(event.partitions)
+        return {p for p in found if p in self.owned}
+
+    def _give(self, partition: Partition, member: Member) -> None:
+        self.owned[partition] = member.id
+        member.to_connect.add(partition)
+
+    def _take_away(self, partition: Partition, member: Member) -> int:
+        if partition in member.to_connect:
+            member.to_connect.discard(partition)
+            del self.owned[partition]
+            return 1
+        event = member.processing
+        leaving = event is not None and event.op is Op.ONLY_DISCONNECT and partition in event.partitions
+        if leaving or partition in member.to_release:
+            return 0
+        member.to_release.add(partition)
+        return 1
+
+    def _released(self, member: Member, partitions: Iterable[Partition]) -> None:
+        for partition in partitions:
+            member.held.discard(partition)
+            if self.owned.get(partition) == member.id:
+                del self.owned[partition]
+
+    def _report(self, member: Member, reported: set[Partition]) -> None:
+        """Bring ``owned`` in line with what the member says."""
+        member.held = reported
+        told = set(member.to_connect)
+        if member.processing is not None:
+            told.update(member.processing.partitions)
+        lost = [p for p, owner in self.owned.items() if owner == member.id and p not in reported and p not in told]
+        for partition in lost:
+            del self.owned[partition]
+            member.to_release.discard(partition)
+        for partition in sorted(reported):
+            owner = self.owned.get(partition)
+            if owner is None:
+                self.owned[partition] = member.id
+            elif owner != member.id:
+                self._dispute(partition, member, self.members[owner])
+        # Neither its own nor disputed: an order for something that it does not hold is pointless.
+        member.to_release &= reported
+
+    def _dispute(self, partition: Partition, reporter: Member, owner: Member) -> None:
+        """Two members claim one partition; the broker admits one. Who says it holds it wins over who was only told."""
+        if partition in owner.held:
+            reporter.to_release.add(partition)
+            return
+        if partition in owner.to_connect:
+            owner.to_connect.discard(partition)
+        else:
+            owner.to_release.add(partition)
+        self.owned[partition] = reporter.id
+
+    def _complete(self) -> bool:
+        return all(m.bound is not None and m.bound.total <= len(self.members) for m in self.members.values())
+
+    def _give_required(self, free: list[Partition]) -> list[Partition]:
+        """Hand each required partition to the member that named it; returns what is left."""
+        left = []
+        for partition in free:
+            best: Member | None = None
+            for member in self.members.values():
+                named = member.bound is not None and partition.key in member.bound.offsets
+                if named and (best is None or _better(partition.key, member, best)):
+                    best = member
+            if best is None:
+                left.append(partition)
+            else:
+                self._give(partition, best)
+        return left
+
+
+def _better(key: str, member: Member, best: Member) -> bool:
+    assert member.bound is not None
+    assert best.bound is not None
+    ours, theirs = member.bound.offsets[key], best.bound.offsets[key]
+    return ours >= theirs if member.bound.select_big else ours < theirs
+
+
+def _count(partitions: set[Partition], topic: str) -> int:
+    return sum(1 for partition in partitions if partition.topic == topic)

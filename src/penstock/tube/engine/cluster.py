@@ -1,0 +1,204 @@
+"""Brokers and topics as the master knows them: what is configured, what each broker reported to serve.
+
+A topic is usable on a broker as soon as the broker has reported it: the reference waits 30 s between opening a topic
+for consumers and for producers, we do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from penstock.errors import RemoteProtocolError
+from penstock.tube.codec.strings import (
+    BrokerInfo,
+    BrokerTopic,
+    DefaultConfig,
+    Partition,
+    TopicConfig,
+    TopicInfo,
+    conf_check_sum,
+    partition_ids,
+)
+
+__all__ = ["SYSTEM_TOPIC", "Broker", "Cluster", "Topic"]
+
+SYSTEM_TOPIC = "__offset_history__"
+_SYSTEM = TopicConfig(SYSTEM_TOPIC, partitions=10)
+
+
+class Topic(NamedTuple):
+    """A configured topic. ``brokers``: the ids that have it, None for all; sizes in bytes, None for the cluster's."""
+
+    name: str
+    partitions: int = 3
+    stores: int = 1
+    brokers: tuple[int, ...] | None = None
+    accept_publish: bool = True
+    accept_subscribe: bool = True
+    max_message_bytes: int | None = None
+
+    def on(self, broker_id: int) -> bool:
+        return self.brokers is None or broker_id in self.brokers
+
+    def config(self, default: DefaultConfig) -> TopicConfig:
+        """As pushed to a broker: what equals its default is left blank."""
+
+        def unless(value: int, inherited: int) -> int | None:
+            return None if value == inherited else value
+
+        return TopicConfig(
+            self.name,
+            unless(self.partitions, default.partitions),
+            None if self.accept_publish else False,
+            None if self.accept_subscribe else False,
+            stores=unless(self.stores, default.stores),
+            max_message_bytes=self.max_message_bytes,
+        )
+
+
+class Broker:
+    """A broker that registered in the life of this master. ``serving``: what it last reported, by topic."""
+
+    __slots__ = (
+        "check_sum",
+        "config_id",
+        "info",
+        "last_seen",
+        "need_report",
+        "online",
+        "read_status",
+        "serving",
+        "tls_port",
+        "topics",
+        "write_status",
+    )
+
+    def __init__(self, info: BrokerInfo, config_id: int) -> None:
+        self.info = info
+        self.tls_port = 0
+        self.online = False  # has a session: registered and neither closed nor expired
+        self.last_seen = 0
+        self.config_id = config_id
+        self.check_sum = 0
+        self.topics: list[str] = []  # configuration texts to push
+        self.need_report = False
+        self.read_status = 0
+        self.write_status = 0
+        self.serving: dict[str, TopicConfig] = {}
+
+
+class Cluster:
+    """The configuration and the brokers' reports. ``version`` is the brokerCheckSum: a new one for each broker list."""
+
+    def __init__(self, topics: Iterable[Topic], default: DefaultConfig, now: int) -> None:
+        self.default = default
+        self.default_text = default.format()
+        self.topics = {topic.name: topic for topic in topics}
+        self.brokers: dict[int, Broker] = {}
+        self.version = now
+        self._started = now
+
+    def register(self, info: BrokerInfo, now: int) -> Broker:
+        """A broker (again): its address may be another than before."""
+        broker = self.brokers.get(info.id)
+        if broker is None:
+            broker = self.brokers[info.id] = Broker(info, self._started)
+            self._configure(broker)
+            self._bump(now)
+        elif broker.info != info:
+            broker.info = info
+            self._bump(now)
+        broker.online = True
+        broker.last_seen = now
+        broker.serving = {}
+        return broker
+
+    def lost(self, broker: Broker) -> None:
+        """Its session ended. It stays in the broker list, as configured brokers do."""
+        broker.online = False
+        broker.serving = {}
+
+    def put_topic(self, topic: Topic) -> None:
+        """A topic was created or changed: brokers get it with their next heartbeat."""
+        self.topics[topic.name] = topic
+        for broker in self.brokers.values():
+            self._configure(broker)
+
+    def report(self, broker: Broker, default: str, topics: Iterable[str]) -> bool:
+        """What the broker says it serves; whether that differs from before.
+
+        Raises:
+            RemoteProtocolError: a text is not of its format.
+        """
+        if not default.strip():
+            return False
+        base = DefaultConfig.parse(default)
+        serving = {}
+        for text in topics:
+            config = TopicConfig.parse(text).with_default(base)
+            serving[config.topic] = config
+        changed = serving != broker.serving
+        broker.serving = serving
+        return changed
+
+    def in_sync(self, broker: Broker, config_id: int, check_sum: int) -> bool:
+        """Whether the broker has the configuration that it should have."""
+        return (config_id, check_sum) == (broker.config_id, broker.check_sum)
+
+    def broker_infos(self) -> list[str]:
+        """brokerInfos: all brokers, online or not."""
+        return [self.brokers[broker_id].info.format() for broker_id in sorted(self.brokers)]
+
+    def deployed(self, topic: str) -> bool:
+        return topic in self.topics or topic == SYSTEM_TOPIC
+
+    def topic_info(self, name: str) -> TopicInfo | None:
+        """Where ``name`` can be produced to; None if nowhere."""
+        found = []
+        for broker_id in sorted(self.brokers):
+            broker = self.brokers[broker_id]
+            config = broker.serving.get(name)
+            if config is not None and not config.status and config.accept_publish and not broker.write_status:
+                found.append(BrokerTopic(broker_id, config.partitions or 1, config.stores or 1))
+        if not found or name == SYSTEM_TOPIC:
+            return None
+        topic = self.topics.get(name)
+        return TopicInfo(name, tuple(found), topic.max_message_bytes if topic is not None else None)
+
+    def partitions(self, topics: Iterable[str]) -> list[Partition]:
+        """What can be consumed of ``topics`` now, in order."""
+        found = []
+        for broker in self.brokers.values():
+            if broker.online and not broker.read_status:
+                for name in topics:
+                    config = broker.serving.get(name)
+                    if config is not None and config.status <= 1 and config.accept_subscribe:
+                        ids = partition_ids(config.partitions or 1, config.stores or 1)
+                        found += [Partition(broker.info, name, number) for number in ids]
+        return sorted(found)
+
+    def reporting(self) -> set[int]:
+        """Brokers that are online and have said what they serve: what they lack is not there."""
+        return {broker.info.id for broker in self.brokers.values() if broker.online and broker.serving}
+
+    def _configure(self, broker: Broker) -> None:
+        topics = [t.config(self.default).format() for t in self.topics.values() if t.on(broker.info.id)]
+        topics.append(_SYSTEM.format())
+        check_sum = conf_check_sum(self.default_text, topics)
+        if check_sum != broker.check_sum:
+            broker.topics = topics
+            broker.check_sum = check_sum
+            broker.config_id += 1
+            broker.need_report = True
+
+    def _bump(self, now: int) -> None:
+        self.version = max(now, self.version + 10)
+
+
+def parse_broker_id(text: str) -> int:
+    """brokerId of a broker's heartbeat and close: a number written as text."""
+    try:
+        return int(text)
+    except ValueError:
+        raise RemoteProtocolError(f"tube: broker id {text!r} is not a number") from None
