@@ -84,6 +84,7 @@ class Decoder:
         "_refused",
         "_role",
         "_topics",
+        "connect_seen",
         "error",
         "max_packet_size",
         "protocol_level",
@@ -101,6 +102,8 @@ class Decoder:
         """Set once the bytes are beyond repair; packets before it were returned."""
         self.protocol_level = 5
         """The level byte of the CONNECT that came in; it decides the form of a refusal."""
+        self.connect_seen = False
+        """Whether a whole CONNECT came in, be it well formed or not; only then may a refusal be a CONNACK."""
         self._role = role
         self._refused = _REFUSED[role]
         self._topics = topics or TopicNames()
@@ -227,8 +230,9 @@ class Decoder:
 
     def _other(self, data: bytes, kind: int, start: int, end: int) -> Packet:
         """Every packet off the hot path, and what may come from one side only."""
-        if kind == PacketType.CONNECT and end - start >= 3:
-            at = start + 2 + (data[start] << 8 | data[start + 1])
+        if kind == PacketType.CONNECT:
+            self.connect_seen = True
+            at = start + 2 + (data[start] << 8 | data[start + 1]) if end - start > 2 else end
             self.protocol_level = data[at] if at < end else 0
         packet = BODIES[kind](data, start, end)
         if kind == PacketType.DISCONNECT and self._role is not Role.EITHER:

@@ -1,0 +1,79 @@
+"""What the broker allows, in one place, and what it counts.
+
+Every limit names the answer a client gets when it goes beyond.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+__all__ = ["BrokerLimits", "BrokerStats", "QueueFull"]
+
+
+class QueueFull(StrEnum):
+    """What happens to a message for a session whose queue is full."""
+
+    DROP_NEWEST = "drop_newest"
+    """The message that came is not queued."""
+    DROP_OLDEST = "drop_oldest"
+    """The message that waited longest makes room."""
+
+
+@dataclass(slots=True, kw_only=True)
+class BrokerLimits:
+    """Bounds of one broker. Sizes in bytes; ``_s`` seconds, ``_ms`` milliseconds."""
+
+    max_connections: int = 10_000
+    """Network connections; a further one is closed at once."""
+    max_sessions: int = 100_000
+    """Sessions, connected or not; CONNECT beyond it is answered 0x97."""
+    connect_timeout_ms: int = 10_000
+    """From the network connection to CONNECT; then it is closed."""
+    max_packet_size: int = 4 * 1024 * 1024
+    """Announced in CONNACK; a larger packet is answered 0x95. Also what one connection may make us buffer."""
+    receive_maximum: int = 1024
+    """Announced in CONNACK: QoS 1 messages of one client that wait for their PUBACK; beyond it 0x93."""
+    max_inflight: int = 1024
+    """QoS 1 messages on their way to one client; its own Receive Maximum may lower it. More only adds memory."""
+    max_queued_messages: int = 10_000
+    """Messages that wait in one session, beside those in flight."""
+    max_queued_bytes: int = 64 * 1024 * 1024
+    """Bytes of them (topic, properties and payload; messages shared by several sessions count in each)."""
+    when_queue_full: QueueFull = QueueFull.DROP_NEWEST
+    max_subscriptions: int = 10_000
+    """Of one session; beyond it SUBACK 0x97."""
+    max_retained_messages: int = 100_000
+    """A retained PUBLISH to a new topic beyond it is answered 0x97 and not stored."""
+    max_retained_bytes: int = 256 * 1024 * 1024
+    max_session_expiry_s: int = 0xFFFFFFFF
+    """A longer Session Expiry Interval is lowered to this, and CONNACK says so. 0xFFFFFFFF: sessions may last."""
+    max_keep_alive_s: int = 0
+    """A longer Keep Alive (or none) is lowered to this by Server Keep Alive. 0: the client's holds."""
+
+
+@dataclass(slots=True)
+class BrokerStats:
+    """Counters since the start, and sizes at the moment they were read."""
+
+    connections_opened: int = 0
+    connections_refused: int = 0
+    protocol_errors: int = 0
+    packets_received: int = 0
+    packets_sent: int = 0
+    bytes_received: int = 0
+    bytes_sent: int = 0
+    publishes_received: int = 0
+    publishes_sent: int = 0
+    dropped_queue_full: int = 0
+    dropped_expired: int = 0
+    dropped_too_large: int = 0
+    dropped_offline: int = 0
+    """QoS 0 messages for sessions without a connection."""
+    connections: int = 0
+    sessions: int = 0
+    subscriptions: int = 0
+    retained: int = 0
+    retained_bytes: int = 0
+    inflight: int = 0
+    queued: int = 0

@@ -1,0 +1,66 @@
+"""A message on its way through the broker: encoded once, sent to many.
+
+The parts of a PUBLISH that are the same for every receiver are kept in the form in which they leave: the topic with its
+length, the property block with its length, the payload. A receiver adds the fixed header and its packet identifier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from penstock.mqtt.codec.encoder import encode_properties
+from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.codec.primitives import encode_string, encode_varint
+from penstock.mqtt.codec.reasons import PacketType
+
+__all__ = ["Message"]
+
+_CONTEXT: Final = 1 << PacketType.PUBLISH
+
+
+class Message:
+    """One accepted application message. ``expires_at``: instant in ms, 0 = never. ``qos`` as published."""
+
+    __slots__ = ("accepted_at", "expires_at", "payload", "properties_wire", "publish", "qos", "retain", "topic_wire")
+
+    def __init__(self, publish: Publish, now: int) -> None:
+        self.publish = publish
+        self.qos = publish.qos
+        self.retain = publish.retain
+        self.payload = publish.payload
+        self.topic_wire = publish.topic_wire or encode_string(publish.topic, "the topic")
+        self.accepted_at = now
+        self.expires_at = 0
+        properties = publish.optional_properties
+        if properties is None:
+            self.properties_wire = b"\x00"
+            return
+        if properties.message_expiry_interval is not None:
+            self.expires_at = now + properties.message_expiry_interval * 1000
+        if properties.topic_alias is not None or properties.subscription_identifiers:
+            properties = replace(properties, topic_alias=None, subscription_identifiers=[])  # they end here
+            self.properties_wire = encode_properties(properties, _CONTEXT)
+        else:
+            self.properties_wire = publish.properties_wire or encode_properties(properties, _CONTEXT)
+
+    @property
+    def size(self) -> int:
+        """Bytes that it holds while it waits."""
+        return len(self.topic_wire) + len(self.properties_wire) + len(self.payload)
+
+    def properties_for(self, identifiers: tuple[int, ...], now: int) -> bytes:
+        """The property block as it leaves now: expiry counted down, with the receiver's subscription identifiers."""
+        wire = self.properties_wire
+        if self.expires_at and now - self.accepted_at >= 1000:
+            properties = self.publish.properties
+            left = max(0, (properties.message_expiry_interval or 0) - (now - self.accepted_at) // 1000)
+            wire = encode_properties(  # [MQTT-3.3.2-6]
+                replace(properties, message_expiry_interval=left, topic_alias=None, subscription_identifiers=[]),
+                _CONTEXT,
+            )
+        if identifiers:
+            header = next(i for i, byte in enumerate(wire) if byte < 128) + 1
+            block = wire[header:] + b"".join(b"\x0b" + encode_varint(identifier) for identifier in identifiers)
+            wire = encode_varint(len(block)) + block
+        return wire

@@ -1,0 +1,194 @@
+"""Session of one client: what outlives its network connections.
+
+Subscriptions, messages in flight, messages that wait, the will. A message for the session leaves at once where the
+connection takes it; otherwise it waits here, within the limits.
+
+Source: MQTT 5.0 sections 4.1, 4.4, 4.5, 4.6.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from penstock.mqtt.codec.packets import Subscription, Will
+from penstock.mqtt.engine.inflight import Inflight
+from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueFull
+from penstock.mqtt.engine.message import Message
+from penstock.mqtt.engine.timers import Timed
+
+if TYPE_CHECKING:
+    from penstock.mqtt.engine.broker import Broker
+    from penstock.mqtt.engine.connection import BrokerConnection
+
+__all__ = ["NEVER", "Delivery", "Session", "SessionSubscription"]
+
+NEVER: Final = 0xFFFFFFFF
+"""Session Expiry Interval of a session that does not expire."""
+
+Delivery = tuple[Message, int, bool, tuple[int, ...]]
+"""What goes to one session: message, QoS, RETAIN flag, subscription identifiers."""
+
+
+class SessionSubscription:
+    """A subscription in force: granted QoS, options, and its identifier (0 = none)."""
+
+    __slots__ = ("identifier", "no_local", "qos", "retain_as_published", "session", "topic_filter")
+
+    def __init__(self, session: Session, wanted: Subscription, qos: int, identifier: int) -> None:
+        self.session = session
+        self.topic_filter = wanted.topic_filter
+        self.qos = qos
+        self.no_local = wanted.no_local
+        self.retain_as_published = wanted.retain_as_published
+        self.identifier = identifier
+
+
+class Session(Timed):
+    """State of one client id. ``connection`` is None while it is offline; ``ends_at``: instant in ms, 0 = none."""
+
+    __slots__ = (
+        "_broker",
+        "_limits",
+        "_stats",
+        "client_id",
+        "connection",
+        "ends_at",
+        "expiry_s",
+        "inflight",
+        "queue",
+        "queue_qos0",
+        "queued_bytes",
+        "subscriptions",
+        "username",
+        "will",
+        "will_at",
+    )
+
+    def __init__(self, broker: Broker, client_id: str, limits: BrokerLimits, stats: BrokerStats) -> None:
+        super().__init__()
+        self._broker = broker
+        self._limits = limits
+        self._stats = stats
+        self.client_id = client_id
+        self.username: str | None = None
+        self.connection: BrokerConnection | None = None
+        self.expiry_s = 0
+        self.ends_at = 0
+        self.will: Will | None = None
+        self.will_at = 0
+        self.subscriptions: dict[str, SessionSubscription] = {}
+        self.inflight: Inflight[Delivery] = Inflight()
+        self.queue: deque[Delivery] = deque()
+        self.queue_qos0: deque[Delivery] = deque()
+        self.queued_bytes = 0
+
+    def due(self, now: int) -> None:
+        """Will delay or session expiry has come."""
+        self._broker.session_due(self, now)
+
+    def clear(self) -> None:
+        """Forget messages; subscriptions are the broker's to take down."""
+        self.inflight = Inflight()
+        self.queue.clear()
+        self.queue_qos0.clear()
+        self.queued_bytes = 0
+
+    def deliver(self, message: Message, qos: int, now: int, *, retain: bool, identifiers: tuple[int, ...]) -> None:
+        """Send the message, or let it wait for the connection or for an acknowledgement that makes room."""
+        connection = self.connection
+        if qos == 0:
+            if connection is None:
+                self._stats.dropped_offline += 1
+            elif connection.writable:
+                connection.send_publish(message, 0, 0, now, retain=retain, identifiers=identifiers)
+            else:
+                self._wait((message, 0, retain, identifiers))
+            return
+        if (
+            connection is not None
+            and connection.writable
+            and not self.queue
+            and len(self.inflight) < connection.send_maximum
+        ):
+            self._start((message, 1, retain, identifiers), connection, now)
+        else:
+            self._wait((message, 1, retain, identifiers))
+
+    def acknowledge(self, packet_id: int, now: int) -> bool:
+        """A PUBACK came in; False when nothing with that identifier is in flight."""
+        if self.inflight.pop(packet_id, None) is None:
+            return False
+        if self.queue:
+            self.send_waiting(now)
+        return True
+
+    def resume(self, now: int) -> None:
+        """The client is back: send again what has no PUBACK, in order and with DUP, then what waited.
+
+        [MQTT-4.4.0-1], [MQTT-4.6.0-1]
+        """
+        connection = self.connection
+        assert connection is not None
+        resent = self.inflight
+        # A client may come back with a smaller Receive Maximum: the rest goes behind the resent ones, as new.
+        late = list(resent.items())[connection.send_maximum :]
+        for packet_id, delivery in reversed(late):
+            del resent[packet_id]
+            self.queue.appendleft(delivery)
+            self.queued_bytes += delivery[0].size
+        for packet_id, (message, _, retain, identifiers) in list(resent.items()):
+            sent = connection.send_publish(message, packet_id, 1, now, retain=retain, identifiers=identifiers, dup=True)
+            if not sent:
+                del resent[packet_id]
+        self.send_waiting(now)
+
+    def send_waiting(self, now: int) -> None:
+        """Send what waits, as far as the connection takes it."""
+        connection = self.connection
+        if connection is None:
+            return
+        queue = self.queue
+        while queue and connection.writable and len(self.inflight) < connection.send_maximum:
+            delivery = queue.popleft()
+            self.queued_bytes -= delivery[0].size
+            self._start(delivery, connection, now)
+        queue = self.queue_qos0
+        while queue and connection.writable:
+            message, _, retain, identifiers = queue.popleft()
+            self.queued_bytes -= message.size
+            if _expired(message, now):
+                self._stats.dropped_expired += 1
+            else:
+                connection.send_publish(message, 0, 0, now, retain=retain, identifiers=identifiers)
+
+    def _start(self, delivery: Delivery, connection: BrokerConnection, now: int) -> None:
+        """First send of a QoS 1 message: it is in flight from here on."""
+        message, _, retain, identifiers = delivery
+        if _expired(message, now):  # [MQTT-3.3.2-5]
+            self._stats.dropped_expired += 1
+            return
+        inflight = self.inflight
+        packet_id = inflight.free_id()
+        if connection.send_publish(message, packet_id, 1, now, retain=retain, identifiers=identifiers):
+            inflight[packet_id] = delivery
+
+    def _wait(self, delivery: Delivery) -> None:
+        """Queue the message, or drop what the policy names when there is no room."""
+        limits = self._limits
+        size = delivery[0].size
+        while (
+            len(self.queue) + len(self.queue_qos0) >= limits.max_queued_messages
+            or self.queued_bytes + size > limits.max_queued_bytes
+        ):
+            self._stats.dropped_queue_full += 1
+            oldest = self.queue_qos0 or self.queue  # QoS 0 goes first: nobody was promised it
+            if limits.when_queue_full is QueueFull.DROP_NEWEST or not oldest:
+                return
+            self.queued_bytes -= oldest.popleft()[0].size
+        (self.queue if delivery[1] else self.queue_qos0).append(delivery)
+        self.queued_bytes += size
+
+
+def _expired(message: Message, now: int) -> bool:
+    return message.expires_at != 0 and message.expires_at <= now and message.accepted_at != now

@@ -1,0 +1,75 @@
+"""Deadlines of many things with one entry each, so that a shell needs one timer.
+
+An owner keeps its entry while its real deadline moves on (keep alive moves with every packet): when the entry is due
+the owner looks again and arms itself anew. Entries of owners that are gone are swept once they are the larger half.
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+
+__all__ = ["Timed", "Timers"]
+
+
+class Timed:
+    """Something with a deadline. ``armed_for`` is the time of its entry, 0 for none."""
+
+    __slots__ = ("armed_for", "gone")
+
+    def __init__(self) -> None:
+        self.armed_for = 0
+        self.gone = False
+
+    def due(self, now: int) -> None:
+        """The time of the entry has come: act, or arm again for the real deadline."""
+        raise NotImplementedError
+
+
+class Timers:
+    """A heap of (milliseconds, tie-break, owner)."""
+
+    __slots__ = ("_gone", "_heap", "_sequence")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Timed]] = []
+        self._sequence = 0
+        self._gone = 0
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def arm(self, owner: Timed, when: int) -> None:
+        """Call ``owner.due`` at ``when`` or a little before: an earlier entry is kept."""
+        if owner.armed_for and owner.armed_for <= when:
+            return
+        owner.armed_for = when
+        self._sequence += 1
+        heappush(self._heap, (when, self._sequence, owner))
+
+    def remove(self, owner: Timed) -> None:
+        """``owner`` is gone for good."""
+        if owner.gone:
+            return
+        owner.gone = True
+        if owner.armed_for:
+            self._gone += 1
+            if self._gone > 64 and self._gone * 2 > len(self._heap):
+                self._heap = [entry for entry in self._heap if not entry[2].gone]
+                heapify(self._heap)
+                self._gone = 0
+
+    def next_deadline(self) -> int | None:
+        """When :meth:`tick` has something to do, or None."""
+        return self._heap[0][0] if self._heap else None
+
+    def tick(self, now: int) -> None:
+        """Call the owners that are due."""
+        heap = self._heap
+        while heap and heap[0][0] <= now:
+            when, _, owner = heappop(heap)
+            if owner.gone:
+                self._gone = max(0, self._gone - 1)
+            elif owner.armed_for == when:
+                owner.armed_for = 0
+                owner.due(now)
+            heap = self._heap
