@@ -1,0 +1,241 @@
+"""Random histories of all commands, with clock steps, against a sequential model written without the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from penstock.statestore.commands import Command, StoreError, parse
+from penstock.statestore.dialects import SDK
+from penstock.statestore.engine import Answer, AnswerKind, Context, Engine
+from penstock.statestore.hlc import Hlc
+from penstock.statestore.record import Change, Record
+
+START = 1_700_000_000_000
+
+KEYS = st.sampled_from([b"a", b"b"])
+VALUES = st.sampled_from([b"", b"1", b"2"])
+CLIENTS = st.sampled_from(["x", "y"])
+TOKENS = st.none() | st.integers(0, 4)
+TTLS = st.none() | st.integers(1, 30)
+SKEWS = st.sampled_from([-100_000, -1, 0, 0, 0, 5, 60_000, 60_001])
+
+
+@dataclass
+class Kept:
+    """What the model keeps of a key."""
+
+    value: bytes
+    version: tuple[int, int]
+    token: int | None
+    deadline: int | None
+
+
+@dataclass
+class Model:
+    """The store as the document describes it: a dictionary, and every version ever given."""
+
+    keys: dict[bytes, Kept] = field(default_factory=dict)
+    watchers: dict[bytes, set[str]] = field(default_factory=dict)
+    greatest: tuple[int, int] = (0, 0)
+    told: list[tuple[str, bytes, bytes | None]] = field(default_factory=list)
+
+    def changed(self, key: bytes, value: bytes | None) -> None:
+        self.told += [(client, key, value) for client in sorted(self.watchers.get(key, ()))]
+
+    def expire(self, now: int) -> None:
+        due = sorted((kept.deadline, key) for key, kept in self.keys.items() if kept.deadline is not None)
+        for deadline, key in due:
+            if deadline <= now:
+                del self.keys[key]
+                self.changed(key, None)
+
+    def fence_error(self, key: bytes, token: int | None) -> str | None:
+        kept = self.keys.get(key)
+        if kept is None or kept.token is None:
+            return None
+        if token is None:
+            return "a fencing token is required for this request"
+        if token < kept.token:
+            return "the request fencing token is a lower version than the fencing token protecting the resource"
+        return None
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Every rule sends one command to the engine and to the model and compares answer, changes and versions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = Engine()
+        self.model = Model()
+        self.wall = START
+        self.steady = START
+
+    def ask(self, client: str, words: list[bytes], skew: int, token: int | None = None) -> tuple[Answer, Hlc]:
+        """Send one command; checks what holds for every answer."""
+        command = parse(words)
+        assert isinstance(command, Command)
+        timestamp = Hlc(self.wall + skew, 0, client)
+        fence = None if token is None else f"{START}:{token}:n"
+        context = Context(client, SDK, str(timestamp), fence)
+        self.model.told.clear()
+        self.model.expire(self.steady)
+        # The engine may leave the other keys to its timer; here the timer is always on time.
+        changes = self.engine.tick(self.wall, self.steady)
+        answer, more = self.engine.execute(command, context, self.wall, self.steady)
+        self.check_changes(changes + more)
+        return answer, timestamp
+
+    def check_changes(self, changes: list[Change]) -> None:
+        self.changes = changes
+        for change in changes:
+            version = (change.version.wall_ms, change.version.counter)
+            assert version > self.model.greatest
+            self.model.greatest = version
+
+    def told(self) -> list[tuple[str, bytes, bytes | None]]:
+        return [
+            (client, change.key, change.record.value if change.record is not None else None)
+            for change in self.changes
+            for client, _ in sorted(change.observers, key=lambda observer: observer[0])
+        ]
+
+    def refused_for_skew(self, answer: Answer, skew: int) -> bool:
+        if skew <= 60_000:
+            return False
+        assert answer.error is StoreError.TIMESTAMP_TOO_FAR_AHEAD
+        assert self.told() == self.model.told
+        return True
+
+    @rule(
+        client=CLIENTS,
+        key=KEYS,
+        value=VALUES,
+        token=TOKENS,
+        ttl=TTLS,
+        condition=st.sampled_from(["", "NX", "NEX"]),
+        skew=SKEWS,
+    )
+    def set(
+        self, client: str, key: bytes, value: bytes, token: int | None, ttl: int | None, condition: str, skew: int
+    ) -> None:
+        words = [b"SET", key, value]
+        words += [condition.encode()] if condition else []
+        words += [] if ttl is None else [b"PX", b"%d" % ttl]
+        answer, timestamp = self.ask(client, words, skew, token)
+        if self.refused_for_skew(answer, skew):
+            return
+        kept = self.model.keys.get(key)
+        error = self.model.fence_error(key, token)
+        if error is not None:
+            assert answer.error == error
+        elif kept is not None and (condition == "NX" or (condition == "NEX" and kept.value != value)):
+            assert answer.kind is AnswerKind.NOT_MET
+            assert answer.version is not None
+            assert (answer.version.wall_ms, answer.version.counter) == kept.version
+        else:
+            assert answer.kind is AnswerKind.OK
+            assert answer.version is not None
+            version = (answer.version.wall_ms, answer.version.counter)
+            assert version > (timestamp.wall_ms, timestamp.counter)
+            assert version == self.model.greatest
+            tokens = [t for t in (kept.token if kept else None, token) if t is not None]
+            deadline = None if ttl is None else self.steady + ttl
+            self.model.keys[key] = Kept(value, version, max(tokens, default=None), deadline)
+            self.model.changed(key, value)
+        assert self.told() == self.model.told
+
+    @rule(client=CLIENTS, key=KEYS, token=TOKENS, value=st.none() | VALUES, skew=SKEWS)
+    def delete(self, client: str, key: bytes, token: int | None, value: bytes | None, skew: int) -> None:
+        words = [b"DEL", key] if value is None else [b"VDEL", key, value]
+        answer, timestamp = self.ask(client, words, skew, token)
+        if self.refused_for_skew(answer, skew):
+            return
+        kept = self.model.keys.get(key)
+        error = self.model.fence_error(key, token)
+        if error is not None:
+            assert answer.error == error
+        elif kept is None:
+            assert (answer.kind, answer.count, answer.version) == (AnswerKind.COUNT, 0, None)
+        elif value is not None and kept.value != value:
+            assert answer.kind is AnswerKind.NOT_MET
+        else:
+            assert (answer.kind, answer.count) == (AnswerKind.COUNT, 1)
+            assert answer.version is not None
+            assert (answer.version.wall_ms, answer.version.counter) > (timestamp.wall_ms, timestamp.counter)
+            assert answer.previous is not None
+            assert (answer.previous.wall_ms, answer.previous.counter) == kept.version
+            del self.model.keys[key]
+            self.model.changed(key, None)
+        assert self.told() == self.model.told
+
+    @rule(client=CLIENTS, key=KEYS, skew=SKEWS)
+    def get(self, client: str, key: bytes, skew: int) -> None:
+        answer, _ = self.ask(client, [b"GET", key], skew)
+        if self.refused_for_skew(answer, skew):
+            return
+        kept = self.model.keys.get(key)
+        if kept is None:
+            assert (answer.kind, answer.version) == (AnswerKind.MISSING, None)
+        else:
+            assert (answer.kind, answer.value) == (AnswerKind.VALUE, kept.value)
+            assert answer.version is not None
+            assert (answer.version.wall_ms, answer.version.counter) == kept.version
+        assert self.told() == self.model.told
+
+    @rule(client=CLIENTS, key=KEYS, stop=st.booleans())
+    def observe(self, client: str, key: bytes, stop: bool) -> None:
+        answer, _ = self.ask(client, [b"KEYNOTIFY", key] + [b"STOP"] * stop, 0)
+        watchers = self.model.watchers.setdefault(key, set())
+        assert answer.kind is (AnswerKind.COUNT if stop and client not in watchers else AnswerKind.OK)
+        if stop:
+            watchers.discard(client)
+        else:
+            watchers.add(client)
+
+    @rule(client=CLIENTS)
+    def disconnect(self, client: str) -> None:
+        self.engine.forget(client)
+        for watchers in self.model.watchers.values():
+            watchers.discard(client)
+
+    @rule(wall=st.integers(-50, 50), steady=st.integers(0, 20))
+    def pass_time(self, wall: int, steady: int) -> None:
+        self.wall += wall
+        self.steady += steady
+
+    @rule()
+    def timer(self) -> None:
+        self.model.told.clear()
+        deadline = self.engine.next_deadline()
+        deadlines = [kept.deadline for kept in self.model.keys.values() if kept.deadline is not None]
+        assert deadline == min(deadlines, default=None)
+        self.model.expire(self.steady)
+        self.check_changes(self.engine.tick(self.wall, self.steady))
+        assert self.told() == self.model.told
+
+    @rule()
+    def restart(self) -> None:
+        """Everything but the observations lives on; the clock does not go back."""
+        records = list(self.engine._records.values())
+        clock = self.engine.clock
+        self.engine = Engine()
+        self.engine.restore([replace_key(record) for record in records], clock)
+        self.model.watchers.clear()
+
+    @invariant()
+    def same_number_of_keys(self) -> None:
+        assert self.engine.keys == len(self.model.keys)
+        assert self.engine.observations == sum(len(watchers) for watchers in self.model.watchers.values())
+
+
+def replace_key(record: Record) -> Record:
+    """A record as it comes from the disk: equal, not the same."""
+    return Record(bytes(record.key), bytes(record.value), record.version, record.fence, record.expires_at)
+
+
+StoreMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TestStore = StoreMachine.TestCase
