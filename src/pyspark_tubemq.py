@@ -1,0 +1,10 @@
+"""Makes ``format("tubemq")`` known to Spark, which imports every installed module named ``pyspark_*`` to look for it.
+
+Spark does so for every user of the environment at the first use of any data source, hence nothing heavy here.
+"""
+
+from __future__ import annotations
+
+from penstock.spark.tube import TubeDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]

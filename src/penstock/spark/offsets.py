@@ -1,0 +1,359 @@
+"""Offsets of the tube log as Spark sees them, and how ranges of them are planned. Pure: no sockets, no Spark.
+
+A **position** is the place of a message in its store's index on the wire: a multiple of 28, shared by all partitions
+of the store. So the difference of two positions says nothing about the number of a partition's *own* messages; whoever
+needs that number asks the broker and passes it in.
+
+A partition is known by broker and partition id together: ids repeat across brokers, and step by 10,000 from store to
+store. In JSON, which is what Spark keeps in its checkpoint, offsets are ``{topic: {"<brokerId>:<partitionId>": n}}``.
+People may leave the broker out where one broker holds the topic, and may write -2 for the earliest and -1 for the
+latest; checkpoints never hold either.
+
+Ranges are half-open: ``[start, end)``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from penstock.errors import ConfigError, DataLossError
+
+__all__ = [
+    "EARLIEST",
+    "INDEX_RECORD_BYTES",
+    "LATEST",
+    "Assigned",
+    "Bounds",
+    "Partition",
+    "Positions",
+    "Slice",
+    "Wanted",
+    "check_kept",
+    "from_json",
+    "is_selected",
+    "parse_wanted",
+    "resolve",
+    "round_down",
+    "select",
+    "share",
+    "slices",
+    "split",
+    "to_json",
+]
+
+EARLIEST = -2
+LATEST = -1
+
+INDEX_RECORD_BYTES = 28
+"""Size of one index record; every message of a store has one."""
+
+
+class Partition(NamedTuple):
+    """One partition of a topic on one broker."""
+
+    topic: str
+    broker_id: int
+    partition: int
+
+    @property
+    def key(self) -> str:
+        """The partition's name below its topic in the offset JSON."""
+        return f"{self.broker_id}:{self.partition}"
+
+    def __str__(self) -> str:
+        return f"topic {self.topic!r} partition {self.key}"
+
+
+class Bounds(NamedTuple):
+    """Oldest kept position and the end of what is durable, both of the partition's store."""
+
+    oldest: int
+    end: int
+
+
+class Slice(NamedTuple):
+    """What one task reads: the messages of ``partition`` in ``[start, end)``."""
+
+    partition: Partition
+    start: int
+    end: int
+
+
+Positions = dict[Partition, int]
+"""The next position to read, per partition."""
+
+Wanted = str | dict[str, dict[str, int]]
+"""What an option asks for: ``"earliest"``, ``"latest"``, or positions by topic and partition name as written."""
+
+
+def round_down(position: int) -> int:
+    """The index record that ``position`` falls into. TubeMQ servers round the same way."""
+    return position - position % INDEX_RECORD_BYTES
+
+
+def to_json(positions: Mapping[Partition, int]) -> dict[str, dict[str, int]]:
+    """``positions`` for a checkpoint, sorted, so that equal positions give equal text."""
+    result: dict[str, dict[str, int]] = {}
+    for partition in sorted(positions):
+        result.setdefault(partition.topic, {})[partition.key] = positions[partition]
+    return result
+
+
+def from_json(offset: Mapping[str, Mapping[str, int]]) -> Positions:
+    """The inverse of :func:`to_json`, for offsets that this source wrote.
+
+    Raises:
+        ConfigError: it is something else; the checkpoint belongs to another source.
+    """
+    positions: Positions = {}
+    try:
+        for topic, named in offset.items():
+            for key, position in named.items():
+                broker_id, partition = _split_key(key)
+                if broker_id is None or not _is_position(position) or position < 0:
+                    raise ValueError(key)
+                positions[Partition(topic, broker_id, partition)] = position
+    except (AttributeError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{_short(offset)} is not an offset of the tubemq source",
+            why="the checkpoint was written by another source, or edited",
+            do="give the query a checkpoint location of its own",
+        ) from error
+    return positions
+
+
+def parse_wanted(text: str, option: str, *, earliest: bool = True, latest: bool = True) -> Wanted:
+    """Check what an offsets option says, as far as that is possible without asking a server.
+
+    ``earliest`` and ``latest`` say whether the option may ask for these: a batch cannot start at the latest nor end
+    at the earliest.
+
+    Raises:
+        ConfigError: names the option, the part that is wrong and what is accepted.
+    """
+    allowed = {"earliest": earliest, "latest": latest}
+    word = text.strip().lower()
+    if word in allowed:
+        if not allowed[word]:
+            raise _bad_offsets(option, text, f"{word!r} would select nothing", allowed)
+        return word
+    try:
+        parsed = json.loads(text)
+    except ValueError as error:
+        raise _bad_offsets(option, text, "neither such a word nor JSON", allowed) from error
+    if not isinstance(parsed, dict) or not parsed:
+        raise _bad_offsets(option, text, "not a JSON object with topics", allowed)
+    for topic, named in parsed.items():
+        if not isinstance(named, dict) or not named:
+            raise _bad_offsets(option, text, f"topic {topic!r} has no object with partitions", allowed)
+        for key, position in named.items():
+            _check_wanted(text, option, topic, key, position, allowed)
+    return parsed
+
+
+def _check_wanted(text: str, option: str, topic: str, key: str, position: object, allowed: Mapping[str, bool]) -> None:
+    try:
+        _split_key(key)
+    except ValueError as error:
+        raise _bad_offsets(option, text, f"{key!r} of topic {topic!r} names no partition", allowed) from error
+    if not _is_position(position) or (isinstance(position, int) and position < EARLIEST):
+        raise _bad_offsets(option, text, f"{position!r} of topic {topic!r} partition {key} is no position", allowed)
+    if (position == EARLIEST and not allowed["earliest"]) or (position == LATEST and not allowed["latest"]):
+        word = "earliest" if position == EARLIEST else "latest"
+        why = f"{position} of topic {topic!r} partition {key} means {word}, which would select nothing"
+        raise _bad_offsets(option, text, why, allowed)
+
+
+def _bad_offsets(option: str, text: str, why: str, allowed: Mapping[str, bool]) -> ConfigError:
+    words = [f'"{word}"' for word, is_allowed in allowed.items() if is_allowed]
+    codes = [f"{code} for the {word}" for word, code in (("earliest", EARLIEST), ("latest", LATEST)) if allowed[word]]
+    return ConfigError(
+        f"{option} {_short(text)}: {why}",
+        option=option,
+        do=f'use {" or ".join(words)}, or JSON as {{"topic": {{"<brokerId>:<partitionId>": position}}}} '
+        f"({', '.join(codes)})",
+    )
+
+
+def _split_key(key: str) -> tuple[int | None, int]:
+    """Broker (None when left out) and partition id of ``"1:0"`` or ``"0"``; ValueError for anything else."""
+    parts = key.split(":")
+    if len(parts) > 2 or not all(part.isascii() and part.isdecimal() for part in parts):
+        raise ValueError(key)
+    return (int(parts[0]) if len(parts) == 2 else None), int(parts[-1])
+
+
+def _is_position(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=repr)
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+Assigned = Mapping[str, Sequence[str]]
+"""Partition names as written, by topic."""
+
+
+def is_selected(partition: Partition, topics: Collection[str], assigned: Assigned | None) -> bool:
+    """Whether a source that reads ``topics``, or only ``assigned`` of them, reads ``partition``."""
+    if assigned is None:
+        return partition.topic in topics
+    names = assigned.get(partition.topic, ())
+    return partition.key in names or str(partition.partition) in names
+
+
+def select(existing: Collection[Partition], topics: Collection[str], assigned: Assigned | None) -> list[Partition]:
+    """Those of ``existing`` that are read, sorted.
+
+    Raises:
+        ConfigError: ``assigned`` names a partition that does not exist, or leaves out the broker where several hold
+            the topic.
+    """
+    for topic, names in (assigned or {}).items():
+        for name in names:
+            _find(topic, name, existing, "assign")
+    return sorted(partition for partition in existing if is_selected(partition, topics, assigned))
+
+
+def resolve(wanted: Wanted, bounds: Mapping[Partition, Bounds], option: str) -> Positions:
+    """The positions that ``wanted`` means for exactly the partitions in ``bounds``.
+
+    Explicit positions are rounded down to an index record and not clamped: one that is no longer kept, or not yet
+    written, is noticed by :func:`check_kept`.
+
+    Raises:
+        ConfigError: a partition is named that does not exist, is not named although others are, or is named without
+            a broker while several brokers hold the topic.
+    """
+    if isinstance(wanted, str):
+        return {partition: bound.oldest if wanted == "earliest" else bound.end for partition, bound in bounds.items()}
+    positions: Positions = {}
+    for topic, named in wanted.items():
+        for key, position in named.items():
+            partition = _find(topic, key, bounds, option)
+            if partition in positions:
+                raise ConfigError(
+                    f"{option} names {partition} twice", option=option, do=f"name it once, as {partition.key!r}"
+                )
+            bound = bounds[partition]
+            codes = {EARLIEST: bound.oldest, LATEST: bound.end}
+            positions[partition] = codes[position] if position in codes else round_down(position)
+    missing = sorted(bounds.keys() - positions.keys())
+    if missing:
+        add = dict.fromkeys(missing, EARLIEST if option == "startingOffsets" else LATEST)
+        raise ConfigError(
+            f"{option} says nothing of {', '.join(map(str, missing[:5]))}",
+            option=option,
+            why="it must name every partition that is read",
+            do=f"add {_short(to_json(add))} or positions of your own, or read fewer with assign",
+        )
+    return positions
+
+
+def _find(topic: str, key: str, known: Collection[Partition], option: str) -> Partition:
+    broker_id, number = _split_key(key)
+    found = [
+        partition
+        for partition in known
+        if partition.topic == topic and partition.partition == number and broker_id in (None, partition.broker_id)
+    ]
+    brokers = {partition.broker_id for partition in known if partition.topic == topic}
+    if not found:
+        existing = sorted(partition for partition in known if partition.topic == topic)
+        raise ConfigError(
+            f"{option} names topic {topic!r} partition {key}, which is not read",
+            option=option,
+            do=f"use its partitions {', '.join(partition.key for partition in existing)}"
+            if existing
+            else f"use the topics {', '.join(sorted({partition.topic for partition in known}))}",
+        )
+    if broker_id is None and len(brokers) > 1:
+        raise ConfigError(
+            f"{option} names topic {topic!r} partition {key} without a broker",
+            option=option,
+            why=f"{len(brokers)} brokers hold the topic",
+            do=f'write "<brokerId>:{number}"; the brokers are {", ".join(map(str, sorted(brokers)))}',
+        )
+    return found[0]
+
+
+def check_kept(position: int, bounds: Bounds, partition: Partition, option: str = "failOnDataLoss") -> None:
+    """Raise if reading from ``position`` would leave something out.
+
+    Raises:
+        DataLossError: ``position`` is older than what is kept, or beyond the end of the log.
+    """
+    if position < bounds.oldest:
+        raise DataLossError(
+            f"{partition}: position {position} is no longer kept, the oldest is {bounds.oldest}",
+            why="retention removed what lies between before it was read",
+            do=f"keep data longer, or set {option}=false to go on at the oldest and accept the gap",
+        )
+    if position > round_down(bounds.end):
+        raise DataLossError(
+            f"{partition}: position {position} is beyond the end of the log, which is {bounds.end}",
+            why="the broker lost its newest messages (a crash without durable acknowledgements, or an older copy of its"
+            " data directory), or the position is of another cluster",
+            do=f"check the position and the master, or set {option}=false to wait until the log reaches it",
+        )
+
+
+def slices(start: Mapping[Partition, int], end: Mapping[Partition, int]) -> list[Slice]:
+    """The ranges between two positions, one a partition, sorted; none where nothing lies between.
+
+    Partitions of ``start`` that ``end`` does not know are not read: ``end`` is what a batch promised.
+
+    Raises:
+        KeyError: ``end`` has a partition that ``start`` lacks; the caller decides where such a one begins.
+    """
+    return [
+        Slice(partition, start[partition], end[partition])
+        for partition in sorted(end)
+        if start[partition] < end[partition]
+    ]
+
+
+def split(ranges: Sequence[Slice], minimum: int) -> list[Slice]:
+    """Cut ``ranges`` so that at least ``minimum`` remain where that is possible, longest ones first into most pieces.
+
+    Cut by position, which costs no question to a server; with partitions of similar traffic the pieces hold similar
+    numbers of messages. Order is kept: pieces of one partition follow each other.
+    """
+    records = [(piece.end - piece.start + INDEX_RECORD_BYTES - 1) // INDEX_RECORD_BYTES for piece in ranges]
+    if len(ranges) >= minimum or not ranges:
+        return list(ranges)
+    pieces = share(minimum, records)
+    result: list[Slice] = []
+    for piece, count, parts in zip(ranges, records, pieces, strict=True):
+        edges = [piece.start + INDEX_RECORD_BYTES * (count * part // parts) for part in range(parts)] + [piece.end]
+        result.extend(Slice(piece.partition, edges[part], edges[part + 1]) for part in range(parts))
+    return result
+
+
+def share(limit: int, waiting: Sequence[int]) -> list[int]:
+    """Divide ``limit`` messages over partitions that have ``waiting`` messages of their own: how many each gives.
+
+    In proportion to what waits, so that partitions of one stream drain at the same pace in event time: with equal
+    shares a short partition would run ahead, drag the watermark with it and make the others' records late. Nobody
+    with something waiting gets nothing while ``limit`` allows one each.
+
+    Never more than ``limit`` in sum, never more than waits, all of ``limit`` if that much waits. Deterministic.
+    """
+    total = sum(waiting)
+    if total <= limit:
+        return list(waiting)
+    exact = [limit * count for count in waiting]  # in units of 1 / total
+    granted = [amount // total for amount in exact]
+    by_fraction = sorted(range(len(waiting)), key=lambda index: (-(exact[index] % total), index))
+    for index in by_fraction[: limit - sum(granted)]:
+        granted[index] += 1
+    left_out = [index for index, count in enumerate(waiting) if count > 0 and granted[index] == 0]
+    if limit >= sum(count > 0 for count in waiting):
+        for index in left_out:
+            granted[granted.index(max(granted))] -= 1
+            granted[index] = 1
+    return granted

@@ -1,0 +1,375 @@
+"""``format("tubemq")``: the tube log as a batch and streaming source.
+
+Contract: ``apache/spark: python/pyspark/sql/datasource.py``. The streaming offset is small JSON (see ``offsets``);
+``partitions(start, end)`` asks nobody where ``start`` has what ``end`` has; ``read`` opens its own connection and gives
+exactly ``[start, end)`` each time. Delivery: every message of every range at least once, and the same rows for the
+same range, so that a sink which is idempotent by batch makes it exactly once. What breaks that: retention or a
+broker's loss of acknowledged data, both of which are errors unless ``failOnDataLoss`` is false.
+
+One class serves Spark 4.1 to 4.3. Spark 4.1 knows no admission control: there the reader remembers where it is and
+caps by itself, and a trigger ``availableNow`` together with ``maxOffsetsPerTrigger`` reads one capped batch and ends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from penstock.errors import ConfigError
+from penstock.spark.cluster import Client, Tube
+from penstock.spark.offsets import (
+    LATEST,
+    Bounds,
+    Partition,
+    Positions,
+    Slice,
+    check_kept,
+    from_json,
+    is_selected,
+    resolve,
+    select,
+    share,
+    slices,
+    split,
+    to_json,
+)
+from penstock.spark.options import SourceOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+else:
+    try:
+        from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+    except ImportError:  # Spark 4.1
+
+        class SupportsTriggerAvailableNow:
+            """Stands in where Spark has no such mixin."""
+
+
+__all__ = [
+    "RangePartition",
+    "TubeDataSource",
+    "TubeReader",
+    "TubeStreamReader",
+    "count_rows",
+    "spark_schema",
+]
+
+_COLUMNS = (
+    StructField("key", BinaryType()),
+    StructField("value", BinaryType()),
+    StructField("topic", StringType()),
+    StructField("partition", IntegerType()),
+    StructField("broker", IntegerType()),
+    StructField("offset", LongType()),
+    StructField("timestamp", TimestampType()),
+    StructField("timestampType", IntegerType()),
+)
+_HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+
+
+def spark_schema(*, include_headers: bool) -> StructType:
+    """The columns of the source: Kafka's, and the broker.
+
+    ``offset`` is the message's position in its store's index, ``timestamp`` the broker's append time (UTC), therefore
+    ``timestampType`` always 1 (log append time). Not made from DDL: parsing that needs a JVM, which the processes
+    that plan and read do not have.
+    """
+    headers = [StructField("headers", ArrayType(_HEADER))] if include_headers else []
+    return StructType([*_COLUMNS, *headers])
+
+
+class RangePartition(InputPartition):
+    """What one task reads. Holds no address: brokers may have moved when the task runs."""
+
+    def __init__(self, piece: Slice) -> None:
+        super().__init__(piece)
+        self.piece = piece
+
+    def __repr__(self) -> str:
+        partition, start, end = self.piece
+        return f"{partition} [{start}, {end})"
+
+
+class TubeDataSource(DataSource):
+    """The format ``tubemq``. Options: :data:`penstock.spark.options.OPTIONS`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tubemq"
+
+    def schema(self) -> StructType:
+        """Also the place where options are checked: Spark asks for it at ``load()``."""
+        return spark_schema(include_headers=SourceOptions.parse(self.options).include_headers)
+
+    def reader(self, schema: StructType) -> TubeReader:
+        return TubeReader(self._checked(schema))
+
+    def streamReader(self, schema: StructType) -> TubeStreamReader:  # noqa: N802 - Spark's name
+        return TubeStreamReader(self._checked(schema))
+
+    def _checked(self, schema: StructType) -> SourceOptions:
+        options = SourceOptions.parse(self.options)
+        expected = spark_schema(include_headers=options.include_headers)
+        if schema != expected:
+            raise ConfigError(
+                f"the tubemq source cannot read into the schema {schema.simpleString()}",
+                option="schema",
+                why=f"its columns are {expected.simpleString()}",
+                do="leave .schema(...) out and select what is needed from the data frame",
+            )
+        return options
+
+
+class TubeReader(DataSourceReader):
+    """A batch: every message between two positions per partition, fixed when Spark plans the job."""
+
+    def __init__(self, options: SourceOptions, client: Client | None = None) -> None:
+        self._options = options
+        self._client = client
+        self._starting, self._ending = options.for_batch()
+
+    def partitions(self) -> list[InputPartition]:
+        with _tube(self._options, self._client) as tube:
+            bounds = tube.bounds(_selected(self._options, tube))
+        start = resolve(self._starting, bounds, "startingOffsets")
+        end = resolve(self._ending, bounds, "endingOffsets")
+        for partition, position in start.items():
+            if position > end[partition]:
+                raise ConfigError(
+                    f"{partition}: startingOffsets {position} lies after endingOffsets {end[partition]}",
+                    option="startingOffsets",
+                    do=f"start at {end[partition]} or before",
+                )
+            if self._options.fail_on_data_loss:
+                check_kept(position, bounds[partition], partition)
+                check_kept(end[partition], Bounds(0, bounds[partition].end), partition)
+        return _planned(slices(start, end), self._options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, partition, self._client)
+
+
+class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream. Lives in one process beside the driver for the whole query; ``read`` runs elsewhere, on a copy."""
+
+    def __init__(self, options: SourceOptions, client: Client | None = None) -> None:
+        self._options = options
+        self._client = client
+        self._starting = options.for_stream()
+        self._tube: Tube | None = None
+        self._initial: Positions | None = None
+        self._is_anchored = True
+        self._position: Positions | None = None
+        self._target: Positions | None = None
+        self._newest: Positions | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Spark sends the reader to every executor; connections stay here.
+        return self.__dict__ | {"_tube": None}
+
+    def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
+        """Where a query without a checkpoint starts. Spark asks twice, so the first answer is kept."""
+        if self._initial is None:
+            tube = self._connected()
+            bounds = tube.bounds(_selected(self._options, tube))
+            self._initial = resolve(self._starting, bounds, "startingOffsets")
+            if self._options.fail_on_data_loss:
+                for partition, position in self._initial.items():
+                    check_kept(position, bounds[partition], partition)
+            self._is_anchored = not self._asks_for_latest()
+        if self._position is None:
+            self._position = self._initial
+        return to_json(self._initial)
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: Mapping[str, Mapping[str, int]] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, dict[str, int]]:
+        """Where the next batch ends: never before ``start``, at most ``limit`` messages after it.
+
+        The first batch of a query that starts at the latest is empty on purpose. Spark writes down where a batch ends,
+        not where a query starts: were the driver killed during a first batch with rows in it, the restarted query
+        would take "latest" anew, and those rows were lost.
+        """
+        begin = self._begin(start)
+        if not self._is_anchored and begin == self._initial:
+            self._is_anchored = True
+            return to_json(begin)
+        # Without admission control (start is not given) our own option counts, else what Spark made of it.
+        rows = self._options.max_messages if start is None else getattr(limit, "max_rows", None)
+        return to_json(self._limited(begin, self._reachable(begin), rows))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+        limit = self._options.max_messages
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:  # noqa: N802 - Spark's name
+        """The end of the log when it was last looked at, whatever limits apply: progress reports show the lag."""
+        return None if self._newest is None else to_json(self._newest)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Fix where the run ends: at what is there now, in the partitions that exist now."""
+        tube = self._connected()
+        bounds = tube.bounds(_selected(self._options, tube))
+        self._target = {partition: bound.end for partition, bound in bounds.items()}
+
+    def partitions(
+        self, start: Mapping[str, Mapping[str, int]], end: Mapping[str, Mapping[str, int]]
+    ) -> list[InputPartition]:
+        """The tasks of one batch, the same for the same arguments.
+
+        ``end`` has a partition that ``start`` lacks only if the first batch of a query is repeated after a restart and
+        a broker is away; such a partition begins where ``startingOffsets`` says.
+        """
+        begin, stop = from_json(start), from_json(end)
+        self._position = stop
+        unknown = stop.keys() - begin.keys()
+        if unknown:
+            begin |= self._beginnings(unknown, stop)
+        return _planned(slices(begin, stop), self._options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, partition, self._client)
+
+    def commit(self, end: Mapping[str, Mapping[str, int]]) -> None:
+        """Nothing to do: positions live in the query's checkpoint. Spark calls this late, for the last batch never."""
+
+    def stop(self) -> None:
+        if self._tube is not None:
+            self._tube.close()
+            self._tube = None
+
+    def _connected(self) -> Tube:
+        if self._tube is None:
+            self._tube = _tube(self._options, self._client)
+        return self._tube
+
+    def _asks_for_latest(self) -> bool:
+        if isinstance(self._starting, str):
+            return self._starting == "latest"
+        return any(position == LATEST for named in self._starting.values() for position in named.values())
+
+    def _begin(self, start: Mapping[str, Mapping[str, int]] | None) -> Positions:
+        if start is not None:
+            return from_json(start)
+        if self._position is None:  # Spark 4.1, first call of a query
+            self.initialOffset()
+        assert self._position is not None
+        return self._position
+
+    def _reachable(self, begin: Positions) -> dict[Partition, Bounds]:
+        """What may be read of each partition: from where to where, without a limit.
+
+        A partition that is new to the query gets its oldest position as both: the batch notes where it begins, the
+        next one reads. Partitions of topics that are no longer subscribed do not appear.
+        """
+        options, tube = self._options, self._connected()
+        mine = [partition for partition in begin if is_selected(partition, options.topics, options.assigned)]
+        bounds = tube.bounds(_selected(options, tube, required=mine))
+        self._newest = begin | {partition: bound.end for partition, bound in bounds.items()}
+        reachable: dict[Partition, Bounds] = {}
+        for partition, bound in bounds.items():
+            position, end = begin.get(partition), bound.end
+            if position is None:
+                if self._target is None or partition in self._target:
+                    reachable[partition] = Bounds(bound.oldest, bound.oldest)
+                continue
+            if options.fail_on_data_loss:
+                check_kept(position, bound, partition)
+            if self._target is not None:
+                # A broker that was away when the run began counts from when it is back.
+                end = min(end, self._target.setdefault(partition, end))
+            reachable[partition] = Bounds(max(position, bound.oldest), max(position, end))
+        return reachable
+
+    def _limited(self, begin: Positions, reachable: Mapping[Partition, Bounds], limit: int | None) -> Positions:
+        """Where the batch ends in each partition of ``begin`` and ``reachable``."""
+        ends = begin | {partition: bounds.end for partition, bounds in reachable.items()}
+        waiting = [Slice(p, *bounds) for p, bounds in sorted(reachable.items()) if bounds.oldest < bounds.end]
+        if limit is None or not waiting:
+            return ends
+        tube = self._connected()
+        counts = [tube.count(piece) for piece in waiting]
+        for piece, count, granted in zip(waiting, counts, share(limit, counts), strict=True):
+            if granted == 0 and count > 0:
+                ends[piece.partition] = begin[piece.partition]
+            elif granted < count:
+                ends[piece.partition], _ = tube.plan(piece, granted)
+        return ends
+
+    def _beginnings(self, unknown: Collection[Partition], stop: Positions) -> Positions:
+        if self._starting == "latest":
+            return {partition: stop[partition] for partition in unknown}
+        tube = self._connected()
+        existing = tube.partitions({partition.topic for partition in unknown}, required=unknown)
+        bounds = tube.bounds(partition for partition in existing if partition in unknown)
+        return {partition: bound.oldest for partition, bound in bounds.items()}
+
+
+def count_rows(
+    options: Mapping[str, str],
+    start: Mapping[str, Mapping[str, int]] | str,
+    end: Mapping[str, Mapping[str, int]] | str,
+    client: Client | None = None,
+) -> int:
+    """How many messages the source gives for a batch from ``start`` to ``end``, counted by the brokers.
+
+    ``options`` are those of the source; ``start`` and ``end`` are its offsets, as dictionaries or as the JSON text
+    that progress reports and checkpoints hold. Partitions that only one of them has are not counted, except that
+    partitions new in ``end`` hold nothing up to it (the source notes a new partition one batch before it reads it).
+
+    Raises:
+        ConfigError: options or offsets are not of this source.
+        UnavailableError: the tube did not answer in time.
+        DataLossError: part of the range is no longer kept.
+    """
+    begin, stop = _offset(start), _offset(end)
+    pieces = slices({partition: begin.get(partition, position) for partition, position in stop.items()}, stop)
+    with _tube(SourceOptions.parse(options), client) as tube:
+        return sum(tube.count(piece) for piece in pieces)
+
+
+def _offset(offset: Mapping[str, Mapping[str, int]] | str) -> Positions:
+    return from_json(json.loads(offset) if isinstance(offset, str) else offset)
+
+
+def _tube(options: SourceOptions, client: Client | None) -> Tube:
+    return Tube(options.masters, options.timeout_ms, client=client)
+
+
+def _selected(options: SourceOptions, tube: Tube, required: Collection[Partition] = ()) -> list[Partition]:
+    """The partitions that the options select, of those that exist now; waits for ``required``."""
+    return select(tube.partitions(options.topics, required=required), options.topics, options.assigned)
+
+
+def _planned(pieces: list[Slice], options: SourceOptions) -> list[InputPartition]:
+    if options.min_partitions is not None:
+        pieces = split(pieces, options.min_partitions)
+    return [RangePartition(piece) for piece in pieces]
+
+
+def _read(options: SourceOptions, partition: InputPartition, client: Client | None) -> Iterator[pa.RecordBatch]:
+    """The rows of one task. Runs in an executor: everything it needs is made here."""
+    if not isinstance(partition, RangePartition):
+        return  # Spark's own stand-in for a batch without partitions
+    from penstock.spark.arrow import record_batches
+
+    with _tube(options, client) as tube:
+        batches = tube.read(partition.piece, fail_on_data_loss=options.fail_on_data_loss)
+        yield from record_batches(partition.piece.partition, batches, include_headers=options.include_headers)

@@ -1,0 +1,116 @@
+"""A tube in memory: stores shared by partitions, with the answers of the real reader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from penstock.errors import DataLossError, UnavailableError
+from penstock.spark.offsets import INDEX_RECORD_BYTES
+
+
+@dataclass
+class Info:
+    broker_id: int
+    host: str
+    port: int
+    partition: int
+
+
+@dataclass
+class Columns:
+    offsets: list[int]
+    append_times: list[int]
+    flags: list[int]
+    payloads: list[bytes]
+
+
+@dataclass
+class FakeBroker:
+    """One store per topic; ``log`` holds (partition, payload) per index record, ``oldest`` records are gone."""
+
+    broker_id: int
+    port: int
+    logs: dict[str, list[tuple[int, bytes]]] = field(default_factory=dict)
+    partitions: dict[str, int] = field(default_factory=dict)
+    oldest: dict[str, int] = field(default_factory=dict)
+    batch: int = 3
+
+
+class FakeTube:
+    """Stands in for :mod:`penstock.tube.reader`."""
+
+    def __init__(self, *brokers: FakeBroker) -> None:
+        self.brokers = list(brokers)
+        self.failures = 0
+        """So many of the next questions to a broker fail."""
+        self.hidden: set[int] = set()
+        """Brokers that the master does not name now."""
+        self.discoveries = 0
+        self.connections = 0
+        self.closed = 0
+
+    def partitions(self, masters: str, topic: str) -> list[Info]:
+        assert masters == "127.0.0.1:8715"
+        self.discoveries += 1
+        return [
+            Info(broker.broker_id, "127.0.0.1", broker.port, partition)
+            for broker in self.brokers
+            if broker.broker_id not in self.hidden
+            for partition in range(broker.partitions.get(topic, 0))
+        ]
+
+    def connect(self, host: str, port: int) -> FakeReader:
+        self.connections += 1
+        return FakeReader(self, next(broker for broker in self.brokers if broker.port == port))
+
+
+class FakeReader:
+    def __init__(self, tube: FakeTube, broker: FakeBroker) -> None:
+        self.tube = tube
+        self.broker = broker
+
+    def _may_fail(self) -> None:
+        if self.tube.failures > 0:
+            self.tube.failures -= 1
+            raise UnavailableError("connection lost", applied=False)
+
+    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        self._may_fail()
+        return (
+            self.broker.oldest.get(topic, 0) * INDEX_RECORD_BYTES,
+            len(self.broker.logs[topic]) * INDEX_RECORD_BYTES,
+        )
+
+    def _own(self, topic: str, partition: int, start: int, end: int) -> list[tuple[int, bytes]]:
+        return [
+            (index * INDEX_RECORD_BYTES, payload)
+            for index, (number, payload) in enumerate(self.broker.logs[topic])
+            if number == partition and start <= index * INDEX_RECORD_BYTES < end
+        ]
+
+    def plan(self, topic: str, partition: int, start: int, end: int, max_messages: int) -> tuple[int, int]:
+        self._may_fail()
+        own = self._own(topic, partition, start, end)
+        if len(own) <= max_messages:
+            return min(end, len(self.broker.logs[topic]) * INDEX_RECORD_BYTES), len(own)
+        return own[max_messages][0], max_messages
+
+    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Columns]:
+        self._may_fail()
+        if start < self.bounds(topic, partition)[0]:
+            raise DataLossError("moved")
+        own = self._own(topic, partition, start, end)
+        for index in range(0, len(own), self.broker.batch):
+            if index:
+                self._may_fail()
+            part = own[index : index + self.broker.batch]
+            yield Columns(
+                [offset for offset, _ in part],
+                [1_700_000_000_000 + offset for offset, _ in part],
+                [0] * len(part),
+                [payload for _, payload in part],
+            )
+
+    def close(self) -> None:
+        self.tube.closed += 1

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.spark.options import OPTIONS, UNSUPPORTED, SourceOptions
+
+BASE = {"tubemq.master": "127.0.0.1:8715", "subscribe": "a"}
+
+
+def test_defaults() -> None:
+    options = SourceOptions.parse(BASE)
+    assert options == SourceOptions(masters="127.0.0.1:8715", topics=("a",))
+    assert options.fail_on_data_loss
+    assert not options.include_headers
+    assert options.timeout_ms == 60_000
+    assert options.for_batch() == ("earliest", "latest")
+    assert options.for_stream() == "latest"
+
+
+def test_every_option_as_spark_hands_it_over() -> None:
+    options = SourceOptions.parse(
+        {
+            "tubemq.master": "h1:1, [::1]:8715",
+            "tubemq.timeoutms": "500",
+            "assign": '{"b": ["1:10000", 2], "a": ["0"]}',
+            "startingoffsets": '{"a": {"0": -2}, "b": {"1:10000": 28, "2": 56}}',
+            "endingoffsets": "latest",
+            "maxoffsetspertrigger": " 10 ",
+            "minpartitions": "4",
+            "failondataloss": "False",
+            "includeheaders": "TRUE",
+        }
+    )
+    assert options == SourceOptions(
+        masters="h1:1,[::1]:8715",
+        topics=("b", "a"),
+        assigned={"b": ("1:10000", "2"), "a": ("0",)},
+        starting={"a": {"0": -2}, "b": {"1:10000": 28, "2": 56}},
+        ending="latest",
+        max_messages=10,
+        min_partitions=4,
+        fail_on_data_loss=False,
+        include_headers=True,
+        timeout_ms=500,
+    )
+
+
+def test_topics_are_trimmed_and_not_repeated() -> None:
+    assert SourceOptions.parse(BASE | {"subscribe": " a, b ,a"}).topics == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("changed", "option", "words"),
+    [
+        ({"subscribe": None}, "subscribe", "neither subscribe nor assign"),
+        ({"assign": '{"a": ["0"]}'}, "subscribe", "both subscribe and assign"),
+        ({"subscribe": "a,,b"}, "subscribe", "empty topic"),
+        ({"tubemq.master": None}, "tubemq.master", "not set"),
+        ({"tubemq.master": "localhost"}, "tubemq.master", "'localhost' is not HOST:PORT"),
+        ({"tubemq.master": "a:1,b:70000"}, "tubemq.master", "'b:70000' is not HOST:PORT"),
+        ({"startingOffsets": "first"}, "startingOffsets", "neither such a word nor JSON"),
+        ({"endingOffsets": "earliest"}, "endingOffsets", "would select nothing"),
+        ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger", "'0' is not a number above 0"),
+        ({"maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger", "'many' is not a number above 0"),
+        ({"minPartitions": "-1"}, "minPartitions", "'-1' is not a number above 0"),
+        ({"failOnDataLoss": "no"}, "failOnDataLoss", "'no' is neither true nor false"),
+        ({"includeHeaders": ""}, "includeHeaders", "'' is neither true nor false"),
+        ({"maxOffsetPerTrigger": "5"}, "maxOffsetPerTrigger", "did you mean maxOffsetsPerTrigger?"),
+        ({"startingofsets": "latest"}, "startingofsets", "did you mean startingOffsets?"),
+        ({"tubemq.timeout": "5"}, "tubemq.timeout", "did you mean tubemq.timeoutMs?"),
+        ({"zzz": "5"}, "zzz", "Known options: tubemq.master,"),
+        ({"subscribepattern": "a.*"}, "subscribePattern", "not supported by the tubemq source"),
+        ({"kafka.bootstrap.servers": "h:1"}, "kafka.bootstrap.servers", "set tubemq.master"),
+    ],
+)
+def test_errors_name_option_value_and_remedy(changed: dict[str, str | None], option: str, words: str) -> None:
+    options = {name: value for name, value in (BASE | changed).items() if value is not None}
+    with pytest.raises(ConfigError) as caught:
+        SourceOptions.parse(options)
+    assert caught.value.option == option
+    assert words in str(caught.value)
+    assert caught.value.do
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "[]", "{}", '{"a": []}', '{"a": "0"}', '{"a": ["x"]}', '{"a": [true]}', '{"a": ["1:2:3"]}']
+)
+def test_assign_must_be_topics_with_partitions(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not a JSON object of topics with lists of partitions"):
+        SourceOptions.parse({"tubemq.master": "h:1", "assign": text})
+
+
+@pytest.mark.parametrize("starting", ["latest", '{"a": {"0": -1}}'])
+def test_a_batch_cannot_start_at_the_latest(starting: str) -> None:
+    options = SourceOptions.parse(BASE | {"startingOffsets": starting})
+    with pytest.raises(ConfigError, match="would select nothing"):
+        options.for_batch()
+    assert options.for_stream()
+
+
+def test_a_stream_has_no_end() -> None:
+    with pytest.raises(ConfigError, match="availableNow"):
+        SourceOptions.parse(BASE | {"endingOffsets": "latest"}).for_stream()
+
+
+def test_the_tables_do_not_overlap() -> None:
+    assert not {name.lower() for name in OPTIONS} & {name.lower() for name in UNSUPPORTED}

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.spark.session import configuration, is_local
+
+MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+
+
+@pytest.mark.parametrize(
+    ("master", "expected"),
+    [
+        ("local", True),
+        ("local[2]", True),
+        ("local[*]", True),
+        ("local[2,3]", True),
+        ("local-cluster[2,1,1024]", True),
+        ("spark://127.0.0.1:7077", True),
+        ("spark://localhost:7077", True),
+        ("spark://[::1]:7077", True),
+        ("spark://localhost.example.org:7077", False),
+        ("spark://10.0.0.1:7077", False),
+        ("yarn", False),
+        ("k8s://https://h:443", False),
+        ("localhost", False),
+    ],
+)
+def test_local_masters(master: str, expected: bool) -> None:
+    assert is_local(master) is expected
+
+
+def test_a_local_session_stays_on_the_machine_and_small() -> None:
+    settings = configuration("app", "local[3]")
+    assert settings["spark.app.name"] == "app"
+    assert settings["spark.driver.bindAddress"] == settings["spark.driver.host"] == "127.0.0.1"
+    assert settings["spark.ui.enabled"] == "false"
+    assert settings["spark.sql.shuffle.partitions"] == "3"
+    assert settings["spark.sql.session.timeZone"] == "UTC"
+    assert MANAGER in settings
+    assert "-Dpenstock.spark.logLevel=ERROR" in settings["spark.driver.extraJavaOptions"]
+
+
+@pytest.mark.parametrize(("master", "cores"), [("local", 1), ("local[*]", None), ("local[4,2]", 4)])
+def test_shuffle_partitions_follow_the_cores(master: str, cores: int | None) -> None:
+    expected = str(cores or os.cpu_count())
+    assert configuration("app", master)["spark.sql.shuffle.partitions"] == expected
+
+
+def test_a_cluster_session_keeps_sparks_defaults() -> None:
+    settings = configuration("app", "spark://10.0.0.1:7077")
+    assert set(settings) == {
+        "spark.app.name",
+        "spark.master",
+        "spark.sql.session.timeZone",
+        "spark.driver.extraJavaOptions",
+    }
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "master", "expected"),
+    [
+        (None, "local[2]", True),
+        (None, "yarn", False),
+        ("/data/checkpoints", "yarn", True),
+        ("relative/path", "local[2]", True),
+        ("file:///data", "yarn", True),
+        ("hdfs://nn/data", "yarn", True),
+        ("s3a://bucket/data", "local[2]", False),
+        ("abfss://c@a.dfs.core.windows.net/x", "local[2]", False),
+    ],
+)
+def test_the_renaming_manager_only_where_renames_are_atomic(
+    checkpoint: str | None, master: str, expected: bool
+) -> None:
+    assert (MANAGER in configuration("app", master, checkpoint=checkpoint)) is expected
+
+
+def test_the_users_configuration_wins() -> None:
+    conf = {"spark.ui.enabled": "true", "spark.driver.extraJavaOptions": "-Xss4m", "spark.x": "y"}
+    settings = configuration("app", "local[2]", conf, log_level="warn")
+    assert settings["spark.ui.enabled"] == "true"
+    assert settings["spark.x"] == "y"
+    assert settings["spark.driver.extraJavaOptions"].startswith("-Xss4m -Dlog4j2.configurationFile=file:///")
+    assert settings["spark.driver.extraJavaOptions"].endswith("-Dpenstock.spark.logLevel=WARN")
+    assert conf["spark.driver.extraJavaOptions"] == "-Xss4m"
+    own = {"spark.driver.extraJavaOptions": "-Dlog4j2.configurationFile=/mine"}
+    assert configuration("app", "local", own)["spark.driver.extraJavaOptions"] == "-Dlog4j2.configurationFile=/mine"
+
+
+def test_the_log_configuration_is_part_of_the_package() -> None:
+    option = configuration("app", "local")["spark.driver.extraJavaOptions"].split()[0]
+    assert Path(option.partition("file://")[2]).is_file()
+
+
+def test_jars_are_files_not_downloads() -> None:
+    with pytest.raises(ConfigError, match=r"spark\.jars\.packages='a:b:1' is not used") as caught:
+        configuration("app", "local", {"spark.jars.packages": "a:b:1"})
+    assert "make jars" in str(caught.value.do)
+
+
+def test_an_unknown_log_level_is_refused() -> None:
+    with pytest.raises(ConfigError, match="log level 'quiet' is not one of Spark's"):
+        configuration("app", "local", log_level="quiet")

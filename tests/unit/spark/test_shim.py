@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+
+def test_the_shim_is_light_and_names_the_source() -> None:
+    """Spark imports every ``pyspark_*`` module of the environment for every user of a data source."""
+    code = (
+        "import json, sys; import pyspark.sql.datasource; before = set(sys.modules); import pyspark_tubemq;"
+        "print(json.dumps([pyspark_tubemq.DefaultSource.name(), sorted(set(sys.modules) - before)]))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    name, imported = json.loads(result.stdout)
+    assert name == "tubemq"
+    heavy = {"pyarrow", "pandas", "numpy", "google", "uvloop", "asyncio", "pydantic"}
+    assert not heavy & {module.partition(".")[0] for module in imported}
+    assert not [module for module in imported if module.startswith("penstock.tube")]
