@@ -1,0 +1,108 @@
+"""`penstock up`: run a node until it is told to stop."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.output import note, print_json, use_colour
+
+if TYPE_CHECKING:
+    from penstock.node.node import Ready
+
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+def _option(flag: str, text: str, default: str, metavar: str) -> Any:
+    variable = "PENSTOCK_" + flag.upper().replace("-", "_")
+    return typer.Option(f"--{flag}", help=text, envvar=variable, metavar=metavar, show_default=default)
+
+
+def _listen(flag: str, text: str, default: str) -> Any:
+    return _option(flag, f"Where {text} listens; port 0 takes a free one.", default, "HOST:PORT")
+
+
+def _told(flag: str, text: str) -> Any:
+    return _option(f"{flag}-advertise", f"What others are told for {text}.", f"as --{flag}", "HOST:PORT")
+
+
+@app.command()
+def up(
+    ctx: typer.Context,
+    config: Annotated[Path | None, _option("config", "Configuration file.", "penstock.yaml, if there", "FILE")] = None,
+    data_dir: Annotated[str | None, _option("data-dir", "Where everything is kept.", "./penstock-data", "PATH")] = None,
+    durability: Annotated[
+        str | None,
+        _option(
+            "durability",
+            "What an acknowledgement promises: durable (fsynced), flushed (written), memory (at once).",
+            "durable",
+            "WORD",
+        ),
+    ] = None,
+    mqtt: Annotated[str | None, _listen("mqtt", "MQTT 5", "127.0.0.1:1883")] = None,
+    tube_master: Annotated[str | None, _listen("tube-master", "the TubeMQ master", "127.0.0.1:8715")] = None,
+    tube_broker: Annotated[str | None, _listen("tube-broker", "the TubeMQ broker", "127.0.0.1:8123")] = None,
+    tube_broker_http: Annotated[
+        str | None, _listen("tube-broker-http", "the TubeMQ broker's administration", "127.0.0.1:8081")
+    ] = None,
+    http: Annotated[str | None, _listen("http", "HTTP (health, metrics, administration)", "127.0.0.1:8080")] = None,
+    mqtt_advertise: Annotated[str | None, _told("mqtt", "MQTT")] = None,
+    tube_master_advertise: Annotated[str | None, _told("tube-master", "the master")] = None,
+    tube_broker_advertise: Annotated[str | None, _told("tube-broker", "the broker; tube clients connect to it")] = None,
+    tube_broker_http_advertise: Annotated[str | None, _told("tube-broker-http", "the broker's administration")] = None,
+    http_advertise: Annotated[str | None, _told("http", "HTTP")] = None,
+    log_level: Annotated[str | None, _option("log-level", "debug, info, warning or error.", "info", "WORD")] = None,
+    log_format: Annotated[str | None, _option("log-format", "text or json.", "text", "WORD")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON once all parts are ready.")] = False,
+) -> None:
+    """Run a node: MQTT broker, state store, tube log and rules in one process.
+
+    A flag goes before its environment variable, that before the configuration file, that before the default. SIGTERM
+    and Ctrl-C drain what was accepted and exit 0; a second one ends at once.
+    """
+    given = locals()
+    from penstock.node.config import OPTIONS, load_config
+
+    flags: dict[str, str | None] = {}
+    for option in OPTIONS:
+        name = option.flag.replace("-", "_")
+        # What the parser took from the environment is read there again, so that errors name the right place.
+        source = ctx.get_parameter_source(name)
+        flags[option.flag] = given[name] if source is not None and source.name == "COMMANDLINE" else None
+    settings = load_config(config, flags, os.environ)
+
+    from penstock.node.run import run_node
+
+    run_node(settings, on_ready=(lambda ready: print_json(ready.as_json())) if as_json else _banner)
+
+
+def _banner(ready: Ready) -> None:
+    import sys
+
+    bold, plain = ("\x1b[1m", "\x1b[0m") if use_colour(sys.stderr) else ("", "")
+    broker = "" if ready.mqtt == "127.0.0.1:1883" else f" --broker mqtt://{ready.mqtt}"
+    tube = "" if ready.tube_master == "127.0.0.1:8715" else f" --tube-master {ready.tube_master}"
+    web = "" if ready.http == "127.0.0.1:8080" else f" --http {ready.http}"
+    note(
+        f"""\
+{bold}penstock {ready.version}{plain} is ready (process {ready.pid}, Ctrl-C ends it)
+
+  data directory  {ready.data_dir}
+  durability      {ready.durability}
+  MQTT 5          mqtt://{ready.mqtt}
+  TubeMQ          master {ready.tube_master}, broker {ready.tube_broker} (administration http://{ready.tube_broker_http}/broker.htm)
+  HTTP            http://{ready.http}/readyz, /metrics, /webapi.htm
+
+{bold}try, in another terminal{plain}
+  penstock kv set{broker} greeting hello
+  penstock kv watch{broker} greeting
+  penstock tube topics{web}
+  penstock tube produce{tube} {ready.topic or "a_topic"} hello
+"""
+    )
