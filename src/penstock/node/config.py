@@ -146,6 +146,13 @@ class Tube(_Part):
     """The tube log of this node."""
 
     broker_id: int = Field(default=1, ge=1, le=2**31 - 1, description="the broker's number at the master")
+    admin_token: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=128,
+        description="what changes by HTTP must bring as confModAuthToken; default: `abc` where HTTP listens on"
+        " loopback, else no change is allowed",
+    )
     topics: dict[TopicName, Topic] = Field(default_factory=dict, description="topics to make at the start")
 
     @model_validator(mode="before")
@@ -221,6 +228,13 @@ class NodeConfig(_Part):
                     " (plus 10000 for each further store)"
                 )
         return self
+
+    @property
+    def admin_token(self) -> str | None:
+        """What changes by HTTP must bring, or None where none are allowed."""
+        if self.tube.admin_token is not None:
+            return self.tube.admin_token
+        return "abc" if self.http.bind.is_loopback else None
 
     def topics(self) -> dict[str, Topic]:
         """The topics that must exist once the node is ready: those named, and those that rules write to."""

@@ -1,7 +1,8 @@
 """HTTP of a node: health, metrics and the administration pages of TubeMQ.
 
 ``/livez`` says that the loop turns; ``/readyz`` that every part works, or why not (503); ``/metrics`` is for
-Prometheus; ``/webapi.htm`` (master) and ``/broker.htm`` (broker, on a listener of its own) answer TubeMQ's administration methods.
+Prometheus; ``/webapi.htm`` (master) and ``/broker.htm`` (broker, on a listener of its own) answer the administration
+methods of TubeMQ.
 """
 
 from __future__ import annotations
@@ -92,6 +93,9 @@ def broker_methods(parameters: Mapping[str, str]) -> Mapping[str, object]:
 
 def _administration(administer: Administer) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
+        # A page of another site must not reach a loopback listener through the browser of its visitor.
+        if request.headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}:
+            return JSONResponse({"result": False, "errCode": 400, "errMsg": "request of another site"}, status_code=403)
         parameters = dict(request.query_params)
         if request.method == "POST":
             body = bytearray()

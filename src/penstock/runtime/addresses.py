@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import ipaddress
 import socket
 from typing import NamedTuple
 
@@ -24,6 +25,16 @@ class Address(NamedTuple):
     def is_wildcard(self) -> bool:
         """Whether the host means every interface, which no client can connect to."""
         return self.host in {"0.0.0.0", "::", ""}  # noqa: S104 - a comparison, nothing is bound here
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches it. A name other than ``localhost`` counts as reachable from elsewhere."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
 
 
 def parse_address(text: str) -> Address:

@@ -25,7 +25,7 @@ __all__ = ["load", "parse", "validate"]
 Model = TypeVar("Model", bound=BaseModel)
 
 SHOWN_ERRORS = 10
-_SECRET = re.compile(r"password|passwd|secret|credential|api_?key", re.IGNORECASE)
+_SECRET = re.compile(r"password|passwd|secret|credential|api_?key|admin_token", re.IGNORECASE)
 
 _EXPECTED = {
     "string_type": "text (quote a value that looks like a number)",

@@ -73,6 +73,16 @@ log_level: debug
     assert config.log_level is LogLevel.DEBUG
 
 
+def test_changes_by_http_need_a_token_and_off_loopback_one_of_your_own() -> None:
+    assert NodeConfig().admin_token == "abc"
+    write("http: 0.0.0.0:8080\n")
+    assert load_config(None, {}, {}).admin_token is None
+    write("http: 0.0.0.0:8080\ntube: {admin_token: '${TOKEN}'}\n")
+    assert load_config(None, {}, {"TOKEN": "t"}).admin_token == "t"
+    with pytest.raises(ConfigError, match="got a value that is not shown"):
+        load_config(None, {}, {"TOKEN": "t" * 200})
+
+
 def test_flag_then_variable_then_file_then_default() -> None:
     write("durability: flushed\nmqtt: 127.0.0.1:1\nhttp: {bind: 127.0.0.1:2, advertise: edge:3}\n")
     assert load_config(None, {}, {}).durability is Durability.FLUSHED

@@ -36,10 +36,12 @@ async def node() -> AsyncIterator[Node]:
     await node.server.close()
 
 
-async def ask(address: Address, target: str, body: str | None = None) -> tuple[int, dict[str, str], str]:
+async def ask(
+    address: Address, target: str, body: str | None = None, extra: str = ""
+) -> tuple[int, dict[str, str], str]:
     """One request; the status, the headers and the body of its answer."""
     reader, writer = await asyncio.open_connection(*address)
-    head = f"{'GET' if body is None else 'POST'} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    head = f"{'GET' if body is None else 'POST'} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{extra}"
     data = (body or "").encode()
     writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
     answer = await asyncio.wait_for(reader.read(), 10)
@@ -83,6 +85,11 @@ async def test_a_callback_wraps_the_reply_and_only_a_plain_name_does(node: Node)
     assert text.startswith('cb_1({"result":true')
     assert headers["content-type"].startswith("application/javascript")
     assert (await ask(node.address, "/webapi.htm?callback=alert(1)"))[2].startswith('{"result"')
+
+
+async def test_a_page_of_another_site_is_turned_away(node: Node) -> None:
+    assert (await ask(node.address, "/webapi.htm?method=m", extra="Sec-Fetch-Site: cross-site\r\n"))[0] == 403
+    assert (await ask(node.address, "/webapi.htm?method=m", extra="Sec-Fetch-Site: same-origin\r\n"))[0] == 200
 
 
 async def test_forms_are_bounded_and_bad_ones_refused(node: Node) -> None:

@@ -41,6 +41,11 @@ def test_wildcards_are_known() -> None:
     assert not Address("127.0.0.1", 1).is_wildcard
 
 
+def test_loopback_is_known() -> None:
+    assert all(Address(host, 1).is_loopback for host in ("localhost", "127.0.0.1", "127.8.9.1", "::1"))
+    assert not any(Address(host, 1).is_loopback for host in ("0.0.0.0", "::", "10.0.0.1", "edge-1", "localhost.x"))
+
+
 @pytest.mark.parametrize(
     ("number", "why"),
     [
