@@ -1,0 +1,411 @@
+"""The client without IO: what is asked for goes in, bytes and events come out; it outlives its network connections.
+
+After each call the shell sends what :meth:`ClientEngine.take` returns. Operations carry a token of the caller, which
+comes back in :class:`Answered`. What has no answer when a connection ends is kept: after the next CONNACK it is sent
+again, with DUP where the server still has the session, as new where it has not [MQTT-4.4.0-1]; then subscriptions are
+made anew too.
+
+Source: MQTT 5.0 chapters 3 and 4.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+from penstock.errors import LocalProtocolError, RemoteProtocolError
+from penstock.mqtt.codec.decoder import LARGEST_PACKET, Decoder, Role, TopicNames
+from penstock.mqtt.codec.encoder import encode
+from penstock.mqtt.codec.packets import (
+    ConnAck,
+    Connect,
+    Disconnect,
+    Packet,
+    PingReq,
+    PingResp,
+    PubAck,
+    Publish,
+    SubAck,
+    Subscribe,
+    Subscription,
+    UnsubAck,
+    Unsubscribe,
+)
+from penstock.mqtt.codec.primitives import protocol_error
+from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.engine.inflight import Inflight
+
+__all__ = ["Answered", "ClientEngine", "ClientState", "Closed", "Connected", "Event", "Refused"]
+
+PING_GRACE_MS: Final = 10_000
+"""How long a PINGRESP may take before the connection counts as lost."""
+
+
+class ClientState(Enum):
+    """Where the network connection stands."""
+
+    OFFLINE = "offline"
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+
+
+@dataclass(slots=True)
+class Connected:
+    """The server accepted CONNECT."""
+
+    packet: ConnAck
+
+
+@dataclass(slots=True)
+class Refused:
+    """The server refused CONNECT; close the network connection."""
+
+    packet: ConnAck
+
+
+@dataclass(slots=True)
+class Answered:
+    """An operation is done: reason codes (one of a publish, one a filter else) and the server's words."""
+
+    token: object
+    reason_codes: Sequence[int]
+    reason_string: str
+
+
+@dataclass(slots=True)
+class Closed:
+    """Close the network connection: the server said DISCONNECT, or one of the two broke the protocol or fell silent."""
+
+    reason_code: int
+    reason_string: str
+    by_server: bool
+
+
+Event = Connected | Refused | Answered | Closed | Publish
+"""What :meth:`ClientEngine.receive` and :meth:`ClientEngine.tick` report; a Publish is a message that came in."""
+
+
+class _Operation:
+    """Something the server has to answer. ``sent``: the server may have seen it."""
+
+    __slots__ = ("packet", "sent", "token")
+
+    def __init__(self, packet: Publish | Subscribe | Unsubscribe, token: object) -> None:
+        self.packet = packet
+        self.token = token
+        self.sent = False
+
+
+class ClientEngine:
+    """One client. ``connect`` is its first CONNECT; later ones carry Clean Start 0 and the identifier assigned."""
+
+    def __init__(self, connect: Connect, *, max_packet_size: int = LARGEST_PACKET) -> None:
+        self.connect = connect
+        self.state = ClientState.OFFLINE
+        self.writable = True
+        self.server = ConnAck()
+        """The last CONNACK that accepted us."""
+        self.subscriptions: dict[str, tuple[Subscription, list[int]]] = {}
+        """What the server granted, with the subscription identifiers: made anew when it lost the session."""
+        self._max_packet_size = max_packet_size
+        self._topics = TopicNames(1024)
+        self._decoder = Decoder(max_packet_size, role=Role.CLIENT, topics=self._topics)
+        self._out: list[bytes] = []
+        self._inflight: Inflight[_Operation] = Inflight()
+        self._waiting: deque[_Operation] = deque()
+        self._open_publishes = 0
+        self._send_maximum = 65_535
+        self._events: list[Event] = []
+        self._keep_alive_ms = 0
+        self._last_sent = 0
+        self._ping_sent = 0
+        self._connected_before = False
+
+    # Network connections
+
+    def begin(self, now: int) -> None:
+        """A network connection is there: send CONNECT."""
+        assert self.state is ClientState.OFFLINE
+        if self._connected_before:
+            self.connect = replace(self.connect, clean_start=False)
+        self._decoder = Decoder(self._max_packet_size, role=Role.CLIENT, topics=self._topics)
+        self._out.clear()
+        self.writable = True
+        self.state = ClientState.CONNECTING
+        self._ping_sent = 0
+        self._send(self.connect, now)
+
+    def receive(self, data: bytes, now: int) -> list[Event]:
+        """Handle what the bytes bring; messages among the events are already acknowledged in the output."""
+        if self.state is ClientState.OFFLINE:
+            return []
+        try:
+            for packet in self._decoder.feed(data):
+                if not self._handle(packet, now):
+                    return self._take_events()
+            if self._decoder.error is not None:
+                raise self._decoder.error
+        except RemoteProtocolError as e:
+            if self.state is ClientState.CONNECTED:
+                self._send(Disconnect(e.reason_code), now)
+            self._close(e.reason_code, e.what, by_server=False)
+        return self._take_events()
+
+    def lost(self) -> None:
+        """The network connection is gone; what has no answer waits for the next one."""
+        self.state = ClientState.OFFLINE
+        self._out.clear()
+        unanswered = [op for op in self._inflight.values() if isinstance(op.packet, Publish) and op.sent]
+        already = set(map(id, self._waiting))
+        self._waiting.extendleft(op for op in reversed(unanswered) if id(op) not in already)
+        self._open_publishes = 0
+
+    def disconnect(self, now: int, reason_code: int = 0, session_expiry_s: int | None = None) -> None:
+        """Say goodbye; the shell closes once the output is sent."""
+        if self.state is ClientState.CONNECTED:
+            self._send(Disconnect(reason_code, Properties(session_expiry_interval=session_expiry_s)), now)
+        self.state = ClientState.OFFLINE
+
+    def abandon(self) -> list[tuple[object, bool]]:
+        """Give up everything that waits for an answer: its tokens, and whether the server may have seen it."""
+        operations = {id(op): op for op in (*self._inflight.values(), *self._waiting)}
+        self._inflight.clear()
+        self._waiting.clear()
+        self._open_publishes = 0
+        return [(op.token, op.sent) for op in operations.values() if op.token is not None]
+
+    def take(self) -> bytes:
+        """The bytes to send now."""
+        data = b"".join(self._out)
+        self._out.clear()
+        return data
+
+    # Operations
+
+    def publish(self, publish: Publish, token: object, now: int) -> None:
+        """Send a QoS 1 message as soon as connection and Receive Maximum allow; the answer comes with ``token``."""
+        self._waiting.append(_Operation(publish, token))
+        self._pump(now)
+
+    def publish_qos0(self, publish: Publish, now: int) -> None:
+        """Send a QoS 0 message; the caller made sure that the client is connected.
+
+        Raises:
+            LocalProtocolError: it cannot be sent, or the server announced that it takes no such message.
+        """
+        data = encode(publish)
+        refusal = self._refusal(publish, len(data))
+        if refusal:
+            raise LocalProtocolError(
+                f"mqtt: the server announced that it does not take this message to {publish.topic!r}",
+                why=ReasonCode(refusal).name.lower().replace("_", " "),
+            )
+        self._out.append(data)
+        self._last_sent = now
+
+    def subscribe(self, subscriptions: list[Subscription], properties: Properties, token: object, now: int) -> None:
+        """Ask for subscriptions; sent again after a reconnect until it is answered."""
+        self._control(Subscribe(0, subscriptions, properties), token, now)
+
+    def unsubscribe(self, topic_filters: list[str], properties: Properties, token: object, now: int) -> None:
+        """End subscriptions; sent again after a reconnect until it is answered."""
+        for topic_filter in topic_filters:
+            self.subscriptions.pop(topic_filter, None)
+        self._control(Unsubscribe(0, topic_filters, properties), token, now)
+
+    def resume_writing(self, now: int) -> None:
+        """The transport takes bytes again."""
+        self.writable = True
+        self._pump(now)
+
+    # Time
+
+    def next_deadline(self) -> int | None:
+        """When :meth:`tick` has something to do, or None."""
+        if self.state is not ClientState.CONNECTED or not self._keep_alive_ms:
+            return None
+        return self._ping_sent + PING_GRACE_MS if self._ping_sent else self._last_sent + self._keep_alive_ms
+
+    def tick(self, now: int) -> list[Event]:
+        """Ping a silent connection, give up one that does not answer."""
+        if self.state is ClientState.CONNECTED and self._keep_alive_ms:
+            if self._ping_sent:
+                if now >= self._ping_sent + PING_GRACE_MS:
+                    self._close(ReasonCode.KEEP_ALIVE_TIMEOUT, "no PINGRESP", by_server=False)
+            elif now >= self._last_sent + self._keep_alive_ms:  # [MQTT-3.1.2-20]
+                self._send(PingReq(), now)
+                self._ping_sent = now
+        return self._take_events()
+
+    # Inside
+
+    def _handle(self, packet: Packet, now: int) -> bool:
+        """Handle one packet; False when the connection is over with it."""
+        if self.state is ClientState.CONNECTING:
+            if not isinstance(packet, ConnAck):
+                raise protocol_error(f"{type(packet).__name__} before CONNACK [MQTT-3.2.0-1]")
+            self._connack(packet, now)
+        elif isinstance(packet, Publish):
+            self._received(packet, now)
+        elif isinstance(packet, PubAck):
+            operation = self._inflight.get(packet.packet_id)
+            if operation is not None and isinstance(operation.packet, Publish):
+                del self._inflight[packet.packet_id]
+                self._open_publishes -= 1
+                given = packet.optional_properties
+                self._answer(operation, (packet.reason_code,), given.reason_string if given is not None else None)
+                if self._waiting:
+                    self._pump(now)
+        elif isinstance(packet, SubAck | UnsubAck):
+            self._control_answer(packet)
+        elif isinstance(packet, PingResp):
+            self._ping_sent = 0
+        elif isinstance(packet, Disconnect):
+            self._close(packet.reason_code, packet.properties.reason_string or "", by_server=True)
+        elif isinstance(packet, ConnAck):
+            raise protocol_error("a second CONNACK [MQTT-3.2.0-2]")
+        else:
+            raise protocol_error(f"{type(packet).__name__} for nothing we sent")
+        return self.state is not ClientState.OFFLINE
+
+    def _connack(self, packet: ConnAck, now: int) -> None:
+        if packet.reason_code >= 0x80:
+            self.state = ClientState.OFFLINE
+            self._events.append(Refused(packet))
+            return
+        if packet.session_present and self.connect.clean_start:
+            raise protocol_error("Session Present after Clean Start [MQTT-3.2.2-2]")
+        self.state = ClientState.CONNECTED
+        self.server = packet
+        properties = packet.properties
+        if properties.assigned_client_identifier is not None:
+            self.connect = replace(self.connect, client_id=properties.assigned_client_identifier)
+        keep_alive = properties.server_keep_alive
+        self._keep_alive_ms = (self.connect.keep_alive if keep_alive is None else keep_alive) * 1000
+        self._send_maximum = properties.receive_maximum or 65_535
+        self._events.append(Connected(packet))
+        self._resume(now, present=packet.session_present)
+        self._connected_before = True
+
+    def _resume(self, now: int, *, present: bool) -> None:
+        """Send again what has no answer: control packets and subscriptions first, then messages in order."""
+        control = [op for op in self._inflight.values() if not isinstance(op.packet, Publish)]
+        if not present:  # [MQTT-3.2.2-5]
+            self._inflight.clear()
+            for operation in (*control, *self._waiting):
+                operation.packet.packet_id = 0
+                operation.sent = False
+            for wanted, identifiers in list(self.subscriptions.values()):
+                properties = Properties(subscription_identifiers=identifiers)
+                self._control(Subscribe(0, [wanted], properties), None, now)
+        for operation in control:
+            self._send_control(operation, now)
+        self._pump(now)
+
+    def _received(self, publish: Publish, now: int) -> None:
+        if publish.qos == 2:
+            raise RemoteProtocolError("mqtt: QoS 2 to subscriptions of at most QoS 1", reason_code=0x9B)
+        given = publish.optional_properties
+        if given is not None and given.topic_alias is not None:
+            raise RemoteProtocolError("mqtt: Topic Alias where none is allowed", reason_code=0x94)
+        if publish.qos:
+            self._out.append((0x40020000 | publish.packet_id).to_bytes(4, "big"))
+            self._last_sent = now
+        self._events.append(publish)
+
+    def _pump(self, now: int) -> None:
+        """Send messages that wait, as far as connection and Receive Maximum allow."""
+        if self.state is not ClientState.CONNECTED:
+            return
+        waiting = self._waiting
+        inflight = self._inflight
+        while waiting and self.writable and self._open_publishes < self._send_maximum and len(inflight) < 65_000:
+            operation = waiting.popleft()
+            publish = operation.packet
+            assert isinstance(publish, Publish)
+            if publish.packet_id == 0:
+                publish.packet_id = inflight.free_id()
+            publish.dup = operation.sent  # [MQTT-3.3.1-1]
+            try:
+                data = encode(publish)
+                refusal = self._refusal(publish, len(data))
+            except LocalProtocolError as e:
+                inflight.pop(publish.packet_id, None)
+                self._answer(operation, (ReasonCode.MALFORMED_PACKET,), str(e))
+                continue
+            if refusal:
+                inflight.pop(publish.packet_id, None)
+                self._answer(operation, (refusal,), "the server announced that it does not take it")
+                continue
+            inflight[publish.packet_id] = operation
+            operation.sent = True
+            self._open_publishes += 1
+            self._out.append(data)
+            self._last_sent = now
+
+    def _refusal(self, publish: Publish, size: int) -> int:
+        """The reason code the server would close us with, or 0 [MQTT-3.2.2-11], [MQTT-3.2.2-14], [MQTT-3.2.2-15]."""
+        announced = self.server.properties
+        if announced.maximum_packet_size is not None and size > announced.maximum_packet_size:
+            return ReasonCode.PACKET_TOO_LARGE
+        if announced.maximum_qos is not None and publish.qos > announced.maximum_qos:
+            return ReasonCode.QOS_NOT_SUPPORTED
+        if publish.retain and announced.retain_available == 0:
+            return ReasonCode.RETAIN_NOT_SUPPORTED
+        return 0
+
+    def _control(self, packet: Subscribe | Unsubscribe, token: object, now: int) -> None:
+        operation = _Operation(packet, token)
+        packet.packet_id = self._inflight.free_id()
+        self._inflight[packet.packet_id] = operation
+        if self.state is ClientState.CONNECTED:
+            self._send_control(operation, now)
+
+    def _send_control(self, operation: _Operation, now: int) -> None:
+        packet = operation.packet
+        if packet.packet_id == 0:
+            packet.packet_id = self._inflight.free_id()
+        self._inflight[packet.packet_id] = operation
+        operation.sent = True
+        self._send(packet, now)
+
+    def _control_answer(self, packet: SubAck | UnsubAck) -> None:
+        operation = self._inflight.get(packet.packet_id)
+        if operation is None:
+            return
+        asked = operation.packet
+        if isinstance(asked, Subscribe) and isinstance(packet, SubAck):
+            expected = len(asked.subscriptions)
+        elif isinstance(asked, Unsubscribe) and isinstance(packet, UnsubAck):
+            expected = len(asked.topic_filters)
+        else:
+            raise protocol_error(f"{type(packet).__name__} answers another packet")
+        if len(packet.reason_codes) != expected:
+            raise protocol_error(f"{len(packet.reason_codes)} reason codes for {expected} topic filters [MQTT-3.8.4-6]")
+        del self._inflight[packet.packet_id]
+        if isinstance(asked, Subscribe):
+            for wanted, code in zip(asked.subscriptions, packet.reason_codes, strict=True):
+                if code < 0x80:
+                    self.subscriptions[wanted.topic_filter] = (wanted, asked.properties.subscription_identifiers)
+        self._answer(operation, packet.reason_codes, packet.properties.reason_string)
+
+    def _answer(self, operation: _Operation, reason_codes: Sequence[int], reason_string: str | None) -> None:
+        if operation.token is not None:
+            self._events.append(Answered(operation.token, reason_codes, reason_string or ""))
+
+    def _send(self, packet: Packet, now: int) -> None:
+        self._out.append(encode(packet))
+        self._last_sent = now
+
+    def _close(self, reason_code: int, reason_string: str, *, by_server: bool) -> None:
+        self.state = ClientState.OFFLINE
+        self._events.append(Closed(int(reason_code), reason_string, by_server))
+
+    def _take_events(self) -> list[Event]:
+        events = self._events
+        self._events = []
+        return events
