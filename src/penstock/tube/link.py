@@ -1,0 +1,251 @@
+"""The client side of a connection: requests out, answers back by serial number, many in flight.
+
+What one loop turn asks for leaves with one write. Time limits are the caller's: an answer that comes after its caller
+gave up is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from google.protobuf.message import Message
+
+from penstock import __version__
+from penstock.errors import ConfigError, PenstockError, RefusedError, RemoteProtocolError, UnavailableError
+from penstock.tube.codec import exceptions
+from penstock.tube.codec.envelope import SUCCESS, Request, Response, decode_response, encode_request
+from penstock.tube.codec.framing import FrameDecoder, encode_frame
+from penstock.tube.codec.methods import METHODS, MethodId
+from penstock.tube.codec.schema import decode
+
+__all__ = ["Address", "Link", "MasterLink", "new_client_id", "parse_masters"]
+
+Address = tuple[str, int]
+M = TypeVar("M", bound=Message)
+
+CONNECT_TIMEOUT_S = 3.0
+_COUNTER = itertools.count(1)
+
+
+def new_client_id(kind: str, group: str | None = None) -> str:
+    """``[group_]ip-pid-ms-counter-kind-penstock-version``: unique in this process and, by time and pid, beyond it."""
+    ms = time.time_ns() // 1_000_000
+    tail = f"{local_ipv4()}-{os.getpid()}-{ms}-{next(_COUNTER)}-{kind}-penstock-{__version__}"
+    return tail if group is None else f"{group}_{tail}"
+
+
+def local_ipv4() -> str:
+    """An IPv4 address of this machine: what its own name resolves to, else loopback. Asks no other machine."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"
+
+
+def parse_masters(text: str | Sequence[Address]) -> list[Address]:
+    """``host:port,host:port`` as addresses.
+
+    Raises:
+        ConfigError: an item is not host:port.
+    """
+    if not isinstance(text, str):
+        return list(text)
+    found = []
+    for item in filter(None, (piece.strip() for piece in text.split(","))):
+        host, colon, port = item.rpartition(":")
+        if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ConfigError(f"tube: master {item!r} is not host:port", option="masters", do="write 127.0.0.1:8715")
+        found.append((host.strip("[]"), int(port)))
+    if not found:
+        raise ConfigError("tube: no master is named", option="masters", do="write 127.0.0.1:8715")
+    return found
+
+
+class Link(asyncio.Protocol):
+    """One connection to a master or broker. ``connect`` makes it; it is closed for good when the connection ends."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self.peer = f"{address[0]}:{address[1]}"
+        self.closed = False
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._decoder = FrameDecoder()
+        self._waiting: dict[int, Callable[[Response | PenstockError], None]] = {}
+        self._serial = 0
+        self._out: list[bytes] = []
+        self._gone: asyncio.Future[None] = self._loop.create_future()
+
+    @classmethod
+    async def connect(cls, address: Address, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Link:
+        """A connection to ``address``.
+
+        Raises:
+            UnavailableError: nobody answers there in time.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, link = await asyncio.get_running_loop().create_connection(lambda: cls(address), *address)
+        except (OSError, TimeoutError) as error:
+            raise UnavailableError(
+                f"tube: no connection to {address[0]}:{address[1]}",
+                applied=False,
+                why=str(error) or f"no answer within {timeout_s:g} s",
+                do="look whether the server runs and listens there",
+            ) from None
+        return link
+
+    def submit(self, request: Request, done: Callable[[Response | PenstockError], None]) -> int:
+        """Send ``request``; ``done`` is called once, with the response or the reason why there is none. Its serial."""
+        if self.closed:
+            self._loop.call_soon(done, self._lost(applied=False))
+            return 0
+        self._serial = serial = self._serial % 0x7FFFFFFF + 1
+        self._waiting[serial] = done
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(encode_frame(serial, encode_request(request)))
+        return serial
+
+    async def call(
+        self, service: int, method: MethodId, message: Message, kind: type[M], *, timeout_s: float = 10.0
+    ) -> M:
+        """Ask and wait for the answer, which is of ``kind``.
+
+        Raises:
+            UnavailableError: no answer in time, the connection ended, the master is on standby.
+            RefusedError: the server answered with an exception.
+            RemoteProtocolError: the answer is not what the method answers.
+        """
+        future: asyncio.Future[Response | PenstockError] = self._loop.create_future()
+
+        def done(outcome: Response | PenstockError) -> None:
+            if not future.done():
+                future.set_result(outcome)
+
+        request = Request(0, service, method, message.SerializeToString(), timeout=max(1, int(timeout_s * 1000)))
+        serial = self.submit(request, done)
+        try:
+            async with asyncio.timeout(timeout_s):
+                outcome = await future
+        except TimeoutError:
+            raise UnavailableError(f"tube: {self.peer} did not answer within {timeout_s:g} s") from None
+        finally:
+            self._waiting.pop(serial, None)
+        return self.read(method, outcome, kind)
+
+    def read(self, method: MethodId, outcome: Response | PenstockError, kind: type[M]) -> M:
+        """The message in ``outcome``, or the error that it stands for."""
+        if isinstance(outcome, PenstockError):
+            raise outcome
+        if outcome.status != SUCCESS:
+            text = outcome.text or ""
+            if exceptions.is_standby(outcome.exception):
+                raise UnavailableError(f"tube: {self.peer} is not the active master", applied=False, why=text)
+            raise RefusedError(
+                f"tube: {self.peer} failed on {METHODS[method].name}: {outcome.exception}",
+                text=text,
+                peer=self.peer,
+                why=text,
+            )
+        if outcome.method != method:
+            raise RemoteProtocolError(f"tube: {self.peer} answered method {outcome.method} to method {method}")
+        return decode(kind, outcome.payload)
+
+    def abort(self) -> None:
+        """End the connection now; whoever waits is told."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def close(self) -> None:
+        """Send what is waiting to be sent, end the connection."""
+        if self._transport is not None:
+            self._flush()
+            self._transport.close()
+            await self._gone
+
+    # --- asyncio.Protocol ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        connection = transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for serial, body in self._decoder.feed(data):
+                done = self._waiting.pop(serial, None)
+                if done is not None:
+                    done(decode_response(serial, body))
+            failed = self._decoder.error is not None
+        except RemoteProtocolError:
+            failed = True
+        if failed:
+            self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the interface's
+        self.closed = True
+        waiting, self._waiting = self._waiting, {}
+        error = self._lost(applied=None)
+        for done in waiting.values():
+            done(error)
+        if not self._gone.done():
+            self._gone.set_result(None)
+
+    def _lost(self, *, applied: bool | None) -> UnavailableError:
+        return UnavailableError(f"tube: the connection to {self.peer} is lost", applied=applied)
+
+    def _flush(self) -> None:
+        if self._out and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(self._out))
+        self._out.clear()
+
+
+class MasterLink:
+    """The active one of several masters: stays with it while it answers, else tries each other once a call."""
+
+    def __init__(self, masters: Sequence[Address]) -> None:
+        self._masters = sorted(masters)
+        self._current = 0
+        self._link: Link | None = None
+        self._lock = asyncio.Lock()
+
+    async def call(self, method: MethodId, message: Message, kind: type[M], *, timeout_s: float = 10.0) -> M:
+        """As :meth:`Link.call`; UnavailableError when no master answers."""
+        last: UnavailableError | None = None
+        for _ in self._masters:
+            link = None
+            try:
+                link = await self._connected()
+                return await link.call(1, method, message, kind, timeout_s=timeout_s)
+            except UnavailableError as error:
+                last = error
+                self._leave(link)
+        assert last is not None
+        raise last
+
+    async def close(self) -> None:
+        if self._link is not None:
+            await self._link.close()
+            self._link = None
+
+    async def _connected(self) -> Link:
+        async with self._lock:
+            if self._link is None or self._link.closed:
+                self._link = await Link.connect(self._masters[self._current])
+            return self._link
+
+    def _leave(self, link: Link | None) -> None:
+        if link is self._link:  # else another call has moved on already
+            self._current = (self._current + 1) % len(self._masters)
+            if link is not None:
+                link.abort()
+            self._link = None
