@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from typing import cast
 
 from penstock.errors import RemoteProtocolError
 from penstock.tube.codec import exceptions
@@ -27,7 +28,7 @@ class AnsweringProtocol(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop has it without being a subclass
         self._transport = transport
         self._connections.add(transport)
         connection = transport.get_extra_info("socket")
