@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.output import note, print_json, use_colour
+from penstock.cli.output import escape, print_json, use_colour
 
 if TYPE_CHECKING:
     from penstock.node.node import Ready
@@ -83,26 +84,27 @@ def up(
 
 
 def _banner(ready: Ready) -> None:
-    import sys
-
-    bold, plain = ("\x1b[1m", "\x1b[0m") if use_colour(sys.stderr) else ("", "")
+    bold, plain = ("\x1b[1m", "\x1b[0m") if use_colour(sys.stdout) else ("", "")
     broker = "" if ready.mqtt == "127.0.0.1:1883" else f" --broker mqtt://{ready.mqtt}"
-    tube = "" if ready.tube_master == "127.0.0.1:8715" else f" --tube-master {ready.tube_master}"
+    master = "" if ready.tube_master == "127.0.0.1:8715" else f" --tube-master {ready.tube_master}"
     web = "" if ready.http == "127.0.0.1:8080" else f" --http {ready.http}"
-    note(
-        f"""\
-{bold}penstock {ready.version}{plain} is ready (process {ready.pid}, Ctrl-C ends it)
+    sys.stdout.write(
+        f"""{bold}penstock {ready.version}{plain} is ready (process {ready.pid}, Ctrl-C ends it)
 
-  data directory  {ready.data_dir}
+  data directory  {escape(ready.data_dir)}
   durability      {ready.durability}
   MQTT 5          mqtt://{ready.mqtt}
-  TubeMQ          master {ready.tube_master}, broker {ready.tube_broker} (administration http://{ready.tube_broker_http}/broker.htm)
-  HTTP            http://{ready.http}/readyz, /metrics, /webapi.htm
+  TubeMQ          master {ready.tube_master}, broker {ready.tube_broker}
+  administration  http://{ready.http}/webapi.htm, http://{ready.tube_broker_http}/broker.htm
+  health          http://{ready.http}/readyz, http://{ready.http}/metrics
 
-{bold}try, in another terminal{plain}
+{bold}Try in another terminal:{plain}
   penstock kv set{broker} greeting hello
-  penstock kv watch{broker} greeting
-  penstock tube topics{web}
-  penstock tube produce{tube} {ready.topic or "a_topic"} hello
+  penstock kv get{broker} greeting
+  penstock tube topics create{web} events
+  penstock tube produce{master} events hello
+  penstock tube consume{master} events
+
 """
     )
+    sys.stdout.flush()

@@ -1,0 +1,230 @@
+"""The composition root: which parts there are, in which order they start and stop, and when the node is ready."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+
+import penstock
+from penstock.errors import UnavailableError
+from penstock.mqtt.server import MqttServer
+from penstock.node.config import Listener, NodeConfig
+from penstock.node.data_dir import DataDirectory
+from penstock.node.http import HttpServer, broker_app, broker_methods, master_app
+from penstock.node.rules import Identities, RuleService
+from penstock.runtime.addresses import Address, bind_error
+from penstock.runtime.metrics import Metrics, figures
+from penstock.statestore.service import StateStoreService
+from penstock.tube.broker import TubeBroker
+from penstock.tube.codec.strings import partition_ids
+from penstock.tube.master import TubeMaster
+
+__all__ = ["Node", "Ready"]
+
+_log = logging.getLogger("penstock.node")
+
+READY_S = 30.0
+"""How long the broker and its topics may take to be announced. Both run in this process: it is a matter of a second."""
+
+_MQTT_GAUGES = ("connections", "sessions", "subscriptions", "retained", "retained_bytes", "inflight", "queued")
+_TUBE_GAUGES = ("connections", "registrations", "topics", "stores", "stored_bytes", "unwritten_bytes", "failed")
+_STORE_GAUGES = ("keys", "failed")
+_RULE_GAUGES = ("pending", "pending_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What a ready node says of itself; addresses are HOST:PORT as others reach them."""
+
+    version: str
+    pid: int
+    data_dir: str
+    durability: str
+    mqtt: str
+    tube_master: str
+    tube_broker: str
+    tube_broker_http: str
+    http: str
+
+    def as_json(self) -> dict[str, object]:
+        """The line of ``penstock up --json``."""
+        return {"event": "ready", **asdict(self)}
+
+
+class Node:
+    """All parts over one data directory. ``await start()``, and ``await close()`` also after a start that failed."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self.config = config
+        self.metrics = Metrics()
+        self._parts = AsyncExitStack()
+        self._state = "starting"
+        self._started = time.time()
+        self._failures: list[Callable[[], str | None]] = []
+
+    def problems(self) -> Sequence[str]:
+        """Why the node is not ready, or not fully; empty when it is."""
+        if self._state != "ready":
+            return [self._state]
+        return [reason for failure in self._failures if (reason := failure()) is not None]
+
+    async def start(self) -> Ready:
+        """Start every part; returns when all of them are ready.
+
+        HTTP comes first, so that health can be asked while the log recovers; MQTT comes last, so that no message
+        arrives before there is somewhere to put it.
+
+        Raises:
+            StorageError: the data directory or something in it cannot be used.
+            UnavailableError: the data directory or an address is taken, or the tube did not come up.
+        """
+        config = self.config
+        directory = DataDirectory(config.data_dir)
+        self._parts.callback(directory.close)
+        master = TubeMaster(directory.tube / "master", admin_token=config.admin_token)
+        http = await self._http("http", config.http, HttpServer(master_app(self.problems, self.metrics, master.webapi)))
+        broker_http = await self._http(
+            "tube-broker-http", config.tube_broker_http, HttpServer(broker_app(broker_methods))
+        )
+        tube_master = await self._listen("tube-master", config.tube_master, master.start)
+        self._parts.push_async_callback(master.close)
+        broker, tube_broker = await self._broker(directory, tube_master)
+        await self._topics(master, broker)
+        mqtt = await self._mqtt(directory, master, broker)
+        self.metrics.add("node", self._figures, gauges=("ready", "start_time_seconds"))
+        self._state = "ready"
+        return Ready(
+            version=penstock.__version__,
+            pid=os.getpid(),
+            data_dir=str(directory.path),
+            durability=str(config.durability),
+            mqtt=_told(config.mqtt, mqtt),
+            tube_master=_told(config.tube_master, tube_master),
+            tube_broker=_told(config.tube_broker, tube_broker),
+            tube_broker_http=_told(config.tube_broker_http, broker_http),
+            http=_told(config.http, http),
+        )
+
+    async def close(self) -> None:
+        """Stop listening, commit what was accepted, close the files; in the reverse order of the start."""
+        self._state = "shutting down"
+        await self._parts.aclose()
+
+    async def _http(self, option: str, listener: Listener, server: HttpServer) -> Address:
+        bound = await server.start(option, listener.bind)
+        self._parts.push_async_callback(server.close)
+        return bound
+
+    async def _listen(
+        self, option: str, listener: Listener, start: Callable[[str, int], Awaitable[tuple[str, int]]]
+    ) -> Address:
+        try:
+            _, port = await start(listener.bind.host, listener.bind.port)
+        except OSError as error:
+            raise bind_error(error, option, listener.bind) from error
+        return Address(listener.bind.host, port)
+
+    async def _broker(self, directory: DataDirectory, tube_master: Address) -> tuple[TubeBroker, Address]:
+        config = self.config
+        told = config.tube_broker.advertise
+        broker = TubeBroker(
+            directory.path,
+            config.durability,
+            config.tube.broker_id,
+            masters=[str(_reachable(tube_master))],
+            advertise=None if told is None else str(told),
+        )
+        bound = await self._listen("tube-broker", config.tube_broker, broker.start)
+        self._parts.push_async_callback(broker.close)
+        self._failures.append(lambda: None if broker.failure is None else f"tube: {broker.failure.what}")
+        self.metrics.add("tube", lambda: broker.stats, gauges=_TUBE_GAUGES)
+        registered = broker.registered
+        assert registered is not None, "it was given a master"
+        try:
+            async with asyncio.timeout(READY_S):
+                await registered.wait()
+        except TimeoutError:
+            raise UnavailableError(
+                f"tube: the broker did not register at its master {tube_master} within {READY_S:g} s",
+                why="the log above says what the master answered",
+                do="start again; if it stays so, report it with the log",
+            ) from None
+        return broker, bound
+
+    async def _topics(self, master: TubeMaster, broker: TubeBroker) -> None:
+        wanted = self.config.topics()
+        known = {topic.name: topic for topic in master.topics()}
+        for name, topic in wanted.items():
+            found = known.get(name)
+            if found is None:
+                await master.create_topic(name, topic.partitions, topic.stores)
+            elif name in self.config.tube.topics and (found.partitions, found.stores) != (
+                topic.partitions,
+                topic.stores,
+            ):
+                _log.warning(
+                    "topic keeps the shape it was made with",
+                    extra={"fields": {"topic": name, "partitions": found.partitions, "stores": found.stores}},
+                )
+        broker.poke()
+        for name in wanted:
+            await master.wait_topic(name, READY_S)
+
+    async def _mqtt(self, directory: DataDirectory, master: TubeMaster, broker: TubeBroker) -> Address:
+        server = MqttServer()
+        store = StateStoreService(directory.statestore, self.config.durability)
+        await store.start(server)
+        self._parts.push_async_callback(store.close)
+        self._failures.append(lambda: None if store.failure is None else f"statestore: {store.failure.what}")
+        self.metrics.add("statestore", lambda: _store_figures(store), gauges=_STORE_GAUGES)
+        server.add_service(store)
+        # Clock and entropy: neither a clock that was set back nor two starts in one millisecond repeat a run.
+        identities = Identities(f"{time.time_ns() // 1_000_000:x}{secrets.token_hex(3)}")
+        shapes = {topic.name: topic for topic in master.topics()}
+        for rule in self.config.rules:
+            shape = shapes[rule.topic]
+            service = RuleService(
+                rule,
+                broker.append,
+                server.disconnect,
+                partitions=partition_ids(shape.partitions, shape.stores),
+                identities=identities,
+            )
+            server.add_service(service)
+            self._show(service)
+        self.metrics.add("mqtt", lambda: figures(server.stats), gauges=_MQTT_GAUGES)
+        bound = await self._listen("mqtt", self.config.mqtt, server.start)
+        self._parts.push_async_callback(server.close)
+        return bound
+
+    def _show(self, service: RuleService) -> None:
+        labels = {"filter": service.rule.filter, "topic": service.rule.topic}
+        self.metrics.add("rule", lambda: figures(service.stats), gauges=_RULE_GAUGES, labels=labels)
+
+    def _figures(self) -> dict[str, float]:
+        return {"ready": int(not self.problems()), "start_time_seconds": self._started}
+
+
+def _store_figures(store: StateStoreService) -> dict[str, int | float]:
+    return {**figures(store.stats), "keys": store.keys, "failed": int(store.failure is not None)}
+
+
+def _reachable(address: Address) -> Address:
+    """Where this process connects to a listener of its own."""
+    if not address.is_wildcard:
+        return address
+    return Address("::1" if address.host == "::" else "127.0.0.1", address.port)
+
+
+def _told(listener: Listener, bound: Address) -> str:
+    """What others are told: what the operator said, else where it listens, by the name of the machine if everywhere."""
+    if listener.advertise is not None:
+        return str(listener.advertise)
+    return str(Address(socket.gethostname(), bound.port) if bound.is_wildcard else bound)
