@@ -1,0 +1,41 @@
+"""One Spark session and one node for the whole suite: each takes seconds to start."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import penstock.spark
+from tests.spark.node import Node
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    session = penstock.spark.session("tests", conf={"spark.sql.streaming.stopTimeout": "30s"}, log_level="OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with Node(Path(tmp_path_factory.mktemp("node"))) as node:
+        yield node
+
+
+_numbers = itertools.count()
+
+
+@pytest.fixture
+def new_topic(node: Node) -> Callable[..., str]:
+    """Makes a topic of its own for the test."""
+
+    def make(partitions: int = 2, stores: int = 1) -> str:
+        name = f"topic-{next(_numbers)}"
+        node.create_topic(name, partitions, stores)
+        return name
+
+    return make

@@ -1,0 +1,115 @@
+"""A tube (master and broker) and an MQTT broker with the state store, in one process, in a thread of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+from penstock.errors import PenstockError
+from penstock.mqtt.server import MqttServer
+from penstock.runtime.durability import Durability
+from penstock.statestore.client import StateStoreClient
+from penstock.statestore.service import StateStoreService
+from penstock.tube.broker import AppendResult, TubeBroker
+from penstock.tube.master import TubeMaster
+from penstock.tube.record import Record
+from penstock.tube.storage.store import StoreLimits
+
+T = TypeVar("T")
+
+SEGMENT_RECORDS = 200
+_WEEKS_MS = 30 * 24 * 3_600_000
+
+
+class Node:
+    """Started by ``with``; the methods block."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="node", daemon=True)
+
+    def __enter__(self) -> Node:
+        self._thread.start()
+        self._run(self._start())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._run(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def create_topic(self, name: str, partitions: int = 2, stores: int = 1) -> None:
+        async def create() -> None:
+            await self._master.create_topic(name, partitions, stores)
+            self._broker.poke()
+            await self._master.wait_topic(name, 10)
+
+        self._run(create())
+
+    def append(self, topic: str, messages: Iterable[tuple[int, bytes | Record]]) -> list[int]:
+        """Append (partition, message) in order; the positions they got."""
+
+        async def append() -> list[int]:
+            results: list[asyncio.Future[int]] = []
+            for partition, message in messages:
+                data, flag, msg_type = (message, 0, None) if isinstance(message, bytes) else message.encode()
+                future: asyncio.Future[int] = self._loop.create_future()
+                results.append(future)
+
+                def done(result: AppendResult | PenstockError, future: asyncio.Future[int] = future) -> None:
+                    if isinstance(result, PenstockError):
+                        future.set_exception(result)
+                    else:
+                        future.set_result(result.append_offset)
+
+                self._broker.append(topic, partition, data, flag, msg_type, done)
+            return list(await asyncio.gather(*results))
+
+        return self._run(append())
+
+    def expire_closed_segments(self) -> None:
+        """As if a month had passed: only the newest segment of each store stays."""
+
+        async def expire() -> None:
+            self._broker.retain(self._broker.clock() + _WEEKS_MS)
+
+        self._run(expire())
+
+    def set_keys(self, values: dict[str, bytes]) -> None:
+        async def set_all() -> None:
+            async with StateStoreClient.connect(self.mqtt) as store:
+                for key, value in values.items():
+                    await store.set(key, value)
+
+        self._run(set_all())
+
+    async def _start(self) -> None:
+        self._master = TubeMaster(self._directory)
+        host, port = await self._master.start("127.0.0.1", 0)
+        self.master = f"{host}:{port}"
+        limits = StoreLimits(segment_records=SEGMENT_RECORDS)
+        self._broker = TubeBroker(self._directory, Durability.FLUSHED, masters=[self.master], limits=limits)
+        await self._broker.start("127.0.0.1", 0)
+        assert self._broker.registered is not None
+        await asyncio.wait_for(self._broker.registered.wait(), 10)
+        self._store = StateStoreService(self._directory / "statestore", Durability.FLUSHED)
+        self._mqtt = MqttServer(services=[self._store])
+        await self._store.start(self._mqtt)
+        host, port = await self._mqtt.start("127.0.0.1", 0)
+        self.mqtt = f"mqtt://{host}:{port}"
+
+    async def _close(self) -> None:
+        await self._mqtt.close()
+        await self._store.close()
+        await self._broker.close()
+        await self._master.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return future.result(60)
