@@ -13,16 +13,7 @@ from typing import NamedTuple
 import penstock
 from penstock.errors import ConfigError
 
-__all__ = ["BRANCH", "LATE_TIME", "Limits", "Message", "Reading", "example", "late", "limits", "malformed", "messages"]
-
-BRANCH = "main"
-TOPIC = f"water/{BRANCH}/flow"
-LIMITS_KEY = f"water/limits/{BRANCH}"
-ALARM_KEY = f"water/alarm/{BRANCH}"
-
-LATE_TIME = datetime(2022, 3, 29, 2, tzinfo=UTC)
-"""An hour that the data lacks: as if that one reading had been held up somewhere for days."""
-LATE_FLOW = 101.9
+__all__ = ["LATE", "Branch", "Limits", "Message", "Reading", "example", "iso", "limits", "read", "window_starts"]
 
 
 class Reading(NamedTuple):
@@ -32,11 +23,56 @@ class Reading(NamedTuple):
     flow: float
 
 
+LATE = Reading(datetime(2022, 3, 29, 2, tzinfo=UTC), 101.9)
+"""An hour that the data lacks: as if that one reading had been held up somewhere for days."""
+
+
 class Message(NamedTuple):
     """What is published: the id travels as user property, the event time in the payload."""
 
     id: str
     payload: bytes
+
+
+class Branch(NamedTuple):
+    """One branch of the pipeline: the names of its topics and keys, and its messages."""
+
+    name: str
+
+    @property
+    def topic(self) -> str:
+        """Where its meter publishes."""
+        return f"water/{self.name}/flow"
+
+    @property
+    def limits_key(self) -> str:
+        """Where its limits stand in the state store."""
+        return f"water/limits/{self.name}"
+
+    @property
+    def alarm_key(self) -> str:
+        """Where its alarm stands while there is one."""
+        return f"water/alarm/{self.name}"
+
+    def window_key(self, start: datetime) -> str:
+        """Where the alarm of the window that starts at ``start`` stands."""
+        return f"water/alarms/{self.name}/{iso(start)}"
+
+    def messages(self, readings: Sequence[Reading]) -> list[Message]:
+        """One message for each measurement, ids by time."""
+        return [self._message(f"{self.name}-{iso(reading.time)}", reading) for reading in readings]
+
+    def malformed(self) -> Message:
+        """A payload that was cut off on its way."""
+        return Message(f"{self.name}-cut-off", b'{"branch": "main", "time": "2022-04-14T12:')
+
+    def late(self) -> Message:
+        """A reading that comes after the windows of its time were closed."""
+        return self._message(f"{self.name}-held-up", LATE)
+
+    def _message(self, name: str, reading: Reading) -> Message:
+        value = {"branch": self.name, "time": iso(reading.time), "flow": reading.flow}
+        return Message(name, json.dumps(value).encode())
 
 
 class Limits(NamedTuple):
@@ -75,28 +111,13 @@ def read(path: Path) -> list[Reading]:
 
 
 def limits(readings: Sequence[Reading]) -> Limits:
-    """Limits as an operator would set them, seeing the branch: it runs at its median, give or take four litres.
+    """Limits as an operator would set them who knows the branch: it runs at its median, give or take four litres.
 
-    Two thirds of that is a loss or maintenance; 5 % above is the pump running over. Both lie in gaps of the data:
-    nothing was measured between 66.7 and 73.8 but single hours of recovery, nothing between 107.3 and 109.6.
+    Below two thirds of that is a loss or maintenance, 5 % above it the pump ran over. Both stand clear of the data:
+    nothing was measured between 66.7 and 73.8, nor between 107.3 and 109.6.
     """
     baseline = round(statistics.median(reading.flow for reading in readings), 2)
     return Limits(low=70.0, high=108.0, baseline=baseline)
-
-
-def messages(readings: Sequence[Reading]) -> list[Message]:
-    """One message for each measurement, ids by time."""
-    return [_message(f"{BRANCH}-{iso(reading.time)}", reading) for reading in readings]
-
-
-def malformed() -> Message:
-    """A payload that was cut off on its way."""
-    return Message("cut-off-1", b'{"branch": "main", "time": "2022-04-14T12:')
-
-
-def late() -> Message:
-    """A reading that comes after the windows of its time were closed."""
-    return _message("held-up-1", Reading(LATE_TIME, LATE_FLOW))
 
 
 def iso(time: datetime) -> str:
@@ -110,8 +131,3 @@ def window_starts(readings: Sequence[Reading], duration: timedelta) -> list[date
     first = epoch + (min(readings).time - epoch) // duration * duration
     count = (max(readings).time - first) // duration + 1
     return [first + index * duration for index in range(count)]
-
-
-def _message(name: str, reading: Reading) -> Message:
-    value = {"branch": BRANCH, "time": iso(reading.time), "flow": reading.flow}
-    return Message(name, json.dumps(value).encode())

@@ -1,0 +1,162 @@
+"""`penstock demo`: real telemetry the whole way, and the proof."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.output import note, print_json, use_colour
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.demo.stack import Options
+    from penstock.demo.story import Outcome
+
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+PLOT_WIDTH = 110
+
+
+@app.command()
+def demo(
+    attach: Annotated[
+        bool, typer.Option("--attach", help="Use the node at --broker and --tube-master instead of starting one.")
+    ] = False,
+    broker: Annotated[
+        str, typer.Option(envvar="PENSTOCK_BROKER", metavar="URL", help="With --attach: the node's MQTT broker.")
+    ] = "mqtt://127.0.0.1:1883",
+    tube_master: Annotated[
+        str, typer.Option(envvar="PENSTOCK_TUBE_MASTER", metavar="HOST:PORT", help="With --attach: its tube master.")
+    ] = "127.0.0.1:8715",
+    chaos: Annotated[
+        bool, typer.Option("--chaos", help="Kill the Spark driver and the node (-9) in mid-run; the proof must hold.")
+    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the node's data and the logs, too.")] = False,
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir", help="An empty or new directory to work in. Default: a temporary one.", show_default=False
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Events as JSON lines; the last line is the result.")] = False,
+) -> None:
+    """See 1,268 real measurements travel: MQTT, tube log, Spark, lake table, state store, notification.
+
+    One malformed and one late message are among them. At the end the log, the table, the ledger and the alarms are
+    read, and every count is proved. Exit status 1 if any is off.
+    """
+    if chaos and attach:
+        raise ConfigError("--chaos kills the node, and --attach uses one that is not the demo's", do="give one of them")
+    try:
+        from penstock.demo.stack import Addresses, Options
+        from penstock.demo.story import tell
+    except ImportError as error:
+        raise ConfigError(
+            f"the demo lacks a package: {error}", do='pip install "penstock[all]", or make demo in a checkout'
+        ) from error
+    from penstock.demo.progress import display
+
+    place = _directory(directory)
+    options = Options(place, Addresses(broker, tube_master) if attach else None, chaos=chaos)
+    with display(as_json=as_json) as screen:
+        screen.say(f"working in {place}")
+        outcome = asyncio.run(_interruptible(tell(options, screen)))
+    _report(outcome, options, as_json=as_json)
+    if outcome.proof.holds and not keep:
+        _tidy(options)
+    raise typer.Exit(0 if outcome.proof.holds else 1)
+
+
+async def _interruptible(work: object) -> Outcome:
+    """As ``work``, cancelled by SIGTERM as it is by Ctrl-C: what it started must not outlive it."""
+    assert asyncio.iscoroutine(work)
+    task: asyncio.Task[Outcome] = asyncio.ensure_future(work)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
+
+
+def _directory(given: Path | None) -> Path:
+    if given is None:
+        return Path(tempfile.mkdtemp(prefix="penstock-demo-"))
+    if given.exists() and (not given.is_dir() or any(given.iterdir())):
+        raise ConfigError(f"--dir {str(given)!r} is not an empty directory", option="dir", do="name a new one")
+    given.mkdir(parents=True, exist_ok=True)
+    return given.resolve()
+
+
+def _report(outcome: Outcome, options: Options, *, as_json: bool) -> None:
+    from penstock.demo.plot import draw_png, draw_text
+    from penstock.demo.proof import last_line
+
+    plot = options.directory / "flow.png"
+    text = ""
+    try:
+        draw_png(plot, outcome.readings, outcome.limits, outcome.segments)
+        if not as_json:
+            text = draw_text(outcome.readings, outcome.segments, width=_width())
+    except ImportError as error:
+        note(f'no plot: {error} (pip install "penstock[console]")')
+    if as_json:
+        print_json(last_line(outcome.proof, outcome.segments, outcome.seconds))
+        return
+    sys.stdout.write(_account(outcome) + f"\n{text}\n{_where(outcome, plot)}")
+    sys.stdout.flush()
+
+
+def _width() -> int:
+    return min(os.get_terminal_size().columns, PLOT_WIDTH) if sys.stdout.isatty() else 80
+
+
+def _account(outcome: Outcome) -> str:
+    """The counts, the checks and the segments, for people."""
+    counts = outcome.proof.counts
+    colour = use_colour(sys.stdout)
+    lines = ["", "The proof, read from the log, the table, the ledger and the state store:", ""]
+    lines += [f"  {name.replace('_', ' '):<14}{count:>6}" for name, count in counts.items()]
+    lines.append("")
+    for check in outcome.proof.checks:
+        mark = "ok  " if check.holds else "FAIL"
+        if colour:
+            mark = f"\x1b[{32 if check.holds else 31}m{mark}\x1b[0m"
+        lines.append(f"  {mark} {check.claim}" + ("" if check.holds else f" ({check.found})"))
+    lines += ["", "Abnormal segments (UTC):"]
+    for segment in outcome.segments:
+        extreme = "lowest" if segment.kind == "low" else "highest"
+        lines.append(
+            f"  {segment.kind:<5}{segment.start:%Y-%m-%d %H:%M} to {segment.end:%Y-%m-%d %H:%M}"
+            f"{segment.readings:>4} readings, {extreme} {segment.extreme:g} l/s"
+        )
+    return "\n".join(lines)
+
+
+def _where(outcome: Outcome, plot: Path) -> str:
+    query = (
+        "from penstock.spark import session; from penstock.pipelines.table import read; "
+        f"read(session('query'), {str(outcome.table)!r}).groupBy('abnormal').count().show()"
+    )
+    verdict = "Everything adds up." if outcome.proof.holds else "SOMETHING IS OFF: see the lines marked FAIL."
+    return (
+        f"{verdict} ({outcome.seconds:.1f} s)\n\n"
+        f"  table  {outcome.table}\n"
+        f"  plot   {plot}\n"
+        f"  query  {shlex.join([sys.executable, '-c', query])}\n"
+    )
+
+
+def _tidy(options: Options) -> None:
+    """Leave the table, the ledger and the plot; the node's data and the logs have done their work."""
+    import shutil
+
+    shutil.rmtree(options.directory / "node", ignore_errors=True)
+    for name in ("node.log", "pipeline.log"):
+        (options.directory / name).unlink(missing_ok=True)

@@ -1,0 +1,198 @@
+"""What happened, read from where it is kept, and whether that is what should have happened. Pure.
+
+The log, the table, the dead letters, the ledger and the alarms are read by ``evidence``; nothing here was counted by
+the sender but the ids that it sent and saw acknowledged.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from penstock.demo.segments import Segment
+from penstock.pipelines.ledger import Entry
+
+__all__ = ["Check", "Evidence", "Logged", "Proof", "late_ids", "prove"]
+
+
+class Logged(NamedTuple):
+    """One record of the log: its id, place, and event time where its payload has one."""
+
+    id: str
+    topic: str
+    partition: str
+    position: int
+    event_time_ms: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """All that the proof looks at.
+
+    ``table`` and ``measured`` map ids to (time, flow); a table id that occurs twice is in ``table_ids`` twice.
+    """
+
+    sent: Collection[str]
+    acknowledged: Collection[str]
+    log: Sequence[Logged]
+    table_ids: Sequence[str]
+    table: Mapping[str, tuple[datetime, float]]
+    dead_ids: Sequence[str]
+    rows_ledger: Sequence[Entry]
+    windows_ledger: Sequence[Entry]
+    segments: Sequence[Segment]
+
+
+class Check(NamedTuple):
+    """One sentence of the proof, and what was found where it does not hold."""
+
+    claim: str
+    holds: bool
+    found: str
+
+
+class Proof(NamedTuple):
+    """The checks, and the counts of the last line."""
+
+    checks: list[Check]
+    counts: dict[str, int]
+
+    @property
+    def holds(self) -> bool:
+        """Whether every check does."""
+        return all(check.holds for check in self.checks)
+
+
+def late_ids(log: Sequence[Logged], ledger: Sequence[Entry]) -> set[str]:
+    """The events that the windows left out: their first copy came in a batch whose watermark had passed them.
+
+    Only the first copy decides; a later one is a copy of an event that was counted, however late it comes.
+    """
+    first: dict[str, tuple[int, bool]] = {}
+    for record in log:
+        for entry in ledger:
+            start = entry.start.get(record.topic, {}).get(record.partition)
+            end = entry.end.get(record.topic, {}).get(record.partition)
+            if start is None or end is None or not start <= record.position < end:
+                continue
+            if record.event_time_ms is not None:
+                is_late = bool(entry.late_watermark_ms) and record.event_time_ms <= entry.late_watermark_ms
+                if record.id not in first or entry.batch < first[record.id][0]:
+                    first[record.id] = (entry.batch, is_late)
+            break
+    return {name for name, (_, is_late) in first.items() if is_late}
+
+
+def prove(
+    evidence: Evidence,
+    *,
+    measured: Mapping[str, tuple[datetime, float]],
+    malformed: Collection[str],
+    late: Collection[str],
+    segments: Sequence[Segment],
+    chaos: bool,
+) -> Proof:
+    """Hold ``evidence`` against what was put in. ``measured`` includes the late readings."""
+    e = evidence
+    logged = Counter(record.id for record in e.log)
+    in_table = Counter(e.table_ids)
+    dead = set(e.dead_ids)
+    redelivered = len(e.log) - len(logged)
+    filtered = _sum(e.rows_ledger, "filtered")
+    found_late = late_ids(e.log, e.windows_ledger)
+    expected_ids = {*measured, *malformed}
+    doubled = sorted(name for name, count in in_table.items() if count > 1)
+    wrong = sorted(name for name in in_table.keys() & measured.keys() if e.table.get(name) != measured[name])
+    kept = len(in_table) + len(dead) + filtered
+    checks = [
+        _equal("ids sent are those that should be", set(e.sent), expected_ids),
+        _equal("ids acknowledged are those sent", set(e.acknowledged), set(e.sent)),
+        _equal("distinct ids in the log are those sent", set(logged), set(e.sent)),
+        Check("every id is in the table once", not doubled, f"doubled: {_some(doubled)}"),
+        _equal("the table holds every reading", set(in_table), set(measured)),
+        Check("the table holds every reading's time and flow", not wrong, f"different: {_some(wrong)}"),
+        _equal("the dead letters are the malformed messages", dead, set(malformed)),
+        Check("each dead letter is there once", len(e.dead_ids) == len(dead), f"{len(e.dead_ids)} rows"),
+        Check(
+            "distinct ids in the log = table rows + dead letters + filtered",
+            kept == len(logged),
+            f"{len(logged)} != {len(in_table)} + {len(dead)} + {filtered}",
+        ),
+        *_ledger_checks(e, redelivered, sum(in_table.values())),
+        _equal("the late events are those held up", found_late, set(late)),
+        Check(
+            "the segments found are those in the data",
+            list(e.segments) == list(segments),
+            "found " + ("; ".join(map(_short, e.segments)) or "none"),
+        ),
+        Check("nothing was sent again", chaos or redelivered == 0, f"{redelivered} copies"),
+    ]
+    counts = {
+        "sent": len(set(e.sent)),
+        "acknowledged": len(set(e.acknowledged)),
+        "logged": len(logged),
+        "redelivered": redelivered,
+        "table_rows": len(in_table),
+        "dead_letters": len(dead),
+        "filtered": filtered,
+        "late": len(found_late),
+    }
+    return Proof(checks, counts)
+
+
+def _ledger_checks(e: Evidence, redelivered: int, rows: int) -> list[Check]:
+    """The ledger tells the same story as log and table, batch by batch without a hole."""
+    read, out = _sum(e.rows_ledger, "read"), _sum(e.rows_ledger, "out")
+    duplicates = _sum(e.rows_ledger, "duplicates")
+    return [
+        Check("the ledger read what the log has", read == len(e.log), f"{read} != {len(e.log)}"),
+        Check("the ledger put out what the table has", out == rows, f"{out} != {rows}"),
+        Check("the ledger dropped the copies", duplicates == redelivered, f"{duplicates} != {redelivered}"),
+        Check("batches of rows follow each other", not _holes(e.rows_ledger), _some(_holes(e.rows_ledger))),
+        Check("batches of windows follow each other", not _holes(e.windows_ledger), _some(_holes(e.windows_ledger))),
+        Check(
+            "the windows read what the log has",
+            _sum(e.windows_ledger, "read") == len(e.log),
+            f"{_sum(e.windows_ledger, 'read')} != {len(e.log)}",
+        ),
+    ]
+
+
+def _holes(entries: Sequence[Entry]) -> list[str]:
+    """Where a batch does not begin at the end of the one before it."""
+    return [
+        f"batch {after.batch}"
+        for before, after in itertools.pairwise(entries)
+        if after.batch != before.batch + 1 or after.start != before.end
+    ]
+
+
+def _sum(entries: Sequence[Entry], name: str) -> int:
+    return sum(getattr(entry, name) or 0 for entry in entries)
+
+
+def _equal(claim: str, found: set[str], wanted: set[str]) -> Check:
+    missing, extra = sorted(wanted - found), sorted(found - wanted)
+    return Check(claim, found == wanted, f"missing: {_some(missing)}; not expected: {_some(extra)}")
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "none"
+
+
+def _short(segment: Segment) -> str:
+    return f"{segment.kind} {segment.start:%d %b %H:%M} to {segment.end:%d %b %H:%M} ({segment.readings})"
+
+
+def last_line(proof: Proof, segments: Sequence[Segment], seconds: float) -> dict[str, Any]:
+    """The one line that ``--json`` ends with."""
+    return {
+        "ok": proof.holds,
+        **proof.counts,
+        "segments": [segment.to_json() for segment in segments],
+        "seconds": round(seconds, 1),
+    }

@@ -1,0 +1,80 @@
+"""The meter: publishes messages in order, at a pace, and remembers which were acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from penstock.demo.data import Message
+from penstock.errors import RefusedError
+from penstock.mqtt.client import MqttClient
+from penstock.mqtt.codec.properties import Properties
+
+__all__ = ["Sender"]
+
+WINDOW = 20
+"""Messages under way at once: enough that a kill of the node meets some, few enough that the order means something."""
+NO_SUBSCRIBERS = 0x10
+
+
+class Sender:
+    """Publishes with QoS 1 through ``client``, which sends again after a reconnect what was not acknowledged.
+
+    ``sent`` and ``acknowledged`` hold ids, each once, in order. ``hold`` and ``release`` stop and continue the pace.
+    """
+
+    def __init__(self, client: MqttClient, topic: str, rate: float) -> None:
+        self.sent: list[str] = []
+        self.acknowledged: list[str] = []
+        self._client = client
+        self._topic = topic
+        self._interval_s = 1.0 / rate
+        self._slots = asyncio.Semaphore(WINDOW)
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+
+    def hold(self) -> None:
+        """Send nothing new until ``release``."""
+        self._flowing.clear()
+
+    def release(self) -> None:
+        """Go on."""
+        self._flowing.set()
+
+    async def send_all(self, messages: Sequence[Message]) -> None:
+        """Send ``messages`` in order; returns when all are acknowledged.
+
+        Raises:
+            RefusedError: the node refused one, or has no rule that takes it.
+        """
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        async with asyncio.TaskGroup() as group:
+            for message in messages:
+                await self._flowing.wait()
+                await self._slots.acquire()
+                # After a pause the pace goes on from now; what was missed is not made up for in a burst.
+                due = max(due + self._interval_s, loop.time())
+                await asyncio.sleep(due - loop.time())
+                group.create_task(self._send_one(message), name=f"send-{message.id}")
+
+    async def send(self, message: Message) -> None:
+        """Send one message and wait for its acknowledgement."""
+        await self._slots.acquire()
+        await self._send_one(message)
+
+    async def _send_one(self, message: Message) -> None:
+        try:
+            self.sent.append(message.id)
+            properties = Properties(content_type="application/json", user_properties=[("id", message.id)])
+            answer = await self._client.publish(self._topic, message.payload, qos=1, properties=properties)
+            if answer == NO_SUBSCRIBERS:
+                raise RefusedError(
+                    f"nobody took {message.id!r} on MQTT topic {self._topic!r}",
+                    code=NO_SUBSCRIBERS,
+                    why="the node has no rule for water/+/flow",
+                    do="start it with examples/water/penstock.yaml, or let the demo start a node of its own",
+                )
+            self.acknowledged.append(message.id)
+        finally:
+            self._slots.release()
