@@ -17,16 +17,16 @@ from typing import TypeVar, cast
 from google.protobuf.message import Message
 
 from penstock import __version__
-from penstock.errors import ConfigError, PenstockError, RefusedError, RemoteProtocolError, UnavailableError
+from penstock.errors import PenstockError, RefusedError, RemoteProtocolError, UnavailableError
+from penstock.tube.addresses import Address, local_ipv4
 from penstock.tube.codec import exceptions
 from penstock.tube.codec.envelope import SUCCESS, Request, Response, decode_response, encode_request
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.codec.methods import METHODS, MethodId
 from penstock.tube.codec.schema import decode
 
-__all__ = ["Address", "Link", "MasterLink", "new_client_id", "parse_masters"]
+__all__ = ["Link", "MasterLink", "new_client_id"]
 
-Address = tuple[str, int]
 M = TypeVar("M", bound=Message)
 
 CONNECT_TIMEOUT_S = 3.0
@@ -38,33 +38,6 @@ def new_client_id(kind: str, group: str | None = None) -> str:
     ms = time.time_ns() // 1_000_000
     tail = f"{local_ipv4()}-{os.getpid()}-{ms}-{next(_COUNTER)}-{kind}-penstock-{__version__}"
     return tail if group is None else f"{group}_{tail}"
-
-
-def local_ipv4() -> str:
-    """An IPv4 address of this machine: what its own name resolves to, else loopback. Asks no other machine."""
-    try:
-        return socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return "127.0.0.1"
-
-
-def parse_masters(text: str | Sequence[Address]) -> list[Address]:
-    """``host:port,host:port`` as addresses.
-
-    Raises:
-        ConfigError: an item is not host:port.
-    """
-    if not isinstance(text, str):
-        return list(text)
-    found = []
-    for item in filter(None, (piece.strip() for piece in text.split(","))):
-        host, colon, port = item.rpartition(":")
-        if not colon or not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ConfigError(f"tube: master {item!r} is not host:port", option="masters", do="write 127.0.0.1:8715")
-        found.append((host.strip("[]"), int(port)))
-    if not found:
-        raise ConfigError("tube: no master is named", option="masters", do="write 127.0.0.1:8715")
-    return found
 
 
 class Link(asyncio.Protocol):

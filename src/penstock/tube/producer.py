@@ -17,13 +17,14 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
+from penstock.tube.addresses import Address, local_ipv4, parse_masters
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import Request, Response
 from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import broker_pb2, master_pb2
 from penstock.tube.codec.strings import BrokerInfo, Partition, check_client_id, ipv4_to_int
 from penstock.tube.engine.producer import AVOID_MS, Lane, Routes
-from penstock.tube.link import Address, Link, MasterLink, local_ipv4, new_client_id, parse_masters
+from penstock.tube.link import Link, MasterLink, new_client_id
 from penstock.tube.record import Record
 
 __all__ = ["Producer", "SendResult"]

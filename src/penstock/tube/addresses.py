@@ -1,0 +1,39 @@
+"""Addresses of masters as they are written, and what this machine calls itself."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from penstock.errors import ConfigError
+
+__all__ = ["Address", "local_ipv4", "parse_masters"]
+
+Address = tuple[str, int]
+
+
+def parse_masters(text: str | Sequence[Address]) -> list[Address]:
+    """``host:port,host:port`` as addresses.
+
+    Raises:
+        ConfigError: an item is not host:port.
+    """
+    if not isinstance(text, str):
+        return list(text)
+    found = []
+    for item in filter(None, (piece.strip() for piece in text.split(","))):
+        host, colon, port = item.rpartition(":")
+        if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ConfigError(f"tube: master {item!r} is not host:port", option="masters", do="write 127.0.0.1:8715")
+        found.append((host.strip("[]"), int(port)))
+    if not found:
+        raise ConfigError("tube: no master is named", option="masters", do="write 127.0.0.1:8715")
+    return found
+
+
+def local_ipv4() -> str:
+    """An IPv4 address of this machine: what its own name resolves to, else loopback. Asks no other machine."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"

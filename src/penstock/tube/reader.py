@@ -1,0 +1,331 @@
+"""Exact ranges of the log over blocking sockets, for batch readers (Spark's driver and executors, the command line).
+
+It uses the range extension of our brokers: no registration, no group, no position is moved, the same range gives the
+same messages every time. Apache's own brokers do not have it; they are told apart by their answer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import socket
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self, TypeVar
+
+from google.protobuf.message import Message
+
+from penstock.errors import ConfigError, DataLossError, RefusedError, RemoteProtocolError, UnavailableError
+from penstock.tube.addresses import Address, parse_masters
+from penstock.tube.codec import exceptions
+from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.envelope import SUCCESS, Request, decode_response, encode_request
+from penstock.tube.codec.framing import FrameDecoder, encode_frame
+from penstock.tube.codec.methods import METHODS, MethodId, Service
+from penstock.tube.codec.proto import broker_pb2, master_pb2
+from penstock.tube.codec.schema import decode
+from penstock.tube.engine.producer import Routes
+
+__all__ = ["Batch", "PartitionInfo", "RangeReader", "partitions"]
+
+M = TypeVar("M", bound=Message)
+
+BATCH_BYTES = 1 << 20
+_COUNTER = itertools.count(1)
+
+
+class PartitionInfo(NamedTuple):
+    """A partition of a topic and the broker that has it. ``partition`` is the wire id (10,000 a store)."""
+
+    broker_id: int
+    host: str
+    port: int
+    partition: int
+
+
+class Batch(NamedTuple):
+    """Messages in order: index offsets, append times (ms), flags and data, item by item."""
+
+    offsets: list[int]
+    append_times: list[int]
+    flags: list[int]
+    payloads: list[bytes]
+
+
+def partitions(masters: str | Sequence[Address], topic: str, *, timeout_s: float = 10.0) -> list[PartitionInfo]:
+    """All partitions of ``topic`` as the master announces them, by broker and number; empty if it announces none.
+
+    Raises:
+        UnavailableError: no master answers.
+        RefusedError: the master refuses.
+    """
+    addresses = parse_masters(masters)
+    last: UnavailableError | None = None
+    for host, port in addresses:
+        try:
+            with _Connection(host, port, timeout_s) as connection:
+                return _ask_master(connection, topic)
+        except UnavailableError as error:
+            last = error
+    assert last is not None
+    raise last
+
+
+def _ask_master(connection: _Connection, topic: str) -> list[PartitionInfo]:
+    routes = Routes(_client_id("planner"), "127.0.0.1")
+    routes.topics.add(topic)
+    service = Service.MASTER
+    registered = connection.call(service, MethodId.PRODUCER_REGISTER, routes.register(), master_pb2.RegisterResponseM2P)
+    _accepted(registered.errCode, registered.errMsg, connection.peer)
+    routes.registered(registered)
+    heard = connection.call(service, MethodId.PRODUCER_HEARTBEAT, routes.heartbeat(), master_pb2.HeartResponseM2P)
+    _accepted(heard.errCode, heard.errMsg, connection.peer)
+    routes.heard(heard)
+    request = master_pb2.CloseRequestP2M(clientId=routes.client_id)
+    connection.call(service, MethodId.PRODUCER_CLOSE, request, master_pb2.CloseResponseM2P)
+    return [PartitionInfo(p.broker.id, p.broker.host, p.broker.port, p.id) for p in routes.partitions(topic)]
+
+
+class RangeReader:
+    """Reads exact ranges from one broker. Connects at the first question; after a failure the next one connects anew.
+
+    Each question has ``timeout_s``; a connection that breaks in the middle of a range is replaced within it, and the
+    range goes on where it was.
+    """
+
+    def __init__(self, host: str, port: int, *, timeout_s: float = 10.0, batch_bytes: int = BATCH_BYTES) -> None:
+        if not 0 < port < 65536:
+            raise ConfigError(f"tube: port {port} is not possible", option="port")
+        self._address = (host, port)
+        self._timeout_s = timeout_s
+        self._batch_bytes = batch_bytes
+        self._client_id = _client_id("reader")
+        self._connection: _Connection | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection. The reader can be used again."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        """Oldest offset kept and durable end of the partition's store (half-open).
+
+        Raises:
+            UnavailableError: no answer in time.
+            RefusedError: the broker has no such partition, or no exact ranges.
+        """
+        answer = self._get(topic, partition, broker_pb2.RangeRequest())
+        return answer.range.minOffset, answer.range.maxOffset
+
+    def plan(self, topic: str, partition: int, start: int, end: int, max_messages: int) -> tuple[int, int]:
+        """``(end, count)`` of the longest range from ``start``, up to ``end``, with at most ``max_messages`` messages.
+
+        Raises:
+            DataLossError: ``start`` is older than what is kept, or beyond the log's end.
+            UnavailableError, RefusedError: as :meth:`bounds`.
+        """
+        most = min(max_messages, (1 << 31) - 1)
+        wanted = broker_pb2.RangeRequest(startOffset=start, endOffset=end, maxMessages=most, planOnly=True)
+        answer = self._get(topic, partition, wanted)
+        return answer.range.nextOffset, answer.range.messageCount
+
+    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Batch]:
+        """Exactly the partition's messages with ``start`` <= offset < ``end``, in order, in batches.
+
+        Raises:
+            DataLossError: part of the range is gone, or a message does not match its checksum.
+            UnavailableError, RefusedError: as :meth:`bounds`.
+        """
+        position = start
+        while position < end:
+            wanted = broker_pb2.RangeRequest(startOffset=position, endOffset=end, maxBytes=self._batch_bytes)
+            answer = self._get(topic, partition, wanted)
+            batch = self._batch(answer, topic, partition)
+            if batch.offsets:
+                yield batch
+            if answer.range.nextOffset <= position:
+                raise DataLossError(
+                    f"tube: topic {topic!r} partition {partition}: "
+                    f"the log ends at {answer.range.maxOffset}, not at {end}",
+                    why="the range was planned on a log that had more, so records were lost",
+                )
+            position = answer.range.nextOffset
+
+    def _batch(self, answer: broker_pb2.GetMessageResponseB2C, topic: str, partition: int) -> Batch:
+        flags: list[int] = []
+        payloads: list[bytes] = []
+        crc32 = zlib.crc32
+        for message in answer.messages:
+            data = message.payLoadData
+            if crc32(data) & 0x7FFFFFFF != message.checkSum:
+                raise DataLossError(
+                    f"tube: topic {topic!r} partition {partition}: "
+                    f"message {message.messageId} does not match its checksum"
+                )
+            payloads.append(data)
+            flags.append(message.flag)
+        offsets = list(answer.range.messageOffsets)
+        times = list(answer.range.appendTimes)
+        if not len(offsets) == len(times) == len(payloads):
+            raise RemoteProtocolError(
+                f"tube: {self._peer} sent {len(payloads)} messages, {len(offsets)} offsets, {len(times)} times"
+            )
+        return Batch(offsets, times, flags, payloads)
+
+    @property
+    def _peer(self) -> str:
+        return f"{self._address[0]}:{self._address[1]}"
+
+    def _get(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> broker_pb2.GetMessageResponseB2C:
+        request = broker_pb2.GetMessageRequestC2B(
+            clientId=self._client_id, partitionId=partition, groupName="penstock-ranges", topicName=topic, range=wanted
+        )
+        deadline = time.monotonic() + self._timeout_s
+        pause = 0.02
+        while True:
+            try:
+                if self._connection is None:
+                    self._connection = _Connection(*self._address, max(0.001, deadline - time.monotonic()))
+                self._connection.deadline = deadline
+                answer = self._connection.call(
+                    Service.BROKER_READ, MethodId.GET_MESSAGES, request, broker_pb2.GetMessageResponseB2C
+                )
+                break
+            except UnavailableError:
+                self.close()
+                if time.monotonic() + pause >= deadline:
+                    raise
+                time.sleep(pause)
+                pause = min(pause * 2, 0.5)
+            except BaseException:
+                self.close()  # half an answer may be left in it
+                raise
+        self._check(answer, topic, partition, wanted)
+        return answer
+
+    def _check(
+        self,
+        answer: broker_pb2.GetMessageResponseB2C,
+        topic: str,
+        partition: int,
+        wanted: broker_pb2.RangeRequest,
+    ) -> None:
+        bounds = answer.range
+        start = wanted.startOffset
+        if answer.HasField("range") and wanted.HasField("startOffset"):
+            if start < bounds.minOffset:
+                raise DataLossError(
+                    f"tube: topic {topic!r} partition {partition}: offset {start} is no longer kept "
+                    f"(earliest {bounds.minOffset})",
+                    why="retention removed it before it was read",
+                    do="raise the topic's retention, or start from the earliest offset and accept the gap",
+                )
+            if start > bounds.maxOffset:
+                raise DataLossError(
+                    f"tube: topic {topic!r} partition {partition}: offset {start} is beyond the end {bounds.maxOffset}",
+                    why="the log had more when the offset was noted, so records were lost",
+                )
+        if answer.errCode == ErrCode.SERVICE_UNAVAILABLE:
+            raise UnavailableError(f"tube: broker {self._peer} does not serve now: {answer.errMsg}", applied=False)
+        if answer.errCode != ErrCode.SUCCESS and (answer.HasField("range") or answer.errCode != ErrCode.HB_NO_NODE):
+            raise RefusedError(
+                f"tube: broker {self._peer} refused to read topic {topic!r} partition {partition}: {answer.errMsg}",
+                code=answer.errCode,
+                text=answer.errMsg,
+                peer=self._peer,
+            )
+        if not answer.HasField("range"):
+            raise RefusedError(
+                f"tube: broker {self._peer} has no exact ranges",
+                code=answer.errCode,
+                peer=self._peer,
+                why="it is not a penstock broker; Apache's brokers serve registered consumers only",
+                do="read it with a consumer",
+            )
+
+
+class _Connection:
+    """One blocking connection, one question at a time, up to ``deadline`` (monotonic seconds)."""
+
+    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+        self.peer = f"{host}:{port}"
+        self.deadline = time.monotonic() + timeout_s
+        self._serial = 0
+        self._decoder = FrameDecoder()
+        try:
+            self._socket = socket.create_connection((host, port), timeout_s)
+        except OSError as error:
+            raise UnavailableError(f"tube: no connection to {self.peer}", applied=False, why=str(error)) from None
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def call(self, service: int, method: MethodId, message: Message, kind: type[M]) -> M:
+        left = self._left()
+        self._serial += 1
+        request = Request(self._serial, service, method, message.SerializeToString(), timeout=max(1, int(left * 1000)))
+        try:
+            self._socket.settimeout(left)
+            self._socket.sendall(encode_frame(self._serial, encode_request(request)))
+            body = self._receive()
+        except OSError as error:
+            raise UnavailableError(f"tube: {self.peer} does not answer", why=str(error)) from None
+        response = decode_response(self._serial, body)
+        if response.status != SUCCESS:
+            if exceptions.is_standby(response.exception):
+                raise UnavailableError(f"tube: {self.peer} is not the active master", applied=False)
+            raise RefusedError(
+                f"tube: {self.peer} failed on {METHODS[method].name}: {response.exception}",
+                text=response.text or "",
+                peer=self.peer,
+                why=response.text,
+            )
+        return decode(kind, response.payload)
+
+    def _receive(self) -> bytes:
+        while True:
+            self._socket.settimeout(self._left())
+            data = self._socket.recv(1 << 18)
+            if not data:
+                raise UnavailableError(f"tube: {self.peer} closed the connection")
+            for serial, body in self._decoder.feed(data):
+                if serial == self._serial:
+                    return body
+
+    def _left(self) -> float:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise UnavailableError(f"tube: {self.peer} did not answer in time")
+        return left
+
+
+def _client_id(kind: str) -> str:
+    # Executors are many processes, maybe of one machine image: pid and time may be equal, so a random part is in it.
+    number = f"{next(_COUNTER)}{random.randrange(1 << 32):08x}"  # noqa: S311 - distinct, not secret
+    return f"127.0.0.1-{os.getpid()}-{time.time_ns() // 1_000_000}-{number}-{kind}-penstock"
+
+
+def _accepted(code: int, text: str, peer: str) -> None:
+    if code != ErrCode.SUCCESS:
+        raise RefusedError(f"tube: master {peer} refuses: {text}", code=code, text=text, peer=peer)
