@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import StorageError
+from penstock.pipelines.durable import read_json, write_json
+
+
+def test_what_was_written_is_read_and_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "file.json"
+    write_json(path, {"a": 1})
+    write_json(path, {"a": 2})
+    assert read_json(path) == {"a": 2}
+    assert [entry.name for entry in path.parent.iterdir()] == ["file.json"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "3"])
+def test_what_is_no_object_is_an_error_that_names_the_file(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "file.json"
+    path.write_text(text)
+    with pytest.raises(StorageError, match=r"file\.json is not"):
+        read_json(path)
