@@ -70,7 +70,8 @@ class _Link(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         if self._connection is not None and self.transport is not None and not self.transport.is_closing():
-            self.transport.resume_reading()
+            if self._server.receiving:
+                self.transport.resume_reading()
             self._connection.unpause(self._server.now())
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the name is asyncio's
@@ -115,6 +116,7 @@ class MqttServer:
         self._timer_at = 0
         self._empty = asyncio.Event()
         self._closing = False
+        self._receiving = True
 
     # For its owner
 
@@ -133,6 +135,18 @@ class MqttServer:
         self._listeners.append(listener)
         bound = listener.sockets[0].getsockname()
         return bound[0], bound[1]
+
+    def stop_receiving(self) -> None:
+        """Take no more connections and no more bytes; what services still settle and deliver leaves as before.
+
+        The first half of a shutdown: services finish what they hold, then `close` says goodbye.
+        """
+        self._receiving = False
+        for listener in self._listeners:
+            listener.close()
+        for link in self._links.values():
+            if link.transport is not None and not link.transport.is_closing():
+                link.transport.pause_reading()
 
     async def close(self) -> None:
         """Stop listening, send DISCONNECT 0x8B, wait for what is buffered to leave, cut what does not."""
@@ -187,6 +201,11 @@ class MqttServer:
 
     # For its links
 
+    @property
+    def receiving(self) -> bool:
+        """Whether connections may be read."""
+        return self._receiving
+
     def now(self) -> int:
         """Milliseconds of the loop's clock."""
         assert self._loop is not None, "the server is started first"
@@ -194,7 +213,7 @@ class MqttServer:
 
     def opened(self, link: _Link, name: str) -> BrokerConnection | None:
         """A TCP connection came in."""
-        connection = None if self._closing else self._broker.open(name, self.now())
+        connection = None if self._closing or not self._receiving else self._broker.open(name, self.now())
         if connection is not None:
             self._links[connection] = link
             self._empty.clear()

@@ -95,9 +95,12 @@ class Node:
         )
         tube_master = await self._listen("tube-master", config.tube_master, master.start)
         self._parts.push_async_callback(master.close)
+        # Closed after the broker and the store, whose last acknowledgements leave through it.
+        server = MqttServer()
+        self._parts.push_async_callback(server.close)
         broker, tube_broker = await self._broker(directory, tube_master)
         await self._topics(master, broker)
-        mqtt = await self._mqtt(directory, master, broker)
+        mqtt = await self._mqtt(server, directory, master, broker)
         self.metrics.add("node", self._figures, gauges=("ready", "start_time_seconds"))
         self._state = "ready"
         return Ready(
@@ -113,7 +116,7 @@ class Node:
         )
 
     async def close(self) -> None:
-        """Stop listening, commit what was accepted, close the files; in the reverse order of the start."""
+        """Take no more messages, commit and acknowledge what was accepted, then say goodbye and close the files."""
         self._state = "shutting down"
         await self._parts.aclose()
 
@@ -177,8 +180,9 @@ class Node:
         for name in wanted:
             await master.wait_topic(name, READY_S)
 
-    async def _mqtt(self, directory: DataDirectory, master: TubeMaster, broker: TubeBroker) -> Address:
-        server = MqttServer()
+    async def _mqtt(
+        self, server: MqttServer, directory: DataDirectory, master: TubeMaster, broker: TubeBroker
+    ) -> Address:
         store = StateStoreService(directory.statestore, self.config.durability)
         await store.start(server)
         self._parts.push_async_callback(store.close)
@@ -201,7 +205,7 @@ class Node:
             self._show(service)
         self.metrics.add("mqtt", lambda: figures(server.stats), gauges=_MQTT_GAUGES)
         bound = await self._listen("mqtt", self.config.mqtt, server.start)
-        self._parts.push_async_callback(server.close)
+        self._parts.callback(server.stop_receiving)
         return bound
 
     def _show(self, service: RuleService) -> None:

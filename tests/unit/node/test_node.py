@@ -1,0 +1,179 @@
+"""The composition root: what is ready when it says so, what a failed start leaves, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.errors import StorageError, UnavailableError
+from penstock.node.config import (
+    HttpListener,
+    MqttListener,
+    NodeConfig,
+    Rule,
+    Topic,
+    Tube,
+    TubeBrokerHttpListener,
+    TubeBrokerListener,
+    TubeMasterListener,
+)
+from penstock.node.data_dir import DataDirectory
+from penstock.node.node import Node, Ready, _told
+from penstock.runtime.addresses import Address, parse_address
+from penstock.runtime.durability import Durability
+
+FREE = Address("127.0.0.1", 0)
+
+
+def config(path: Path, **more: object) -> NodeConfig:
+    given: dict[str, object] = {
+        "data_dir": path,
+        "durability": Durability.FLUSHED,
+        "mqtt": MqttListener(bind=FREE),
+        "tube_master": TubeMasterListener(bind=FREE),
+        "tube_broker": TubeBrokerListener(bind=FREE),
+        "tube_broker_http": TubeBrokerHttpListener(bind=FREE),
+        "http": HttpListener(bind=FREE),
+        **more,
+    }
+    return NodeConfig.model_validate(given)
+
+
+async def http(address: str, path: str) -> tuple[int, str]:
+    reader, writer = await asyncio.open_connection(*parse_address(address))
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    answer = (await asyncio.wait_for(reader.read(), 10)).decode()
+    writer.close()
+    await writer.wait_closed()
+    head, _, body = answer.partition("\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+async def test_ready_means_that_every_part_answers_and_topics_are_served(tmp_path: Path) -> None:
+    node = Node(
+        config(
+            tmp_path,
+            tube=Tube(topics={"extra": Topic(partitions=2, stores=2)}),
+            rules=[Rule(filter="plant/#", topic="water")],
+        )
+    )
+    assert node.problems() == ["starting"]
+    ready = await node.start()
+    try:
+        assert ready.as_json() == {
+            "event": "ready",
+            "version": penstock.__version__,
+            "pid": os.getpid(),
+            "data_dir": str(tmp_path),
+            "durability": "flushed",
+            "mqtt": ready.mqtt,
+            "tube_master": ready.tube_master,
+            "tube_broker": ready.tube_broker,
+            "tube_broker_http": ready.tube_broker_http,
+            "http": ready.http,
+        }
+        addresses = [ready.mqtt, ready.tube_master, ready.tube_broker, ready.tube_broker_http, ready.http]
+        assert len({parse_address(address).port for address in addresses} - {0}) == 5
+        for address in (ready.mqtt, ready.tube_master, ready.tube_broker):
+            _, writer = await asyncio.open_connection(*parse_address(address))
+            writer.close()
+            await writer.wait_closed()
+        assert await http(ready.http, "/readyz") == (200, '{"ready":true,"reasons":[]}')
+        _, body = await http(ready.http, "/webapi.htm?method=admin_query_topic_info")
+        shapes = {row["topicName"]: row["topicInfo"][0]["runInfo"] for row in json.loads(body)["data"]}
+        assert {name: (run["numPartitions"], run["numTopicStores"]) for name, run in shapes.items()} == {
+            "extra": (2, 2),
+            "water": (3, 1),
+        }
+        _, body = await http(ready.http, "/metrics")
+        for name in (
+            "penstock_node_ready 1.0",
+            "penstock_mqtt_connections ",
+            "penstock_statestore_keys 0.0",
+            "penstock_tube_topics ",
+            'penstock_rule_received_total{filter="plant/#",topic="water"} 0.0',
+        ):
+            assert name in body
+        assert (await http(ready.tube_broker_http, "/broker.htm?method=admin_get_methods"))[0] == 200
+    finally:
+        await node.close()
+    assert node.problems() == ["shutting down"]
+
+
+async def test_a_node_comes_back_on_its_directory_and_keeps_the_shape_of_its_topics(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for partitions in (2, 5):
+        node = Node(config(tmp_path, tube=Tube(topics={"kept": Topic(partitions=partitions)})))
+        ready = await node.start()
+        _, body = await http(ready.http, "/webapi.htm?method=admin_query_topic_info")
+        assert json.loads(body)["data"][0]["topicInfo"][0]["numPartitions"] == 2
+        await node.close()
+        DataDirectory(tmp_path).close()
+    assert "topic keeps the shape it was made with" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("listener", "option"),
+    [
+        (MqttListener, "mqtt"),
+        (TubeMasterListener, "tube_master"),
+        (TubeBrokerListener, "tube_broker"),
+        (TubeBrokerHttpListener, "tube_broker_http"),
+        (HttpListener, "http"),
+    ],
+)
+async def test_a_taken_port_names_the_option_and_leaves_nothing_behind(
+    tmp_path: Path, listener: type[MqttListener], option: str
+) -> None:
+    taken = await asyncio.start_server(lambda _r, w: w.close(), "127.0.0.1", 0)
+    port = taken.sockets[0].getsockname()[1]
+    node = Node(config(tmp_path, **{option: listener(bind=Address("127.0.0.1", port))}))
+    flag = option.replace("_", "-")
+    with pytest.raises(UnavailableError, match=f"{flag}: cannot listen on 127.0.0.1:{port}") as caught:
+        await node.start()
+    assert f"--{flag} " in str(caught.value.do)
+    await node.close()
+    taken.close()
+    await taken.wait_closed()
+    # The lock and every port are free again.
+    again = Node(config(tmp_path))
+    await again.start()
+    await again.close()
+
+
+async def test_a_directory_in_use_or_of_a_newer_version_stops_the_start(tmp_path: Path) -> None:
+    with DataDirectory(tmp_path):
+        node = Node(config(tmp_path))
+        with pytest.raises(UnavailableError, match="is in use by process"):
+            await node.start()
+        await node.close()
+    (tmp_path / "format.json").write_text('{"format": 99}')
+    node = Node(config(tmp_path))
+    with pytest.raises(StorageError, match="has format 99"):
+        await node.start()
+    await node.close()
+
+
+def test_everywhere_is_told_as_the_name_of_the_machine() -> None:
+    everywhere = MqttListener(bind=Address("0.0.0.0", 1883))
+    host = parse_address(_told(everywhere, everywhere.bind)).host
+    assert host not in {"0.0.0.0", ""}
+    assert _told(MqttListener(bind=FREE), Address("127.0.0.1", 5)) == "127.0.0.1:5"
+
+
+async def test_others_are_told_what_the_operator_says(tmp_path: Path) -> None:
+    node = Node(config(tmp_path, tube_broker=TubeBrokerListener(bind=FREE, advertise=Address("edge-1.example", 8123))))
+    ready: Ready = await node.start()
+    try:
+        assert ready.tube_broker == "edge-1.example:8123"
+        _, body = await http(ready.http, "/webapi.htm?method=admin_query_broker_run_status")
+        row = json.loads(body)["data"][0]
+        assert (row["brokerIp"], row["brokerPort"], row["runStatus"]) == ("edge-1.example", 8123, "online")
+    finally:
+        await node.close()
