@@ -300,11 +300,12 @@ class Broker:
             return
         if session.will is not None and session.will_at and session.will_at <= now:
             self._publish_will(session, now)
-        if session.ends_at:
-            if session.ends_at <= now:
-                self._discard(session, now)
-            else:
-                self.timers.arm(session, session.ends_at)
+        if session.ends_at and session.ends_at <= now:
+            self._discard(session, now)
+            return
+        waiting = [at for at in (session.will_at, session.ends_at) if at]
+        if waiting:  # the entry was of an earlier connection
+            self.timers.arm(session, min(waiting))
 
     def route(self, publish: Publish, publisher: Session, now: int) -> tuple[list[Service], int]:
         """Route a client's message; the services that take it, and the reason code for its PUBACK."""

@@ -160,6 +160,8 @@ class BrokerConnection(Timed):
                 return
             deadline = self.connected_at + self._broker.limits.connect_timeout_ms
         else:
+            if not self.keep_alive_ms:
+                return
             deadline = self._last_received + self.keep_alive_ms
             if now >= deadline:  # [MQTT-3.1.2-22]
                 self.disconnect(ReasonCode.KEEP_ALIVE_TIMEOUT, now)

@@ -60,7 +60,11 @@ class Timers:
 
     def next_deadline(self) -> int | None:
         """When :meth:`tick` has something to do, or None."""
-        return self._heap[0][0] if self._heap else None
+        heap = self._heap
+        while heap and heap[0][2].gone:
+            heappop(heap)
+            self._gone -= 1
+        return heap[0][0] if heap else None
 
     def tick(self, now: int) -> None:
         """Call the owners that are due."""
@@ -68,7 +72,7 @@ class Timers:
         while heap and heap[0][0] <= now:
             when, _, owner = heappop(heap)
             if owner.gone:
-                self._gone = max(0, self._gone - 1)
+                self._gone -= 1
             elif owner.armed_for == when:
                 owner.armed_for = 0
                 owner.due(now)

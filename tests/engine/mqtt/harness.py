@@ -1,0 +1,161 @@
+"""A broker engine and clients made of packets: no sockets, time by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+from penstock.errors import RemoteProtocolError
+from penstock.mqtt.codec.decoder import Decoder, Role
+from penstock.mqtt.codec.encoder import encode
+from penstock.mqtt.codec.packets import ConnAck, Connect, Packet, Publish, SubAck, Subscribe, Subscription, Will
+from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.engine.broker import Broker
+from penstock.mqtt.engine.connection import BrokerConnection
+from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.service import Inbound
+
+__all__ = ["Bench", "Peer", "RecordingService"]
+
+
+class RecordingService:
+    """Keeps what it is handed; the test settles."""
+
+    def __init__(self, *filters: str, exclusive: bool = False) -> None:
+        self.filters: Sequence[str] = filters
+        self.exclusive = exclusive
+        self.taken: list[Inbound] = []
+        self.gone: list[str] = []
+
+    def receive(self, message: Inbound) -> None:
+        self.taken.append(message)
+
+    def disconnected(self, client_id: str) -> None:
+        self.gone.append(client_id)
+
+
+class Peer:
+    """One network connection as its client sees it."""
+
+    def __init__(self, bench: Bench, connection: BrokerConnection) -> None:
+        self.bench = bench
+        self.connection = connection
+        self.decoder = Decoder(role=Role.CLIENT)
+        self.inbox: list[Packet] = []
+        self.closed = False
+
+    def send(self, *packets: Packet) -> Peer:
+        """Send packets in one piece."""
+        return self.send_bytes(b"".join(map(encode, packets)))
+
+    def send_bytes(self, data: bytes) -> Peer:
+        self.connection.receive(data, self.bench.now, 1_000_000 + self.bench.now)
+        return self
+
+    def take(self) -> list[Packet]:
+        """What came since the last time, in order."""
+        self.bench.flush()
+        taken, self.inbox = self.inbox, []
+        return taken
+
+    def only(self) -> Packet:
+        """The one packet that came."""
+        (packet,) = self.take()
+        return packet
+
+    def publishes(self) -> list[Publish]:
+        """What came, all of it messages."""
+        taken = self.take()
+        assert all(isinstance(packet, Publish) for packet in taken), taken
+        return [packet for packet in taken if isinstance(packet, Publish)]
+
+    def topics(self) -> list[str]:
+        return [publish.topic for publish in self.publishes()]
+
+    def subscribe(self, *filters: str | Subscription, identifier: int = 0) -> list[int]:
+        wanted = [Subscription(f) if isinstance(f, str) else f for f in filters]
+        properties = Properties(subscription_identifiers=[identifier] if identifier else [])
+        self.send(Subscribe(next(self.bench.packet_ids), wanted, properties))
+        self.bench.flush()
+        ack = self.inbox.pop(0)
+        assert isinstance(ack, SubAck), ack
+        return ack.reason_codes
+
+    def drop(self) -> None:
+        """The network connection is gone without a word."""
+        self.closed = True
+        self.connection.lost(self.bench.now)
+
+
+class Bench:
+    """A broker and its time."""
+
+    def __init__(self, *services: RecordingService, limits: BrokerLimits | None = None) -> None:
+        self.now = 1_000
+        self.errors: list[RemoteProtocolError] = []
+        self.wakes = 0
+        ids = count(1)
+        self.packet_ids = count(1)
+        self.broker = Broker(
+            limits,
+            services=services,
+            new_client_id=lambda: f"assigned-{next(ids)}",
+            wake=self._wake,
+            report=lambda _connection, error: self.errors.append(error),
+        )
+        self.peers: dict[BrokerConnection, Peer] = {}
+
+    def _wake(self) -> None:
+        self.wakes += 1
+
+    def flush(self) -> None:
+        while outputs := self.broker.flush():
+            for connection, data, close in outputs:
+                peer = self.peers[connection]
+                assert not peer.closed or not data, "nothing is sent after the close"
+                peer.inbox += peer.decoder.feed(data)
+                if peer.decoder.error is not None:
+                    raise peer.decoder.error
+                if close and not peer.closed:
+                    peer.closed = True
+                    connection.lost(self.now)
+
+    def advance(self, ms: int) -> None:
+        """Let time pass, deadline by deadline."""
+        end = self.now + ms
+        while (deadline := self.broker.next_deadline()) is not None and deadline <= end:
+            self.now = max(self.now, deadline)
+            self.broker.tick(self.now)
+        self.now = end
+        self.flush()
+
+    def open(self) -> Peer:
+        """A network connection without CONNECT."""
+        connection = self.broker.open("test", self.now)
+        assert connection is not None
+        peer = Peer(self, connection)
+        self.peers[connection] = peer
+        return peer
+
+    def connect(
+        self,
+        client_id: str = "c",
+        *,
+        clean_start: bool = True,
+        expiry: int | None = None,
+        keep_alive: int = 0,
+        will: Will | None = None,
+        **properties: int,
+    ) -> Peer:
+        """A connected client; its CONNACK is kept in ``bench.connack``."""
+        peer = self.open()
+        given = Properties(session_expiry_interval=expiry)
+        for name, value in properties.items():
+            setattr(given, name, value)
+        peer.send(Connect(client_id, clean_start, keep_alive, None, None, will, given))
+        self.flush()
+        connack = peer.inbox.pop(0)
+        assert isinstance(connack, ConnAck)
+        assert connack.reason_code == 0, connack
+        self.connack = connack
+        return peer

@@ -1,0 +1,52 @@
+"""Retained messages: found by filter, bounded, deleted."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.codec.topics import matches
+from penstock.mqtt.engine.message import Message
+from penstock.mqtt.engine.retained import Retained
+from tests.unit.mqtt.engine.test_subscriptions import filters, topics
+
+
+def message(topic: str, payload: bytes = b"x", expiry: int | None = None) -> Message:
+    return Message(Publish(topic, payload, properties=Properties(message_expiry_interval=expiry)), 0)
+
+
+@given(st.lists(topics, max_size=10, unique=True), st.lists(topics, max_size=5), filters)
+def test_it_agrees_with_matches(stored: list[str], deleted: list[str], topic_filter: str) -> None:
+    retained = Retained(100, 10_000)
+    for topic in stored:
+        assert retained.store(topic, message(topic))
+    for topic in deleted:
+        assert retained.store(topic, message(topic, b""))
+    kept = set(stored) - set(deleted)
+    found = [m.publish.topic for m in retained.match(topic_filter, 0)]
+    assert sorted(found) == sorted(t for t in kept if matches(topic_filter, t))
+    assert retained.count == len(kept)
+    for topic in kept:
+        retained.store(topic, message(topic, b""))
+    assert (retained.count, retained.bytes, retained._root.children) == (0, 0, {})
+
+
+def test_limits() -> None:
+    retained = Retained(2, 100)
+    assert retained.store("a", message("a"))
+    assert retained.store("b", message("b"))
+    assert not retained.store("c", message("c"))
+    assert retained.store("a", message("a", b"y" * 50)), "replacing takes no new place"
+    assert not retained.store("b", message("b", b"y" * 50))
+    assert retained.get("b") is not None
+    assert retained.get("b/c") is None
+
+
+def test_expired_ones_go_when_met() -> None:
+    retained = Retained(10, 1000)
+    retained.store("a", message("a", expiry=1))
+    assert len(retained.match("a", 999)) == 1
+    assert retained.match("a", 1000) == []
+    assert retained.count == 0

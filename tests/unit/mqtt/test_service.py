@@ -1,0 +1,18 @@
+"""Inbound is settled once."""
+
+from __future__ import annotations
+
+from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.service import Inbound
+
+
+def test_only_the_first_settle_counts() -> None:
+    calls: list[tuple[int, str]] = []
+    message = Inbound(Publish("a"), "c", 1, settle=lambda code, text: calls.append((code, text)))
+    message.settle(0x87, "no")
+    message.settle()
+    assert calls == [(0x87, "no")]
+
+
+def test_qos_0_has_nothing_to_settle() -> None:
+    Inbound(Publish("a"), "c", 1).settle()
