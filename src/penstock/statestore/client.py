@@ -172,7 +172,8 @@ class StateStoreClient:
         self._hlc = Hlc(0, 0, uuid.uuid4().hex)
         self._prefix = os.urandom(8)
         self._requests = 0
-        self._waiting: dict[bytes, asyncio.Future[Publish]] = {}
+        # An error is a result too: set as an exception it would be reported where its waiter had gone already.
+        self._waiting: dict[bytes, asyncio.Future[Publish | UnavailableError]] = {}
         self._watched: dict[bytes, _Watched] = {}
         self._restoring: asyncio.Task[None] | None = None
         self._unlisten: list[Callable[[], None]] = []
@@ -243,7 +244,7 @@ class StateStoreClient:
         for future in self._waiting.values():
             if not future.done():
                 why = error.what if error is not None else "the client was closed"
-                future.set_exception(UnavailableError("state store: the answer will not come", applied=None, why=why))
+                future.set_result(UnavailableError("state store: the answer will not come", applied=None, why=why))
 
     @property
     def client_id(self) -> str:
@@ -378,6 +379,8 @@ class StateStoreClient:
             ) from None
         finally:
             del self._waiting[correlation]
+        if isinstance(message, UnavailableError):
+            raise message
         return self._answer(args, message)
 
     def _answer(self, args: list[bytes], message: Publish) -> tuple[Reply, Hlc | None]:

@@ -1,0 +1,176 @@
+"""The lease: exclusion, waiting, renewal, loss and the token that stays the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from penstock.errors import LocalProtocolError, RefusedError, UnavailableError
+from penstock.statestore.client import StateStoreClient
+from penstock.statestore.lock import Lease
+from tests.conformance.statestore.node import StoreNode
+
+
+@pytest.fixture
+async def store(node: StoreNode) -> AsyncIterator[StateStoreClient]:
+    async with StateStoreClient.connect(node.url, client_id="a") as client:
+        yield client
+
+
+@pytest.fixture
+async def other(node: StoreNode) -> AsyncIterator[StateStoreClient]:
+    async with StateStoreClient.connect(node.url, client_id="b") as client:
+        yield client
+
+
+def is_held(lease: Lease) -> bool:
+    return lease.token is not None
+
+
+async def test_acquire_release_and_acquire_again(store: StateStoreClient) -> None:
+    lease = Lease(store, "lock", holder="me")
+    first = await lease.acquire(timeout_s=5)
+    assert lease.token == first
+    assert (await store.get("lock")) == (b"me", first)
+    with pytest.raises(LocalProtocolError, match="already held"):
+        await lease.acquire()
+    await lease.release()
+    assert await store.get("lock") is None
+    assert not is_held(lease)
+    await lease.release()
+    assert await lease.acquire() > first
+    await lease.release()
+    assert not lease.lost.is_set()
+
+
+async def test_a_second_holder_waits_for_the_release(store: StateStoreClient, other: StateStoreClient) -> None:
+    mine, theirs = Lease(store, "lock", holder="a", ttl_ms=60_000), Lease(other, "lock", holder="b", ttl_ms=60_000)
+    first = await mine.acquire()
+    with pytest.raises(UnavailableError, match="not to be had within") as raised:
+        await theirs.acquire(timeout_s=0.05)
+    assert raised.value.applied is False
+    waiting = asyncio.create_task(theirs.acquire(timeout_s=10))
+    async with asyncio.timeout(10):
+        while not other._watched:
+            await asyncio.sleep(0)
+    await mine.release()
+    assert await waiting > first
+    await theirs.release()
+
+
+async def test_a_lock_whose_holder_died_is_taken_over_at_its_expiry(
+    store: StateStoreClient, other: StateStoreClient
+) -> None:
+    await store.set("lock", "dead", ttl_ms=100)
+    async with Lease(other, "lock", holder="b") as lease:
+        assert lease.token is not None
+        assert (await store.get("lock") or (None,))[0] == b"b"
+
+
+async def test_renewals_keep_the_lock_and_leave_the_token_alone(store: StateStoreClient) -> None:
+    async with Lease(store, "lock", holder="me", ttl_ms=150) as lease, store.observe("lock") as changes:
+        token = lease.token
+        assert token is not None
+        versions = []
+        async with asyncio.timeout(10):
+            async for change in changes:
+                assert change.operation == "SET"
+                versions.append(change.version)
+                if len(versions) == 4:
+                    break
+        assert lease.token == token
+        assert not lease.lost.is_set()
+        assert versions == sorted(versions, key=lambda version: version or token)
+        assert all(version is not None and version > token for version in versions)
+        await store.set("protected", "v", fencing_token=lease.token)
+
+
+async def test_the_token_of_a_former_holder_is_refused(store: StateStoreClient, other: StateStoreClient) -> None:
+    async with Lease(store, "lock", holder="a") as lease:
+        old = lease.token
+    async with Lease(other, "lock", holder="b") as lease:
+        await other.set("protected", "v", fencing_token=lease.token)
+        with pytest.raises(RefusedError, match="lower version"):
+            await store.set("protected", "late", fencing_token=old)
+
+
+async def test_a_refused_renewal_loses_the_lease(store: StateStoreClient, other: StateStoreClient) -> None:
+    lease = Lease(store, "lock", holder="me", ttl_ms=90)
+    await lease.acquire()
+    await other.set("lock", "thief")
+    async with asyncio.timeout(10):
+        await lease.lost.wait()
+    assert lease.token is None
+    # Not ours any more, so it stays.
+    await lease.release()
+    assert (await other.get("lock") or (None,))[0] == b"thief"
+    await other.delete("lock")
+    await lease.acquire(timeout_s=5)
+    assert not lease.lost.is_set()
+    await lease.release()
+
+
+async def test_a_store_out_of_reach_loses_the_lease_within_its_time(node: StoreNode) -> None:
+    async with StateStoreClient.connect(node.url) as store:
+        lease = Lease(store, "lock", holder="me", ttl_ms=150)
+        await lease.acquire()
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        await node.server.close()
+        async with asyncio.timeout(10):
+            await lease.lost.wait()
+        assert loop.time() - started < 5
+        store.timeout_s = 0.05
+        with pytest.raises(UnavailableError):
+            await lease.release()
+
+
+async def test_waiting_goes_on_while_the_store_is_out_of_reach(node: StoreNode) -> None:
+    async with StateStoreClient.connect(node.url, timeout_s=0.1) as store:
+        await node.close()
+        lease = Lease(store, "lock", holder="me")
+        with pytest.raises(UnavailableError, match="not to be had") as raised:
+            await lease.acquire(timeout_s=0.25)
+        assert "no answer" in (raised.value.why or "")
+        with pytest.raises(UnavailableError, match="no answer"):
+            await lease.acquire()
+        waiting = asyncio.create_task(lease.acquire(timeout_s=20))
+        await node.start()
+        assert await waiting
+        await lease.release()
+
+
+async def test_leaving_the_block_without_a_connection_is_no_error(
+    node: StoreNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with StateStoreClient.connect(node.url, timeout_s=0.05) as store:
+        async with Lease(store, "lock", holder="me", ttl_ms=60_000):
+            await node.close()
+        assert "lease not released" in caplog.text
+    await node.start()
+
+
+async def test_only_one_of_many_holds_it(store: StateStoreClient, other: StateStoreClient) -> None:
+    inside = 0
+    tokens = []
+
+    async def work(client: StateStoreClient, holder: str) -> None:
+        nonlocal inside
+        async with Lease(client, "lock", holder=holder) as lease:
+            inside += 1
+            assert inside == 1
+            tokens.append(lease.token)
+            await client.get("lock")
+            inside -= 1
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(work(store if n % 2 else other, f"h{n}") for n in range(8)))
+    assert tokens == sorted(tokens, key=str)
+    assert len(set(tokens)) == 8
+
+
+async def test_ttl_must_be_positive(store: StateStoreClient) -> None:
+    with pytest.raises(LocalProtocolError):
+        Lease(store, "lock", holder="me", ttl_ms=0)
