@@ -1,0 +1,55 @@
+"""Run benchmarks: ``python -m benchmarks [CASE ...]``; results on the terminal and as JSON in benchmarks/results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks import servers
+from benchmarks.cases import CASES, Figure, Settings
+from benchmarks.machine import describe
+
+RESULTS = Path(__file__).resolve().parent / "results"
+PEERS = {"mqtt": "mosquitto", "statestore": "redis-server"}
+
+
+def rows(figures: list[Figure]) -> list[str]:
+    """A table: median, least and greatest run, and the ratio to penstock's median."""
+    ours = {figure.case: figure.median for figure in figures if figure.server == "penstock"}
+    lines = [f"{'case':<48} {'server':<14} {'median':>10} {'least':>10} {'greatest':>10}  unit"]
+    for f in figures:
+        ratio = "" if f.server == "penstock" else f"   penstock / {f.server} = {ours[f.case] / f.median:.2f}"
+        figure = f"{f.median:>10,.0f} {min(f.runs):>10,.0f} {max(f.runs):>10,.0f}"
+        lines.append(f"{f.case:<48} {f.server:<14} {figure}  {f.unit}{ratio}")
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("cases", nargs="*", choices=[*CASES, []], metavar="CASE", help=f"of {', '.join(CASES)}")
+    parser.add_argument("--durability", choices=["durable", "flushed", "memory"], default="durable")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of a run")
+    parser.add_argument("--tube-peer", metavar="HOST:PORT", help="master of an Apache TubeMQ with a topic demo")
+    options = parser.parse_args()
+    settings = Settings(options.durability, options.repeats, options.seconds, options.tube_peer)
+    machine = describe()
+    print(json.dumps(machine))
+    for name in options.cases or list(CASES):
+        peer = PEERS.get(name)
+        if peer is not None and servers.find(peer) is None:
+            print(f"{name}: not run: its peer {peer} is not installed", file=sys.stderr)
+            continue
+        figures = CASES[name](settings)
+        print("\n".join(rows(figures)), flush=True)
+        RESULTS.mkdir(exist_ok=True)
+        result = {"machine": machine, "durability": settings.durability, "figures": [asdict(f) for f in figures]}
+        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
