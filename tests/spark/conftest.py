@@ -34,7 +34,7 @@ def new_topic(node: Node) -> Callable[..., str]:
     """Makes a topic of its own for the test."""
 
     def make(partitions: int = 2, stores: int = 1) -> str:
-        name = f"topic-{next(_numbers)}"
+        name = f"topic_{next(_numbers)}"
         node.create_topic(name, partitions, stores)
         return name
 

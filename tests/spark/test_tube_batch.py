@@ -96,8 +96,8 @@ def test_bad_options_are_refused_at_load(spark: SparkSession, node: Node, option
 
 
 def test_a_topic_that_does_not_exist(spark: SparkSession, node: Node) -> None:
-    with pytest.raises(AnalysisException, match="topic 'nothing-here' does not exist at tube master"):
-        read(spark, node, "nothing-here").collect()
+    with pytest.raises(AnalysisException, match="topic 'nothing_here' does not exist at tube master"):
+        read(spark, node, "nothing_here").collect()
 
 
 def test_what_retention_removed(spark: SparkSession, node: Node, new_topic: Callable[..., str]) -> None:

@@ -22,6 +22,7 @@ __all__ = ["ALL_MESSAGES", "Batch", "Client", "Tube"]
 ALL_MESSAGES = 2**31 - 1
 """As many as one plan can ask for (int32 on the wire)."""
 
+_ATTEMPT_S = 5.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 
@@ -71,15 +72,18 @@ class Client(Protocol):
 class _TubeClient:
     """The real one. Imported on first use: the data source must be importable without a trace of the tube."""
 
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+
     def partitions(self, masters: str, topic: str) -> Sequence[_PartitionInfo]:
         from penstock.tube import reader
 
-        return reader.partitions(masters, topic)
+        return reader.partitions(masters, topic, timeout_s=self._timeout_s)
 
     def connect(self, host: str, port: int) -> _RangeReader:
         from penstock.tube import reader
 
-        return reader.RangeReader(host, port)
+        return reader.RangeReader(host, port, timeout_s=self._timeout_s)
 
 
 class Tube:
@@ -96,7 +100,8 @@ class Tube:
     ) -> None:
         self._masters = masters
         self._timeout_s = timeout_ms / 1000
-        self._client = client if client is not None else _TubeClient()
+        # A broker may have moved: its address is asked for again long before the deadline.
+        self._client = client if client is not None else _TubeClient(min(self._timeout_s, _ATTEMPT_S))
         self._clock = clock
         self._sleep = sleep
         self._addresses: dict[tuple[str, int], tuple[str, int]] = {}
@@ -200,23 +205,27 @@ class Tube:
             except UnavailableError as error:
                 self._forget(partition)
                 attempts.failed(error)
-            except DataLossError:
-                oldest = self._next_kept(partition, position, fail_on_data_loss=fail_on_data_loss)
-                if oldest <= position:
-                    raise
-                _log.warning(
-                    "%s: positions %d to %d are no longer kept, going on (failOnDataLoss=false)",
-                    partition,
-                    position,
-                    min(oldest, end),
+            except DataLossError as error:
+                position, end = self._what_is_left(
+                    error, Slice(partition, position, end), fail_on_data_loss=fail_on_data_loss
                 )
-                position = oldest
 
-    def _next_kept(self, partition: Partition, position: int, *, fail_on_data_loss: bool) -> int:
+    def _what_is_left(self, error: DataLossError, piece: Slice, *, fail_on_data_loss: bool) -> tuple[int, int]:
+        """Start and end of what to go on with after ``error``; raises it where that is not wanted or gains nothing."""
+        partition, position, end = piece
         bounds = self.bounds([partition])[partition]
         if fail_on_data_loss:
             check_kept(position, bounds, partition)
-        return bounds.oldest
+            raise error
+        start, stop = max(position, bounds.oldest), min(end, bounds.end)
+        if (start, stop) == (position, end):
+            # What is missing lies inside the log: to skip it would leave out nobody knows how much.
+            raise error
+        _log.warning(
+            "%s: of [%d, %d) only [%d, %d) is left, going on (failOnDataLoss=false)",
+            partition, position, end, start, max(start, stop),
+        )  # fmt: skip
+        return start, stop
 
     def _discover(self, topic: str) -> list[Partition]:
         found = []

@@ -35,6 +35,7 @@ class FakeBroker:
     partitions: dict[str, int] = field(default_factory=dict)
     oldest: dict[str, int] = field(default_factory=dict)
     batch: int = 3
+    is_damaged: bool = False
 
 
 class FakeTube:
@@ -101,6 +102,8 @@ class FakeReader:
         if start < self.bounds(topic, partition)[0]:
             raise DataLossError("moved")
         own = self._own(topic, partition, start, end)
+        if end > self.bounds(topic, partition)[1] or self.broker.is_damaged:
+            raise DataLossError("not all of the range is there")
         for index in range(0, len(own), self.broker.batch):
             if index:
                 self._may_fail()

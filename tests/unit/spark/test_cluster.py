@@ -143,3 +143,18 @@ def test_without_failing_reading_goes_on_at_the_oldest(tube: Tube, broker: FakeB
 def test_a_range_beyond_the_log_cannot_be_counted(tube: Tube) -> None:
     with pytest.raises(DataLossError, match="nothing between position 560 and 588"):
         tube.count(Slice(A0, 0, 588))
+
+
+def test_a_range_that_the_log_lost_is_given_up_only_where_that_is_accepted(tube: Tube) -> None:
+    with pytest.raises(DataLossError, match="position 588 is beyond the end of the log, which is 560"):
+        payloads(tube, Slice(A0, 588, 616))
+    with pytest.raises(DataLossError, match="not all of the range is there"):
+        payloads(tube, Slice(A0, 560, 616))
+    assert payloads(tube, Slice(A0, 560, 616), fail_on_data_loss=False) == []
+
+
+@pytest.mark.parametrize("fail_on_data_loss", [True, False])
+def test_damage_inside_the_log_is_never_skipped(tube: Tube, broker: FakeBroker, fail_on_data_loss: bool) -> None:
+    broker.is_damaged = True
+    with pytest.raises(DataLossError, match="not all of the range is there"):
+        payloads(tube, Slice(A0, 0, 280), fail_on_data_loss=fail_on_data_loss)
