@@ -14,6 +14,7 @@ from penstock.errors import LocalProtocolError, RemoteProtocolError
 __all__ = [
     "MAX_VARINT",
     "Reader",
+    "decode_text",
     "encode_binary",
     "encode_string",
     "encode_varint",
@@ -79,6 +80,20 @@ def encode_binary(raw: bytes, what: str) -> bytes:
     return len(raw).to_bytes(2, "big") + raw
 
 
+def decode_text(raw: bytes) -> str:
+    """``raw`` as text, checked [MQTT-1.5.4-1, MQTT-1.5.4-2]; U+FEFF is kept [MQTT-1.5.4-3].
+
+    Raises:
+        RemoteProtocolError: U+0000, or not UTF-8 (surrogates and overlong forms are not).
+    """
+    if 0 in raw:
+        raise malformed("a string holds U+0000")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as e:
+        raise malformed(f"a string is not UTF-8: {e.reason} at byte {e.start}") from e
+
+
 class Reader:
     """A cursor over ``data[position:end]`` that never reads past ``end``. Copies what it returns."""
 
@@ -137,11 +152,5 @@ class Reader:
         return self.data[position : position + length]
 
     def string(self) -> str:
-        """A UTF-8 Encoded String, checked [MQTT-1.5.4-1, MQTT-1.5.4-2]; U+FEFF is kept [MQTT-1.5.4-3]."""
-        raw = self.binary()
-        if b"\0" in raw:
-            raise malformed("a string holds U+0000")
-        try:
-            return raw.decode()
-        except UnicodeDecodeError as e:
-            raise malformed(f"a string is not UTF-8: {e.reason} at byte {e.start}") from e
+        """A UTF-8 Encoded String, checked."""
+        return decode_text(self.binary())

@@ -105,15 +105,13 @@ class Session(Timed):
             else:
                 self._wait((message, 0, retain, identifiers))
             return
-        if (
-            connection is not None
-            and connection.writable
-            and not self.queue
-            and len(self.inflight) < connection.send_maximum
-        ):
-            self._start((message, 1, retain, identifiers), connection, now)
-        else:
+        inflight = self.inflight
+        if connection is None or not connection.writable or self.queue or len(inflight) >= connection.send_maximum:
             self._wait((message, 1, retain, identifiers))
+            return
+        packet_id = inflight.free_id()
+        if connection.send_publish(message, packet_id, 1, now, retain=retain, identifiers=identifiers):
+            inflight[packet_id] = (message, 1, retain, identifiers)
 
     def acknowledge(self, packet_id: int, now: int) -> bool:
         """A PUBACK came in; False when nothing with that identifier is in flight."""
@@ -163,7 +161,7 @@ class Session(Timed):
                 connection.send_publish(message, 0, 0, now, retain=retain, identifiers=identifiers)
 
     def _start(self, delivery: Delivery, connection: BrokerConnection, now: int) -> None:
-        """First send of a QoS 1 message: it is in flight from here on."""
+        """First send of a QoS 1 message that waited: it is in flight from here on."""
         message, _, retain, identifiers = delivery
         if _expired(message, now):  # [MQTT-3.3.2-5]
             self._stats.dropped_expired += 1
