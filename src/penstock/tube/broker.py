@@ -1,0 +1,412 @@
+"""The broker: connections, the timer, the commits, and its membership at a master.
+
+A send is answered when the commit that holds it returned (durability "durable": after fsync). Everything one loop turn
+brought shares a commit, and what comes while a commit runs shares the next one. After a failed commit nothing is
+acknowledged any more: sends and commits of positions are answered 503 with the reason, reads go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import penstock
+from penstock.errors import PenstockError, StorageError
+from penstock.runtime.addresses import parse_address
+from penstock.runtime.committer import GroupCommitter
+from penstock.runtime.durability import Durability
+from penstock.tube.broker_connection import BrokerConnection
+from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.envelope import encode_response
+from penstock.tube.codec.framing import encode_frame
+from penstock.tube.codec.methods import METHODS
+from penstock.tube.codec.strings import TopicConfig
+from penstock.tube.engine.broker import AppendResult, BrokerEngine
+from penstock.tube.engine.membership import BrokerConfig, Membership, Orders
+from penstock.tube.engine.offsets import GroupOffsets
+from penstock.tube.engine.topics import Topics
+from penstock.tube.member import Member
+from penstock.tube.storage.disk import Commit, Disk
+from penstock.tube.storage.files import Files
+from penstock.tube.storage.meta import GroupOffset
+from penstock.tube.storage.retention import Retention, parse_policy
+from penstock.tube.storage.store import Store, StoreLimits, Work
+
+__all__ = ["AppendDone", "AppendResult", "TubeBroker"]
+
+_log = logging.getLogger("penstock.tube.broker")
+
+AppendDone = Callable[["AppendResult | PenstockError"], None]
+
+_RETENTION_S = 60.0
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class _Waiting:
+    """What leaves, or is told, when the commit of this turn returned."""
+
+    __slots__ = ("appended", "replies")
+
+    def __init__(self) -> None:
+        # (connection, serial, method, body, expires at or 0)
+        self.replies: list[tuple[BrokerConnection, int, int, bytes, int]] = []
+        self.appended: list[tuple[AppendDone, AppendResult]] = []
+
+
+class TubeBroker:
+    """One broker over one data directory. All methods are called in the loop that `start` ran in.
+
+    ``masters``: ``host:port`` texts; empty = a broker by itself, its topics come from `create_topic` only.
+    ``advertise``: ``host:port`` that clients shall use, where it differs from the address that is bound.
+    ``topic_durability`` overrides ``durability`` for single topics.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        durability: Durability = Durability.DURABLE,
+        broker_id: int = 1,
+        masters: Sequence[str] = (),
+        advertise: str | None = None,
+        *,
+        topic_durability: Mapping[str, Durability] | None = None,
+        limits: StoreLimits | None = None,
+        max_store_bytes: int | None = None,
+        session_ms: int = 30_000,
+        heartbeat_s: float = 0.5,
+        files: Files | None = None,
+        clock: Callable[[], int] = _wall_clock_ms,
+    ) -> None:
+        self.broker_id = broker_id
+        self.durability = durability
+        self.failure: StorageError | None = None
+        self.on_failure: Callable[[StorageError], None] | None = None
+        self.clock = clock
+        self.connections: set[BrokerConnection] = set()
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.requests = 0
+        self._directory = data_dir / "tube" / f"broker-{broker_id}"
+        self._masters = [parse_address(text) for text in masters]
+        self._advertise = advertise
+        self._topic_durability = dict(topic_durability or {})
+        self._limits = limits
+        self._max_store_bytes = max_store_bytes
+        self._session_ms = session_ms
+        self._heartbeat_s = heartbeat_s
+        self._files = files
+        self._disk: Disk | None = None
+        self._engine: BrokerEngine | None = None
+        self._committer: GroupCommitter[Commit] | None = None
+        self._server: asyncio.Server | None = None
+        self._member: Member | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting = _Waiting()
+        self._next = Commit()
+        self._scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._retention_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def engine(self) -> BrokerEngine:
+        """The state behind the connections; for administration and tests."""
+        assert self._engine is not None, "start() comes first"
+        return self._engine
+
+    @property
+    def disk(self) -> Disk:
+        """The stores; for administration and tests."""
+        assert self._disk is not None, "start() comes first"
+        return self._disk
+
+    @property
+    def registered(self) -> asyncio.Event | None:
+        """Set once a master took this broker; None without masters."""
+        return self._member.registered if self._member else None
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """Counters and gauges as plain integers."""
+        engine, committer, disk = self.engine, self._committer, self.disk
+        stores = list(disk.stores.values())
+        return {
+            "connections": len(self.connections),
+            "requests": self.requests,
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+            "produced_messages": engine.produced_messages,
+            "produced_bytes": engine.produced_bytes,
+            "fetched_messages": engine.fetched_messages,
+            "gets": engine.gets,
+            "refused": engine.refused,
+            "dropped_late": engine.dropped_late,
+            "registrations": engine.registrations,
+            "topics": len(engine.topics.by_name),
+            "stores": len(stores),
+            "stored_bytes": sum(store.data_end - store.min_data_offset for store in stores),
+            "unwritten_bytes": sum(store.unwritten_bytes for store in stores),
+            "damaged_reads": sum(store.damaged_reads for store in stores),
+            "recovered_torn_bytes": disk.recovery.torn_bytes,
+            "recovered_losses": len(disk.recovery.losses),
+            "commits": committer.commits if committer else 0,
+            "failed": int(self.failure is not None),
+        }
+
+    async def start(self, host: str, port: int) -> tuple[str, int]:
+        """Recover, listen, register; the bound address. Port 0 takes a free one.
+
+        Raises:
+            StorageError: the directory is in use or cannot be read. OSError: the address cannot be listened on.
+        """
+        loop = self._loop = asyncio.get_running_loop()
+        self._disk = await loop.run_in_executor(None, self._open)
+        try:
+            stored = ((item.group, item.topic, item.partition, item.offset) for item in self._disk.meta.offsets())
+            offsets = GroupOffsets(((g, t, p), o) for g, t, p, o in stored if o is not None)
+            self._engine = BrokerEngine(Topics(self._store), offsets, session_ms=self._session_ms)
+            config = self._stored_config()
+            self._report_recovery(self._disk)
+            self._server = await loop.create_server(lambda: BrokerConnection(self), host, port)
+        except BaseException:
+            self._disk.close(clean=True)
+            self._disk = None
+            raise
+        bound: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
+        self._committer = GroupCommitter(self._disk.commit, name=f"tube-{self.broker_id}", on_failure=self._failed)
+        self._committer.start()
+        self._retention_timer = loop.call_later(_RETENTION_S, self._retain)
+        if self._masters:
+            address = self._advertise or f"{bound[0]}:{bound[1]}"
+            membership = Membership(self.broker_id, address, f"penstock-{penstock.__version__}", config)
+            self._member = Member(membership, self._masters, self._obey, self._status, heartbeat_s=self._heartbeat_s)
+            self._member.start()
+        return bound
+
+    async def close(self) -> None:
+        """Leave the cluster, answer what was received, sync and close. Twice is harmless."""
+        if self._disk is None or self._committer is None:
+            return
+        if self._member is not None:
+            await self._member.close()
+        if self._server is not None:
+            self._server.close()
+        for timer in (self._timer, self._retention_timer):
+            if timer is not None:
+                timer.cancel()
+        if self._scheduled:
+            self._flush()
+        await self._committer.close()
+        for connection in list(self.connections):
+            connection.close()
+        if self._server is not None:
+            await self._server.wait_closed()
+        disk, self._disk, self._committer = self._disk, None, None
+        clean = self.failure is None
+        await asyncio.get_running_loop().run_in_executor(None, lambda: disk.close(clean=clean))
+
+    def append(
+        self, topic: str, partition: int | None, data: bytes, flag: int, msg_type: str | None, done: AppendDone
+    ) -> None:
+        """Store a message from inside the node; ``done`` gets the result after its commit, or the error.
+
+        ``done`` never runs before this returns. ``partition`` None: the topic's partitions here in turn.
+        """
+        assert self._loop is not None, "start() comes first"
+        engine = self.engine
+        try:
+            result = engine.append(topic, partition, data, flag, msg_type, self.clock())
+        except PenstockError as error:
+            self._loop.call_soon(done, error)
+            return
+        if self.durability_of(topic) is Durability.MEMORY:
+            self._loop.call_soon(done, result)
+        else:
+            self._waiting.appended.append((done, result))
+        self.schedule()
+
+    def create_topic(self, name: str, partitions: int = 3, stores: int = 1) -> None:
+        """Serve a topic that no master announced (a broker by itself, and tests)."""
+        config = TopicConfig(name, partitions=partitions, stores=stores)
+        self.engine.topics.apply(self.engine.topics.default, [config])
+
+    def poke(self) -> None:
+        """Heartbeat to the master now, for example because a topic was created there."""
+        if self._member is not None:
+            self._member.poke()
+
+    def durability_of(self, topic: str) -> Durability:
+        """What an acknowledgement of a message of ``topic`` means."""
+        return self._topic_durability.get(topic, self.durability)
+
+    # Opening
+
+    def _open(self) -> Disk:
+        disk = Disk(self._directory, files=self._files, limits=self._limits)
+        try:
+            # Here, in a thread: reading the newest segments would stop the loop.
+            for topic, number in disk.present():
+                disk.open_store(topic, number)
+        except BaseException:
+            disk.close(clean=True)
+            raise
+        return disk
+
+    def _store(self, topic: str, number: int) -> Store:
+        store = self.disk.open_store(topic, number)
+        store.immediate = self.durability_of(topic) is Durability.MEMORY
+        return store
+
+    def _stored_config(self) -> BrokerConfig:
+        data = self.disk.meta.config()
+        if data is None:
+            return BrokerConfig()
+        config = BrokerConfig.from_json(data)
+        self.engine.topics.apply(*config.parsed())
+        return config
+
+    def _report_recovery(self, disk: Disk) -> None:
+        found = disk.recovery
+        fields = {"broker_id": self.broker_id, "records": found.records, "torn_bytes": found.torn_bytes}
+        _log.info("tube log opened", extra={"fields": {**fields, "rebuilt_indexes": found.rebuilt_indexes}})
+        for text in [*map(str, found.losses), *disk.meta.damaged]:
+            _log.error("tube data lost", extra={"fields": {"broker_id": self.broker_id, "what": text}})
+
+    # Commits
+
+    def wait(self, connection: BrokerConnection, serial: int, method: int, body: bytes, expires_ms: int) -> None:
+        """Send ``body`` after the commit of this loop turn."""
+        self._waiting.replies.append((connection, serial, method, body, expires_ms))
+        self.schedule()
+
+    def schedule(self) -> None:
+        """Commit at the end of this loop turn what it changed."""
+        if not self._scheduled:
+            self._scheduled = True
+            assert self._loop is not None
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        if self._committer is None:
+            return
+        engine = self.engine
+        commit, self._next = self._next, Commit()
+        works: list[tuple[Store, Work]] = []
+        # A dict keeps the order of first use, so the same run writes the same way again.
+        for store in engine.dirty_stores:
+            assert isinstance(store, Store)
+            works.append((store, store.take()))
+        engine.dirty_stores.clear()
+        commit.works += [(store, work, self._must_sync(store)) for store, work in works]
+        now = self.clock()
+        commit.offsets = [GroupOffset(*key, offset, now) for key, offset in engine.offsets.take_dirty()]
+        waiting, self._waiting = self._waiting, _Waiting()
+        self._committer.submit(commit, lambda error: self._committed(works, waiting, error))
+
+    def _must_sync(self, store: Store) -> bool:
+        topic = store.directory.name.rpartition("-")[0]
+        return self.durability_of(topic) is Durability.DURABLE
+
+    def _committed(self, works: list[tuple[Store, Work]], waiting: _Waiting, error: StorageError | None) -> None:
+        if error is None:
+            for store, work in works:
+                store.written(work)
+        now = self.clock()
+        touched: dict[BrokerConnection, None] = {}
+        for connection, serial, method, body, expires_ms in waiting.replies:
+            if expires_ms and now >= expires_ms:
+                self.engine.dropped_late += 1
+                continue
+            answer = body if error is None else _unavailable(method, error)
+            connection.out.append(encode_frame(serial, answer))
+            touched[connection] = None
+        for connection in touched:
+            connection.flush()
+        for done, result in waiting.appended:
+            done(result if error is None else error)
+
+    def _failed(self, error: StorageError) -> None:
+        self.failure = self.engine.failure = error
+        fields = {"broker_id": self.broker_id, "error": str(error)}
+        _log.error("tube broker stores nothing any more", extra={"fields": fields})
+        if self.on_failure is not None:
+            self.on_failure(error)
+        self.poke()
+
+    # Time
+
+    def arm(self) -> None:
+        """Make sure that the timer runs for the engine's next deadline."""
+        deadline = self.engine.next_deadline()
+        if self._timer is None and deadline is not None:
+            assert self._loop is not None
+            delay_s = max(deadline - self.clock(), 0) / 1000
+            self._timer = self._loop.call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.engine.tick(self.clock())
+        self.arm()
+
+    def _retain(self) -> None:
+        assert self._loop is not None
+        self._retention_timer = self._loop.call_later(_RETENTION_S, self._retain)
+        if self.failure is None:
+            self.retain(self.clock())
+
+    def retain(self, now_ms: int) -> None:
+        """Let expired segments go; called every minute."""
+        for (name, _), store in self.disk.stores.items():
+            topic = self.engine.topics.by_name.get(name)
+            if topic is None:
+                continue
+            policy = topic.config.delete_policy or ""
+            gone = store.expire(Retention(parse_policy(policy), self._max_store_bytes), now_ms)
+            if gone:
+                self._next.expired.append((store, gone))
+            if gone or store.dirty:
+                self.engine.dirty_stores[store] = None
+                self.schedule()
+
+    # Membership
+
+    def _status(self) -> tuple[int, int]:
+        engine = self.engine
+        return int(engine.read_stopped), -1 if self.failure is not None else int(engine.write_stopped)
+
+    def _obey(self, orders: Orders) -> None:
+        engine = self.engine
+        engine.read_stopped = orders.stop_read
+        engine.write_stopped = orders.stop_write
+        engine.add_tokens(orders.tokens)
+        if orders.check_tokens is not None:
+            engine.check_tokens = orders.check_tokens
+        if orders.max_message_bytes is not None:
+            engine.topics.cluster_bytes = orders.max_message_bytes
+        if orders.config is not None:
+            engine.topics.apply(*orders.config.parsed())
+            self._next.config = orders.config.to_json()
+            fields = {"broker_id": self.broker_id, "topics": len(orders.config.topics)}
+            _log.info("tube broker configured", extra={"fields": fields})
+            self.schedule()
+        for name in orders.removed_topics:
+            if name in engine.topics.by_name:
+                self._remove_topic(name)
+
+    def _remove_topic(self, name: str) -> None:
+        self.engine.remove_topic(name)
+        self._next.removed_topics.append((name, self.disk.forget(name)))
+        self.schedule()
+        _log.info("tube topic removed", extra={"fields": {"broker_id": self.broker_id, "topic": name}})
+
+
+def _unavailable(method: int, error: StorageError) -> bytes:
+    """The answer to a request whose commit failed: whether it reached the disk is unknown."""
+    response = METHODS[method].response(success=False, errCode=ErrCode.SERVICE_UNAVAILABLE, errMsg=error.what)
+    return encode_response(method, response.SerializeToString())

@@ -1,0 +1,142 @@
+"""Where every group stands in every partition: a committed offset and an amount in flight.
+
+Offsets are byte positions in a store's index log, multiples of 28. The broker holds the position; a consumer only says
+whether what it got last was consumed. So a get books what it handed out as *in flight*, and the next get, a commit or
+the unregistration turns that into *committed* or lets it go (then the messages are delivered again).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+__all__ = ["GroupOffsets", "Key"]
+
+Key = tuple[str, str, int]
+"""Group, topic, partition id."""
+
+_RECORD = 28
+READ_FROM_MIN = 0
+READ_FROM_MAX = 1
+READ_ALWAYS_MAX = 2
+
+
+class _Slot:
+    __slots__ = ("committed", "in_flight")
+
+    def __init__(self, committed: int) -> None:
+        self.committed = committed
+        self.in_flight = 0
+
+
+class GroupOffsets:
+    """Positions of all groups. What has to be stored is collected in ``dirty``; the shell drains it by `take_dirty`."""
+
+    def __init__(self, stored: Iterable[tuple[Key, int]] = ()) -> None:
+        self._slots: dict[Key, _Slot] = {key: _Slot(offset) for key, offset in stored}
+        self.dirty: set[Key] = set()
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def committed(self, key: Key) -> int | None:
+        """The stored position, None for a group that never registered there."""
+        slot = self._slots.get(key)
+        return None if slot is None else slot.committed
+
+    def in_flight(self, key: Key) -> int:
+        """Index bytes handed out and not yet confirmed."""
+        slot = self._slots.get(key)
+        return 0 if slot is None else slot.in_flight
+
+    def register(self, key: Key, read_status: int, wanted: int | None, low: int, high: int) -> int:
+        """Where a consumer that registers now starts; what was in flight is delivered again.
+
+        ``wanted`` is the request's currOffset (rounded down to a record, clamped to ``low``..``high``), ``read_status``
+        says where a group without a position starts, and 2 always means ``high``.
+        """
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._slots[key] = _Slot(low if read_status == READ_FROM_MIN else high)
+            self.dirty.add(key)
+        slot.in_flight = 0
+        target = slot.committed
+        if read_status == READ_ALWAYS_MAX:
+            target = high
+        elif wanted is not None and wanted >= 0:
+            target = max(low, min(wanted - wanted % _RECORD, high))
+        self._move(key, slot, target)
+        return target
+
+    def begin_get(self, key: Key, low: int, high: int, *, consumed: bool, manual: bool) -> tuple[int, bool]:
+        """Where a get reads, and whether there is anything to read below ``high``.
+
+        ``consumed``: what was in flight is committed first; otherwise it is read again. ``manual``: reading goes on
+        behind what is in flight, which only a commit confirms.
+        """
+        slot = self._slots.get(key)
+        if slot is None:
+            slot = self._slots[key] = _Slot(low)
+            self.dirty.add(key)
+        if consumed and not manual:
+            self._move(key, slot, slot.committed + slot.in_flight)
+            slot.in_flight = 0
+        offset = slot.committed + (slot.in_flight if manual else 0)
+        if offset >= high:
+            if offset > high:
+                self._move(key, slot, high)
+                slot.in_flight = 0
+            return high, False
+        if offset < low:
+            # Retention overtook the group: it goes on with what is left.
+            self._move(key, slot, low)
+            slot.in_flight = 0
+            offset = low
+        return offset, True
+
+    def end_get(self, key: Key, walked: int, *, empty: bool, manual: bool) -> None:
+        """Book ``walked`` index bytes; without a message among them they are committed at once, nobody would confirm."""
+        slot = self._slots[key]
+        if manual:
+            slot.in_flight += walked
+        elif empty:
+            slot.in_flight = 0
+            self._move(key, slot, slot.committed + walked)
+        else:
+            slot.in_flight = walked
+
+    def commit(self, key: Key, *, consumed: bool) -> int:
+        """Commit or let go what is in flight; the committed offset."""
+        slot = self._slots[key]
+        if consumed:
+            self._move(key, slot, slot.committed + slot.in_flight)
+        slot.in_flight = 0
+        return slot.committed
+
+    def discard(self, key: Key) -> None:
+        """Let go what is in flight: the consumer is gone."""
+        slot = self._slots.get(key)
+        if slot is not None:
+            slot.in_flight = 0
+
+    def set(self, key: Key, offset: int) -> None:
+        """Put a group at ``offset``, as an administrator orders."""
+        slot = self._slots.setdefault(key, _Slot(-1))
+        slot.in_flight = 0
+        self._move(key, slot, offset)
+
+    def forget_topic(self, topic: str) -> None:
+        """Remove all positions in a topic that was removed; one of the same name begins anew."""
+        for key in [key for key in self._slots if key[1] == topic]:
+            del self._slots[key]
+            self.dirty.add(key)
+
+    def take_dirty(self) -> list[tuple[Key, int | None]]:
+        """Positions changed since the last call; None = removed."""
+        taken = [(key, self.committed(key)) for key in self.dirty]
+        self.dirty.clear()
+        return taken
+
+    def _move(self, key: Key, slot: _Slot, offset: int) -> None:
+        if offset != slot.committed:
+            slot.committed = offset
+            self.dirty.add(key)

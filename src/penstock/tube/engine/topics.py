@@ -1,0 +1,147 @@
+"""The topics of one broker: their settings, their stores, and which partition ids exist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence, Set
+from typing import Protocol
+
+from penstock.tube.codec.strings import PARTITIONS_PER_STORE, DefaultConfig, TopicConfig
+
+__all__ = ["HISTORY_TOPIC", "LogRead", "LogStore", "Topic", "Topics"]
+
+HISTORY_TOPIC = "__offset_history__"
+"""The system topic: on every broker with 10 partitions, readable, never writable for clients."""
+
+_STATUS_NORMAL = 0
+_STATUS_REMOVING = 2
+_LEAST_SIZE = 1 << 20
+_MOST_SIZE = 20 << 20
+_SIZE_ALLOWANCE = 10 << 10
+
+
+class LogRead(Protocol):
+    """What a read of a store found; see `penstock.tube.storage.store.Read`."""
+
+    messages: list[bytes]
+    offsets: list[int]
+    next_offset: int
+    data_end: int
+    damaged: list[int]
+
+
+class LogStore(Protocol):
+    """A store as the engine uses it; `penstock.tube.storage.store.Store` is one."""
+
+    min_offset: int
+    durable_end: int
+    durable_data_end: int
+    unwritten_bytes: int
+    immediate: bool
+
+    def append(
+        self, partition_id: int, data: bytes, flag: int, checksum: int, key_code: int, message_id: int, now_ms: int
+    ) -> tuple[int, int]: ...
+
+    def read(
+        self,
+        partition_id: int,
+        start: int,
+        *,
+        end: int | None = None,
+        keys: Set[int] | None = None,
+        max_bytes: int = ...,
+        max_messages: int = ...,
+    ) -> LogRead: ...
+
+    def times(self, offsets: Sequence[int]) -> list[int]: ...
+
+    def plan(self, partition_id: int, start: int, end: int | None, max_messages: int) -> tuple[int, int]: ...
+
+
+class Topic:
+    """A topic on this broker. ``config`` is what is in force: blanks are filled from the broker's default."""
+
+    __slots__ = ("config", "max_data_bytes", "name", "next_partition", "stores")
+
+    def __init__(self, config: TopicConfig, cluster_bytes: int | None = None) -> None:
+        self.name = config.topic
+        self.stores: dict[int, LogStore] = {}
+        self.next_partition = 0
+        self.config = config
+        self.max_data_bytes = 0
+        self.configure(config, cluster_bytes)
+
+    def configure(self, config: TopicConfig, cluster_bytes: int | None) -> None:
+        """Take over new settings; stores stay as they are. ``cluster_bytes``: the cluster's message size."""
+        self.config = config
+        size = config.max_message_bytes or cluster_bytes or _LEAST_SIZE
+        self.max_data_bytes = max(_LEAST_SIZE, min(size, _MOST_SIZE)) + _SIZE_ALLOWANCE
+
+    @property
+    def writable(self) -> bool:
+        return bool(self.config.accept_publish) and self.config.status == _STATUS_NORMAL and self.name != HISTORY_TOPIC
+
+    @property
+    def readable(self) -> bool:
+        return bool(self.config.accept_subscribe) and self.config.status == _STATUS_NORMAL
+
+    @property
+    def removing(self) -> bool:
+        return self.config.status >= _STATUS_REMOVING
+
+    def has(self, partition_id: int) -> bool:
+        """Whether the wire id names a partition here: store * 10000 + partition."""
+        store, partition = divmod(partition_id, PARTITIONS_PER_STORE)
+        return 0 <= store < (self.config.stores or 1) and partition < (self.config.partitions or 1)
+
+    def next_partition_id(self) -> int:
+        """Partition ids in turn, for messages that name none."""
+        partitions = self.config.partitions or 1
+        count = partitions * (self.config.stores or 1)
+        store, partition = divmod(self.next_partition % count, partitions)
+        self.next_partition += 1
+        return store * PARTITIONS_PER_STORE + partition
+
+
+class Topics:
+    """All topics; ``open_store(topic, store id)`` gives the log of a store when it is first needed."""
+
+    def __init__(self, open_store: Callable[[str, int], LogStore]) -> None:
+        self.default = DefaultConfig()
+        self.cluster_bytes: int | None = None
+        """Message size of topics that say none (the master's clsConfig)."""
+        self.by_name: dict[str, Topic] = {}
+        self._open_store = open_store
+        self._add_history()
+
+    def _add_history(self) -> None:
+        config = TopicConfig(HISTORY_TOPIC, partitions=10, stores=1).with_default(self.default)
+        self.by_name.setdefault(HISTORY_TOPIC, Topic(config))
+
+    def apply(self, default: DefaultConfig, configs: Iterable[TopicConfig]) -> None:
+        """Take over what the master pushed. A topic it does not name keeps its settings: removal is ordered apart."""
+        self.default = default
+        for config in configs:
+            if config.topic == HISTORY_TOPIC:
+                continue
+            full = config.with_default(default)
+            topic = self.by_name.get(config.topic)
+            if topic is None:
+                self.by_name[config.topic] = Topic(full, self.cluster_bytes)
+            else:
+                topic.configure(full, self.cluster_bytes)
+
+    def remove(self, name: str) -> list[LogStore]:
+        """Forget a topic; its stores that were open, for the shell to delete."""
+        if name == HISTORY_TOPIC:
+            return []
+        topic = self.by_name.pop(name, None)
+        return list(topic.stores.values()) if topic else []
+
+    def store(self, topic: Topic, partition_id: int) -> LogStore:
+        """The log that holds a partition which `Topic.has`."""
+        number = partition_id // PARTITIONS_PER_STORE
+        store = topic.stores.get(number)
+        if store is None:
+            store = topic.stores[number] = self._open_store(topic.name, number)
+        return store

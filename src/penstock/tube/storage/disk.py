@@ -1,0 +1,150 @@
+"""A broker's directory: the stores of its topics, its offsets, and one commit over all of them.
+
+```
+<directory>/lock                          held while a process uses the directory
+<directory>/meta/                         LMDB: offsets of groups, the configuration the master pushed
+<directory>/log/<topic>-<store>/          segments of one store
+```
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.errors import StorageError
+from penstock.tube.storage.files import DirectFiles, Files
+from penstock.tube.storage.meta import GroupOffset, MetaStore
+from penstock.tube.storage.recovery import Recovery
+from penstock.tube.storage.segment import Segment
+from penstock.tube.storage.store import Store, StoreLimits, Work
+
+__all__ = ["Commit", "Disk"]
+
+_STORE_NAME = re.compile(r"(\w+)-(\d+)", re.ASCII)
+
+
+class Commit:
+    """What one commit makes durable. Filled in the loop's thread, then only read by the committing one."""
+
+    __slots__ = ("config", "expired", "offsets", "removed_topics", "works")
+
+    def __init__(self) -> None:
+        self.works: list[tuple[Store, Work, bool]] = []
+        """Store, what to write, and whether it must be synced (durability "durable")."""
+        self.offsets: list[GroupOffset] = []
+        self.config: bytes | None = None
+        self.expired: list[tuple[Store, list[Segment]]] = []
+        self.removed_topics: list[tuple[str, list[Store]]] = []
+        """Topic and its stores, from `Disk.forget`."""
+
+
+class Disk:
+    """See the module. ``files`` is what the log is written through; the offsets have their own (LMDB)."""
+
+    def __init__(self, directory: Path, *, files: Files | None = None, limits: StoreLimits | None = None) -> None:
+        """Take the directory. Raises StorageError when another process has it or it cannot be used."""
+        self.directory = directory
+        self.files = files or DirectFiles()
+        self.limits = limits or StoreLimits()
+        self.recovery = Recovery()
+        """What opening the stores found, added up."""
+        self.stores: dict[tuple[str, int], Store] = {}
+        self._log = directory / "log"
+        self._removing: set[str] = set()
+        try:
+            DirectFiles().make_dir(directory)
+            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise StorageError(f"tube: {directory} cannot be used: {error.strerror}", path=str(directory)) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise StorageError(
+                f"tube: {directory} is in use by another process",
+                path=str(directory),
+                do="stop the other broker, or give this one its own data directory",
+            ) from error
+        try:
+            self.meta = MetaStore(directory / "meta")
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def present(self) -> list[tuple[str, int]]:
+        """Topic and number of every store that has a directory."""
+        matches = map(_STORE_NAME.fullmatch, self.files.names(self._log))
+        return [(match[1], int(match[2])) for match in matches if match]
+
+    def open_store(self, topic: str, number: int) -> Store:
+        """The store, recovered if it is opened for the first time. Raises StorageError when the disk fails."""
+        store = self.stores.get((topic, number))
+        if store is None:
+            if topic in self._removing:
+                raise StorageError(f"tube: topic {topic} is being removed", do="try again in a moment")
+            try:
+                store = Store(self.files, self._log / f"{topic}-{number}", number, limits=self.limits)
+            except OSError as error:
+                raise StorageError(
+                    f"tube: store {number} of topic {topic} cannot be opened: {error.strerror}",
+                    path=str(error.filename or self._log),
+                ) from error
+            self.stores[topic, number] = store
+            self.recovery.add(store.recovery)
+        return store
+
+    def forget(self, topic: str) -> list[Store]:
+        """The topic was removed: its stores are no longer handed out. Their files go with the commit that gets them."""
+        self._removing.add(topic)
+        return [self.stores.pop(key) for key in list(self.stores) if key[0] == topic]
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Write all, sync what must be, store the offsets. Committing thread; raises StorageError or OSError.
+
+        Offsets come last: a group never stands behind the end of what is stored.
+        """
+        last: dict[Store, Work] = {}
+        for commit in commits:
+            for store, work, sync in commit.works:
+                store.write(work)
+                if sync:
+                    last[store] = work
+        for store, work in last.items():
+            store.sync(work)
+        offsets = [offset for commit in commits for offset in commit.offsets]
+        configs = [commit.config for commit in commits if commit.config is not None]
+        if offsets or configs:
+            self.meta.commit(offsets, configs[-1] if configs else None)
+        for commit in commits:
+            for store, segments in commit.expired:
+                store.remove(segments)
+            for topic, stores in commit.removed_topics:
+                for store in stores:
+                    store.abandon()
+                self._destroy(topic)
+                self._removing.discard(topic)
+
+    def _destroy(self, topic: str) -> None:
+        for name, number in self.present():
+            if name == topic:
+                directory = self._log / f"{name}-{number}"
+                for entry in self.files.names(directory):
+                    self.files.remove(directory / entry)
+                self.files.sync_dir(directory)
+
+    def close(self, *, clean: bool) -> None:
+        """Release everything. ``clean`` false after a failed commit: the files are left as they are."""
+        try:
+            for store in self.stores.values():
+                if clean:
+                    store.close()
+                else:
+                    store.abandon()
+        finally:
+            self.stores.clear()
+            self.meta.close()
+            os.close(self._lock)
