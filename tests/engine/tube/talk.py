@@ -1,0 +1,99 @@
+"""Talking to a master engine without sockets: requests as clients send them, answers as they read them."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+
+from penstock.tube.codec.envelope import Request, Response, decode_request, decode_response, encode_request
+from penstock.tube.codec.methods import METHODS, MethodId
+from penstock.tube.codec.proto import master_pb2 as pb
+from penstock.tube.codec.schema import decode
+from penstock.tube.engine.cluster import Topic
+from penstock.tube.engine.master import MasterConfig, MasterEngine
+
+M = TypeVar("M", bound=Message)
+
+NOW = 1_700_000_000_000
+
+
+def master(*topics: Topic, config: MasterConfig | None = None, active: bool = True) -> MasterEngine:
+    return MasterEngine(topics or [Topic("demo")], NOW, config=config, address="m:1", active=active)
+
+
+def raw(engine: MasterEngine, request: Request, now: int = NOW) -> Response:
+    """One request through the envelope, both ways."""
+    body = engine.answer(decode_request(7, encode_request(request)), now)
+    return decode_response(7, body)
+
+
+def ask(engine: MasterEngine, method: MethodId, message: Message, now: int = NOW) -> Any:
+    """The decoded answer; the engine must not answer with an exception."""
+    response = raw(engine, Request(7, 1, method, message.SerializeToString()), now)
+    assert response.status == 0, (response.exception, response.text)
+    assert response.method == method
+    return decode(METHODS[method].response, response.payload)
+
+
+def join_broker(engine: MasterEngine, now: int = NOW, *, number: int = 1, port: int = 8123) -> None:
+    """A broker registers as Apache's does: offline first, then online with what it was told to serve."""
+    told = ask(
+        engine,
+        MethodId.BROKER_REGISTER,
+        pb.RegisterRequestB2M(
+            clientId=f"{number}:10.0.0.{number}:{port}:2.4.0",
+            brokerOnline=False,
+            enableTls=False,
+            readStatusRpt=0,
+            writeStatusRpt=0,
+            curBrokerConfId=0,
+            confCheckSumId=0,
+            brokerDefaultConfInfo="",
+            tlsPort=8124,
+        ),
+        now,
+    )
+    assert told.takeConfInfo
+    report(engine, told, now, number=number)
+
+
+def report(engine: MasterEngine, told: Any, now: int = NOW, *, number: int = 1) -> Any:
+    """The heartbeat with which a broker says that it serves what ``told`` (an answer with configuration) says."""
+    return ask(
+        engine,
+        MethodId.BROKER_HEARTBEAT,
+        pb.HeartRequestB2M(
+            brokerId=str(number),
+            brokerOnline=True,
+            readStatusRpt=0,
+            writeStatusRpt=0,
+            curBrokerConfId=told.curBrokerConfId,
+            confCheckSumId=told.confCheckSumId,
+            takeConfInfo=True,
+            takeRemovedTopicInfo=False,
+            brokerDefaultConfInfo=told.brokerDefaultConfInfo,
+            brokerTopicSetConfInfo=told.brokerTopicSetConfInfo,
+        ),
+        now,
+    )
+
+
+def broker_beat(engine: MasterEngine, now: int = NOW, *, number: int = 1) -> Any:
+    """A heartbeat without news, in step with the master as far as the test knows."""
+    broker = engine.cluster.brokers.get(number)
+    return ask(
+        engine,
+        MethodId.BROKER_HEARTBEAT,
+        pb.HeartRequestB2M(
+            brokerId=str(number),
+            brokerOnline=True,
+            readStatusRpt=0,
+            writeStatusRpt=0,
+            curBrokerConfId=broker.config_id if broker else 0,
+            confCheckSumId=broker.check_sum if broker else 0,
+            takeConfInfo=False,
+            takeRemovedTopicInfo=False,
+        ),
+        now,
+    )

@@ -1,0 +1,360 @@
+"""Conversations with the master: producers, consumers and brokers, without sockets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.errors import RefusedError
+from penstock.tube.codec import envelope
+from penstock.tube.codec.envelope import Request
+from penstock.tube.codec.methods import MethodId
+from penstock.tube.codec.proto import master_pb2 as pb
+from penstock.tube.codec.strings import BrokerInfo, Partition
+from penstock.tube.engine.cluster import SYSTEM_TOPIC, Topic
+from penstock.tube.engine.consumer import Membership
+from penstock.tube.engine.master import MasterConfig, MasterEngine
+from penstock.tube.engine.producer import Routes
+from tests.engine.tube.talk import NOW, ask, broker_beat, join_broker, master, raw, report
+
+PARTITIONS = {Partition(BrokerInfo(1, "10.0.0.1", 8123), "demo", number) for number in range(3)}
+
+
+def consumer(engine: MasterEngine, name: str, *, now: int = NOW, group: str = "lake", **kind: Any) -> Membership:
+    member = Membership(name, "h", group, kind.get("topics", ["demo"]), kind.get("filters", {}), now)
+    answer = ask(engine, MethodId.CONSUMER_REGISTER, member.register(), now)
+    assert answer.errCode == 200, answer.errMsg
+    member.registered(answer)
+    return member
+
+
+def beat(engine: MasterEngine, member: Membership, now: int = NOW) -> Any:
+    """One heartbeat; orders are carried out at once and reported with the next."""
+    request = member.heartbeat()
+    answer = ask(engine, MethodId.CONSUMER_HEARTBEAT, request, now)
+    orders = member.heard(request, answer)
+    member.held |= set(orders.take)
+    member.held -= set(orders.release)
+    member.finished()
+    return answer
+
+
+# --- producers ---
+
+
+def test_producer_learns_brokers_then_partitions() -> None:
+    engine = master(Topic("demo", 3, 2))
+    join_broker(engine)
+    routes = Routes("p1", "h")
+    routes.topics.add("demo")
+    routes.registered(ask(engine, MethodId.PRODUCER_REGISTER, routes.register()))
+    assert routes.brokers == {1: BrokerInfo(1, "10.0.0.1", 8123)}
+    assert routes.token == NOW
+    answer = ask(engine, MethodId.PRODUCER_HEARTBEAT, routes.heartbeat())
+    assert list(answer.topicInfos) == ["demo#1:3:2#"]
+    assert not answer.brokerInfos
+    routes.heard(answer)
+    assert [p.id for p in routes.partitions("demo")] == [0, 1, 2, 10000, 10001, 10002]
+
+
+def test_heartbeat_of_an_unknown_producer_registers_it() -> None:
+    engine = master()
+    join_broker(engine)
+    request = pb.HeartRequestP2M(clientId="go", brokerCheckSum=1, hostName="m:1", topicList=["demo", " ", "none"])
+    answer = ask(engine, MethodId.PRODUCER_HEARTBEAT, request)
+    assert answer.errCode == 200
+    assert list(answer.brokerInfos) == ["1:10.0.0.1: "]
+    assert list(answer.topicInfos) == ["demo#1:3:1#"]
+    assert "go" in engine.producers
+    ask(engine, MethodId.PRODUCER_CLOSE, pb.CloseRequestP2M(clientId="go"))
+    assert not engine.producers
+
+
+def test_producer_may_not_write_the_system_topic_and_expires() -> None:
+    engine = master()
+    request = pb.HeartRequestP2M(clientId="p", brokerCheckSum=-1, hostName="h", topicList=[SYSTEM_TOPIC])
+    answer = ask(engine, MethodId.PRODUCER_HEARTBEAT, request)
+    assert (answer.success, answer.errCode, answer.brokerCheckSum) == (False, 400, -1)
+    del request.topicList[:]
+    ask(engine, MethodId.PRODUCER_HEARTBEAT, request)
+    assert engine.next_deadline() == NOW + 30_000
+    engine.tick(NOW + 29_999)
+    assert engine.producers
+    engine.tick(NOW + 30_000)
+    assert not engine.producers
+    assert engine.next_deadline() is None
+
+
+def test_largest_message_is_told_to_whom_does_not_know_it() -> None:
+    engine = master(config=MasterConfig(max_message_bytes=2 << 20))
+    java = ask(engine, MethodId.PRODUCER_REGISTER, Routes("p", "h").register())
+    assert java.appdConfig.maxMsgSize == 2 << 20
+    go = ask(engine, MethodId.PRODUCER_REGISTER, pb.RegisterRequestP2M(clientId="g", brokerCheckSum=-1, hostName="h"))
+    assert go.appdConfig.maxMsgSize == 2 << 20
+
+
+# --- brokers ---
+
+
+def test_broker_gets_its_configuration_and_a_new_topic_with_a_heartbeat() -> None:
+    engine = master()
+    join_broker(engine)
+    quiet = broker_beat(engine)
+    assert not quiet.takeConfInfo
+    assert not quiet.needReportData
+    engine.topic_stored(Topic("more", 2))
+    request = pb.HeartRequestB2M(
+        brokerId="1", brokerOnline=True, readStatusRpt=0, writeStatusRpt=0, curBrokerConfId=quiet.curBrokerConfId,
+        confCheckSumId=quiet.confCheckSumId, takeConfInfo=False, takeRemovedTopicInfo=False,
+    )  # fmt: skip
+    news = ask(engine, MethodId.BROKER_HEARTBEAT, request)
+    assert news.takeConfInfo
+    assert news.needReportData
+    assert news.confCheckSumId != quiet.confCheckSumId
+    assert list(news.brokerTopicSetConfInfo) == [
+        "demo: : : : : : : : :0: : : : : ",
+        "more:2: : : : : : : :0: : : : : ",
+        "__offset_history__:10: : : : : : : :0: : : : : ",
+    ]
+    assert engine.cluster.topic_info("more") is None
+    done = report(engine, news)
+    assert not done.takeConfInfo
+    assert not done.needReportData
+    info = engine.cluster.topic_info("more")
+    assert info is not None
+    assert info.format() == "more#1:2:1#"
+
+
+def test_broker_unknown_or_expired_is_told_to_register_again() -> None:
+    engine = master()
+    assert broker_beat(engine).errCode == 411
+    join_broker(engine)
+    engine.tick(NOW + 30_000)
+    answer = broker_beat(engine, NOW + 30_000)
+    assert (answer.errCode, answer.success, answer.curBrokerConfId) == (411, False, -2)
+    assert engine.cluster.topic_info("demo") is None
+    assert engine.cluster.broker_infos() == ["1:10.0.0.1: "], "it stays in the list"
+    join_broker(engine, NOW + 31_000)
+    assert engine.cluster.topic_info("demo") is not None
+
+
+def test_broker_that_moved_changes_the_version_of_the_list() -> None:
+    engine = master()
+    join_broker(engine)
+    before = engine.cluster.version
+    join_broker(engine)
+    assert engine.cluster.version == before
+    join_broker(engine, port=9999)
+    assert engine.cluster.version != before
+    assert engine.cluster.broker_infos() == ["1:10.0.0.1:9999"]
+    ask(engine, MethodId.BROKER_CLOSE, pb.CloseRequestB2M(brokerId="1"))
+    assert engine.cluster.topic_info("demo") is None
+
+
+def test_broker_that_stopped_writing_is_announced_to_consumers_only() -> None:
+    engine = master()
+    join_broker(engine)
+    broker = engine.cluster.brokers[1]
+    ask(
+        engine,
+        MethodId.BROKER_HEARTBEAT,
+        pb.HeartRequestB2M(
+            brokerId="1", brokerOnline=True, readStatusRpt=0, writeStatusRpt=-1, curBrokerConfId=broker.config_id,
+            confCheckSumId=broker.check_sum, takeConfInfo=False, takeRemovedTopicInfo=False,
+        ),
+    )  # fmt: skip
+    assert engine.cluster.topic_info("demo") is None
+    assert len(engine.cluster.partitions(["demo"])) == 3
+
+
+@pytest.mark.parametrize("text", ["x", "", "1.5"])
+def test_broker_id_that_is_no_number(text: str) -> None:
+    assert ask(master(), MethodId.BROKER_CLOSE, pb.CloseRequestB2M(brokerId=text)).errCode == 400
+
+
+def test_tokens_change_and_brokers_hear_of_the_next_one_first() -> None:
+    engine = master(config=MasterConfig(token_period_ms=1000))
+    join_broker(engine)
+    later = broker_beat(engine, NOW + 1000)
+    assert later.brokerAuthorizedInfo.visitAuthorizedToken == f"{NOW},{NOW + 1000}"
+    client = ask(engine, MethodId.PRODUCER_REGISTER, Routes("p", "h").register(), NOW + 2000)
+    assert client.authorizedInfo.visitAuthorizedToken == NOW + 1000
+
+
+# --- consumers ---
+
+
+def test_first_heartbeat_after_registration_carries_the_partitions() -> None:
+    engine = master()
+    join_broker(engine)
+    member = consumer(engine, "c1")
+    answer = beat(engine, member)
+    assert answer.event.opType == 10
+    assert answer.event.rebalanceId > 0
+    assert not answer.event.HasField("status"), "the master does not set it"
+    assert answer.notAllocated
+    assert member.held == PARTITIONS
+    quiet = beat(engine, member)
+    assert not quiet.HasField("event"), "Go takes a present event for an order"
+    assert not quiet.notAllocated
+
+
+def test_members_share_and_take_over() -> None:
+    engine = master()
+    join_broker(engine)
+    first, second = consumer(engine, "c1"), consumer(engine, "c2")
+    for _ in range(4):
+        beat(engine, first)
+        beat(engine, second)
+    assert first.held | second.held == PARTITIONS
+    assert not first.held & second.held
+    ask(engine, MethodId.CONSUMER_CLOSE, first.close())
+    beat(engine, second)
+    assert second.held == PARTITIONS
+    broker_beat(engine, NOW + 29_000)
+    engine.tick(NOW + 30_000)
+    assert not engine.groups, "the last member expired"
+    assert ask(engine, MethodId.CONSUMER_HEARTBEAT, second.heartbeat()).errCode == 411
+
+
+def test_after_a_restart_of_the_master_members_keep_what_they_hold() -> None:
+    old = master()
+    join_broker(old)
+    members = [consumer(old, "c1"), consumer(old, "c2")]
+    for _ in range(4):
+        for member in members:
+            beat(old, member)
+    before = [set(member.held) for member in members]
+    new = master()
+    for member in members:
+        request = member.heartbeat()
+        orders = member.heard(request, ask(new, MethodId.CONSUMER_HEARTBEAT, request))
+        assert orders.register
+        ask(new, MethodId.CONSUMER_REGISTER, member.register())
+        beat(new, member)
+    join_broker(new)
+    for _ in range(4):
+        for member in members:
+            beat(new, member)
+    assert [member.held for member in members] == before
+    broker_beat(new, NOW + 14_000)
+    for member in members:
+        beat(new, member, NOW + 14_000)
+    new.tick(NOW + 15_000)
+    assert new.groups["lake"].settle_until == 0
+
+
+def test_consumer_of_a_broker_that_comes_later_gets_it_then() -> None:
+    engine = master()
+    member = consumer(engine, "c1")
+    assert not beat(engine, member).HasField("event")
+    join_broker(engine)
+    beat(engine, member)
+    assert member.held == PARTITIONS
+
+
+REGISTER = pb.RegisterRequestC2M(clientId="x", groupName="lake", hostName="h", topicList=["demo"])
+
+
+@pytest.mark.parametrize(
+    ("code", "change"),
+    [
+        (400, pb.RegisterRequestC2M(clientId="a@b")),
+        (400, pb.RegisterRequestC2M(clientId=" ")),
+        (400, pb.RegisterRequestC2M(groupName="1")),
+        (400, pb.RegisterRequestC2M(hostName=" ")),
+        (400, pb.RegisterRequestC2M(topicCondition=["#x"])),
+        (400, pb.RegisterRequestC2M(subscribeInfo=["nonsense"])),
+        (400, pb.RegisterRequestC2M(requireBound=True)),
+        (424, pb.RegisterRequestC2M(requireBound=True, sessionKey="k", totalCount=1)),
+        (425, pb.RegisterRequestC2M(topicList=[SYSTEM_TOPIC])),
+        (426, pb.RegisterRequestC2M(topicCondition=["demo#a"])),
+        (431, pb.RegisterRequestC2M(topicList=["none"])),
+        (200, pb.RegisterRequestC2M(topicCondition=["demo#"])),
+    ],
+)
+def test_registration_that_does_not_fit(code: int, change: pb.RegisterRequestC2M) -> None:
+    engine = master()
+    consumer(engine, "c1")
+    request = pb.RegisterRequestC2M()
+    request.CopyFrom(REGISTER)
+    request.MergeFrom(change)
+    answer = ask(engine, MethodId.CONSUMER_REGISTER, request)
+    assert (answer.errCode, answer.success) == (code, code == 200), answer.errMsg
+
+
+def test_bound_group_checks_its_members() -> None:
+    engine = master()
+    join_broker(engine)
+    bound = pb.RegisterRequestC2M(requireBound=True, sessionKey="k", totalCount=2, selectBig=True)
+    bound.requiredPartition = "1:demo:0=28"
+    codes = []
+    for number, change in enumerate(
+        [
+            pb.RegisterRequestC2M(),
+            pb.RegisterRequestC2M(sessionKey="other"),
+            pb.RegisterRequestC2M(selectBig=False),
+            pb.RegisterRequestC2M(requiredPartition="1:else:0=28"),
+            pb.RegisterRequestC2M(),
+        ]
+    ):
+        request = pb.RegisterRequestC2M()
+        for part in (REGISTER, bound, change, pb.RegisterRequestC2M(clientId=f"c{number}")):
+            request.MergeFrom(part)
+        codes.append(ask(engine, MethodId.CONSUMER_REGISTER, request).errCode)
+    assert codes == [200, 427, 428, 400, 200]
+    heartbeat = pb.HeartRequestC2M(clientId="c0", groupName="lake", reportSubscribeInfo=False)
+    assert ask(engine, MethodId.CONSUMER_HEARTBEAT, heartbeat).event.subscribeInfo
+
+
+def test_client_balance_is_refused_in_its_own_terms() -> None:
+    request = pb.RegisterRequestC2MV2(clientId="c", groupName="g", hostName="h", sourceCount=0, nodeId=0)
+    answer = ask(master(), MethodId.CONSUMER_REGISTER_V2, request)
+    assert answer.errCode == 400
+    assert answer.errMsg
+
+
+# --- the envelope's side ---
+
+
+def test_standby_master_says_so_in_the_requesters_words() -> None:
+    engine = master(active=False)
+    request = Request(7, 1, MethodId.PRODUCER_CLOSE, pb.CloseRequestP2M(clientId="p").SerializeToString(), version=2)
+    answer = raw(engine, request)
+    assert answer.status == envelope.ERROR
+    assert answer.exception == "com.apache.tubemq.corerpc.exception.StandbyException"
+
+
+@pytest.mark.parametrize(
+    ("service", "method", "payload", "status"),
+    [
+        (1, 0, b"", envelope.FATAL),
+        (1, 23, b"", envelope.FATAL),
+        (1, 11, b"", envelope.ERROR),
+        (1, 13, b"", envelope.ERROR),
+        (2, 1, b"", envelope.ERROR),
+        (1, 1, b"", envelope.FATAL),
+        (1, 3, b"\x0a\x01\xff", envelope.FATAL),
+    ],
+    ids=["method 0", "unknown", "reserved", "of a broker", "of a service", "required fields", "not UTF-8"],
+)
+def test_request_that_cannot_be_served(service: int, method: int, payload: bytes, status: int) -> None:
+    assert raw(master(), Request(7, service, method, payload)).status == status
+
+
+@pytest.mark.parametrize(
+    ("topic", "code"),
+    [
+        (Topic("demo"), 402),
+        (Topic("1x"), 407),
+        (Topic(SYSTEM_TOPIC), 407),
+        (Topic("more", 0), 407),
+        (Topic("more", 1, 0), 407),
+        (Topic("more", 10_000), 407),
+    ],
+)
+def test_topic_that_cannot_be_created(topic: Topic, code: int) -> None:
+    with pytest.raises(RefusedError) as caught:
+        master().check_new_topic(topic)
+    assert caught.value.code == code
