@@ -22,7 +22,12 @@ __all__ = ["app"]
 
 T = TypeVar("T")
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="Read, write and watch keys of a state store.")
+app = typer.Typer(
+    rich_markup_mode=None,
+    add_completion=False,
+    no_args_is_help=True,
+    help="Read, write and watch keys of a state store.",
+)
 
 Broker = Annotated[
     str,

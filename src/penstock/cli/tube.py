@@ -13,14 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.output import Cell, bytes_fields, escape, note, print_json, print_raw, print_table, shown
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, RefusedError
 
 if TYPE_CHECKING:
     from penstock.tube.record import Record
 
 __all__ = ["app"]
 
-app = typer.Typer(rich_markup_mode=None, no_args_is_help=True, help="List topics, produce records, consume records.")
+app = typer.Typer(
+    rich_markup_mode=None,
+    add_completion=False,
+    no_args_is_help=True,
+    help="List topics, produce records, consume records.",
+)
 topics = typer.Typer(rich_markup_mode=None, help="List topics (the default), or create one.")
 app.add_typer(topics, name="topics", invoke_without_command=True)
 
@@ -39,6 +44,8 @@ TOKEN = "abc"  # noqa: S105 - the reference's sample, which a node takes on loop
 
 IDLE_S = 2.0
 """How long a group that does not follow waits for another record before it ends."""
+CONFIRM_EVERY = 500
+"""Records printed between two confirmations: so many may come again after a crash."""
 WINDOW = 1000
 """Records of standard input that may be on their way at once."""
 
@@ -200,6 +207,7 @@ async def _produce(masters: str, topic: str, records: Iterable[Record], partitio
             result = await pending.pop(0)
             row: dict[str, Cell] = {
                 "topic": topic,
+                "broker_id": result.broker_id,
                 "partition": result.partition,
                 "offset": result.append_offset,
                 "message_id": result.message_id,
@@ -225,33 +233,48 @@ async def _produce(masters: str, topic: str, records: Iterable[Record], partitio
 
 def _held(masters: str, topic: str) -> Iterator[dict[str, Any]]:
     """What the log holds now, merged over the partitions by the time of arrival."""
-    from penstock.tube import reader
+    from penstock.tube.reader import PartitionInfo, RangeReader, partitions
 
-    def of_partition(info: reader.PartitionInfo) -> Iterator[dict[str, Any]]:
-        with contextlib.closing(reader.RangeReader(info.host, info.port)) as source:
+    def of_partition(info: PartitionInfo) -> Iterator[dict[str, Any]]:
+        with RangeReader(info.host, info.port) as source:
             low, high = source.bounds(topic, info.partition)
             for offsets, times, flags, payloads in source.read(topic, info.partition, low, high):
                 for offset, time_ms, flag, data in zip(offsets, times, flags, payloads, strict=True):
                     yield _row(topic, info.broker_id, info.partition, int(offset), int(time_ms), bytes(data), int(flag))
 
-    parts = [of_partition(info) for info in reader.partitions(masters, topic)]
+    parts = [of_partition(info) for info in partitions(masters, topic)]
+    if not parts:
+        raise RefusedError(
+            f"the master announces no topic {topic!r}",
+            peer=masters,
+            do="look at the names (penstock tube topics), or create it (penstock tube topics create)",
+        )
     return heapq.merge(*parts, key=lambda row: row["append_time_ms"])
 
 
 async def _consume(
     masters: str, topic: str, group: str, start: Start, count: int | None, *, follow: bool, raw: bool, as_json: bool
 ) -> None:
+    import asyncio
+
     from penstock.tube.consumer import Consumer
 
     seen = 0
-    async with Consumer(masters, group, [topic], start=start.value) as consumer:
+    async with Consumer(masters, group, [topic], start=start.value, auto_confirm=False) as consumer:
         note(f"consuming {escape(topic)} as group {escape(group)}" + (", Ctrl-C ends" if follow else ""))
-        async for message in _until_idle(consumer, follow=follow):
-            row = _fields(message.topic, message.broker_id, message.partition, None, None, message.record)
-            _print_one(row, raw=raw, as_json=as_json)
-            seen += 1
-            if seen == count:
-                break
+        try:
+            async for message in _until_idle(consumer, follow=follow):
+                row = _fields(message.topic, message.broker_id, message.partition, None, None, message.record)
+                _print_one(row, raw=raw, as_json=as_json)
+                seen += 1
+                if seen == count:
+                    break
+                if seen % CONFIRM_EVERY == 0:
+                    await consumer.confirm()
+        except asyncio.CancelledError:
+            # Ctrl-C: what was printed is confirmed all the same.
+            await consumer.confirm()
+            raise
         await consumer.confirm()
 
 

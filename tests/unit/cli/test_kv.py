@@ -1,0 +1,182 @@
+"""`penstock kv`: arguments to calls, answers to output and exit status. The store is a stand-in."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import RefusedError, UnavailableError
+from penstock.statestore import client as statestore
+from penstock.statestore.client import Change, Condition, Entry, SetResult
+from penstock.statestore.hlc import Hlc
+from tests.unit.cli.conftest import Command
+
+VERSION = Hlc(1_700_000_000_000, 1, "StateStore")
+TEXT = str(VERSION)
+
+
+class Store:
+    """Stands in for StateStoreClient: remembers the calls, gives the answers that the test set."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.calls: list[tuple[str, Any]] = []
+        self.entry: Entry | None = None
+        self.applied = True
+        self.deleted = 1
+        self.changes: list[Change] = []
+        self.error: Exception | None = None
+
+    def connect(self, url: str, *, client_id: str) -> contextlib.AbstractAsyncContextManager[Store]:
+        assert client_id.startswith("penstock-kv-")
+        self.url = url
+
+        @contextlib.asynccontextmanager
+        async def session() -> AsyncIterator[Store]:
+            if self.error is not None:
+                raise self.error
+            yield self
+
+        return session()
+
+    async def get(self, key: str) -> Entry | None:
+        self.calls.append(("get", key))
+        return self.entry
+
+    async def set(self, key: str, value: bytes, **options: Any) -> SetResult:
+        self.calls.append(("set", (key, value, options)))
+        return SetResult(self.applied, VERSION)
+
+    async def delete(self, key: str, *, fencing_token: Hlc | None) -> int:
+        self.calls.append(("delete", (key, fencing_token)))
+        return self.deleted
+
+    @contextlib.asynccontextmanager
+    async def observe(self, key: str) -> AsyncIterator[AsyncIterator[Change]]:
+        self.calls.append(("observe", key))
+
+        async def changes() -> AsyncIterator[Change]:
+            for change in self.changes:
+                yield change
+            raise KeyboardInterrupt
+
+        yield changes()
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Store:
+    store = Store()
+    monkeypatch.setattr(statestore, "StateStoreClient", store)
+    return store
+
+
+def test_get_writes_the_value_as_it_is(store: Store, penstock: Command) -> None:
+    store.entry = Entry(b"42", VERSION)
+    assert penstock("kv", "get", "k") == (0, "42", "")
+    assert (store.url, store.calls) == ("mqtt://127.0.0.1:1883", [("get", "k")])
+    done = penstock("kv", "get", "k", "--json", "--broker", "mqtt://edge:1")
+    assert json.loads(done.out) == {"key": "k", "found": True, "value": "42", "version": TEXT}
+    assert store.url == "mqtt://edge:1"
+
+
+def test_a_missing_key_is_status_1(store: Store, penstock: Command) -> None:
+    assert penstock("kv", "get", "k\x1b") == (1, "", "penstock: key 'k\\x1b' is not in the state store\n")
+    done = penstock("kv", "get", "k", "--json")
+    assert (done.status, json.loads(done.out)) == (1, {"key": "k", "found": False, "value": None, "version": None})
+    store.deleted = 0
+    assert penstock("kv", "del", "k") == (1, "", "penstock: key 'k' is not in the state store\n")
+    done = penstock("kv", "del", "k", "--json")
+    assert (done.status, json.loads(done.out)) == (1, {"key": "k", "deleted": 0})
+
+
+def test_the_broker_comes_from_the_environment_too(
+    store: Store, penstock: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_BROKER", "mqtt://there:2")
+    penstock("kv", "get", "k")
+    assert store.url == "mqtt://there:2"
+
+
+def test_set_prints_the_version(store: Store, penstock: Command) -> None:
+    assert penstock("kv", "set", "k", "v") == (0, TEXT + "\n", "")
+    assert store.calls == [("set", ("k", b"v", {"condition": Condition.ALWAYS, "ttl_ms": None, "fencing_token": None}))]
+    done = penstock("kv", "set", "k", "v", "--json")
+    assert json.loads(done.out) == {"key": "k", "applied": True, "version": TEXT}
+
+
+@pytest.mark.parametrize(("flag", "condition"), [("--nx", Condition.NX), ("--nex", Condition.NEX)])
+def test_a_condition_that_is_not_met_is_status_1(
+    store: Store, penstock: Command, flag: str, condition: Condition
+) -> None:
+    store.applied = False
+    done = penstock("kv", "set", "k", "v", flag, "--ttl-ms", "500", "--fencing-token", TEXT)
+    assert (done.status, done.out) == (1, "")
+    assert done.err == (
+        f"penstock: key 'k' was not set\n  why: the condition {flag} is not met; the key has version {TEXT}\n"
+    )
+    assert store.calls[0][1][2] == {"condition": condition, "ttl_ms": 500, "fencing_token": VERSION}
+    assert json.loads(penstock("kv", "set", "k", "v", flag, "--json").out)["applied"] is False
+
+
+def test_the_value_may_come_from_a_file_or_from_standard_input(store: Store, penstock: Command, tmp_path: Path) -> None:
+    path = tmp_path / "value"
+    path.write_bytes(b"\x00\xff\n")
+    assert penstock("kv", "set", "k", "--file", str(path)).status == 0
+    assert penstock("kv", "set", "k", stdin=b"\xfepiped\n").status == 0
+    assert [call[1][1] for call in store.calls] == [b"\x00\xff\n", b"\xfepiped\n"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["k"], "kv set: no value"),
+        (["k", "v", "--file", "f"], "a VALUE and --file exclude each other"),
+        (["k", "--file", "/nonexistent/f"], "kv set: --file /nonexistent/f: No such file"),
+        (["k", "v", "--nx", "--nex"], "--nx and --nex exclude each other"),
+        (["k", "v", "--ttl-ms", "0"], "Invalid value for '--ttl-ms'"),
+        (["k", "v", "--fencing-token", "x"], "--fencing-token: got 'x', expected a version"),
+    ],
+)
+def test_misuse_of_set_is_status_2_and_asks_nobody(
+    store: Store, penstock: Command, args: list[str], message: str
+) -> None:
+    done = penstock("kv", "set", *args)
+    assert (done.status, done.out, store.calls) == (2, "", [])
+    assert message in done.err
+
+
+def test_del(store: Store, penstock: Command) -> None:
+    assert penstock("kv", "del", "k", "--fencing-token", TEXT) == (0, "", "")
+    assert store.calls == [("delete", ("k", VERSION))]
+
+
+def test_watch_prints_changes_until_it_is_interrupted(store: Store, penstock: Command) -> None:
+    store.changes = [
+        Change(b"k", "SET", b"a\nb", VERSION),
+        Change(b"k", "DELETE", None, None),
+        Change(b"k", "SET", b"c", VERSION),
+    ]
+    assert penstock("kv", "watch", "k") == (
+        0,
+        f"SET     {TEXT}  a\\nb\nDELETE  -\nSET     {TEXT}  c\n",
+        "watching 'k', Ctrl-C ends\n",
+    )
+    done = penstock("kv", "watch", "k", "--count", "2", "--json")
+    assert [json.loads(line) for line in done.out.splitlines()] == [
+        {"key": "k", "operation": "SET", "value": "a\nb", "version": TEXT},
+        {"key": "k", "operation": "DELETE", "value": None, "version": None},
+    ]
+
+
+@pytest.mark.parametrize(
+    "error", [UnavailableError("mqtt: no connection", why="refused"), RefusedError("state store: no", do="ask")]
+)
+def test_what_the_store_says_is_status_1(store: Store, penstock: Command, error: Exception) -> None:
+    store.error = error
+    done = penstock("kv", "get", "k")
+    assert (done.status, done.out, done.err) == (1, "", f"penstock: {error}\n")

@@ -1,0 +1,111 @@
+"""The table of commands: complete, lazy, and one place that explains errors."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+import typer
+
+import penstock
+from penstock.cli import main as cli
+from penstock.errors import ConfigError, RefusedError
+
+HEAVY = [
+    "asyncio",
+    "lmdb",
+    "matplotlib",
+    "numpy",
+    "pandas",
+    "prometheus_client",
+    "google.protobuf",
+    "pyarrow",
+    "pydantic",
+]
+HEAVY += ["google.protobuf", "pyspark", "rich", "ruamel.yaml", "starlette", "uvicorn", "uvloop"]
+
+
+def run(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str, str]:
+    status = cli.main(args)
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def loaded_after(code: str) -> set[str]:
+    """Modules that a fresh interpreter has after ``code``. What is heavy must not be among them."""
+    script = f"import json, sys\n{code}\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_help_is_complete_and_imports_nothing_heavy(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "--help")
+    assert (status, err) == (0, "")
+    for name, command in cli.COMMANDS.items():
+        assert f"  {name} " in out
+        assert command.help.split()[0] in out
+    loaded = loaded_after("from penstock.cli.main import main\nmain(['--help'])")
+    assert loaded.isdisjoint(HEAVY)
+    assert not [name for name in loaded if name.startswith("penstock.") and not name.startswith("penstock.cli")
+                and name != "penstock.errors"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["up", "kv", "tube"])
+def test_help_of_a_command_imports_nothing_heavy(name: str) -> None:
+    loaded = loaded_after(f"from penstock.cli.main import main\nassert main([{name!r}, '--help']) == 0")
+    # typer itself reads the types of options with pydantic.
+    assert loaded & set(HEAVY) <= {"pydantic"}
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_of_the_table_exists(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert isinstance(importlib.import_module(cli.COMMANDS[name].module).app, typer.Typer)
+    status, out, _ = run(capsys, name, "--help")
+    assert status == 0
+    assert f"Usage: penstock {name}" in out
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--version") == (0, f"penstock {penstock.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["tubes"], "Did you mean 'tube'?"),
+        (["--nothing"], "No such option"),
+        (["kv"], "Usage: penstock kv"),
+        (["kv", "get"], "Missing argument"),
+        (["kv", "get", "a", "b"], "unexpected extra argument"),
+    ],
+)
+def test_misuse_is_explained_on_standard_error_with_status_2(
+    args: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = run(capsys, *args)
+    assert (status, out) == (2, "")
+    assert text in err
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(RefusedError("no", why="w", do="d"), 1), (ConfigError("bad", why="w", do="d"), 2)]
+)
+def test_an_error_of_a_command_is_explained_there_too(
+    error: Exception, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def fails() -> None:
+        raise error
+
+    module = type(sys)("penstock_test_fails")
+    module.app = app  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "penstock_test_fails", module)
+    monkeypatch.setitem(cli.COMMANDS, "fails", cli.Command("penstock_test_fails", "Fails."))
+    found, out, err = run(capsys, "fails")
+    assert (found, out) == (status, "")
+    assert err.splitlines()[1:] == ["  why: w", "  do:  d"]
