@@ -116,7 +116,12 @@ def dialect_named(name: str) -> Dialect | None:
 
 
 def read_request(
-    publish: Publish, client_id: str, received_ms: int, now_ms: int, forced: Dialect | None = None
+    publish: Publish,
+    client_id: str,
+    received_ms: int,
+    now_ms: int,
+    forced: Dialect | None = None,
+    username: str | None = None,
 ) -> Ask | Refusal:
     """What to do with a message to an invoke topic; ``forced`` overrules the form that the request has chosen."""
     properties = publish.optional_properties
@@ -159,7 +164,7 @@ def read_request(
         return Refusal(0, "", status_response(response_topic, correlation, dialect, expires_at, now_ms, 505, fields))
     timestamp = user.values.get(dialect.timestamp_property)
     token = user.values.get(dialect.fence_property)
-    return Ask(response_topic, correlation, Context(client_id, dialect, timestamp, token), expires_at)
+    return Ask(response_topic, correlation, Context(client_id, dialect, timestamp, token, username), expires_at)
 
 
 def response(ask: Ask, answer: Answer, now_ms: int) -> Publish | None:

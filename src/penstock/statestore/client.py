@@ -36,6 +36,9 @@ _SESSION_EXPIRY_S: Final = 300
 _MAX_UNREAD: Final = 10_000
 """Changes kept for an observer that does not read; then the oldest go and are counted in ``Observation.dropped``."""
 
+_PAUSE_S: Final = 0.1
+"""Wait before an observation that could not be restored is tried again."""
+
 _STOP_TIMEOUT_S: Final = 2.0
 """An observation ends with the connection anyway, so nobody waits long for the answer to STOP."""
 
@@ -459,8 +462,9 @@ class StateStoreClient:
                     if watched.active:
                         await self._begin(watched)
             except UnavailableError as error:
-                # Each try has a timeout of its own, and a further reconnect starts all of this again.
+                # A further reconnect starts all of this again.
                 _log.warning("observation not restored yet key=%r: %s", watched.key, error.what)
+                await asyncio.sleep(_PAUSE_S)
                 continue
             except PenstockError as error:
                 for observation in watched.observations:

@@ -81,15 +81,21 @@ class Answer:
 class Context:
     """Who asks, and with what: texts as they arrived, None where absent; what is not a clock value is malformed."""
 
-    __slots__ = ("client_id", "dialect", "fencing_token", "timestamp")
+    __slots__ = ("client_id", "dialect", "fencing_token", "timestamp", "username")
 
     def __init__(
-        self, client_id: str, dialect: Dialect, timestamp: str | None = None, fencing_token: str | None = None
+        self,
+        client_id: str,
+        dialect: Dialect,
+        timestamp: str | None = None,
+        fencing_token: str | None = None,
+        username: str | None = None,
     ) -> None:
         self.client_id = client_id
         self.dialect = dialect
         self.timestamp = timestamp
         self.fencing_token = fencing_token
+        self.username = username
 
 
 Authorise = Callable[[Context, Access, bytes], bool]

@@ -27,6 +27,8 @@ _log = logging.getLogger("penstock.statestore")
 
 _RENEWALS_PER_TTL = 3
 """Two renewals may fail before the lease is in danger."""
+_PAUSE_S = 0.1
+"""Wait before asking again where the store cannot be reached."""
 _RETRY_S = 1.0
 """Longest wait between two tries to acquire: a lost notification costs this much at most."""
 
@@ -141,6 +143,8 @@ class Lease:
                 if not patient:
                     raise
                 self._trouble = error.what
+                # An error that comes at once must not turn this into a busy loop.
+                await asyncio.sleep(_PAUSE_S)
 
     async def _wait_for_release(self) -> tuple[Hlc, float]:
         async with self._client.observe(self.name) as changes:

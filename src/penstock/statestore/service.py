@@ -188,7 +188,9 @@ class StateStoreService:
             message.settle(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "the state store is not running")
             return
         now_ms = self._clock()
-        ask = read_request(message.publish, message.client_id, message.received_ms, now_ms, self._forced)
+        ask = read_request(
+            message.publish, message.client_id, message.received_ms, now_ms, self._forced, message.username
+        )
         if isinstance(ask, Refusal):
             self._refuse(message, ask)
             return

@@ -320,6 +320,7 @@ def test_authorisation_comes_before_the_timestamp() -> None:
     asked: list[tuple[str, Access, bytes]] = []
 
     def authorise(context: Context, access: Access, key: bytes) -> bool:
+        assert context.username is None
         asked.append((context.client_id, access, key))
         return access is Access.READ
 

@@ -142,6 +142,15 @@ async def test_waiting_goes_on_while_the_store_is_out_of_reach(node: StoreNode) 
         await lease.release()
 
 
+async def test_an_mqtt_client_that_is_over_is_no_busy_loop(node: StoreNode) -> None:
+    client = StateStoreClient.connect(node.url, reconnect=False)
+    async with client:
+        await node.close()
+        with pytest.raises(UnavailableError, match="not to be had"):
+            await Lease(client, "lock", holder="me").acquire(timeout_s=0.25)
+    await node.start()
+
+
 async def test_leaving_the_block_without_a_connection_is_no_error(
     node: StoreNode, caplog: pytest.LogCaptureFixture
 ) -> None:
