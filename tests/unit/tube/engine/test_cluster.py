@@ -1,0 +1,71 @@
+"""Brokers and topics of the master."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import RemoteProtocolError
+from penstock.tube.codec.strings import BrokerInfo, DefaultConfig, TopicConfig
+from penstock.tube.engine.cluster import SYSTEM_TOPIC, Cluster, Topic, parse_broker_id
+
+DEFAULT = DefaultConfig(partitions=3)
+
+
+def cluster(*topics: Topic) -> Cluster:
+    return Cluster(topics, DEFAULT, 1000)
+
+
+def test_topic_as_pushed_leaves_blank_what_is_the_brokers_default() -> None:
+    assert Topic("demo").config(DEFAULT) == TopicConfig("demo")
+    full = Topic("demo", 5, 2, None, accept_publish=False, accept_subscribe=False, max_message_bytes=9)
+    assert full.config(DEFAULT).format() == "demo:5:false:false: : : : :2:0: : : : :9"
+
+
+def test_topic_of_some_brokers_is_pushed_to_them_only() -> None:
+    known = cluster(Topic("here", brokers=(1,)), Topic("everywhere"))
+    first = known.register(BrokerInfo(1, "h", 1), 0)
+    second = known.register(BrokerInfo(2, "h", 2), 0)
+    assert [text.partition(":")[0] for text in first.topics] == ["here", "everywhere", SYSTEM_TOPIC]
+    assert [text.partition(":")[0] for text in second.topics] == ["everywhere", SYSTEM_TOPIC]
+    assert known.in_sync(first, first.config_id, first.check_sum)
+    assert not known.in_sync(second, first.config_id, first.check_sum)
+
+
+def test_topic_is_usable_where_a_broker_reported_it() -> None:
+    known = cluster(Topic("demo", 2), Topic("closed", accept_publish=False))
+    broker = known.register(BrokerInfo(1, "h", 1), 0)
+    assert known.topic_info("demo") is None
+    assert not known.reporting()
+    assert known.report(broker, known.default_text, broker.topics)
+    assert not known.report(broker, known.default_text, broker.topics), "nothing new"
+    assert not known.report(broker, " ", ["demo"]), "a blank report counts for nothing"
+    assert known.topic_info("demo") is not None
+    assert known.topic_info("closed") is None
+    assert known.topic_info(SYSTEM_TOPIC) is None, "brokers write it"
+    assert [(p.topic, p.id) for p in known.partitions(["demo", "closed"])] == [
+        *(("closed", number) for number in range(3)),
+        *(("demo", number) for number in range(2)),
+    ]
+    assert len(known.partitions([SYSTEM_TOPIC])) == 10
+    assert known.reporting() == {1}
+    known.lost(broker)
+    assert not known.partitions(["demo"])
+
+
+def test_version_grows_though_the_clock_stands_still() -> None:
+    known = cluster()
+    versions = [known.version]
+    for number in range(3):
+        known.register(BrokerInfo(number, "h", 1), 0)
+        versions.append(known.version)
+    assert versions == sorted(set(versions))
+
+
+def test_report_that_cannot_be_read() -> None:
+    known = cluster()
+    broker = known.register(BrokerInfo(1, "h", 1), 0)
+    with pytest.raises(RemoteProtocolError):
+        known.report(broker, known.default_text, ["demo:1"])
+    with pytest.raises(RemoteProtocolError):
+        parse_broker_id("one")
+    assert parse_broker_id("7") == 7

@@ -1,0 +1,162 @@
+"""Routes of a producer and the lane to one partition, whose retries never reorder."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import RefusedError
+from penstock.tube.codec.proto import master_pb2 as pb
+from penstock.tube.codec.strings import BrokerInfo, Partition
+from penstock.tube.engine.producer import Lane, Routes
+
+TARGET = Partition(BrokerInfo(1, "h", 1), "demo", 0)
+
+
+def routes(*infos: str, brokers: tuple[str, ...] = ("1:h:1", "2:h:2")) -> Routes:
+    known = Routes("p", "h", start=-1)
+    known.registered(
+        pb.RegisterResponseM2P(success=True, errCode=200, errMsg="", brokerCheckSum=5, brokerInfos=brokers)
+    )
+    known.heard(heard(*infos))
+    return known
+
+
+def heard(*infos: str, code: int = 200, check_sum: int = 5, brokers: tuple[str, ...] = ()) -> pb.HeartResponseM2P:
+    return pb.HeartResponseM2P(
+        success=True, errCode=code, errMsg="", brokerCheckSum=check_sum, topicInfos=infos, brokerInfos=brokers
+    )
+
+
+def picks(known: Routes, count: int, *, now: int = 0) -> list[tuple[int, int]]:
+    chosen = [known.choose("demo", None, None, now) for _ in range(count)]
+    return [(target.broker.id, target.id) for target in chosen if target is not None]
+
+
+def test_partitions_take_turns() -> None:
+    known = routes("demo#1:2:1,2:1:2#")
+    assert picks(known, 5) == [(1, 0), (1, 1), (2, 0), (2, 10000), (1, 0)]
+
+
+def test_avoided_broker_is_left_out_while_there_are_others() -> None:
+    known = routes("demo#1:2:1,2:1:1#")
+    known.avoid(1, 100)
+    assert picks(known, 2) == [(2, 0), (2, 0)]
+    assert {broker for broker, _ in picks(known, 3, now=100)} == {1, 2}
+    known.avoid(1, 200)
+    known.avoid(2, 200)
+    assert len(picks(known, 3, now=150)) == 3
+
+
+def test_key_and_number_decide() -> None:
+    known = routes("demo#1:3:1#")
+    target = known.choose("demo", b"key", None, 0)
+    assert target is not None
+    known.avoid(1, 100)
+    assert known.choose("demo", b"key", None, 0) == target
+    named = known.choose("demo", b"key", 2, 0)
+    assert named is not None
+    assert named.id == 2
+    with pytest.raises(RefusedError, match="no partition 7"):
+        known.choose("demo", None, 7, 0)
+    assert known.choose("other", None, None, 0) is None
+
+
+def test_heartbeat_replaces_the_map_unless_the_master_is_not_ready() -> None:
+    known = routes("demo#1:1:1#1024")
+    assert known.max_bytes("demo") == 1024
+    known.heard(heard(code=201))
+    assert known.partitions("demo")
+    known.heard(heard())
+    assert not known.partitions("demo")
+    assert known.max_bytes("demo") == 1 << 20
+
+
+def test_brokers_are_taken_when_their_list_has_a_new_version() -> None:
+    known = routes("demo#1:1:1,3:1:1#")
+    assert [p.broker.id for p in known.partitions("demo")] == [1], "3 is not in the list"
+    assert known.heartbeat().brokerCheckSum == 5
+    known.heard(heard("demo#1:1:1,3:1:1#", check_sum=6, brokers=("1:h:9", "3:h:3")))
+    assert [p.broker for p in known.partitions("demo")] == [BrokerInfo(1, "h", 9), BrokerInfo(3, "h", 3)]
+    assert known.heartbeat().brokerCheckSum == 6
+
+
+def test_lane_sends_in_order_within_its_window() -> None:
+    lane: Lane[str] = Lane(TARGET, window=2)
+    for message in "abc":
+        lane.push(message)
+    assert lane.ready() == (1, "a")
+    assert lane.ready() == (2, "b")
+    assert lane.ready() is None
+    assert lane.succeeded(1) == "a"
+    assert lane.ready() == (3, "c")
+    assert len(lane) == 2
+    assert lane.messages() == ["b", "c"]
+
+
+def test_lane_holds_back_after_a_failure_and_sends_again_in_order() -> None:
+    lane: Lane[str] = Lane(TARGET, window=9)
+    for message in "abcd":
+        lane.push(message)
+    for _ in range(3):
+        lane.ready()
+    lane.succeeded(1)
+    lane.failed(3)
+    assert lane.ready() is None
+    assert lane.again() is None, "b is in flight"
+    lane.failed(2)
+    assert lane.again() == (["b", "c"], [])
+    assert [item[1] for item in iter(lane.ready, None)] == ["b", "c", "d"]
+
+
+def test_lane_gives_up_what_was_overtaken() -> None:
+    lane: Lane[str] = Lane(TARGET, window=9)
+    for message in "abc":
+        lane.push(message)
+        lane.ready()
+    lane.failed(1)
+    lane.succeeded(2)
+    lane.failed(3)
+    assert lane.again() == (["c"], ["a"])
+
+
+def test_lane_waiting_messages_can_leave() -> None:
+    lane: Lane[str] = Lane(TARGET, window=9)
+    for message in "abc":
+        lane.push(message)
+    assert lane.drop("b")
+    assert not lane.drop("b")
+    assert lane.waiting() == lane.take_waiting() == ["a", "c"]
+    assert lane.refused(1) is None
+    assert not len(lane)
+
+
+@given(st.data(), st.integers(1, 12), st.integers(1, 5))
+def test_retries_never_change_the_order_in_the_log(data: st.DataObject, count: int, window: int) -> None:
+    """Outcomes come in any order and fail at random, also after the message was stored (the answer was lost)."""
+    lane: Lane[int] = Lane(TARGET, window=window)
+    log: list[int] = []
+    given_up: set[int] = set()
+    for message in range(count):
+        lane.push(message)
+    flight: dict[int, int] = {}
+    for _ in range(count * 20):
+        while (item := lane.ready()) is not None:
+            flight[item[0]] = item[1]
+        if not flight:
+            break
+        number = min(flight)  # a connection's requests are carried out in order
+        message = flight.pop(number)
+        outcome = data.draw(st.sampled_from(["stored", "refused", "lost before", "lost after"]))
+        if outcome in {"stored", "lost after"}:
+            log.append(message)
+        if outcome == "stored":
+            lane.succeeded(number)
+        else:
+            lane.failed(number)
+        if (again := lane.again()) is not None:
+            given_up |= set(again[1])
+    last = {message: place for place, message in enumerate(log)}
+    stored = [message for message in sorted(last) if message not in given_up]
+    assert stored == sorted(stored, key=lambda message: last[message])
