@@ -467,7 +467,11 @@ class MqttClient:
                 self._dispatch(event)
             elif isinstance(event, Answered):
                 future = cast("asyncio.Future[Answered]", event.token)
-                if not future.done():
+                if future.done():
+                    continue
+                if event.error is not None:
+                    future.set_exception(event.error)
+                else:
                     future.set_result(event)
             elif isinstance(event, Connected):
                 self._accept(event.packet)
@@ -563,6 +567,9 @@ class MqttClient:
     def _flush(self) -> None:
         """Send what the engine has, in one write; arm its timer."""
         self._flush_scheduled = False
+        events = self._engine.take_events()
+        if events:
+            self._perform(events)
         link = self._link
         if link is None or link.transport is None or link.transport.is_closing():
             return

@@ -1,6 +1,7 @@
 """The client without IO: what is asked for goes in, bytes and events come out; it outlives its network connections.
 
-After each call the shell sends what :meth:`ClientEngine.take` returns. Operations carry a token of the caller, which
+After each call the shell handles :meth:`ClientEngine.take_events` and sends what :meth:`ClientEngine.take` returns.
+Operations carry a token of the caller, which
 comes back in :class:`Answered`. What has no answer when a connection ends is kept: after the next CONNACK it is sent
 again, with DUP where the server still has the session, as new where it has not [MQTT-4.4.0-1]; then subscriptions are
 made anew too.
@@ -69,11 +70,15 @@ class Refused:
 
 @dataclass(slots=True)
 class Answered:
-    """An operation is done: reason codes (one of a publish, one a filter else) and the server's words."""
+    """An operation is done: reason codes (one of a publish, one a filter else) and the server's words.
+
+    ``error`` is set where it was never sent because the protocol forbids it.
+    """
 
     token: object
     reason_codes: Sequence[int]
     reason_string: str
+    error: LocalProtocolError | None = None
 
 
 @dataclass(slots=True)
@@ -146,14 +151,14 @@ class ClientEngine:
         try:
             for packet in self._decoder.feed(data):
                 if not self._handle(packet, now):
-                    return self._take_events()
+                    return self.take_events()
             if self._decoder.error is not None:
                 raise self._decoder.error
         except RemoteProtocolError as e:
             if self.state is ClientState.CONNECTED:
                 self._send(Disconnect(e.reason_code), now)
             self._close(e.reason_code, e.what, by_server=False)
-        return self._take_events()
+        return self.take_events()
 
     def lost(self) -> None:
         """The network connection is gone; what has no answer waits for the next one."""
@@ -239,7 +244,7 @@ class ClientEngine:
             elif now >= self._last_sent + self._keep_alive_ms:  # [MQTT-3.1.2-20]
                 self._send(PingReq(), now)
                 self._ping_sent = now
-        return self._take_events()
+        return self.take_events()
 
     # Inside
 
@@ -335,7 +340,7 @@ class ClientEngine:
                 refusal = self._refusal(publish, len(data))
             except LocalProtocolError as e:
                 inflight.pop(publish.packet_id, None)
-                self._answer(operation, (ReasonCode.MALFORMED_PACKET,), str(e))
+                self._events.append(Answered(operation.token, (), "", e))
                 continue
             if refusal:
                 inflight.pop(publish.packet_id, None)
@@ -405,7 +410,8 @@ class ClientEngine:
         self.state = ClientState.OFFLINE
         self._events.append(Closed(int(reason_code), reason_string, by_server))
 
-    def _take_events(self) -> list[Event]:
+    def take_events(self) -> list[Event]:
+        """What happened outside of :meth:`receive` and :meth:`tick`: messages refused before they were sent."""
         events = self._events
         self._events = []
         return events

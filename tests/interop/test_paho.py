@@ -1,0 +1,153 @@
+"""paho-mqtt (MQTT 5) as publisher and subscriber on our broker."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import paho.mqtt.client as paho
+import pytest
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from penstock.mqtt.server import MqttServer
+
+DEADLINE_S = 15
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[tuple[MqttServer, str, int]]:
+    server = MqttServer()
+    host, port = await server.start("127.0.0.1", 0)
+    yield server, host, port
+    await server.close()
+
+
+class Paho:
+    """A paho client with its own thread; what happens to it collects in lists."""
+
+    def __init__(self, host: str, port: int, client_id: str, *, clean_start: bool = True, expiry: int = 0) -> None:
+        self.client = paho.Client(CallbackAPIVersion.VERSION2, client_id, protocol=paho.MQTTv5)
+        self.connected = threading.Event()
+        self.disconnected = threading.Event()
+        self.subscribed = threading.Event()
+        self.arrived = threading.Condition()
+        self.messages: list[paho.MQTTMessage] = []
+        self.codes: list[str] = []
+        self.session_present = False
+        self.client.on_connect = self._on_connect
+        self.client.on_message = self._on_message
+        self.client.on_subscribe = lambda *_: self.subscribed.set()
+        self.client.on_disconnect = self._on_disconnect
+        properties: Any = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        properties.SessionExpiryInterval = expiry
+        self.client.connect(host, port, clean_start=clean_start, properties=properties)
+        self.client.loop_start()
+        assert self.connected.wait(DEADLINE_S)
+
+    def _on_connect(self, _client: Any, _userdata: Any, flags: Any, reason_code: Any, _properties: Any) -> None:
+        self.codes.append(str(reason_code))
+        self.session_present = flags.session_present
+        self.connected.set()
+
+    def _on_disconnect(self, _client: Any, _userdata: Any, _flags: Any, reason_code: Any, _properties: Any) -> None:
+        self.codes.append(str(reason_code))
+        self.disconnected.set()
+
+    def _on_message(self, _client: Any, _userdata: Any, message: paho.MQTTMessage) -> None:
+        with self.arrived:
+            self.messages.append(message)
+            self.arrived.notify_all()
+
+    def subscribe(self, topic_filter: str, qos: int = 1, **options: Any) -> None:
+        self.subscribed.clear()
+        self.client.subscribe(topic_filter, options=SubscribeOptions(qos, **options))
+        assert self.subscribed.wait(DEADLINE_S)
+
+    def wait_for(self, count: int) -> list[paho.MQTTMessage]:
+        with self.arrived:
+            assert self.arrived.wait_for(lambda: len(self.messages) >= count, DEADLINE_S), self.messages
+            return list(self.messages)
+
+    def stop(self) -> None:
+        self.client.disconnect()
+        self.client.loop_stop()
+
+
+async def test_publish_and_subscribe(broker: tuple[MqttServer, str, int]) -> None:
+    _, host, port = broker
+
+    def conversation() -> None:
+        subscriber, publisher = Paho(host, port, "s"), Paho(host, port, "p")
+        subscriber.subscribe("a/#")
+        properties: Any = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        properties.UserProperty = [("k", "1"), ("k", "2")]
+        properties.ResponseTopic = "r"
+        properties.CorrelationData = b"\x00\x01"
+        properties.MessageExpiryInterval = 100
+        info = publisher.client.publish("a/b", b"first", qos=1, properties=properties)
+        info.wait_for_publish(DEADLINE_S)
+        for n in range(200):
+            publisher.client.publish("a/n", str(n), qos=n % 2)
+        got = subscriber.wait_for(201)
+        assert (got[0].topic, got[0].payload, got[0].qos) == ("a/b", b"first", 1)
+        arrived: Any = got[0].properties
+        assert arrived.UserProperty == [("k", "1"), ("k", "2")]
+        assert arrived.CorrelationData == b"\x00\x01"
+        for qos in (0, 1):
+            assert [int(m.payload) for m in got[1:] if m.qos == qos] == list(range(qos, 200, 2))
+        for client in (subscriber, publisher):
+            client.stop()
+
+    await asyncio.to_thread(conversation)
+
+
+async def test_retained_no_local_and_takeover(broker: tuple[MqttServer, str, int]) -> None:
+    server, host, port = broker
+
+    def conversation() -> None:
+        client = Paho(host, port, "c")
+        client.client.publish("r", b"kept", qos=1, retain=True).wait_for_publish(DEADLINE_S)
+        client.subscribe("#", noLocal=True, retainAsPublished=True)
+        (kept,) = client.wait_for(1)
+        assert (kept.payload, kept.retain) == (b"kept", True)
+        client.client.publish("own", b"x", qos=1).wait_for_publish(DEADLINE_S)
+        client.client.loop_stop()  # it would come back and take over in turn
+        successor = Paho(host, port, "c")
+        successor.stop()
+        assert len(client.messages) == 1
+
+    await asyncio.to_thread(conversation)
+    assert server.stats.connections_opened == 2
+
+
+async def test_session_is_resumed(broker: tuple[MqttServer, str, int]) -> None:
+    _, host, port = broker
+
+    def conversation() -> None:
+        first = Paho(host, port, "s", clean_start=True, expiry=60)
+        first.subscribe("a")
+        first.stop()
+        publisher = Paho(host, port, "p")
+        for n in range(3):
+            publisher.client.publish("a", str(n), qos=1).wait_for_publish(DEADLINE_S)
+        second = Paho(host, port, "s", clean_start=False, expiry=60)
+        assert second.session_present
+        assert [m.payload for m in second.wait_for(3)] == [b"0", b"1", b"2"]
+        publisher.stop()
+        second.stop()
+
+    await asyncio.to_thread(conversation)
+
+
+async def test_shut_down_is_announced(broker: tuple[MqttServer, str, int]) -> None:
+    server, host, port = broker
+    client = await asyncio.to_thread(Paho, host, port, "c")
+    await server.close()
+    assert await asyncio.to_thread(client.disconnected.wait, DEADLINE_S)
+    await asyncio.to_thread(client.stop)
+    assert client.codes[-1] == "Server shutting down"

@@ -1,0 +1,348 @@
+"""The asyncio client against our broker: operations, reconnects, errors."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from penstock.errors import ConfigError, LocalProtocolError, PenstockError, RefusedError, UnavailableError
+from penstock.mqtt.client import MqttClient, parse_url
+from penstock.mqtt.codec.packets import Publish, Subscription
+from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.server import BrokerLimits, MqttServer
+from penstock.mqtt.service import Inbound
+
+DEADLINE_S = 10
+
+
+class Log:
+    """A service that takes ``log/#`` and holds messages until told."""
+
+    filters = ("log/#",)
+    exclusive = True
+
+    def __init__(self) -> None:
+        self.held: list[Inbound] = []
+        self.came = asyncio.Event()
+
+    def receive(self, message: Inbound) -> None:
+        self.held.append(message)
+        self.came.set()
+
+    def disconnected(self, client_id: str) -> None: ...
+
+
+@pytest.fixture
+async def broker() -> AsyncIterator[tuple[MqttServer, str, int]]:
+    server = MqttServer(limits=BrokerLimits(max_packet_size=100_000))
+    host, port = await server.start("127.0.0.1", 0)
+    yield server, host, port
+    await server.close()
+
+
+def client_on(broker: tuple[MqttServer, str, int], **options: object) -> MqttClient:
+    _, host, port = broker
+    return MqttClient(host, port, jitter=lambda: 0.0, **options)  # type: ignore[arg-type]
+
+
+async def test_publish_subscribe_unsubscribe(broker: tuple[MqttServer, str, int]) -> None:
+    async with client_on(broker) as client:
+        assert client.client_id.startswith("penstock-")
+        assert client.connected
+        assert await client.publish("a") == 0x10
+        assert await client.subscribe(["a", Subscription("b/#", 0)], qos=1, identifier=3) == [1, 0]
+        assert await client.publish("a", "text", properties=Properties(content_type="t")) == 0
+        assert await client.publish("b/1", b"raw", qos=0) == 0
+        messages = client.messages()
+        first, second = await anext(messages), await anext(messages)
+        assert (first.payload, first.properties.content_type) == (b"text", "t")
+        assert first.properties.subscription_identifiers == [3]
+        assert (second.topic, second.qos) == ("b/1", 0)
+        assert await client.unsubscribe("a") == [0]
+        assert await client.unsubscribe(["a", "b/#"]) == [0x11, 0]
+    assert not client.connected
+
+
+async def test_listeners_share_a_client(broker: tuple[MqttServer, str, int]) -> None:
+    rest: list[Publish] = []
+    heard: list[Publish] = []
+    both = asyncio.Event()
+
+    def on_message(message: Publish) -> None:
+        rest.append(message)
+        both.set()
+
+    async with client_on(broker, on_message=on_message) as client:
+        remove = client.listen("a/+", heard.append)
+        await client.subscribe("#")
+        await client.publish("a/b")
+        await client.publish("z")
+        async with asyncio.timeout(DEADLINE_S):
+            await both.wait()
+        remove()
+        both.clear()
+        await client.publish("a/c")
+        async with asyncio.timeout(DEADLINE_S):
+            await both.wait()
+    assert [m.topic for m in heard] == ["a/b"]
+    assert [m.topic for m in rest] == ["z", "a/c"]
+
+
+async def test_refusals(broker: tuple[MqttServer, str, int]) -> None:
+    server, host, port = broker
+    log = Log()
+    server.add_service(log)
+    async with client_on(broker) as client:
+        sending = asyncio.create_task(client.publish("log/x"))
+        async with asyncio.timeout(DEADLINE_S):
+            await log.came.wait()
+        log.held[0].settle(0x97, "full")
+        with pytest.raises(RefusedError) as caught:
+            await sending
+        assert (caught.value.code, caught.value.text, caught.value.peer) == (0x97, "full", f"{host}:{port}")
+        with pytest.raises(RefusedError) as caught:
+            await client.subscribe(["ok", "$share/g/a"])
+        assert caught.value.code == 0x9E
+        with pytest.raises(RefusedError) as caught:
+            await client.publish("a", bytes(200_000))
+        assert caught.value.code == 0x95, "refused here: the server would have closed the connection"
+        assert client.connected
+
+
+async def test_misuse_is_told_before_anything_is_sent(broker: tuple[MqttServer, str, int]) -> None:
+    client = client_on(broker)
+    with pytest.raises(LocalProtocolError):
+        await client.publish("a")
+    async with client:
+        for bad in (client.publish("a/#"), client.publish("a", qos=2), client.subscribe("a/#/b")):
+            with pytest.raises(LocalProtocolError):
+                await bad
+        with pytest.raises(LocalProtocolError):
+            await client.subscribe("a", qos=2)
+        with pytest.raises(LocalProtocolError):
+            await client.publish("a", properties=Properties(user_properties=[("\0", "")]))
+        with pytest.raises(LocalProtocolError):
+            await client.connect()
+    with pytest.raises(LocalProtocolError):
+        MqttClient(keep_alive_s=100_000)
+    with pytest.raises(UnavailableError):
+        await client.publish("a")
+
+
+async def test_nobody_there() -> None:
+    probe = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)
+    port = probe.sockets[0].getsockname()[1]
+    probe.close()
+    await probe.wait_closed()
+    with pytest.raises(UnavailableError) as caught:
+        await MqttClient("127.0.0.1", port).connect()
+    assert caught.value.applied is False
+
+
+async def test_a_server_that_does_not_answer() -> None:
+    ended = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        ended.set()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        with pytest.raises(UnavailableError):
+            await MqttClient("127.0.0.1", port, connect_timeout_s=0.05).connect()
+        async with asyncio.timeout(DEADLINE_S):
+            await ended.wait()
+
+
+async def test_what_has_no_puback_is_sent_again_after_a_reconnect(broker: tuple[MqttServer, str, int]) -> None:
+    server, _, _ = broker
+    log = Log()
+    server.add_service(log)
+    presents: list[bool] = []
+    errors: list[PenstockError | None] = []
+    async with client_on(broker, client_id="c", session_expiry_s=60) as client:
+        client.on_connected(presents.append)
+        client.on_disconnected(errors.append)
+        sending = [asyncio.create_task(client.publish("log/x", str(n))) for n in range(3)]
+        async with asyncio.timeout(DEADLINE_S):
+            while len(log.held) < 3:
+                log.came.clear()
+                await log.came.wait()
+        log.held[0].settle()
+        assert await sending[0] == 0
+        server.disconnect("c", 0x98)
+        async with asyncio.timeout(DEADLINE_S):
+            while len(log.held) < 5:
+                log.came.clear()
+                await log.came.wait()
+        again = log.held[3:]
+        assert [m.publish.payload for m in again] == [b"1", b"2"]
+        assert [m.publish.dup for m in again] == [True, True]
+        for message in again:
+            message.settle()
+        assert await asyncio.gather(*sending[1:]) == [0, 0]
+    assert presents == [True]
+    assert isinstance(errors[0], UnavailableError)
+    assert errors[1:] == [None]
+
+
+async def test_without_the_session_messages_go_as_new_and_subscriptions_are_made_again(
+    broker: tuple[MqttServer, str, int],
+) -> None:
+    server, _, _ = broker
+    log = Log()
+    server.add_service(log)
+    async with client_on(broker, client_id="c") as client:
+        await client.subscribe("a", identifier=9)
+        sending = asyncio.create_task(client.publish("log/x"))
+        async with asyncio.timeout(DEADLINE_S):
+            await log.came.wait()
+        log.came.clear()
+        server.disconnect("c", 0x98)
+        async with asyncio.timeout(DEADLINE_S):
+            await log.came.wait()
+            assert not log.held[1].publish.dup
+            log.held[1].settle()
+            await sending
+            assert await client.publish("a") == 0
+            message = await anext(client.messages())
+        assert message.properties.subscription_identifiers == [9]
+
+
+async def test_operations_wait_while_the_server_is_away() -> None:
+    server = MqttServer()
+    host, port = await server.start("127.0.0.1", 0)
+    client = MqttClient(host, port, jitter=lambda: 0.0)
+    await client.connect()
+    lost = asyncio.Event()
+    client.on_disconnected(lambda _: lost.set())
+    await server.close()
+    async with asyncio.timeout(DEADLINE_S):
+        await lost.wait()
+    waiting = [
+        asyncio.create_task(client.publish("a", "1")),
+        asyncio.create_task(client.publish("b", qos=0)),
+        asyncio.create_task(client.subscribe("a")),
+        asyncio.create_task(client.unsubscribe("z")),
+    ]
+    server = MqttServer()
+    await server.start(host, port)
+    async with asyncio.timeout(DEADLINE_S):
+        results = await asyncio.gather(*waiting)
+    assert results[1:] == [0, [1], [0x11]]
+    await client.disconnect()
+    await server.close()
+
+
+async def test_without_reconnect_everything_fails_at_once(broker: tuple[MqttServer, str, int]) -> None:
+    server, _, _ = broker
+    server.add_service(Log())
+    client = client_on(broker, client_id="c", reconnect=False)
+    await client.connect()
+    sending = asyncio.create_task(client.publish("log/x"))
+    reading = asyncio.ensure_future(anext(client.messages()))
+    await client.subscribe("a")
+    server.disconnect("c", 0x98)
+    for task in (sending, reading):
+        with pytest.raises(UnavailableError):
+            await asyncio.wait_for(task, DEADLINE_S)
+    with pytest.raises(UnavailableError):
+        await client.publish("a")
+    await client.disconnect()
+
+
+async def test_taken_over_clients_do_not_fight(broker: tuple[MqttServer, str, int]) -> None:
+    first = client_on(broker, client_id="same")
+    await first.connect()
+    ended: asyncio.Future[PenstockError | None] = asyncio.get_running_loop().create_future()
+    first.on_disconnected(ended.set_result)
+    async with client_on(broker, client_id="same") as second:
+        error = await asyncio.wait_for(ended, DEADLINE_S)
+        assert isinstance(error, RefusedError)
+        assert error.code == 0x8E
+        with pytest.raises(RefusedError):
+            await first.publish("a")
+        assert await second.publish("a") == 0x10
+    await first.disconnect()
+
+
+async def test_disconnect_fails_what_waits(broker: tuple[MqttServer, str, int]) -> None:
+    server, _, _ = broker
+    log = Log()
+    server.add_service(log)
+    client = client_on(broker)
+    await client.connect()
+    sending = asyncio.create_task(client.publish("log/x"))
+    async with asyncio.timeout(DEADLINE_S):
+        await log.came.wait()
+    await client.disconnect()
+    with pytest.raises(UnavailableError) as caught:
+        await sending
+    assert caught.value.applied is None
+    await client.disconnect()
+
+
+async def test_messages_end_with_the_client(broker: tuple[MqttServer, str, int]) -> None:
+    client = client_on(broker)
+    await client.connect()
+
+    async def read() -> list[Publish]:
+        return [message async for message in client.messages()]
+
+    reading = asyncio.create_task(read())
+    await client.subscribe("a")
+    await client.publish("a")
+    await client.disconnect()
+    assert len(await asyncio.wait_for(reading, DEADLINE_S)) == 1
+
+
+async def test_a_slow_reader_stops_the_network_and_loses_nothing(broker: tuple[MqttServer, str, int]) -> None:
+    async with client_on(broker) as reader, client_on(broker) as writer:
+        await reader.subscribe("a")
+        await asyncio.gather(*(writer.publish("a", str(n)) for n in range(3000)))
+        messages = reader.messages()
+        async with asyncio.timeout(DEADLINE_S):
+            assert [int((await anext(messages)).payload) for _ in range(3000)] == list(range(3000))
+
+
+async def test_keep_alive_pings(broker: tuple[MqttServer, str, int]) -> None:
+    server, _, _ = broker
+    async with client_on(broker, keep_alive_s=1) as client:
+        before = server.stats.packets_received
+        async with asyncio.timeout(DEADLINE_S):
+            while server.stats.packets_received == before:
+                await asyncio.sleep(0.05)
+        assert client.connected
+
+
+async def test_pending_publishes_are_bounded(broker: tuple[MqttServer, str, int]) -> None:
+    server, _, _ = broker
+    log = Log()
+    server.add_service(log)
+    async with client_on(broker, max_pending=2) as client:
+        sending = [asyncio.create_task(client.publish("log/x", str(n))) for n in range(3)]
+        async with asyncio.timeout(DEADLINE_S):
+            while len(log.held) < 2:
+                log.came.clear()
+                await log.came.wait()
+            await client.publish("other", qos=0)
+            assert len(log.held) == 2
+            for message in list(log.held):
+                message.settle()
+            while len(log.held) < 3:
+                log.came.clear()
+                await log.came.wait()
+            log.held[2].settle()
+            assert await asyncio.gather(*sending) == [0, 0, 0]
+
+
+def test_urls() -> None:
+    assert parse_url("mqtt://127.0.0.1:1884") == ("127.0.0.1", 1884)
+    assert parse_url("mqtt://host") == ("host", 1883)
+    assert parse_url("mqtt://[::1]:9/") == ("::1", 9)
+    for bad in ("mqtts://h", "h:1883", "mqtt://", "mqtt://h:x", "mqtt://h:99999", "mqtt://h/path", "mqtt://u:p@h"):
+        with pytest.raises(ConfigError):
+            parse_url(bad)

@@ -1,0 +1,222 @@
+"""The asyncio shell of the broker, on the plain loop and on uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import pytest
+
+from penstock.mqtt.codec.decoder import Decoder, Role
+from penstock.mqtt.codec.encoder import encode
+from penstock.mqtt.codec.packets import (
+    ConnAck,
+    Connect,
+    Disconnect,
+    Packet,
+    PingReq,
+    PingResp,
+    PubAck,
+    Publish,
+    Subscribe,
+    Subscription,
+)
+from penstock.mqtt.server import BrokerLimits, MqttServer
+from penstock.mqtt.service import Inbound
+
+DEADLINE_S = 10
+
+
+class Wire:
+    """A client made of a stream and a decoder."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.decoder = Decoder(role=Role.CLIENT)
+        self.packets: list[Packet] = []
+
+    @classmethod
+    async def open(cls, address: tuple[str, int]) -> Wire:
+        return cls(*await asyncio.open_connection(*address))
+
+    def send(self, *packets: Packet) -> None:
+        self.writer.write(b"".join(map(encode, packets)))
+
+    async def next(self) -> Packet | None:
+        """The next packet; None at the end of the stream."""
+        async with asyncio.timeout(DEADLINE_S):
+            while not self.packets:
+                data = await self.reader.read(65_536)
+                if not data:
+                    return None
+                self.packets += self.decoder.feed(data)
+        return self.packets.pop(0)
+
+    async def connect(self, client_id: str = "c", **fields: int) -> Wire:
+        self.send(Connect(client_id, **fields))  # type: ignore[arg-type]
+        answer = await self.next()
+        assert isinstance(answer, ConnAck)
+        assert answer.reason_code == 0
+        return self
+
+    async def close(self) -> None:
+        self.writer.close()
+        await self.writer.wait_closed()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[tuple[MqttServer, tuple[str, int]]]:
+    broker = MqttServer(limits=BrokerLimits(max_connections=3))
+    address = await broker.start("127.0.0.1", 0)
+    yield broker, address
+    await broker.close()
+
+
+async def test_bytes_in_packets_out(server: tuple[MqttServer, tuple[str, int]]) -> None:
+    broker, address = server
+    wire = await (await Wire.open(address)).connect()
+    wire.send(PingReq(), Publish("a", b"", 1, packet_id=3), PingReq())
+    assert [await wire.next() for _ in range(3)] == [PingResp(), PubAck(3, 0x10), PingResp()]
+    stats = broker.stats
+    assert (stats.connections, stats.sessions, stats.publishes_received, stats.packets_received) == (1, 1, 1, 4)
+    assert stats.bytes_received > 0
+    assert stats.bytes_sent > 0
+    await wire.close()
+
+
+async def test_nodelay_is_set_and_peers_are_apart(server: tuple[MqttServer, tuple[str, int]]) -> None:
+    broker, address = server
+    wire = await (await Wire.open(address)).connect()
+    (link,) = broker._links.values()
+    assert link.transport is not None
+    assert link.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    bad = await Wire.open(address)
+    bad.writer.write(b"\x00garbage")
+    assert await bad.next() is None
+    wire.send(PingReq())
+    assert await wire.next() == PingResp()
+    for client in (wire, bad):
+        await client.close()
+
+
+async def test_one_connection_too_many(server: tuple[MqttServer, tuple[str, int]]) -> None:
+    broker, address = server
+    wires = [await (await Wire.open(address)).connect(f"c{n}") for n in range(3)]
+    late = await Wire.open(address)
+    with pytest.raises((ConnectionError, AssertionError)):
+        await late.connect("late")
+    assert broker.stats.connections_refused == 1
+    for wire in (*wires, late):
+        wire.writer.close()
+
+
+async def test_node_side_calls(server: tuple[MqttServer, tuple[str, int]]) -> None:
+    broker, address = server
+    wire = await (await Wire.open(address)).connect()
+    wire.send(Subscribe(1, [Subscription("a", no_local=True)]))
+    await wire.next()
+    broker.publish(Publish("a", b"1", 1))
+    assert broker.deliver("c", Publish("b", b"2", 1))
+    assert not broker.deliver("nobody", Publish("b"))
+    got = [await wire.next(), await wire.next()]
+    assert [p.topic for p in got if isinstance(p, Publish)] == ["a", "b"]
+    broker.disconnect("c", 0x98)
+    assert await wire.next() == Disconnect(0x98)
+    assert await wire.next() is None
+    await wire.close()
+
+
+async def test_a_message_settled_later_is_acknowledged(server: tuple[MqttServer, tuple[str, int]]) -> None:
+    broker, address = server
+
+    class Slow:
+        filters = ("slow",)
+        exclusive = True
+
+        def receive(self, message: Inbound) -> None:
+            assert message.received_ms > 1_700_000_000_000
+            asyncio.get_running_loop().call_later(0.01, message.settle, 0x97, "full")
+
+        def disconnected(self, client_id: str) -> None:
+            gone.set()
+
+    gone = asyncio.Event()
+    broker.add_service(Slow())
+    wire = await (await Wire.open(address)).connect()
+    wire.send(Publish("slow", b"", 1, packet_id=1))
+    answer = await wire.next()
+    assert isinstance(answer, PubAck)
+    assert (answer.reason_code, answer.properties.reason_string) == (0x97, "full")
+    await wire.close()
+    async with asyncio.timeout(DEADLINE_S):
+        await gone.wait()
+
+
+async def test_a_failure_of_ours_ends_one_connection(
+    server: tuple[MqttServer, tuple[str, int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    broker, address = server
+
+    class Broken:
+        filters = ("broken",)
+        exclusive = True
+
+        def receive(self, message: Inbound) -> None:
+            raise RuntimeError("bug")
+
+        def disconnected(self, client_id: str) -> None: ...
+
+    broker.add_service(Broken())
+    wire, other = await (await Wire.open(address)).connect("a"), await (await Wire.open(address)).connect("b")
+    wire.send(Publish("broken", b""))
+    with suppress(ConnectionError):
+        assert await wire.next() is None
+    other.send(PingReq())
+    assert await other.next() == PingResp()
+    assert "internal error" in caplog.text
+    for client in (wire, other):
+        client.writer.close()
+
+
+async def test_keep_alive_runs_on_the_loops_clock(server: tuple[MqttServer, tuple[str, int]]) -> None:
+    _, address = server
+    wire = await (await Wire.open(address)).connect(keep_alive=1)
+    assert await wire.next() == Disconnect(0x8D)
+    await wire.close()
+
+
+async def test_close_says_goodbye_and_may_be_called_again() -> None:
+    broker = MqttServer()
+    await broker.close()
+    address = await broker.start("127.0.0.1", 0)
+    wire = await (await Wire.open(address)).connect()
+    silent = await Wire.open(address)
+    await asyncio.gather(broker.close(), _goodbye(wire))
+    await broker.close()
+    assert await silent.next() is None
+    for client in (wire, silent):
+        await client.close()
+
+
+async def _goodbye(wire: Wire) -> None:
+    assert await wire.next() == Disconnect(0x8B)
+
+
+def test_the_same_on_uvloop() -> None:
+    uvloop = pytest.importorskip("uvloop")
+
+    async def conversation() -> None:
+        broker = MqttServer()
+        address = await broker.start("127.0.0.1", 0)
+        wire = await (await Wire.open(address)).connect()
+        wire.send(Subscribe(1, [Subscription("a")]), Publish("a", b"x" * 1_000_000, 1, packet_id=1))
+        got = [await wire.next() for _ in range(3)]
+        assert isinstance(got[1], Publish)
+        assert len(got[1].payload) == 1_000_000
+        await asyncio.gather(broker.close(), _goodbye(wire))
+        await wire.close()
+
+    uvloop.run(conversation())
