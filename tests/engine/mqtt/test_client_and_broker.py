@@ -1,0 +1,203 @@
+"""The client engine and the broker engine joined by a fake link: what was sent arrives, however often it is cut."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.mqtt.codec.encoder import encode
+from penstock.mqtt.codec.packets import ConnAck, Connect, Disconnect, Publish, PubRec, SubAck, Subscription
+from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.engine.client import Answered, ClientEngine, ClientState, Closed, Connected, Event, Refused
+from penstock.mqtt.engine.connection import BrokerConnection
+from tests.engine.mqtt.harness import Bench
+
+
+class Pair:
+    """A client engine whose network connection to the bench's broker can be cut."""
+
+    def __init__(self, bench: Bench, client_id: str, *, expiry: int | None = 1000, **properties: int) -> None:
+        self.bench = bench
+        given = Properties(session_expiry_interval=expiry)
+        for name, value in properties.items():
+            setattr(given, name, value)
+        self.engine = ClientEngine(Connect(client_id, clean_start=True, properties=given))
+        self.connection: BrokerConnection | None = None
+        self.events: list[Event] = []
+
+    def connect(self) -> None:
+        self.connection = self.bench.broker.open("pair", self.bench.now)
+        self.engine.begin(self.bench.now)
+
+    def to_broker(self) -> bool:
+        data = self.engine.take()
+        if data and self.connection is not None:
+            self.connection.receive(data, self.bench.now, 0)
+        return bool(data)
+
+    def cut(self) -> None:
+        if self.connection is not None:
+            self.connection.lost(self.bench.now)
+            self.connection = None
+            self.engine.lost()
+
+
+def exchange(bench: Bench, *pairs: Pair) -> None:
+    """Move bytes both ways until nothing moves."""
+    moved = True
+    while moved:
+        moved = False
+        for pair in pairs:
+            moved |= pair.to_broker()
+        for connection, data, close in bench.broker.flush():
+            for pair in pairs:
+                if pair.connection is connection:
+                    moved = True
+                    pair.events += pair.engine.receive(data, bench.now)
+                    if close:
+                        pair.cut()
+
+
+@given(st.lists(st.sampled_from(["publish", "cut publisher", "cut subscriber", "lose bytes", "exchange"]), max_size=40))
+def test_every_message_arrives_at_least_once_and_first_copies_in_order(steps: list[str]) -> None:
+    bench = Bench()
+    publisher, subscriber = Pair(bench, "p"), Pair(bench, "s", receive_maximum=3)
+    for pair in (publisher, subscriber):
+        pair.connect()
+    subscriber.engine.subscribe([Subscription("a")], Properties(), "sub", bench.now)
+    exchange(bench, publisher, subscriber)
+    sent = 0
+    for step in steps:
+        if step == "publish":
+            sent += 1
+            publisher.engine.publish(Publish("a", str(sent).encode(), 1), sent, bench.now)
+        elif step == "exchange":
+            exchange(bench, publisher, subscriber)
+        elif step == "lose bytes":
+            publisher.to_broker()
+            bench.broker.flush()  # what the broker said is lost with the connections
+            for pair in (publisher, subscriber):
+                pair.cut()
+                pair.connect()
+        else:
+            pair = publisher if step == "cut publisher" else subscriber
+            pair.cut()
+            pair.connect()
+    exchange(bench, publisher, subscriber)
+    answered = [event.token for event in publisher.events if isinstance(event, Answered)]
+    assert answered == list(range(1, sent + 1)), "each operation is answered once, in order"
+    arrived = [int(event.payload) for event in subscriber.events if isinstance(event, Publish)]
+    assert list(dict.fromkeys(arrived)) == list(range(1, sent + 1))
+    stats = bench.broker.measure()
+    assert (stats.inflight, stats.queued) == (0, 0)
+
+
+def test_a_lost_session_is_made_anew() -> None:
+    bench = Bench()
+    pair = Pair(bench, "c", expiry=None)
+    pair.connect()
+    pair.engine.subscribe([Subscription("a/#")], Properties(subscription_identifiers=[4]), "s", bench.now)
+    exchange(bench, pair)
+    pair.cut()
+    pair.engine.publish(Publish("a/b", b"x", 1), "p", bench.now)
+    pair.engine.subscribe([Subscription("z")], Properties(), "z", bench.now)
+    pair.connect()
+    exchange(bench, pair)
+    connected = [e.packet.session_present for e in pair.events if isinstance(e, Connected)]
+    assert connected == [False, False]
+    assert [e.token for e in pair.events if isinstance(e, Answered)] == ["s", "z", "p"]
+    (message,) = [e for e in pair.events if isinstance(e, Publish)]
+    assert message.properties.subscription_identifiers == [4]
+
+
+def start(**connect: object) -> ClientEngine:
+    engine = ClientEngine(Connect("c", **connect))  # type: ignore[arg-type]
+    engine.begin(0)
+    engine.take()
+    return engine
+
+
+def test_keep_alive() -> None:
+    engine = start(keep_alive=60)
+    engine.receive(encode(ConnAck(properties=Properties(server_keep_alive=10))), 0)
+    assert engine.next_deadline() == 10_000
+    assert engine.tick(10_000) == []
+    assert engine.take() == b"\xc0\x00"
+    assert engine.next_deadline() == 20_000
+    engine.receive(b"\xd0\x00", 11_000)
+    assert engine.next_deadline() == 20_000
+    engine.tick(20_000)
+    (closed,) = engine.tick(30_000)
+    assert isinstance(closed, Closed)
+    assert engine.state is ClientState.OFFLINE
+    assert start().next_deadline() is None
+
+
+def test_refused() -> None:
+    engine = start()
+    (refused,) = engine.receive(encode(ConnAck(reason_code=0x87)), 0)
+    assert isinstance(refused, Refused)
+    assert engine.state is ClientState.OFFLINE
+
+
+def test_limits_that_the_server_announced() -> None:
+    engine = start()
+    announced = Properties(receive_maximum=1, maximum_packet_size=20, maximum_qos=0, retain_available=0)
+    engine.receive(encode(ConnAck(properties=announced)), 0)
+    engine.publish(Publish("a", b"", 1), "qos", 0)
+    engine.publish(Publish("a", bytes(100), 1), "size", 0)
+    answers = [e for e in engine.take_events() if isinstance(e, Answered)]
+    assert [(e.token, list(e.reason_codes)) for e in answers] == [("qos", [0x9B]), ("size", [0x95])]
+    assert engine.take() == b""
+
+
+def test_receive_maximum_of_the_server() -> None:
+    engine = start()
+    engine.receive(encode(ConnAck(properties=Properties(receive_maximum=2))), 0)
+    for n in range(4):
+        engine.publish(Publish("a", str(n).encode(), 1), n, 0)
+    assert engine.take().count(b"\x00\x01a") == 2
+    (answer,) = engine.receive(b"\x40\x02\x00\x02", 0)
+    assert isinstance(answer, Answered)
+    assert answer.token == 1
+    assert engine.take().count(b"\x00\x01a") == 1
+
+
+def test_a_server_that_breaks_the_protocol() -> None:
+    wrong = {
+        "PINGRESP before CONNACK": (b"\xd0\x00", False),
+        "garbage": (b"\x00", True),
+        "second CONNACK": (encode(ConnAck()), True),
+        "QoS 2": (encode(Publish("a", b"", 2, packet_id=1)), True),
+        "alias": (encode(Publish("a", b"", properties=Properties(topic_alias=1))), True),
+        "PUBREC": (encode(PubRec(1)), True),
+        "SUBACK with too few codes": (encode(SubAck(1, [0])), True),
+    }
+    for name, (data, accepted) in wrong.items():
+        engine = start()
+        if accepted:
+            engine.receive(encode(ConnAck()), 0)
+        engine.subscribe([Subscription("a"), Subscription("b")], Properties(), "s", 0)
+        engine.take()
+        events = engine.receive(data, 0)
+        assert isinstance(events[-1], Closed), name
+        assert events[-1].reason_code >= 0x81, name
+        assert (engine.take()[:1] == b"\xe0") is accepted, name
+        assert engine.receive(b"\xd0\x00", 0) == [], "nothing is handled after the end"
+
+
+def test_disconnect_by_the_server() -> None:
+    engine = start()
+    engine.receive(encode(ConnAck()), 0)
+    (closed,) = engine.receive(encode(Disconnect(0x8B, Properties(reason_string="bye"))), 0)
+    assert closed == Closed(0x8B, "bye", by_server=True)
+
+
+def test_what_is_given_up() -> None:
+    engine = start()
+    engine.receive(encode(ConnAck(properties=Properties(receive_maximum=1))), 0)
+    engine.publish(Publish("a", b"", 1), "sent", 0)
+    engine.publish(Publish("a", b"", 1), "unsent", 0)
+    engine.lost()
+    assert sorted(engine.abandon(), key=str) == [("sent", True), ("unsent", False)]
+    assert engine.abandon() == []
