@@ -221,9 +221,10 @@ async def _produce(masters: str, topic: str, records: Iterable[Record], partitio
             for record in records:
                 count += 1
                 pending.append(asyncio.ensure_future(producer.send(topic, record, partition=partition)))
-                # Lets the sends leave while standard input is read, which blocks.
+                # Lets the sends leave while standard input is read, which blocks. The first is waited for: until the
+                # topic is known, sends wait side by side and would not stay in order.
                 await asyncio.sleep(0)
-                await settle(WINDOW)
+                await settle(WINDOW if count > 1 else 0)
             await settle(0)
         finally:
             for task in pending:

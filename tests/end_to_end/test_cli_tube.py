@@ -1,0 +1,74 @@
+"""`penstock tube` against a real node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from tests.end_to_end.nodes import RunningNode
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningNode]:
+    with RunningNode(tmp_path_factory.mktemp("node"), "tube: {topics: [water]}\n") as node:
+        yield node
+
+
+def test_topics(node: RunningNode) -> None:
+    assert node.out("tube", "topics", "create", "shaped", "--partitions", "2", "--stores", "2")
+    rows = {row["topic"]: row for row in node.rows("tube", "topics")}
+    assert (rows["water"]["partitions"], rows["water"]["publish"]) == (3, True)
+    assert (rows["shaped"]["partitions"], rows["shaped"]["stores"], rows["shaped"]["brokers"]) == (2, 2, 1)
+    again = node.penstock("tube", "topics", "create", "shaped")
+    assert (again.returncode, again.stdout) == (1, b"")
+    assert b"exists" in again.stderr
+    assert node.penstock("tube", "topics", "create", "odd name").returncode == 1
+    assert node.penstock("tube", "topics", "create", "denied", "--admin-token", "x").returncode == 1
+
+
+def test_what_is_produced_is_consumed(node: RunningNode) -> None:
+    node.out("tube", "topics", "create", "round")
+    args = ["--key", "k", "--header", "line=3", "--msg-type", "flow"]
+    sent = node.rows("tube", "produce", "round", "a", "b", "c", *args)
+    assert len({row["partition"] for row in sent}) == 1
+    found = node.rows("tube", "consume", "round")
+    assert [row["value"] for row in found] == ["a", "b", "c"]
+    assert [row["offset"] for row in found] == [row["offset"] for row in sent]
+    assert [row["append_time_ms"] for row in found] == [row["append_time_ms"] for row in sent]
+    assert (found[0]["key"], found[0]["headers"], found[0]["msg_type"]) == ("k", [["line", "3"]], "flow")
+    assert node.out("tube", "consume", "round", "--count", "1") == f"1:{sent[0]['partition']}  k  a\n"
+    assert node.penstock("tube", "consume", "round", "--raw").stdout == b"a\nb\nc\n"
+
+
+def test_a_group_goes_on_where_it_was(node: RunningNode) -> None:
+    node.out("tube", "topics", "create", "grouped")
+    node.out("tube", "produce", "grouped", *(f"v{n}" for n in range(10)), "--partition", "0")
+    first = node.rows("tube", "consume", "grouped", "--group", "lake", "--count", "4")
+    assert [row["value"] for row in first] == ["v0", "v1", "v2", "v3"]
+    rest = node.rows("tube", "consume", "grouped", "--group", "lake")
+    assert [row["value"] for row in rest] == [f"v{n}" for n in range(4, 10)]
+    other = node.rows("tube", "consume", "grouped", "--group", "other", "--count", "10")
+    assert [row["value"] for row in other] == [f"v{n}" for n in range(10)]
+
+
+def test_follow_waits_for_more(node: RunningNode) -> None:
+    node.out("tube", "topics", "create", "followed")
+    node.out("tube", "produce", "followed", "old")
+    with node.running("tube", "consume", "followed", "--follow", "--json", said="consuming followed") as lines:
+        assert json.loads(next(lines))["value"] == "old"
+        node.out("tube", "produce", "followed", "new")
+        assert json.loads(next(lines))["value"] == "new"
+
+
+def test_nobody_there_is_status_1(node: RunningNode) -> None:
+    for args in (
+        ["tube", "produce", "water", "x", "--tube-master", "127.0.0.1:1"],
+        ["tube", "consume", "water", "--tube-master", "127.0.0.1:1"],
+        ["tube", "topics", "--http", "127.0.0.1:1"],
+        ["tube", "consume", "unknown"],
+    ):
+        done = node.penstock(*args)
+        assert (done.returncode, done.stdout) == (1, b""), args
+        assert b"Traceback" not in done.stderr
