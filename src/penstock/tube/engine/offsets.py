@@ -94,7 +94,7 @@ class GroupOffsets:
         return offset, True
 
     def end_get(self, key: Key, walked: int, *, empty: bool, manual: bool) -> None:
-        """Book ``walked`` index bytes; without a message among them they are committed at once, nobody would confirm."""
+        """Book ``walked`` index bytes; without a message among them they are committed at once."""
         slot = self._slots[key]
         if manual:
             slot.in_flight += walked

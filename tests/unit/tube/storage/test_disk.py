@@ -1,0 +1,59 @@
+"""A broker's directory: one process, one commit over stores and offsets, topics that go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import StorageError
+from penstock.tube.storage.disk import Commit, Disk
+from penstock.tube.storage.meta import GroupOffset
+from tests.unit.tube.storage.test_store import put
+
+
+def commit_of(disk: Disk, *topics: str) -> Commit:
+    commit = Commit()
+    for topic in topics:
+        store = disk.open_store(topic, 0)
+        put(store, 0, topic.encode())
+        commit.works.append((store, store.take(), True))
+    return commit
+
+
+def test_one_commit_covers_all_stores_and_the_offsets(tmp_path: Path) -> None:
+    disk = Disk(tmp_path / "broker")
+    commit = commit_of(disk, "one", "two")
+    commit.offsets = [GroupOffset("g", "one", 0, 28, 5)]
+    commit.config = b"config"
+    disk.commit([commit])
+    disk.close(clean=True)
+    again = Disk(tmp_path / "broker")
+    assert again.present() == [("one", 0), ("two", 0)]
+    assert again.open_store("two", 0).durable_end == 28
+    assert again.recovery.records == 1
+    assert [offset.offset for offset in again.meta.offsets()] == [28]
+    assert again.meta.config() == b"config"
+    again.close(clean=True)
+
+
+def test_a_second_broker_is_kept_out(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    with pytest.raises(StorageError, match="in use"):
+        Disk(tmp_path)
+    disk.close(clean=True)
+    Disk(tmp_path).close(clean=True)
+
+
+def test_a_removed_topic_leaves_no_files_and_begins_anew(tmp_path: Path) -> None:
+    disk = Disk(tmp_path)
+    disk.commit([commit_of(disk, "one", "one-more".replace("-", "_"))])
+    commit = Commit()
+    commit.removed_topics.append(("one", disk.forget("one")))
+    with pytest.raises(StorageError, match="being removed"):
+        disk.open_store("one", 0)
+    disk.commit([commit])
+    assert list((tmp_path / "log" / "one-0").iterdir()) == []
+    assert disk.open_store("one", 0).end_offset == 0
+    assert disk.open_store("one_more", 0).end_offset == 28
+    disk.close(clean=True)
