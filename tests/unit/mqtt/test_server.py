@@ -82,6 +82,7 @@ async def test_bytes_in_packets_out(server: tuple[MqttServer, tuple[str, int]]) 
     assert [await wire.next() for _ in range(3)] == [PingResp(), PubAck(3, 0x10), PingResp()]
     stats = broker.stats
     assert (stats.connections, stats.sessions, stats.publishes_received, stats.packets_received) == (1, 1, 1, 4)
+    assert (stats.packets_sent, stats.publishes_sent) == (4, 0)
     assert stats.bytes_received > 0
     assert stats.bytes_sent > 0
     await wire.close()

@@ -156,6 +156,7 @@ class Broker:
     def measure(self) -> BrokerStats:
         """The counters, with the sizes as they are now; walks the sessions."""
         stats = self.stats
+        stats.packets_sent = stats.publishes_sent + stats.answers_sent
         stats.connections = self._connections
         stats.sessions = len(self.sessions)
         stats.subscriptions = len(self._filters)
@@ -198,7 +199,7 @@ class Broker:
             if target.session is session:
                 identifiers = target.identifiers
         qos = min(publish.qos, MAX_QOS)
-        session.deliver(Message(publish, now), qos, now, retain=False, identifiers=identifiers)
+        session.deliver(Message(publish, now), qos, 0, identifiers, now)
         return True
 
     def disconnect(self, client_id: str, reason_code: int, now: int, reason_string: str = "") -> None:
@@ -368,7 +369,7 @@ class Broker:
 
     def _fan_out(self, route: _Route, message: Message, publisher: Session | None, now: int) -> None:
         qos = message.qos
-        retain = message.retain
+        retain = 1 if message.retain else 0
         for listed in route.targets:
             target: _Target | None = listed
             session = listed.session
@@ -380,9 +381,9 @@ class Broker:
             session.deliver(
                 message,
                 min(target.qos, qos),  # [MQTT-3.8.4-8]
+                retain if target.retain_as_published else 0,  # [MQTT-3.3.1-12], [MQTT-3.3.1-13]
+                target.identifiers,
                 now,
-                retain=retain and target.retain_as_published,  # [MQTT-3.3.1-12], [MQTT-3.3.1-13]
-                identifiers=target.identifiers,
             )
 
     def _route(self, topic: str) -> _Route:

@@ -75,6 +75,7 @@ class BrokerConnection(Timed):
         "_last_received",
         "_maximum_out",
         "_problem_information",
+        "_stats",
         "closing",
         "connected_at",
         "dirty",
@@ -89,6 +90,7 @@ class BrokerConnection(Timed):
     def __init__(self, broker: Broker, name: str, now: int) -> None:
         super().__init__()
         self._broker = broker
+        self._stats = broker.stats
         self._decoder = Decoder(broker.limits.max_packet_size, role=Role.SERVER, topics=broker.topics)
         self._acks: deque[_PendingAck] = deque()
         self._last_received = now
@@ -186,25 +188,17 @@ class BrokerConnection(Timed):
             self._broker.stats.dropped_too_large += 1
             return False
         self.out.append(data)
-        self._broker.stats.packets_sent += 1
+        self._broker.stats.answers_sent += 1
         if not self.dirty:
             self.mark()
         return True
 
     def send_publish(
-        self,
-        message: Message,
-        packet_id: int,
-        qos: int,
-        now: int,
-        *,
-        retain: bool,
-        identifiers: tuple[int, ...] = (),
-        dup: bool = False,
+        self, message: Message, packet_id: int, flags: int, identifiers: tuple[int, ...], now: int
     ) -> bool:
-        """Queue a PUBLISH; False when it is larger than the client takes: then it counts as delivered.
+        """Queue a PUBLISH: QoS 1 with a ``packet_id``, QoS 0 with 0; ``flags`` are RETAIN (1) and DUP (8).
 
-        [MQTT-3.1.2-24], [MQTT-3.1.2-25]
+        False when it is larger than the client takes: then it counts as delivered [MQTT-3.1.2-24], [MQTT-3.1.2-25].
         """
         if message.expires_at or identifiers:
             properties = message.properties_for(identifiers, now)
@@ -213,25 +207,21 @@ class BrokerConnection(Timed):
         topic = message.topic_wire
         payload = message.payload
         remaining = len(topic) + len(properties) + len(payload)
-        first = 0x30
-        if retain:
-            first = 0x31
-        if qos:
+        stats = self._stats
+        if packet_id:
             remaining += 2
-            first |= 0x0A if dup else 0x02
-        broker = self._broker
-        if (
-            remaining + 5 > self._maximum_out
-            and remaining + len(publish_head(first, remaining)) - 1 >= self._maximum_out
-        ):
-            broker.stats.dropped_too_large += 1
-            return False
-        if qos:
-            self.out += (publish_head(first, remaining), topic, packet_id.to_bytes(2, "big"), properties, payload)
+            head = publish_head(0x32 | flags, remaining)
+            if remaining + len(head) > self._maximum_out:
+                stats.dropped_too_large += 1
+                return False
+            self.out += (head, topic, packet_id.to_bytes(2, "big"), properties, payload)
         else:
-            self.out += (publish_head(first, remaining), topic, properties, payload)
-        broker.stats.publishes_sent += 1
-        broker.stats.packets_sent += 1
+            head = publish_head(0x30 | flags, remaining)
+            if remaining + len(head) > self._maximum_out:
+                stats.dropped_too_large += 1
+                return False
+            self.out += (head, topic, properties, payload)
+        stats.publishes_sent += 1
         if not self.dirty:
             self.mark()
         return True
@@ -323,7 +313,7 @@ class BrokerConnection(Timed):
     def _puback(self, packet_id: int, code: int, reason_string: str = "") -> None:
         if code == 0:
             self.out.append((0x40020000 | packet_id).to_bytes(4, "big"))
-            self._broker.stats.packets_sent += 1
+            self._stats.answers_sent += 1
             if not self.dirty:
                 self.mark()
         elif reason_string and self._problem_information:  # [MQTT-3.1.2-29]
@@ -338,13 +328,13 @@ class BrokerConnection(Timed):
         broker = self._broker
         if isinstance(packet, PingReq):
             self.out.append(b"\xd0\x00")  # [MQTT-3.12.4-1]
-            broker.stats.packets_sent += 1
+            broker.stats.answers_sent += 1
             self.mark()
         elif isinstance(packet, Subscribe):
             codes, retained = broker.subscribe(session, packet, now)
             self.send(SubAck(packet.packet_id, codes))
             for message, qos, identifiers in retained:
-                session.deliver(message, qos, now, retain=True, identifiers=identifiers)
+                session.deliver(message, qos, 1, identifiers, now)
         elif isinstance(packet, Unsubscribe):
             self.send(UnsubAck(packet.packet_id, broker.unsubscribe(session, packet.topic_filters)))
         elif isinstance(packet, Disconnect):

@@ -60,7 +60,8 @@ class BrokerStats:
     connections_refused: int = 0
     protocol_errors: int = 0
     packets_received: int = 0
-    packets_sent: int = 0
+    answers_sent: int = 0
+    """Packets other than PUBLISH."""
     bytes_received: int = 0
     bytes_sent: int = 0
     publishes_received: int = 0
@@ -70,6 +71,8 @@ class BrokerStats:
     dropped_too_large: int = 0
     dropped_offline: int = 0
     """QoS 0 messages for sessions without a connection."""
+    packets_sent: int = 0
+    """``publishes_sent`` and ``answers_sent``."""
     connections: int = 0
     sessions: int = 0
     subscriptions: int = 0

@@ -26,8 +26,8 @@ __all__ = ["NEVER", "Delivery", "Session", "SessionSubscription"]
 NEVER: Final = 0xFFFFFFFF
 """Session Expiry Interval of a session that does not expire."""
 
-Delivery = tuple[Message, int, bool, tuple[int, ...]]
-"""What goes to one session: message, QoS, RETAIN flag, subscription identifiers."""
+Delivery = tuple[Message, int, int, tuple[int, ...]]
+"""What goes to one session: message, QoS, RETAIN flag (0 or 1), subscription identifiers."""
 
 
 class SessionSubscription:
@@ -94,14 +94,14 @@ class Session(Timed):
         self.queue_qos0.clear()
         self.queued_bytes = 0
 
-    def deliver(self, message: Message, qos: int, now: int, *, retain: bool, identifiers: tuple[int, ...]) -> None:
+    def deliver(self, message: Message, qos: int, retain: int, identifiers: tuple[int, ...], now: int) -> None:
         """Send the message, or let it wait for the connection or for an acknowledgement that makes room."""
         connection = self.connection
         if qos == 0:
             if connection is None:
                 self._stats.dropped_offline += 1
             elif connection.writable:
-                connection.send_publish(message, 0, 0, now, retain=retain, identifiers=identifiers)
+                connection.send_publish(message, 0, retain, identifiers, now)
             else:
                 self._wait((message, 0, retain, identifiers))
             return
@@ -110,7 +110,7 @@ class Session(Timed):
             self._wait((message, 1, retain, identifiers))
             return
         packet_id = inflight.free_id()
-        if connection.send_publish(message, packet_id, 1, now, retain=retain, identifiers=identifiers):
+        if connection.send_publish(message, packet_id, retain, identifiers, now):
             inflight[packet_id] = (message, 1, retain, identifiers)
 
     def acknowledge(self, packet_id: int, now: int) -> bool:
@@ -136,7 +136,7 @@ class Session(Timed):
             self.queue.appendleft(delivery)
             self.queued_bytes += delivery[0].size
         for packet_id, (message, _, retain, identifiers) in list(resent.items()):
-            sent = connection.send_publish(message, packet_id, 1, now, retain=retain, identifiers=identifiers, dup=True)
+            sent = connection.send_publish(message, packet_id, retain | 8, identifiers, now)
             if not sent:
                 del resent[packet_id]
         self.send_waiting(now)
@@ -158,7 +158,7 @@ class Session(Timed):
             if _expired(message, now):
                 self._stats.dropped_expired += 1
             else:
-                connection.send_publish(message, 0, 0, now, retain=retain, identifiers=identifiers)
+                connection.send_publish(message, 0, retain, identifiers, now)
 
     def _start(self, delivery: Delivery, connection: BrokerConnection, now: int) -> None:
         """First send of a QoS 1 message that waited: it is in flight from here on."""
@@ -168,7 +168,7 @@ class Session(Timed):
             return
         inflight = self.inflight
         packet_id = inflight.free_id()
-        if connection.send_publish(message, packet_id, 1, now, retain=retain, identifiers=identifiers):
+        if connection.send_publish(message, packet_id, retain, identifiers, now):
             inflight[packet_id] = delivery
 
     def _wait(self, delivery: Delivery) -> None:
