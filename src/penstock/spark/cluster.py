@@ -17,7 +17,7 @@ from typing import Protocol, Self, TypeVar
 from penstock.errors import ConfigError, DataLossError, UnavailableError
 from penstock.spark.offsets import INDEX_RECORD_BYTES, Bounds, Partition, Slice, check_kept
 
-__all__ = ["ALL_MESSAGES", "Batch", "Client", "Tube"]
+__all__ = ["ALL_MESSAGES", "Address", "Batch", "Client", "Tube"]
 
 ALL_MESSAGES = 2**31 - 1
 """As many as one plan can ask for (int32 on the wire)."""
@@ -25,10 +25,12 @@ ALL_MESSAGES = 2**31 - 1
 _ATTEMPT_S = 5.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
+_STORE_STEP = 10_000  # partition id = store * 10,000 + number
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Address = tuple[str, int]
 
 
 class Batch(Protocol):
@@ -104,7 +106,8 @@ class Tube:
         self._client = client if client is not None else _TubeClient(min(self._timeout_s, _ATTEMPT_S))
         self._clock = clock
         self._sleep = sleep
-        self._addresses: dict[tuple[str, int], tuple[str, int]] = {}
+        self._addresses: dict[tuple[str, int], Address] = {}
+        self._found: dict[tuple[str, ...], tuple[float, list[Partition]]] = {}
         self._readers: dict[tuple[str, int], _RangeReader] = {}
 
     def __enter__(self) -> Self:
@@ -122,17 +125,23 @@ class Tube:
             with suppress(OSError, UnavailableError):
                 reader.close()
 
-    def partitions(self, topics: Iterable[str], *, required: Collection[Partition] = ()) -> list[Partition]:
+    def partitions(
+        self, topics: Iterable[str], *, required: Collection[Partition] = (), max_age_s: float = 0.0
+    ) -> list[Partition]:
         """All partitions of ``topics``, sorted.
 
         ``required`` were there before: while one of them is missing (its broker restarts and has not registered
         again) the question is repeated up to the deadline. A topic that nothing is required of must exist at once.
+        An answer that is not older than ``max_age_s`` is used again, unless a broker failed since.
 
         Raises:
             UnavailableError: no master answered, or a required partition stayed away.
             ConfigError: a topic does not exist.
         """
-        wanted = list(topics)
+        wanted = tuple(topics)
+        asked_at, known = self._found.get(wanted, (0.0, []))
+        if known and self._clock() - asked_at < max_age_s and set(required) <= set(known):
+            return known
 
         def ask() -> list[Partition]:
             found: list[Partition] = []
@@ -155,16 +164,24 @@ class Tube:
                 )
             return sorted(found)
 
-        return self._again(ask)
+        found = self._again(ask)
+        self._found[wanted] = (self._clock(), found)
+        return found
+
+    def address(self, partition: Partition) -> Address | None:
+        """Where the broker of ``partition`` was seen last; a task that is told need not ask a master."""
+        return self._addresses.get((partition.topic, partition.broker_id))
 
     def bounds(self, partitions: Iterable[Partition]) -> dict[Partition, Bounds]:
-        """Oldest kept position and durable end of each of ``partitions``."""
-        return {
-            partition: Bounds(
-                *self._ask(partition, lambda reader, p=partition: reader.bounds(p.topic, p.partition))  # type: ignore[misc]
-            )
-            for partition in partitions
-        }
+        """Oldest kept position and durable end of each of ``partitions``; partitions of one store are asked once."""
+        of_store: dict[tuple[str, int, int], Bounds] = {}
+        result: dict[Partition, Bounds] = {}
+        for partition in partitions:
+            store = (partition.topic, partition.broker_id, partition.partition // _STORE_STEP)
+            if store not in of_store:
+                of_store[store] = Bounds(*self._ask(partition, _bounds_of(partition)))
+            result[partition] = of_store[store]
+        return result
 
     def plan(self, piece: Slice, max_messages: int) -> tuple[int, int]:
         """``(end, count)``: the longest range from ``piece.start`` with at most ``max_messages`` own messages.
@@ -184,8 +201,10 @@ class Tube:
             position, total = reached, total + count
         return total
 
-    def read(self, piece: Slice, *, fail_on_data_loss: bool = True) -> Iterator[Batch]:
+    def read(self, piece: Slice, *, address: Address | None = None, fail_on_data_loss: bool = True) -> Iterator[Batch]:
         """Exactly the messages of ``piece``, in order, each time the same; resumes where a connection broke.
+
+        ``address`` is where the broker was when the range was planned; a master is asked if it is not there now.
 
         Raises:
             UnavailableError: nothing came for as long as the deadline says.
@@ -193,6 +212,8 @@ class Tube:
                 oldest position that is kept.
         """
         partition, position, end = piece
+        if address is not None:
+            self._addresses.setdefault((partition.topic, partition.broker_id), address)
         attempts = _Attempts(self._timeout_s, self._clock, self._sleep)
         while position < end:
             try:
@@ -253,7 +274,8 @@ class Tube:
         return reader
 
     def _forget(self, partition: Partition) -> None:
-        """Drop what may be stale after a failure: the connection and the address."""
+        """Drop what may be stale after a failure: the connection, the address, what there was."""
+        self._found.clear()
         address = self._addresses.pop((partition.topic, partition.broker_id), None)
         reader = self._readers.pop(address, None) if address is not None else None
         if reader is not None:
@@ -307,6 +329,10 @@ class _Attempts:
             ) from error
         self._sleep(self._pause_s)
         self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
+
+
+def _bounds_of(partition: Partition) -> Callable[[_RangeReader], tuple[int, int]]:
+    return lambda reader: reader.bounds(partition.topic, partition.partition)
 
 
 def _stuck(piece: Slice, position: int) -> DataLossError:

@@ -29,7 +29,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import ConfigError
-from penstock.spark.cluster import Client, Tube
+from penstock.spark.cluster import Address, Client, Tube
 from penstock.spark.offsets import (
     LATEST,
     Bounds,
@@ -69,6 +69,9 @@ __all__ = [
     "spark_schema",
 ]
 
+_LOOK_FOR_NEW_S = 1.0
+"""A running query asks the master for new partitions at most this often; micro-batches may follow each other faster."""
+
 _COLUMNS = (
     StructField("key", BinaryType()),
     StructField("value", BinaryType()),
@@ -94,11 +97,12 @@ def spark_schema(*, include_headers: bool) -> StructType:
 
 
 class RangePartition(InputPartition):
-    """What one task reads. Holds no address: brokers may have moved when the task runs."""
+    """What one task reads. ``address`` is where its broker was last seen, a hint that saves a question."""
 
-    def __init__(self, piece: Slice) -> None:
+    def __init__(self, piece: Slice, address: Address | None) -> None:
         super().__init__(piece)
         self.piece = piece
+        self.address = address
 
     def __repr__(self) -> str:
         partition, start, end = self.piece
@@ -158,7 +162,7 @@ class TubeReader(DataSourceReader):
             if self._options.fail_on_data_loss:
                 check_kept(position, bounds[partition], partition)
                 check_kept(end[partition], Bounds(0, bounds[partition].end), partition)
-        return _planned(slices(start, end), self._options)
+        return _planned(slices(start, end), self._options, tube)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, partition, self._client)
@@ -242,7 +246,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         unknown = stop.keys() - begin.keys()
         if unknown:
             begin |= self._beginnings(unknown, stop)
-        return _planned(slices(begin, stop), self._options)
+        return _planned(slices(begin, stop), self._options, self._tube)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, partition, self._client)
@@ -281,7 +285,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         options, tube = self._options, self._connected()
         mine = [partition for partition in begin if is_selected(partition, options.topics, options.assigned)]
-        bounds = tube.bounds(_selected(options, tube, required=mine))
+        bounds = tube.bounds(_selected(options, tube, required=mine, max_age_s=_LOOK_FOR_NEW_S))
         self._newest = begin | {partition: bound.end for partition, bound in bounds.items()}
         reachable: dict[Partition, Bounds] = {}
         for partition, bound in bounds.items():
@@ -353,15 +357,18 @@ def _tube(options: SourceOptions, client: Client | None) -> Tube:
     return Tube(options.masters, options.timeout_ms, client=client)
 
 
-def _selected(options: SourceOptions, tube: Tube, required: Collection[Partition] = ()) -> list[Partition]:
+def _selected(
+    options: SourceOptions, tube: Tube, required: Collection[Partition] = (), max_age_s: float = 0.0
+) -> list[Partition]:
     """The partitions that the options select, of those that exist now; waits for ``required``."""
-    return select(tube.partitions(options.topics, required=required), options.topics, options.assigned)
+    existing = tube.partitions(options.topics, required=required, max_age_s=max_age_s)
+    return select(existing, options.topics, options.assigned)
 
 
-def _planned(pieces: list[Slice], options: SourceOptions) -> list[InputPartition]:
+def _planned(pieces: list[Slice], options: SourceOptions, tube: Tube | None) -> list[InputPartition]:
     if options.min_partitions is not None:
         pieces = split(pieces, options.min_partitions)
-    return [RangePartition(piece) for piece in pieces]
+    return [RangePartition(piece, tube.address(piece.partition) if tube else None) for piece in pieces]
 
 
 def _read(options: SourceOptions, partition: InputPartition, client: Client | None) -> Iterator[pa.RecordBatch]:
@@ -371,5 +378,6 @@ def _read(options: SourceOptions, partition: InputPartition, client: Client | No
     from penstock.spark.arrow import record_batches
 
     with _tube(options, client) as tube:
-        batches = tube.read(partition.piece, fail_on_data_loss=options.fail_on_data_loss)
-        yield from record_batches(partition.piece.partition, batches, include_headers=options.include_headers)
+        piece, address = partition.piece, partition.address
+        batches = tube.read(piece, address=address, fail_on_data_loss=options.fail_on_data_loss)
+        yield from record_batches(piece.partition, batches, include_headers=options.include_headers)

@@ -8,7 +8,7 @@ import pytest
 from penstock.errors import ConfigError, DataLossError, UnavailableError
 from penstock.spark.cluster import Tube
 from penstock.spark.offsets import Bounds, Partition, Slice
-from tests.unit.spark.fake_tube import FakeBroker, FakeTube
+from tests.unit.spark.fake_tube import FakeBroker, FakeReader, FakeTube
 
 A0, A1 = Partition("a", 1, 0), Partition("a", 1, 1)
 
@@ -158,3 +158,44 @@ def test_damage_inside_the_log_is_never_skipped(tube: Tube, broker: FakeBroker, 
     broker.is_damaged = True
     with pytest.raises(DataLossError, match="not all of the range is there"):
         payloads(tube, Slice(A0, 0, 280), fail_on_data_loss=fail_on_data_loss)
+
+
+def test_partitions_of_a_store_are_asked_once(tube: Tube, fake: FakeTube, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def bounds(_: FakeReader, topic: str, partition: int) -> tuple[int, int]:
+        asked.append(partition)
+        return 0, 560
+
+    monkeypatch.setattr(FakeReader, "bounds", bounds)
+    other_store = Partition("a", 1, 10_000)
+    assert set(tube.bounds([A0, A1, other_store])) == {A0, A1, other_store}
+    assert asked == [0, 10_000]
+
+
+def test_discovery_is_repeated_when_it_is_old_or_something_failed(tube: Tube, fake: FakeTube, clock: Clock) -> None:
+    tube.partitions(["a"], max_age_s=1)
+    clock.now += 0.9
+    tube.partitions(["a"], max_age_s=1)
+    assert fake.discoveries == 1
+    clock.now += 0.2
+    tube.partitions(["a"], max_age_s=1)
+    assert fake.discoveries == 2
+    with pytest.raises(UnavailableError):
+        tube.partitions(["a"], max_age_s=1, required=[Partition("a", 9, 0)])
+    before = fake.discoveries
+    fake.failures = 1
+    tube.bounds([A0])
+    tube.partitions(["a"], max_age_s=1)
+    assert fake.discoveries == before + 2
+
+
+def test_a_task_that_is_told_the_address_asks_no_master(tube: Tube, fake: FakeTube, broker: FakeBroker) -> None:
+    [first] = tube.read(Slice(A0, 0, 28), address=("127.0.0.1", 8123))
+    assert first.payloads == [b"0"]
+    assert fake.discoveries == 0
+    assert tube.address(A0) == ("127.0.0.1", 8123)
+    broker.port = 9000
+    fake.failures = 1  # the connection breaks, and the broker is elsewhere
+    assert payloads(tube, Slice(A0, 56, 84)) == [b"2"]
+    assert fake.discoveries == 1

@@ -10,6 +10,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError, DataLossError
+from penstock.spark import tube
 from penstock.spark.options import SourceOptions
 from penstock.spark.tube import (
     RangePartition,
@@ -32,6 +33,11 @@ def broker() -> FakeBroker:
 @pytest.fixture
 def fake(broker: FakeBroker) -> FakeTube:
     return FakeTube(broker)
+
+
+@pytest.fixture(autouse=True)
+def look_for_new_partitions_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tube, "_LOOK_FOR_NEW_S", 0.0)
 
 
 def append(broker: FakeBroker, *partitions: int) -> None:
