@@ -16,7 +16,7 @@ from penstock.errors import ConfigError
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Check and run pipelines.")
+app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True, help="Check and run pipelines.")
 
 File = Annotated[Path, typer.Argument(help="The pipeline file (YAML).", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
@@ -54,6 +54,10 @@ def run(
     spark_master: Annotated[
         str, typer.Option(help="Spark's master: local[N], spark://HOST:PORT, yarn ...")
     ] = "local[2]",
+    conf: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="An option of Spark's; repeatable.", show_default=False),
+    ] = None,
     state_dir: Annotated[
         Path | None,
         typer.Option(
@@ -88,10 +92,23 @@ def run(
         pipeline,
         state=state.resolve(),
         spark_master=spark_master,
+        spark_conf=_options(conf or []),
         available_now=available_now,
         emit=emit,
         stop=stop,
     )
+
+
+def _options(given: list[str]) -> dict[str, str]:
+    options = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.startswith("spark."):
+            raise ConfigError(
+                f"--conf {text!r} is not an option of Spark's", option="conf", do="write spark.NAME=VALUE"
+            )
+        options[name] = value
+    return options
 
 
 def _stop_on_signals() -> threading.Event:

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -76,12 +76,19 @@ class _Run:
     """The loop that owns the queries. All of it runs in one thread; batches report through a queue."""
 
     def __init__(
-        self, pipeline: Pipeline, emit: Callable[[Event], None], stop: threading.Event, *, available_now: bool
+        self,
+        pipeline: Pipeline,
+        emit: Callable[[Event], None],
+        stop: threading.Event,
+        *,
+        available_now: bool,
+        conf: Mapping[str, str],
     ) -> None:
         self._pipeline = pipeline
         self._emit = emit
         self._stop = stop
         self._available_now = available_now
+        self._conf = conf
         self._done: queue.SimpleQueue[Entry] = queue.SimpleQueue()
         self._gate = Gate()
         self._queries: dict[str, _Running] = {}
@@ -90,7 +97,12 @@ class _Run:
         pipeline = self._pipeline
         run_id = uuid.uuid4().hex[:12]
         store = WriteBack(pipeline.statestore.broker, pipeline.name, run_id=run_id)
-        conf = {"spark.sql.streaming.stopTimeout": f"{int(DRAIN_S * 1000)}"}
+        conf = {
+            "spark.sql.streaming.stopTimeout": f"{int(DRAIN_S * 1000)}",
+            # Instants, which every reader of Parquet takes for such; the default has no zone.
+            "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+            **self._conf,
+        }
         self._emit({"event": "starting", "pipeline": pipeline.name, "run": run_id, "state_dir": str(state)})
         try:
             with ThreadPoolExecutor(1, thread_name_prefix="lease") as pool:
@@ -218,6 +230,7 @@ def run(
     *,
     state: Path,
     spark_master: str = "local[2]",
+    spark_conf: Mapping[str, str] | None = None,
     available_now: bool = False,
     emit: Callable[[Event], None],
     stop: threading.Event,
@@ -234,5 +247,5 @@ def run(
         PenstockError: the lease was lost, or a query failed for good.
     """
     state.mkdir(parents=True, exist_ok=True)
-    _Run(pipeline, emit, stop, available_now=available_now).execute(spark_master, state)
+    _Run(pipeline, emit, stop, available_now=available_now, conf=spark_conf or {}).execute(spark_master, state)
     emit({"event": "stopped", "pipeline": pipeline.name})
