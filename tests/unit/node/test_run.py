@@ -1,0 +1,109 @@
+"""The node as a process: ready, told to end, told to end again, told to end while it starts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.errors import StorageError
+from penstock.node import run
+from penstock.node.config import NodeConfig
+from penstock.node.node import Ready
+
+READY = Ready("0.1.0", 7, "/d", "durable", "a:1", "b:2", "c:3", "d:4", "e:5")
+
+
+class Stub:
+    """Stands in for Node: starts and closes when the test lets it."""
+
+    may_start: asyncio.Event
+    may_close: asyncio.Event
+    closed: int
+    error: Exception | None
+
+    def __init__(self, _: NodeConfig) -> None:
+        pass
+
+    async def start(self) -> Ready:
+        await Stub.may_start.wait()
+        if Stub.error is not None:
+            raise Stub.error
+        return READY
+
+    async def close(self) -> None:
+        await Stub.may_close.wait()
+        Stub.closed += 1
+
+
+@pytest.fixture(autouse=True)
+def _stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(run, "Node", Stub)
+    monkeypatch.setattr(run, "freeze_memory", lambda: None)
+    Stub.may_start, Stub.may_close, Stub.closed, Stub.error = asyncio.Event(), asyncio.Event(), 0, None
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+async def serving(said: list[Ready]) -> asyncio.Task[None]:
+    task = asyncio.create_task(run.serve(NodeConfig(), said.append))
+    await asyncio.sleep(0)
+    return task
+
+
+async def turns() -> None:
+    """Let signal handlers and tasks run."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_closes_the_node(number: signal.Signals) -> None:
+    said: list[Ready] = []
+    Stub.may_start.set()
+    Stub.may_close.set()
+    task = await serving(said)
+    await turns()
+    assert said == [READY]
+    assert not task.done()
+    os.kill(os.getpid(), number)
+    await asyncio.wait_for(task, 10)
+    assert Stub.closed == 1
+
+
+async def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    forced: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(os, "_exit", forced.set_result)
+    Stub.may_start.set()
+    task = await serving([])
+    await turns()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await turns()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(forced, 10) == run.FORCED
+    Stub.may_close.set()
+    await asyncio.wait_for(task, 10)
+
+
+async def test_a_node_that_still_starts_can_be_ended() -> None:
+    said: list[Ready] = []
+    Stub.may_close.set()
+    task = await serving(said)
+    await turns()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(task, 10)
+    assert (said, Stub.closed) == ([], 1)
+
+
+async def test_a_failed_start_closes_what_was_started_and_says_why() -> None:
+    Stub.may_start.set()
+    Stub.may_close.set()
+    Stub.error = StorageError("disk")
+    with pytest.raises(StorageError, match="disk"):
+        await asyncio.wait_for(await serving([]), 10)
+    assert Stub.closed == 1
