@@ -155,9 +155,10 @@ class Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for serial, body in self._decoder.feed(data):
+                response = decode_response(serial, body)
                 done = self._waiting.pop(serial, None)
                 if done is not None:
-                    done(decode_response(serial, body))
+                    done(response)
             failed = self._decoder.error is not None
         except RemoteProtocolError:
             failed = True

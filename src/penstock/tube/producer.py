@@ -47,28 +47,34 @@ class SendResult(NamedTuple):
 class _Message:
     """One message on its way."""
 
-    __slots__ = ("attempts", "data", "deadline", "fixed", "flag", "future", "msg_time", "msg_type", "topic")
+    __slots__ = ("admitted", "attempts", "data", "deadline", "error", "flag", "future", "key", "msg_time", "msg_type",
+                 "partition", "size", "topic")  # fmt: skip
 
     def __init__(
-        self,
-        topic: str,
-        data: bytes,
-        flag: int,
-        msg_type: str | None,
-        msg_time: str | None,
-        deadline: float,
-        *,
-        fixed: bool,
+        self, topic: str, record: Record | bytes, partition: int | None, key: bytes | None, deadline: float
     ) -> None:
+        self.msg_type: str | None = None
+        self.msg_time: str | None = None
+        if isinstance(record, Record):
+            self.data, self.flag, self.msg_type = record.encode()
+            self.msg_time = record.msg_time
+            self.size = len(record.value)
+            key = record.key if key is None else key
+        else:
+            self.data, self.flag, self.size = record, 0, len(record)
         self.topic = topic
-        self.data = data
-        self.flag = flag
-        self.msg_type = msg_type
-        self.msg_time = msg_time
+        self.partition = partition
+        self.key = key
         self.deadline = deadline
-        self.fixed = fixed
         self.attempts = 0
+        self.admitted = False
+        self.error: PenstockError | None = None  # of the last attempt
         self.future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it must go to the partition where it is."""
+        return self.partition is not None or self.key is not None
 
 
 class Producer:
@@ -102,7 +108,8 @@ class Producer:
         self._retry_s = retry_s
         self._max_in_flight = max_in_flight
         self._in_flight = 0
-        self._places: deque[asyncio.Future[None]] = deque()
+        self._pending: dict[str, deque[_Message]] = {}  # not admitted yet, in the order of the calls
+        self._publishing: dict[str, asyncio.Task[None]] = {}
         host = local_ipv4()
         self._address = ipv4_to_int(host)
         self._routes = Routes(self.client_id, host, start=random.randrange(1 << 16))  # noqa: S311 - spreads load only
@@ -152,37 +159,18 @@ class Producer:
             UnavailableError: not acknowledged in time; ``applied`` None: it may be stored or not.
             LocalProtocolError: it is empty or too large.
         """
-        if isinstance(record, Record):
-            data, flag, msg_type = record.encode()
-            size, msg_time = len(record.value), record.msg_time
-            if key is None:
-                key = record.key
-        else:
-            data, flag, msg_type, size, msg_time = record, 0, None, len(record), None
-        if not data:
+        message = _Message(topic, record, partition, key, time.monotonic() + self._delivery_timeout_s)
+        if not message.data:
             raise LocalProtocolError("tube: a message without body and attributes cannot be stored")
-        known = self._routes.partitions(topic) or await self._publish(topic)
-        if size > self._routes.max_bytes(topic):
-            raise LocalProtocolError(
-                f"tube: a body of {size} bytes is too large for topic {topic!r}",
-                why=f"its limit is {self._routes.max_bytes(topic)} bytes",
-                do="send less, or raise the topic's largest message",
-            )
-        assert known
-        await self._place()
-        deadline = time.monotonic() + self._delivery_timeout_s
-        fixed = partition is not None or key is not None
-        message = _Message(topic, data, flag, msg_type, msg_time, deadline, fixed=fixed)
-        try:
-            self._route(message, key, partition)
-            self.sent += 1
-            return await message.future
-        finally:
-            self._free()
+        # Queued before anything is awaited, so that messages go in the order of the calls.
+        self._pending.setdefault(topic, deque()).append(message)
+        self._admit(topic)
+        return await message.future
 
     async def flush(self) -> None:
         """Return when everything sent so far has an outcome."""
         waiting = [m.future for lane in self._lanes.values() for m in lane.messages()]
+        waiting += [m.future for queue in self._pending.values() for m in queue]
         if waiting:
             await asyncio.wait(waiting)
 
@@ -192,7 +180,7 @@ class Producer:
             return
         await self.flush()
         self._closing = True
-        tasks = [task for task in (self._heart, *self._connecting.values()) if task is not None]
+        tasks = [self._heart, *self._connecting.values(), *self._publishing.values()] if self._heart is not None else []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -239,33 +227,98 @@ class Producer:
             except PenstockError:
                 continue  # the next one tries again; what is known stays in use
 
-    async def _publish(self, topic: str) -> list[Partition]:
-        """Announce a topic and learn its partitions."""
+    async def _publish(self, topic: str) -> None:
+        """Announce a topic and learn its partitions; then what waits for them goes on, or fails."""
         self._routes.topics.add(topic)
         until = time.monotonic() + self._topic_timeout_s
         pause = 0.02
-        while True:
-            await self._heartbeat()
-            known = self._routes.partitions(topic)
-            if known:
-                return known
-            if time.monotonic() + pause > until:
-                self._routes.topics.discard(topic)
-                raise RefusedError(
-                    f"tube: topic {topic!r} has no partition",
-                    code=444,
-                    why=f"the master announced no broker for it within {self._topic_timeout_s:g} s",
-                    do="create the topic, and look whether a broker that serves it is registered",
-                )
-            await asyncio.sleep(pause)
-            pause = min(pause * 2, 0.5)
+        failure: PenstockError | None = None
+        try:
+            while not self._routes.partitions(topic):
+                try:
+                    await self._heartbeat()
+                    failure = None
+                except UnavailableError as error:
+                    failure = error
+                if self._routes.partitions(topic):
+                    break
+                if time.monotonic() + pause > until:
+                    raise failure if failure is not None else self._unknown(topic)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, 0.5)
+            failure = None
+        except PenstockError as error:
+            failure = error
+        finally:
+            self._publishing.pop(topic, None)
+        if failure is None:
+            self._admit(topic)
+            return
+        self._routes.topics.discard(topic)
+        for message in self._pending.pop(topic, ()):
+            self._resolve(message, failure)
+
+    def _unknown(self, topic: str) -> RefusedError:
+        return RefusedError(
+            f"tube: topic {topic!r} has no partition",
+            code=444,
+            why=f"the master announced no broker for it within {self._topic_timeout_s:g} s",
+            do="create the topic, and look whether a broker that serves it is registered",
+        )
+
+    # --- admission ---
+
+    def _admit(self, topic: str) -> None:
+        """Send what waits for ``topic``, as far as there are places in flight."""
+        queue = self._pending.get(topic)
+        while queue and self._in_flight < self._max_in_flight:
+            if not self._routes.partitions(topic):
+                if topic not in self._publishing:
+                    self._publishing[topic] = asyncio.create_task(self._publish(topic))
+                return
+            message = queue.popleft()
+            if message.future.done():
+                continue
+            self._in_flight += 1
+            message.admitted = True
+            try:
+                self._route(message)
+            except PenstockError as error:
+                self._tell(message, error)
+        if not queue:
+            self._pending.pop(topic, None)
+
+    def _resolve(self, message: _Message, outcome: SendResult | PenstockError) -> None:
+        """Tell the caller; the message's place goes to the next."""
+        self._tell(message, outcome)
+        for topic in list(self._pending):
+            if self._in_flight >= self._max_in_flight:
+                return
+            self._admit(topic)
+
+    def _tell(self, message: _Message, outcome: SendResult | PenstockError) -> None:
+        if message.admitted:
+            message.admitted = False
+            self._in_flight -= 1
+        if not message.future.done():
+            if isinstance(outcome, PenstockError):
+                message.future.set_exception(outcome)
+            else:
+                message.future.set_result(outcome)
 
     # --- the brokers ---
 
-    def _route(self, message: _Message, key: bytes | None, partition: int | None) -> None:
-        target = self._routes.choose(message.topic, key, partition, _now())
-        if target is None:
-            raise UnavailableError(f"tube: topic {message.topic!r} is not announced any more", applied=False)
+    def _route(self, message: _Message) -> None:
+        most = self._routes.max_bytes(message.topic)
+        if message.size > most:
+            raise LocalProtocolError(
+                f"tube: a body of {message.size} bytes is too large for topic {message.topic!r}",
+                why=f"its limit is {most} bytes",
+                do="send less, or raise the topic's largest message",
+            )
+        target = self._routes.choose(message.topic, message.key, message.partition, _now())
+        assert target is not None, "admitted only while the topic has partitions"
+        self.sent += 1
         self._push(target, message)
 
     def _push(self, target: Partition, message: _Message) -> None:
@@ -285,6 +338,10 @@ class Producer:
             return
         while (item := lane.ready()) is not None:
             number, message = item
+            if message.future.done():  # its caller gave up before it was sent
+                lane.refused(number)
+                self._resolve(message, _overtaken(lane.target))
+                continue
             message.attempts += 1
             self._send(link, lane, number, message)
 
@@ -326,10 +383,10 @@ class Producer:
         else:
             if answer.errCode == ErrCode.SUCCESS:
                 message = lane.succeeded(number)
-                if message is not None and not message.future.done():
+                if message is not None:
                     self.acknowledged += 1
-                    message.future.set_result(_result(answer, target))
-                self._settle(lane, None)
+                    self._resolve(message, _result(answer, target))
+                self._settle(lane)
                 return
             retry = answer.errCode in RETRIABLE
             error = RefusedError(
@@ -341,15 +398,14 @@ class Producer:
             error.retriable = retry
             if answer.errCode == ErrCode.SERVICE_UNAVAILABLE:
                 self._routes.avoid(target.broker.id, _now() + AVOID_MS)
-        if retry:
-            lane.failed(number)
-        else:
-            message = lane.refused(number)
-            if message is not None and not message.future.done():
-                message.future.set_exception(error)
-        self._settle(lane, error)
+        message = lane.failed(number) if retry else lane.refused(number)
+        if message is not None:
+            message.error = error
+            if not retry:
+                self._resolve(message, error)
+        self._settle(lane)
 
-    def _settle(self, lane: Lane[_Message], error: PenstockError | None) -> None:
+    def _settle(self, lane: Lane[_Message]) -> None:
         """After an outcome: go on sending, or arrange the failed ones once all in flight have theirs."""
         outcome = lane.again()
         if outcome is None:
@@ -357,7 +413,7 @@ class Producer:
             return
         retry, given_up = outcome
         for message in given_up:
-            _fail(message, error if error is not None else _overtaken(lane.target))
+            self._resolve(message, message.error if message.error is not None else _overtaken(lane.target))
         self.retried += len(retry)
         lane.held = True  # a pause before the next attempt
         timer: asyncio.TimerHandle
@@ -365,7 +421,7 @@ class Producer:
         def resume() -> None:
             self._retrying.discard(timer)
             lane.held = False
-            self._expire(lane, error)
+            self._expire(lane, None)
             self._move(lane)
             self._pump(lane)
 
@@ -379,11 +435,12 @@ class Producer:
             if message.deadline <= now or message.future.done():
                 lane.drop(message)
                 applied = None if message.attempts else False
-                why = error.what if error is not None else f"no connection to broker {lane.target.broker.address}"
+                cause = error if error is not None else message.error
+                why = cause.what if cause is not None else f"no connection to broker {lane.target.broker.address}"
                 text = (
                     f"tube: a message for {lane.target.key} was not acknowledged within {self._delivery_timeout_s:g} s"
                 )
-                _fail(message, UnavailableError(text, applied=applied, why=why))
+                self._resolve(message, UnavailableError(text, applied=applied, why=why))
 
     def _move(self, lane: Lane[_Message]) -> None:
         """Messages that go anywhere leave a broker that is avoided."""
@@ -423,29 +480,6 @@ class Producer:
     def _lanes_to(self, broker: BrokerInfo) -> list[Lane[_Message]]:
         return [lane for lane in self._lanes.values() if lane.target.broker.id == broker.id]
 
-    # --- places ---
-
-    async def _place(self) -> None:
-        if self._in_flight < self._max_in_flight and not self._places:
-            self._in_flight += 1
-            return
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._places.append(future)
-        try:
-            await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled():
-                self._free()
-            raise
-
-    def _free(self) -> None:
-        while self._places:
-            future = self._places.popleft()
-            if not future.done():
-                future.set_result(None)  # the place goes on to this one
-                return
-        self._in_flight -= 1
-
 
 def _result(answer: broker_pb2.SendMessageResponseB2P, target: Partition) -> SendResult:
     # Old servers say the id in the text only.
@@ -465,11 +499,6 @@ def _overtaken(target: Partition) -> UnavailableError:
         why="sending it again would change the order of the partition",
         do="send it again if its place does not matter",
     )
-
-
-def _fail(message: _Message, error: PenstockError) -> None:
-    if not message.future.done():
-        message.future.set_exception(error)
 
 
 def _now() -> int:

@@ -198,11 +198,12 @@ class Lane(Generic[T]):
         """The message can never be stored: it is given up and nothing waits for it."""
         return self._flight.pop(number, None)
 
-    def failed(self, number: int) -> None:
+    def failed(self, number: int) -> T | None:
         """The message may be tried again."""
         message = self._flight.pop(number, None)
         if message is not None:
             self._failed.append((number, message))
+        return message
 
     def again(self) -> tuple[list[T], list[T]] | None:
         """Once nothing is in flight after a failure: messages to send again, which now wait first, and those given up.

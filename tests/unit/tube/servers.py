@@ -1,0 +1,113 @@
+"""Servers for tests, on free ports of loopback: the real master and broker, and a scripted one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from penstock.tube.broker import TubeBroker
+from penstock.tube.codec.envelope import Request, decode_request
+from penstock.tube.codec.framing import FrameDecoder, encode_frame
+from penstock.tube.master import TubeMaster
+
+
+class Tube:
+    """A master and brokers over one directory; each can be stopped and started again on its port."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.port = 0
+        self.master: TubeMaster | None = None
+        self.brokers: dict[int, TubeBroker] = {}
+        self.ports: dict[int, int] = {}
+
+    @property
+    def masters(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def start_master(self) -> TubeMaster:
+        self.master = TubeMaster(self.path / "master", admin_token="token")
+        _, self.port = await self.master.start("127.0.0.1", self.port)
+        return self.master
+
+    async def start_broker(self, number: int = 1) -> TubeBroker:
+        broker = TubeBroker(self.path / str(number), broker_id=number, masters=[self.masters], heartbeat_s=0.05)
+        _, self.ports[number] = await broker.start("127.0.0.1", self.ports.get(number, 0))
+        self.brokers[number] = broker
+        return broker
+
+    async def stop_master(self) -> None:
+        if self.master is not None:
+            await self.master.close()
+            self.master = None
+
+    async def stop_broker(self, number: int = 1) -> None:
+        broker = self.brokers.pop(number, None)
+        if broker is not None:
+            await broker.close()
+
+    async def close(self) -> None:
+        for number in list(self.brokers):
+            await self.stop_broker(number)
+        await self.stop_master()
+
+
+@asynccontextmanager
+async def tube(path: Path, *topics: str, brokers: int = 1, partitions: int = 3) -> AsyncIterator[Tube]:
+    """A running tube whose ``topics`` can be used."""
+    running = Tube(path)
+    try:
+        master = await running.start_master()
+        for number in range(1, brokers + 1):
+            await running.start_broker(number)
+        for topic in topics:
+            await master.create_topic(topic, partitions, ready_s=10)
+            await until(lambda: _serving(master, topic) == brokers)
+        yield running
+    finally:
+        await running.close()
+
+
+def _serving(master: TubeMaster, topic: str) -> int:
+    info = master.engine.cluster.topic_info(topic)
+    return len(info.brokers) if info is not None else 0
+
+
+Answer = Callable[[Request], bytes | None]
+
+
+@asynccontextmanager
+async def scripted(answer: Answer) -> AsyncIterator[tuple[int, list[asyncio.Transport]]]:
+    """A server that answers each request as ``answer`` says (None: not at all); its port and open connections."""
+    transports: list[asyncio.Transport] = []
+
+    class Peer(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            assert isinstance(transport, asyncio.Transport)
+            self.transport = transport
+            self.decoder = FrameDecoder()
+            transports.append(transport)
+
+        def data_received(self, data: bytes) -> None:
+            for serial, body in self.decoder.feed(data):
+                reply = answer(decode_request(serial, body))
+                if reply is not None and not self.transport.is_closing():
+                    self.transport.write(encode_frame(serial, reply))
+
+    server = await asyncio.get_running_loop().create_server(Peer, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1], transports
+    finally:
+        server.close()
+        for transport in transports:
+            transport.abort()
+        await server.wait_closed()
+
+
+async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+    """Return when ``condition()`` holds; fails after ``timeout_s``."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0.005)

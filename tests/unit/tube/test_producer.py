@@ -1,0 +1,218 @@
+"""The producer against real servers and against scripted ones that refuse, forget and break off."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import LocalProtocolError, RefusedError, UnavailableError
+from penstock.tube import reader
+from penstock.tube.codec.envelope import Request, encode_response
+from penstock.tube.codec.methods import MethodId
+from penstock.tube.codec.proto import broker_pb2, master_pb2
+from penstock.tube.producer import Producer
+from penstock.tube.record import Record
+from tests.unit.tube.servers import Tube, scripted, tube, until
+
+
+async def stored(running: Tube, topic: str) -> list[tuple[int, list[bytes]]]:
+    """Bodies of each partition, in the order of the log."""
+
+    def read() -> list[tuple[int, list[bytes]]]:
+        found = []
+        for info in reader.partitions(running.masters, topic):
+            with reader.RangeReader(info.host, info.port) as source:
+                low, high = source.bounds(topic, info.partition)
+                batches = list(source.read(topic, info.partition, low, high))
+            bodies = [
+                Record.decode(data, flag).value
+                for batch in batches
+                for data, flag in zip(batch.payloads, batch.flags, strict=True)
+            ]
+            found.append((info.partition, bodies))
+        return found
+
+    return await asyncio.to_thread(read)
+
+
+async def test_what_was_acknowledged_is_in_the_log_where_it_said(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo") as running, Producer(running.masters) as producer:
+        results = await asyncio.gather(*(producer.send("demo", b"m%03d" % n) for n in range(300)))
+        assert {result.partition for result in results} == {0, 1, 2}
+        assert len({result.append_offset for result in results}) == 300
+        assert len({result.message_id for result in results}) == 300
+        assert all(result.broker_id == 1 and result.append_time_ms > 0 for result in results)
+        logged = await stored(running, "demo")
+        assert sorted(body for _, bodies in logged for body in bodies) == [b"m%03d" % n for n in range(300)]
+        assert all(bodies == sorted(bodies) for _, bodies in logged), "each partition in the order of sending"
+        assert (producer.sent, producer.acknowledged, producer.retried) == (300, 300, 0)
+
+
+async def test_keys_and_numbers_choose_the_partition(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo") as running, Producer(running.masters) as producer:
+        keyed = [await producer.send("demo", Record(b"x", key=b"k")) for _ in range(4)]
+        assert len({result.partition for result in keyed}) == 1
+        assert (await producer.send("demo", b"x", key=b"k")).partition == keyed[0].partition
+        assert [(await producer.send("demo", b"x", partition=n)).partition for n in (2, 0, 2)] == [2, 0, 2]
+        with pytest.raises(RefusedError, match="no partition 9"):
+            await producer.send("demo", b"x", partition=9)
+
+
+async def test_window_bounds_what_is_in_flight(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo") as running, Producer(running.masters, max_in_flight=5) as producer:
+        sends = [asyncio.create_task(producer.send("demo", b"%d" % n, partition=0)) for n in range(50)]
+        cancelled = asyncio.create_task(producer.send("demo", b"never", partition=0))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.gather(*sends)
+        [(_, bodies), *_] = await stored(running, "demo")
+        assert bodies == [b"%d" % n for n in range(50)]
+
+
+async def test_what_cannot_be_sent(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo") as running, Producer(running.masters, topic_timeout_s=0.05) as producer:
+        with pytest.raises(LocalProtocolError, match="without body"):
+            await producer.send("demo", b"")
+        with pytest.raises(LocalProtocolError, match="too large"):
+            await producer.send("demo", bytes((1 << 20) + 1))
+        assert (await producer.send("demo", bytes(1 << 20))).append_offset == 0
+        with pytest.raises(RefusedError, match="no partition") as caught:
+            await producer.send("unknown", b"x")
+        assert caught.value.code == 444
+
+
+async def test_nothing_is_lost_when_broker_and_master_restart(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo") as running, Producer(running.masters, heartbeat_s=0.05) as producer:
+        sends = []
+        for number in range(400):
+            sends.append(asyncio.create_task(producer.send("demo", b"%04d" % number, partition=0)))
+            await asyncio.sleep(0)
+            if number == 150:
+                await running.stop_broker()
+            if number == 250:
+                await running.stop_master()
+                await running.start_master()
+                await running.start_broker()
+        results = await asyncio.gather(*sends)
+        [(_, bodies), *_] = await stored(running, "demo")
+        first = list(dict.fromkeys(bodies))
+        assert first == [b"%04d" % n for n in range(400)], "in order, copies aside"
+        assert len(results) == 400
+
+
+async def test_broker_that_stays_away_gives_an_error_in_time(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo") as running:
+        producer = Producer(running.masters, delivery_timeout_s=0.3, retry_s=0.02)
+        await producer.start()
+        await producer.send("demo", b"x")
+        await running.stop_broker()
+        with pytest.raises(UnavailableError, match="not acknowledged within") as caught:
+            await producer.send("demo", b"y", partition=0)
+        assert caught.value.why
+        await producer.close()
+        await producer.close()
+
+
+async def test_round_robin_leaves_a_dead_broker(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo", brokers=2) as running, Producer(running.masters) as producer:
+        results = [await producer.send("demo", b"x") for _ in range(6)]
+        assert {result.broker_id for result in results} == {1, 2}
+        await running.stop_broker(2)
+        results = await asyncio.gather(*(producer.send("demo", b"y") for _ in range(12)))
+        assert {result.broker_id for result in results} == {1}
+
+
+class Script:
+    """A master and broker in one that answers sends as ``codes`` says, then with success."""
+
+    def __init__(self, *codes: int) -> None:
+        self.codes = list(codes)
+        self.log: list[bytes] = []
+        self.port = 0
+        self.forgotten = False
+        self.registrations = 0
+
+    def answer(self, request: Request) -> bytes | None:
+        broker = f"1:127.0.0.1:{self.port}"
+        if request.method == MethodId.PRODUCER_REGISTER:
+            self.registrations += 1
+            self.forgotten = False
+            kind = master_pb2.RegisterResponseM2P(
+                success=True, errCode=200, errMsg="", brokerCheckSum=1, brokerInfos=[broker]
+            )
+            return encode_response(request.method, kind.SerializeToString())
+        if request.method == MethodId.PRODUCER_HEARTBEAT:
+            code = 411 if self.forgotten else 200
+            heard = master_pb2.HeartResponseM2P(
+                success=code == 200, errCode=code, errMsg="", brokerCheckSum=1, topicInfos=["demo#1:1:1#"]
+            )
+            return encode_response(request.method, heard.SerializeToString())
+        if request.method == MethodId.SEND_MESSAGE:
+            code = self.codes.pop(0) if self.codes else 200
+            if code == 200:
+                self.log.append(broker_pb2.SendMessageRequestP2B.FromString(request.payload).data)
+            if code == 0:
+                return None
+            sent = broker_pb2.SendMessageResponseB2P(success=code == 200, errCode=code, errMsg="42")
+            return encode_response(request.method, sent.SerializeToString())
+        closed = master_pb2.CloseResponseM2P(success=True, errCode=200, errMsg="")
+        return encode_response(request.method, closed.SerializeToString())
+
+
+async def run(script: Script, count: int, **kind: float) -> list[object]:
+    async with scripted(script.answer) as (port, _):
+        script.port = port
+        async with Producer(f"127.0.0.1:{port}", retry_s=0.01, **kind) as producer:  # type: ignore[arg-type]
+            sends = (producer.send("demo", b"%d" % n) for n in range(count))
+            return await asyncio.gather(*sends, return_exceptions=True)
+
+
+async def test_old_broker_says_the_message_id_in_words() -> None:
+    [result] = await run(Script(), 1)
+    assert getattr(result, "message_id", None) == 42
+
+
+async def test_busy_broker_is_asked_again() -> None:
+    script = Script(419, 503)
+    [result] = await run(script, 1)
+    assert not isinstance(result, Exception)
+    assert script.log == [b"0"]
+
+
+async def test_message_that_was_overtaken_is_not_put_behind() -> None:
+    script = Script(419, 200, 419)
+    first, second, third = await run(script, 3)
+    assert isinstance(first, RefusedError)
+    assert first.code == 419
+    assert first.retriable
+    assert not isinstance(second, Exception)
+    assert not isinstance(third, Exception)
+    assert script.log == [b"1", b"2"]
+
+
+async def test_refusal_for_good_stops_nobody_else() -> None:
+    script = Script(403)
+    first, second = await run(script, 2)
+    assert isinstance(first, RefusedError)
+    assert first.code == 403
+    assert not isinstance(second, Exception)
+
+
+async def test_silent_broker_is_left_and_asked_again() -> None:
+    script = Script(0, 0)
+    results = await run(script, 2, request_timeout_s=0.05)
+    assert not any(isinstance(result, Exception) for result in results)
+    assert script.log == [b"0", b"1"]
+
+
+async def test_forgetful_master_is_told_again() -> None:
+    script = Script()
+    async with scripted(script.answer) as (port, _):
+        script.port = port
+        async with Producer(f"127.0.0.1:{port}", heartbeat_s=0.02) as producer:
+            await producer.send("demo", b"x")
+            script.forgotten = True
+            await until(lambda: script.registrations == 2)
+            await producer.send("demo", b"y")

@@ -1,0 +1,151 @@
+"""Exact ranges over blocking sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from penstock.errors import ConfigError, DataLossError, RefusedError, RemoteProtocolError, UnavailableError
+from penstock.tube import reader
+from penstock.tube.codec.envelope import Request, encode_response
+from penstock.tube.codec.message import check_sum
+from penstock.tube.codec.proto import broker_pb2
+from penstock.tube.producer import Producer, SendResult
+from penstock.tube.reader import RangeReader
+from tests.unit.tube.servers import scripted, tube
+
+T = TypeVar("T")
+
+
+async def blocking(work: Callable[[], T]) -> T:
+    return await asyncio.to_thread(work)
+
+
+async def fill(masters: str, count: int) -> list[SendResult]:
+    async with Producer(masters) as producer:
+        return [await producer.send("demo", b"%03d" % n) for n in range(count)]
+
+
+async def test_partitions_of_a_topic(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo", brokers=2, partitions=2) as running:
+        found = await blocking(lambda: reader.partitions(running.masters, "demo"))
+        assert [(info.broker_id, info.port, info.partition) for info in found] == [
+            (number, running.ports[number], partition) for number in (1, 2) for partition in (0, 1)
+        ]
+        assert await blocking(lambda: reader.partitions(f"127.0.0.1:1,{running.masters}", "none")) == []
+        assert running.master is not None
+        assert not running.master.engine.producers, "it says goodbye"
+    with pytest.raises(UnavailableError):
+        await blocking(lambda: reader.partitions("127.0.0.1:1", "demo", timeout_s=1))
+
+
+async def test_every_range_holds_exactly_its_messages(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo") as running:
+        sent = await fill(running.masters, 40)
+
+        def check() -> None:
+            with RangeReader("127.0.0.1", running.ports[1], batch_bytes=50) as source:
+                low, high = source.bounds("demo", 0)
+                assert (low, high) == (0, 40 * 28)
+                for partition in range(3):
+                    own = [(r.append_offset, b"%03d" % n) for n, r in enumerate(sent) if r.partition == partition]
+                    for start, end in ((0, high), (28, 280), (56, 56), (300 - 300 % 28, high), (high, high)):
+                        batches = list(source.read("demo", partition, start, end))
+                        rows = [row for b in batches for row in zip(b.offsets, b.payloads, strict=True)]
+                        assert rows == [row for row in own if start <= row[0] < end]
+                        assert all(time > 0 for b in batches for time in b.append_times)
+                    position, total = 0, 0
+                    while position < high:
+                        reached, count = source.plan("demo", partition, position, high, 5)
+                        assert count == len([1 for offset, _ in own if position <= offset < reached]) <= 5
+                        position, total = reached, total + count
+                    assert total == len(own)
+
+        await blocking(check)
+
+
+async def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo") as running:
+        await fill(running.masters, 3)
+
+        def check() -> None:
+            with RangeReader("127.0.0.1", running.ports[1], timeout_s=2) as source:
+                with pytest.raises(DataLossError, match="beyond the end 84"):
+                    source.plan("demo", 0, 112, 140, 1)
+                with pytest.raises(DataLossError, match="no longer kept"):
+                    list(source.read("demo", 0, -28, 28))
+                with pytest.raises(DataLossError, match="the log ends at 84"):
+                    list(source.read("demo", 0, 0, 112))
+                with pytest.raises(RefusedError) as caught:
+                    source.bounds("none", 0)
+                assert caught.value.code == 403
+                assert source.bounds("demo", 2) == (0, 84), "the reader is still of use"
+
+        await blocking(check)
+
+
+async def test_reader_connects_again(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo") as running:
+        await fill(running.masters, 3)
+        source = RangeReader("127.0.0.1", running.ports[1], timeout_s=10)
+        assert await blocking(lambda: source.bounds("demo", 0)) == (0, 84)
+        await running.stop_broker()
+        waiting = asyncio.create_task(blocking(lambda: source.bounds("demo", 0)))
+        await running.start_broker()
+        assert await waiting == (0, 84)
+        source.close()
+        source.close()
+        await running.stop_broker()
+        gone = RangeReader("127.0.0.1", running.ports[1], timeout_s=0.1)
+        with pytest.raises(UnavailableError):
+            await blocking(lambda: gone.bounds("demo", 0))
+    with pytest.raises(ConfigError):
+        RangeReader("127.0.0.1", 0)
+
+
+def answered(answer: broker_pb2.GetMessageResponseB2C) -> Callable[[Request], bytes | None]:
+    return lambda request: encode_response(request.method, answer.SerializeToString())
+
+
+def answer(code: int = 200, *, offsets: int = 1, checksum: int | None = None) -> broker_pb2.GetMessageResponseB2C:
+    found = broker_pb2.GetMessageResponseB2C(success=code == 200, errCode=code)
+    found.messages.add(
+        messageId=1, checkSum=check_sum(b"x") if checksum is None else checksum, payLoadData=b"x", flag=0
+    )
+    found.range.nextOffset = found.range.maxOffset = 28
+    found.range.messageOffsets.extend([0] * offsets)
+    found.range.appendTimes.extend([1] * offsets)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (answer(checksum=1), DataLossError),
+        (answer(offsets=2), RemoteProtocolError),
+        (answer(500), RefusedError),
+        (answer(503), UnavailableError),
+        # Apache's broker: not registered, and no range in the answer.
+        (broker_pb2.GetMessageResponseB2C(success=False, errCode=411, errMsg="no"), RefusedError),
+    ],
+    ids=["checksum", "offsets", "failed", "not serving", "no extension"],
+)
+async def test_answers_that_are_no_range(reply: broker_pb2.GetMessageResponseB2C, error: type[Exception]) -> None:
+    async with scripted(answered(reply)) as (port, _):
+
+        def check() -> None:
+            with RangeReader("127.0.0.1", port, timeout_s=1) as source, pytest.raises(error):
+                list(source.read("demo", 0, 0, 28))
+
+        await blocking(check)
+
+
+async def test_silence_and_a_cut_connection_end_within_the_time() -> None:
+    async with scripted(lambda _: None) as (port, transports):
+        with pytest.raises(UnavailableError), RangeReader("127.0.0.1", port, timeout_s=0.1) as source:
+            await blocking(lambda: source.bounds("demo", 0))
+        assert transports

@@ -1,0 +1,68 @@
+"""The server side of a connection: every request answered, one write a read, broken peers cut."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from penstock.tube.codec.envelope import FATAL, Request, decode_response, encode_request, encode_response
+from penstock.tube.codec.framing import FrameDecoder, encode_frame
+from penstock.tube.rpc import AnsweringProtocol
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[int]:
+    open_connections: set[asyncio.Transport] = set()
+
+    def protocol() -> AnsweringProtocol:
+        return AnsweringProtocol(lambda request: encode_response(request.method, request.payload * 2), open_connections)
+
+    server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+    for transport in open_connections:
+        transport.abort()
+    await server.wait_closed()
+
+
+async def talk(port: int, data: bytes, enough: Callable[[list[tuple[int, bytes]]], bool]) -> list[tuple[int, bytes]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    decoder = FrameDecoder()
+    frames: list[tuple[int, bytes]] = []
+    while not enough(frames):
+        received = await reader.read(1 << 16)
+        if not received:
+            break
+        frames += decoder.feed(received)
+    writer.close()
+    await writer.wait_closed()
+    return frames
+
+
+async def test_pipelined_requests_are_answered_in_order(port: int) -> None:
+    data = b"".join(encode_frame(n, encode_request(Request(n, 1, 3, b"%d" % n, timeout=None))) for n in range(200))
+    frames = await talk(port, data, lambda found: len(found) == 200)
+    assert [serial for serial, _ in frames] == list(range(200))
+    assert decode_response(0, frames[150][1]).payload == b"150150"
+
+
+async def test_body_that_is_no_request_gets_a_fatal_answer(port: int) -> None:
+    [(serial, body)] = await talk(port, encode_frame(9, b"\x00\xff"), lambda found: len(found) == 1)
+    assert serial == 9
+    assert decode_response(9, body).status == FATAL
+
+
+async def test_peer_that_speaks_something_else_is_cut(port: int) -> None:
+    good = encode_frame(1, encode_request(Request(1, 1, 3, b"x")))
+    assert len(await talk(port, good + b"GET / HTTP/1.1\r\n", lambda _: False)) == 1
+    assert await talk(port, b"GET / HTTP/1.1\r\n", lambda _: False) == []
+
+
+async def test_large_answers_to_a_slow_reader_all_arrive(port: int) -> None:
+    payload = bytes(1 << 20)
+    data = b"".join(encode_frame(n, encode_request(Request(n, 1, 3, payload))) for n in range(8))
+    frames = await talk(port, data, lambda found: len(found) == 8)
+    assert all(len(decode_response(serial, body).payload) == 2 << 20 for serial, body in frames)
