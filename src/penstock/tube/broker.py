@@ -44,8 +44,10 @@ AppendDone = Callable[["AppendResult | PenstockError"], None]
 _RETENTION_S = 60.0
 
 
-def _wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
+def _steady_clock() -> Callable[[], int]:
+    """Wall time in ms as of now that no later setting of the clock moves: sessions must not end by one."""
+    offset = time.time_ns() - time.monotonic_ns()
+    return lambda: (time.monotonic_ns() + offset) // 1_000_000
 
 
 class _Waiting:
@@ -81,13 +83,13 @@ class TubeBroker:
         session_ms: int = 30_000,
         heartbeat_s: float = 0.5,
         files: Files | None = None,
-        clock: Callable[[], int] = _wall_clock_ms,
+        clock: Callable[[], int] | None = None,
     ) -> None:
         self.broker_id = broker_id
         self.durability = durability
         self.failure: StorageError | None = None
         self.on_failure: Callable[[StorageError], None] | None = None
-        self.clock = clock
+        self.clock = clock if clock is not None else _steady_clock()
         self.connections: set[BrokerConnection] = set()
         self.bytes_in = 0
         self.bytes_out = 0

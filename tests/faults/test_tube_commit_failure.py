@@ -1,0 +1,107 @@
+"""The disk says no: nothing is acknowledged any more, with the reason; reading goes on; a restart keeps the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import PenstockError, StorageError
+from penstock.tube.broker import AppendResult, TubeBroker
+from penstock.tube.storage.files import DirectFile, DirectFiles
+from tests.unit.tube.broker_client import Client
+
+
+class FailingFile(DirectFile):
+    __slots__ = ("_owner",)
+
+    def __init__(self, fd: int, owner: FailingFiles) -> None:
+        super().__init__(fd)
+        self._owner = owner
+
+    def write(self, position: int, data: bytes) -> None:
+        self._owner.maybe_fail("write")
+        super().write(position, data)
+
+    def sync(self) -> None:
+        self._owner.maybe_fail("sync")
+        super().sync()
+
+
+class FailingFiles(DirectFiles):
+    """Fails each ``kind`` of operation with ``error`` from the moment that is set."""
+
+    kind = ""
+    error = errno.ENOSPC
+
+    def maybe_fail(self, kind: str) -> None:
+        if kind == self.kind:
+            raise OSError(self.error, os.strerror(self.error))
+
+    def create(self, path: Path) -> DirectFile:
+        self.maybe_fail("create")
+        made = super().create(path)
+        return FailingFile(os.dup(made._fd), self)
+
+
+@pytest.mark.parametrize(("kind", "error"), [("write", errno.ENOSPC), ("sync", errno.EIO)])
+async def test_after_a_failed_commit_nothing_is_acknowledged(tmp_path: Path, kind: str, error: int) -> None:
+    files = FailingFiles()
+    files.error = error
+    broker = TubeBroker(tmp_path, files=files)
+    told: list[StorageError] = []
+    broker.on_failure = told.append
+    address = await broker.start("127.0.0.1", 0)
+    broker.create_topic("demo")
+    client = await Client.connect(address)
+    assert (await client.answer(client.send(b"before"))).success
+    await client.register()
+
+    files.kind = kind
+    refused = await client.answer(client.send(b"lost"))
+    assert (refused.success, refused.errCode) == (False, 503)
+    assert os.strerror(error) in refused.errMsg
+    files.kind = ""  # even when the disk recovers: what it holds is no longer known
+    refused = await client.answer(client.send(b"refused"))
+    assert (refused.success, refused.errCode) == (False, 503)
+    assert os.strerror(error) in refused.errMsg
+    result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    broker.append("demo", 0, b"x", 0, None, result.set_result)
+    assert isinstance(await result, PenstockError)
+    assert not isinstance(await result, AppendResult)
+
+    got = await client.get()
+    assert ([message.payLoadData for message in got.messages], got.maxOffset) == ([b"before"], 28)
+    assert (await client.confirm()).errCode == 503
+    assert len(told) == 1
+    assert (broker.stats["failed"], broker.failure) == (1, told[0])
+    await client.close()
+    await broker.close()
+
+    again = TubeBroker(tmp_path)
+    client = await Client.connect(await again.start("127.0.0.1", 0))
+    again.create_topic("demo")
+    found = await client.range(startOffset=0)
+    assert found.messages[0].payLoadData == b"before"
+    assert (await client.answer(client.send(b"after"))).success
+    await client.close()
+    await again.close()
+
+
+async def test_all_that_waited_for_the_failed_commit_is_told(tmp_path: Path) -> None:
+    files = FailingFiles()
+    broker = TubeBroker(tmp_path, files=files)
+    address = await broker.start("127.0.0.1", 0)
+    broker.create_topic("demo")
+    clients = [await Client.connect(address) for _ in range(3)]
+    files.kind = "create"
+    serials = [(client, client.send(b"x", n)) for n, client in enumerate(clients) for _ in range(20)]
+    answers = [await client.answer(serial) for client, serial in serials]
+    assert {answer.errCode for answer in answers} == {503}
+    for client in clients:
+        await client.close()
+    await broker.close()

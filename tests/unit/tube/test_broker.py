@@ -1,0 +1,218 @@
+"""The broker over real sockets: acknowledgement after commit, restart, membership, commands from inside the node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import PenstockError, RefusedError, StorageError
+from penstock.runtime.durability import Durability
+from penstock.tube.broker import AppendResult, TubeBroker
+from penstock.tube.codec.envelope import Request, encode_request
+from penstock.tube.codec.framing import encode_frame
+from penstock.tube.codec.strings import TopicConfig
+from penstock.tube.master import TubeMaster
+from penstock.tube.storage.files import DirectFiles
+from tests.unit.tube.broker_client import Client
+from tests.unit.tube.vectors import frames
+
+
+@asynccontextmanager
+async def running(path: Path, **options: Any) -> AsyncIterator[tuple[TubeBroker, Client]]:
+    broker = TubeBroker(path, **options)
+    address = await broker.start("127.0.0.1", 0)
+    broker.create_topic("demo")
+    client = await Client.connect(address)
+    try:
+        yield broker, client
+    finally:
+        await client.close()
+        await broker.close()
+
+
+async def test_produce_consume_confirm_over_a_socket(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, client):
+        serials = [client.send(b"%d" % n, n % 3) for n in range(300)]
+        results = [await client.answer(serial) for serial in serials]
+        assert [result.appendOffset for result in results] == [28 * n for n in range(300)]
+        assert (await client.register(1)).maxOffset == 8400
+        got = await client.get(1)
+        assert [message.payLoadData for message in got.messages] == [b"%d" % n for n in range(1, 300, 3)]
+        assert (await client.confirm(1)).currOffset == 8400
+        assert (await client.get(1, consumed=True)).errCode == 404
+        stats = broker.stats
+        assert (stats["produced_messages"], stats["fetched_messages"], stats["connections"]) == (300, 100, 1)
+        assert 0 < stats["commits"] < 300
+        assert stats["unwritten_bytes"] == 0
+
+
+async def test_everything_is_there_after_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
+        for n in range(3):
+            await client.answer(client.send(b"%d" % n))
+        await client.register()
+        await client.get()
+        await client.confirm()
+        await client.answer(client.send(b"later"))
+    async with running(tmp_path) as (broker, client):
+        assert broker.disk.recovery.records == 4
+        registered = await client.register()
+        assert (registered.currOffset, registered.maxOffset) == (84, 112)
+        assert [message.payLoadData for message in (await client.get()).messages] == [b"later"]
+        whole = await client.range(startOffset=0)
+        assert list(whole.range.messageOffsets) == [0, 28, 56, 84]
+
+
+@pytest.mark.parametrize("durability", list(Durability))
+async def test_each_durability_stores_in_the_end(tmp_path: Path, durability: Durability) -> None:
+    syncs = 0
+
+    class Counting(DirectFiles):
+        def open(self, path: Path) -> Any:
+            return counted(super().open(path))
+
+        def create(self, path: Path) -> Any:
+            return counted(super().create(path))
+
+    def counted(file: Any) -> Any:
+        class Counted(type(file)):  # type: ignore[misc]
+            __slots__ = ()
+
+            def sync(self) -> None:
+                nonlocal syncs
+                syncs += 1
+                super().sync()
+
+        made = Counted(file._fd)
+        file._fd = -1
+        return made
+
+    async with running(tmp_path, durability=durability, files=Counting()) as (_, client):
+        await client.answer(client.send(b"one"))
+        assert syncs == (durability is Durability.DURABLE)
+        await client.register()
+        assert len((await client.get()).messages) == 1
+    async with running(tmp_path) as (broker, _):
+        assert broker.disk.recovery.records == 1
+
+
+async def test_appending_from_inside_the_node(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, client):
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[AppendResult | PenstockError]] = [loop.create_future() for _ in range(3)]
+        for number, topic in enumerate(["demo", "demo", "nowhere"]):
+            broker.append(topic, None, b"x%d" % number, 0, "t", futures[number].set_result)
+        assert not any(future.done() for future in futures)
+        first, second, third = await asyncio.gather(*futures)
+        assert isinstance(first, AppendResult)
+        assert isinstance(second, AppendResult)
+        assert (first.partition, first.append_offset, second.partition, second.append_offset) == (0, 0, 1, 28)
+        assert isinstance(third, RefusedError)
+        assert (await client.range(startOffset=0)).messages[0].payLoadData == b"x0"
+
+
+async def test_recorded_frames_of_the_c_client_with_their_trailing_bytes(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, client):
+        broker.create_topic("veccpp")
+        sent = 0
+        for frame in frames("cpp-client"):
+            if frame.row["to"] == "broker" and frame.direction == "request" and frame.row["method"] == 13:
+                client.writer.write(frame.data)
+                assert (await client.answer(frame.serial)).success
+                sent += 1
+        assert sent
+        assert broker.stats["produced_messages"] == sent
+
+
+async def test_a_broken_frame_closes_and_an_unknown_method_does_not(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
+        client.writer.write(encode_frame(1, encode_request(Request(1, 2, 0, b""))))
+        with pytest.raises(AssertionError, match="does not exist"):
+            await client.answer(1)
+        client.writer.write(encode_frame(2, b"\xff\xff\xff"))
+        with pytest.raises(AssertionError):
+            await client.answer(2)
+        assert (await client.answer(client.send(b"x"))).success
+        client.writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        with pytest.raises(ConnectionError):
+            await client.answer(99)
+
+
+async def test_two_brokers_cannot_share_a_directory(tmp_path: Path) -> None:
+    async with running(tmp_path):
+        with pytest.raises(StorageError, match="in use"):
+            await TubeBroker(tmp_path).start("127.0.0.1", 0)
+
+
+async def test_an_address_that_is_taken_leaves_nothing_open(tmp_path: Path) -> None:
+    async with running(tmp_path / "one") as (_, client):
+        port = client.writer.get_extra_info("peername")[1]
+        with pytest.raises(OSError, match="address already in use"):
+            await TubeBroker(tmp_path / "two").start("127.0.0.1", port)
+        async with running(tmp_path / "two"):
+            pass
+
+
+async def test_sessions_end_without_traffic(tmp_path: Path) -> None:
+    async with running(tmp_path, session_ms=50) as (broker, client):
+        await client.register()
+        async with asyncio.timeout(10):
+            while broker.stats["registrations"]:
+                await asyncio.sleep(0.01)
+        assert (await client.get()).errCode == 411
+
+
+async def test_retention_removes_files_through_the_commit(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, client):
+        config = TopicConfig("demo", partitions=1, stores=1, delete_policy="delete,1s")
+        broker.engine.topics.apply(broker.engine.topics.default, [config])
+        await client.answer(client.send(b"old"))
+        later = broker.clock() + 5000
+        broker.retain(later)
+        await client.answer(client.send(b"new"))
+        broker.retain(later)
+        await client.answer(client.send(b"newer"))
+        bounds = (await client.range()).range
+        assert (bounds.minOffset, bounds.maxOffset) == (28, 84)
+        log = tmp_path / "tube" / "broker-1" / "log" / "demo-0"
+        assert {path.name[:20] for path in log.iterdir()} == {f"{28:020d}", f"{56:020d}"}
+
+
+async def test_a_master_takes_the_broker_and_pushes_topics(tmp_path: Path) -> None:
+    master = TubeMaster(tmp_path / "master")
+    address = await master.start("127.0.0.1", 0)
+    broker = TubeBroker(tmp_path / "data", masters=[f"{address[0]}:{address[1]}"], heartbeat_s=0.05)
+    await broker.start("127.0.0.1", 0)
+    assert broker.registered is not None
+    async with asyncio.timeout(20):
+        await broker.registered.wait()
+        await master.create_topic("pushed", partitions=2, ready_s=10)
+    assert broker.engine.topics.by_name["pushed"].config.partitions == 2
+    await master.close()
+    await broker.close()
+    # Known again before any master answers.
+    again = TubeBroker(tmp_path / "data", masters=[f"{address[0]}:{address[1]}"])
+    await again.start("127.0.0.1", 0)
+    assert "pushed" in again.engine.topics.by_name
+    await again.close()
+
+
+async def test_a_restarted_master_gets_its_broker_back(tmp_path: Path) -> None:
+    master = TubeMaster(tmp_path / "master")
+    host, port = await master.start("127.0.0.1", 0)
+    broker = TubeBroker(tmp_path / "data", masters=[f"{host}:{port}"], heartbeat_s=0.05)
+    await broker.start("127.0.0.1", 0)
+    async with asyncio.timeout(20):
+        await master.create_topic("first", ready_s=10)
+        await master.close()
+        master = TubeMaster(tmp_path / "master")
+        await master.start(host, port)
+        await master.create_topic("second", ready_s=10)
+    assert {"first", "second"} <= set(broker.engine.topics.by_name)
+    await broker.close()
+    await master.close()
