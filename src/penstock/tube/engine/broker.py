@@ -28,6 +28,7 @@ from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import Partition, format_failure, java_trim
 from penstock.tube.engine.fetch import GET_BYTES, answer_range, get_failure, get_success
 from penstock.tube.engine.offsets import GroupOffsets, Key
+from penstock.tube.engine.sends import SendReader, encode_sent
 from penstock.tube.engine.topics import LogStore, Topic, Topics
 
 __all__ = ["Answer", "AppendResult", "BrokerEngine", "Identity"]
@@ -120,6 +121,7 @@ class BrokerEngine:
         self._next_check: int | None = None
         self._last_id = 0
         self._keys: dict[str, int] = {}
+        self._sends = SendReader()
         self._handlers: dict[int, Callable[[bytes, int], Answer]] = {
             MethodId.SEND_MESSAGE: self._send,
             MethodId.PARTITION_REGISTER: self._register,
@@ -171,47 +173,39 @@ class BrokerEngine:
     # Sending (method 13)
 
     def _send(self, payload: bytes, now_ms: int) -> Answer:
-        request = decode(pb.SendMessageRequestP2B, payload)
-        refusal = self._refuse_send(request)
-        if refusal is None:
-            topic = self.topics.by_name[request.topicName.strip()]
-            stored = self._store(
-                topic, request.partitionId, request.data, request.flag, request.checkSum, request.msgType, now_ms
-            )
+        client_id, name, partition_id, data, flag, checksum, msg_type, token = self._sends.read(payload)
+        name = name.strip()
+        topic = self.topics.by_name.get(name)
+        refusal = self._refuse_send(client_id, name, topic, partition_id, token)
+        if refusal is None and topic is not None:
+            stored = self._store(topic, partition_id, data, flag, checksum, msg_type, now_ms)
             if isinstance(stored, AppendResult):
-                store = self.topics.store(topic, request.partitionId)
-                response = pb.SendMessageResponseB2P(
-                    success=True,
-                    errCode=ErrCode.SUCCESS,
-                    errMsg=str(stored.message_id),  # old clients read the id from here
-                    requireAuth=False,
-                    messageId=stored.message_id,
-                    appendTime=stored.append_time_ms,
-                    appendOffset=stored.append_offset,
-                )
-                return _answer(MethodId.SEND_MESSAGE, response.SerializeToString(), wait=not store.immediate)
+                body = encode_sent(stored.message_id, stored.append_time_ms, stored.append_offset)
+                wait = not self.topics.store(topic, partition_id).immediate
+                return Answer(encode_response(MethodId.SEND_MESSAGE, body), wait=wait)
             refusal = stored
+        assert refusal is not None
         self.refused += 1
         failed = pb.SendMessageResponseB2P(success=False, errCode=refusal.code, errMsg=refusal.text)
         return _answer(MethodId.SEND_MESSAGE, failed.SerializeToString())
 
-    def _refuse_send(self, request: pb.SendMessageRequestP2B) -> _Refusal | None:
+    def _refuse_send(
+        self, client_id: str, name: str, topic: Topic | None, partition_id: int, token: int
+    ) -> _Refusal | None:
         if self.failure is not None:
             return _Refusal(ErrCode.SERVICE_UNAVAILABLE, f"the broker stores nothing any more: {self.failure.what}")
         if self.write_stopped:
             return _Refusal(ErrCode.SERVICE_UNAVAILABLE, "writing is stopped on this broker")
-        refusal = self._refuse_token(request.authInfo.visitAuthorizedToken) or _refuse_client(request.clientId)
+        refusal = self._refuse_token(token) or _refuse_client(client_id)
         if refusal is not None:
             return refusal
-        name = request.topicName.strip()
         if not name:
             return _Refusal(ErrCode.BAD_REQUEST, "topicName is blank")
-        topic = self.topics.by_name.get(name)
         if topic is None or not topic.writable:
             state = "is unknown on this broker" if topic is None else "does not accept messages"
             return _Refusal(ErrCode.FORBIDDEN, f"topic {name} {state}")
-        if not topic.has(request.partitionId):
-            return _Refusal(ErrCode.FORBIDDEN, f"topic {name} has no partition {request.partitionId} on this broker")
+        if not topic.has(partition_id):
+            return _Refusal(ErrCode.FORBIDDEN, f"topic {name} has no partition {partition_id} on this broker")
         return None
 
     def _store(
