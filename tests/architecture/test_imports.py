@@ -85,7 +85,20 @@ RULES = [
             *("statestore.client", "statestore.lock", "statestore.hlc", "mqtt.client"),
         ),
     ),
-    Rule("penstock.demo", ("demo", "mqtt.client", "statestore", "tube", "spark", "pipelines", "runtime", "cli.output")),
+    Rule(
+        "penstock.demo",
+        (
+            "demo",
+            "mqtt.client",
+            "mqtt.codec.properties",
+            "statestore",
+            "tube",
+            "spark",
+            "pipelines",
+            "runtime",
+            "cli.output",
+        ),
+    ),
     Rule("penstock.cli", ("",)),
     Rule("penstock", ("",)),
 ]
