@@ -44,8 +44,6 @@ TOKEN = "abc"  # noqa: S105 - the reference's sample, which a node takes on loop
 
 IDLE_S = 2.0
 """How long a group that does not follow waits for another record before it ends."""
-CONFIRM_EVERY = 500
-"""Records printed between two confirmations: so many may come again after a crash."""
 WINDOW = 1000
 """Records of standard input that may be on their way at once."""
 
@@ -261,7 +259,7 @@ async def _consume(
     from penstock.tube.consumer import Consumer
 
     seen = 0
-    async with Consumer(masters, group, [topic], start=start.value, auto_confirm=False) as consumer:
+    async with Consumer(masters, group, [topic], start=start.value) as consumer:
         note(f"consuming {escape(topic)} as group {escape(group)}" + (", Ctrl-C ends" if follow else ""))
         try:
             async for message in _until_idle(consumer, follow=follow):
@@ -270,8 +268,6 @@ async def _consume(
                 seen += 1
                 if seen == count:
                     break
-                if seen % CONFIRM_EVERY == 0:
-                    await consumer.confirm()
         except asyncio.CancelledError:
             # Ctrl-C: what was printed is confirmed all the same.
             await consumer.confirm()

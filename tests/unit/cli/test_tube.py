@@ -259,7 +259,7 @@ def _consumer(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_consume_as_a_group_confirms_what_was_printed(penstock: Command) -> None:
     done = penstock("tube", "consume", "water", "--group", "lake", "--count", "2", "--from", "latest")
     assert done == (0, "1:10000  -  a\n1:10000  -  b\n", "consuming water as group lake\n")
-    assert Consumer.made == [(("127.0.0.1:8715", "lake", ["water"]), {"start": "latest", "auto_confirm": False})]
+    assert Consumer.made == [(("127.0.0.1:8715", "lake", ["water"]), {"start": "latest"})]
     assert Consumer.confirmed == [2]
 
 
