@@ -201,6 +201,8 @@ class TubeBroker:
         for timer in (self._timer, self._retention_timer):
             if timer is not None:
                 timer.cancel()
+        for connection in self.connections:
+            connection.stop()
         if self._scheduled:
             self._flush()
         await self._committer.close()
@@ -309,7 +311,10 @@ class TubeBroker:
         now = self.clock()
         commit.offsets = [GroupOffset(*key, offset, now) for key, offset in engine.offsets.take_dirty()]
         waiting, self._waiting = self._waiting, _Waiting()
-        self._committer.submit(commit, lambda error: self._committed(works, waiting, error))
+        try:
+            self._committer.submit(commit, lambda error: self._committed(works, waiting, error))
+        except StorageError as error:  # closing: what came too late is told so
+            self._committed(works, waiting, error)
 
     def _must_sync(self, store: Store) -> bool:
         topic = store.directory.name.rpartition("-")[0]

@@ -102,6 +102,11 @@ class BrokerConnection(asyncio.Protocol):
             self._transport.write(data)
         self.out.clear()
 
+    def stop(self) -> None:
+        """Take no more requests; answers still leave."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
     def close(self) -> None:
         """Close once what was written has left."""
         if self._transport is not None:

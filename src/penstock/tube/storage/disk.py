@@ -111,7 +111,8 @@ class Disk:
         for commit in commits:
             for store, work, sync in commit.works:
                 store.write(work)
-                if sync:
+                # One that writes nothing (segments expired) must not stand for an earlier one that did.
+                if sync and work.pieces:
                     last[store] = work
         for store, work in last.items():
             store.sync(work)

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["DirectFiles", "File", "Files"]
+__all__ = ["DirectFile", "DirectFiles", "File", "Files"]
 
 
 class File(Protocol):

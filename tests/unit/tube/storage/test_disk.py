@@ -9,7 +9,9 @@ import pytest
 from penstock.errors import StorageError
 from penstock.tube.storage.disk import Commit, Disk
 from penstock.tube.storage.meta import GroupOffset
-from tests.unit.tube.storage.test_store import put
+from penstock.tube.storage.store import Store
+from tests.unit.tube.storage.recorded_disk import RecordedDisk
+from tests.unit.tube.storage.test_store import LOG, put
 
 
 def commit_of(disk: Disk, *topics: str) -> Commit:
@@ -35,6 +37,17 @@ def test_one_commit_covers_all_stores_and_the_offsets(tmp_path: Path) -> None:
     assert [offset.offset for offset in again.meta.offsets()] == [28]
     assert again.meta.config() == b"config"
     again.close(clean=True)
+
+
+def test_a_store_that_only_let_segments_go_does_not_hide_what_another_turn_wrote() -> None:
+    disk_files = RecordedDisk()
+    store = Store(disk_files, LOG, 0)
+    put(store, 0, b"message")
+    first, second = Commit(), Commit()
+    first.works.append((store, store.take(), True))
+    second.works.append((store, store.take(), True))
+    Disk.commit(object.__new__(Disk), [first, second])
+    assert [op.kind for op in disk_files.ops if op.path.suffix == ".tube"][-1] == "sync"
 
 
 def test_a_second_broker_is_kept_out(tmp_path: Path) -> None:
