@@ -5,6 +5,9 @@ its PUBACK and its notifications leave when that commit is done. An answer that 
 is not committed yet waits for that commit, and answers to one client never overtake each other; everything else
 leaves at once. All waiting is for numbered commits, which finish in order.
 
+An answer is an ordinary message of the store, published on the response topic for whoever subscribes to it. A
+notification is for its observer alone and goes straight into that client's session, subscribed or not.
+
 After a failed commit the store is read-only: nothing is acknowledged any more, what had been committed can be read.
 """
 
@@ -18,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from penstock.errors import StorageError
+from penstock.errors import LocalProtocolError, StorageError
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import Inbound, Outlet
@@ -58,16 +61,28 @@ _LONGEST_TIMER_S: Final = 86_400.0
 class Stats:
     """Counters since the start, read by the metrics page."""
 
-    __slots__ = ("notifications", "quarantined", "recovered", "refused", "requests", "responses", "undelivered")
+    __slots__ = (
+        "notifications",
+        "quarantined",
+        "recovered",
+        "refused",
+        "requests",
+        "responses",
+        "unanswered",
+        "undelivered",
+    )
 
     def __init__(self) -> None:
         self.requests = 0
         self.responses = 0
+        """Answers published; whether anybody subscribes to the response topic is not known here."""
+        self.unanswered = 0
+        """Answers that could not be published, because of their topic or size."""
         self.refused = 0
         """Requests that broke the rules of the transport and were not executed."""
         self.notifications = 0
         self.undelivered = 0
-        """Responses and notifications whose client has no session any more."""
+        """Notifications whose observer has no session any more."""
         self.recovered = 0
         self.quarantined = 0
 
@@ -297,10 +312,10 @@ class StateStoreService:
     def _release(self, item: _Waiting) -> None:
         if isinstance(item.ask, Refusal):
             item.message.settle(item.ask.reason_code, item.ask.reason)
-            self._send(item.message.client_id, item.ask.response)
+            self._send(item.ask.response)
         elif item.answer is not None:
             item.message.settle()
-            self._send(item.message.client_id, response(item.ask, item.answer, self._clock()))
+            self._send(response(item.ask, item.answer, self._clock()))
 
     def _fail(self, item: _Waiting) -> None:
         if item.answer is not None:
@@ -316,13 +331,17 @@ class StateStoreService:
         else:
             self._answer(_Waiting(message, refusal, None), 0)
 
-    def _send(self, client_id: str, message: Publish | None) -> None:
-        """Straight to the requester: nobody else may read it, and No Local must not suppress it."""
+    def _send(self, message: Publish | None) -> None:
+        """Publish on the response topic, as the store's own message: No Local must not keep it from the requester."""
         if message is None or self._outlet is None:
             return
-        self.stats.responses += 1
-        if not self._outlet.deliver(client_id, message):
-            self.stats.undelivered += 1
+        try:
+            self._outlet.publish(message)
+        except LocalProtocolError as error:
+            self.stats.unanswered += 1
+            _log.warning("no answer on topic=%r: %s", message.topic, error)
+        else:
+            self.stats.responses += 1
 
     def _notify(self, changes: list[Change]) -> None:
         if self._outlet is None or self.failure is not None:

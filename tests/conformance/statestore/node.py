@@ -50,7 +50,10 @@ class StoreNode:
 
 
 class PlainClient:
-    """A client that writes what it is told and keeps every message it gets."""
+    """A client that writes what it is told and keeps every message it gets.
+
+    It subscribes to ``subscribe`` and, unless ``listens`` is False, to its response topic.
+    """
 
     def __init__(
         self,
@@ -60,9 +63,13 @@ class PlainClient:
         subscribe: Sequence[str | Subscription] = (),
         form: Sequence[tuple[str, str]] = (("__protVer", "1.0"),),
         response_topic: str | None = None,
+        listens: bool = True,
     ) -> None:
         self.response_topic = response_topic or f"clients/{client_id}/response"
-        self.subscriptions = subscribe
+        self.subscriptions = [*subscribe]
+        filters = [item if isinstance(item, str) else item.topic_filter for item in subscribe]
+        if listens and self.response_topic not in filters:
+            self.subscriptions.append(self.response_topic)
         self.form = form
         self.messages: list[Publish] = []
         self._news = asyncio.Event()
@@ -73,7 +80,7 @@ class PlainClient:
     async def __aenter__(self) -> Self:
         await self.mqtt.connect()
         if self.subscriptions:
-            await self.mqtt.subscribe(list(self.subscriptions))
+            await self.mqtt.subscribe(self.subscriptions)
         return self
 
     async def __aexit__(

@@ -72,18 +72,33 @@ async def test_trap_10_no_local_does_not_suppress_the_answer(node: StoreNode, to
     async with PlainClient(node, subscribe=[subscription], response_topic=topic) as client:
         assert (await client.ask("SET k v")).payload == b"+OK\r\n"
         await client.settle()
-        # With a matching subscription the answer comes once all the same.
+        # The answer came once.
         assert client.messages == []
 
 
-async def test_nobody_else_reads_requests_answers_and_notifications(node: StoreNode) -> None:
+async def test_requests_and_notifications_are_private_and_answers_go_to_whoever_subscribes(node: StoreNode) -> None:
     filters = ["#", "statestore/#", "clients/#", INVOKE]
     async with PlainClient(node, "spy", subscribe=filters) as spy, PlainClient(node) as client:
-        await client.ask("KEYNOTIFY k")
-        await client.ask("SET k secret")
-        await client.settle()
+        answers = [await client.ask(words) for words in ("KEYNOTIFY k", "SET k v", "GET k")]
+        assert len(client.notifications()) == 1
         await spy.settle()
-        assert spy.messages == []
+        assert [(m.topic, m.payload) for m in spy.messages] == [(client.response_topic, m.payload) for m in answers]
+
+
+async def test_a_client_that_did_not_subscribe_gets_no_answer_and_another_connection_may(node: StoreNode) -> None:
+    topic = "clients/pair/response"
+    async with (
+        PlainClient(node, "asks", response_topic=topic, listens=False) as asks,
+        PlainClient(node, "listens", response_topic=topic) as listens,
+    ):
+        correlation = await asks.send("SET k v")
+        answer = await listens.wait_for(lambda m: m.properties.correlation_data == correlation)
+        assert answer.payload == b"+OK\r\n"
+        await asks.mqtt.subscribe("later")
+        await listens.mqtt.publish("later", b"")
+        # What came before it would be here by now.
+        await asks.wait_for(lambda m: m.topic == "later")
+        assert asks.messages == []
 
 
 async def test_a_request_is_not_retained(node: StoreNode) -> None:

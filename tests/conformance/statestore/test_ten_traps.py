@@ -40,10 +40,9 @@ async def test_trap_1_notifications_go_straight_to_the_observer_and_once(bench: 
     bench.other.ask("SET SOMEKEY 1")
     bench.other.ask("SET SOMEKEY 2")
     bench.other.ask("DEL SOMEKEY")
-    told = bench.notifications()
+    told = bench.outlet.taken()
+    # Delivered into the session, never published as well: a matching subscription would make it two.
     assert [(d.client_id, d.publish.topic, d.publish.qos) for d in told] == [("client-id1", NOTIFY_TOPIC, 1)] * 3
-    # Delivered into the session, never routed: a matching subscription would make it two.
-    assert bench.outlet.published == []
 
 
 @pytest.mark.parametrize("words", ["SET k w NX", "SET k w NEX", "VDEL k w"])
@@ -117,8 +116,8 @@ async def test_trap_9_hex_is_upper_case(bench: Bench) -> None:
 
 async def test_trap_10_the_answer_is_a_message_of_the_store(bench: Bench) -> None:
     answer = bench.peer.ask("SET k v")
-    # Handed to the broker as the store's own, for the requester: No Local compares publishers and cannot apply.
-    assert (answer.client_id, answer.publish.topic) == ("client-id1", "clients/client-id1/response")
+    # Published by the node itself: No Local compares publishers and cannot apply.
+    assert (answer.client_id, answer.publish.topic) == (None, "clients/client-id1/response")
     assert (answer.publish.qos, answer.publish.retain, answer.publish.dup) == (1, False, False)
 
 
@@ -213,6 +212,17 @@ async def test_a_forbidden_response_topic_ends_the_connection(bench: Bench) -> N
     assert bench.peer.ask("GET k").payload == b"$-1\r\n"
 
 
+async def test_an_answer_that_cannot_be_published_is_counted_and_logged(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.peer.send("SET k v", response_topic="clients/\0/response")
+    assert bench.outlet.taken() == []
+    assert [code for _, code, _ in bench.outlet.settled] == [0]
+    assert (bench.peer.service.stats.unanswered, bench.peer.service.stats.responses) == (1, 0)
+    assert "U+0000" in caplog.text
+    assert bench.peer.ask("GET k").payload == b"$1\r\nv\r\n"
+
+
 async def test_a_key_whose_notification_topic_cannot_exist_is_refused(bench: Bench) -> None:
     huge = b"k" * 1_000_000
     assert b"topic" in bench.peer.ask([b"KEYNOTIFY", huge]).payload
@@ -238,7 +248,7 @@ async def test_statistics(bench: Bench) -> None:
     bench.peer.send("GET k", response_topic=None)
     stats = bench.peer.service.stats
     assert (stats.requests, stats.responses, stats.notifications) == (4, 3, 2)
-    assert (stats.refused, stats.undelivered) == (1, 1)
+    assert (stats.refused, stats.unanswered, stats.undelivered) == (1, 0, 1)
     assert (bench.peer.service.keys, bench.peer.service.observations) == (1, 1)
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, cast
 from penstock.errors import StorageError
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.codec.topics import validate_topic_name
 from penstock.mqtt.service import Inbound
 from penstock.runtime.committer import GroupCommitter
 from penstock.runtime.durability import Durability
@@ -36,9 +37,9 @@ class ManualClock:
 
 
 class Delivery(NamedTuple):
-    """A message that the service gave to the broker for one client."""
+    """A message for the session of ``client_id``, or, where that is None, for whoever subscribes to its topic."""
 
-    client_id: str
+    client_id: str | None
     publish: Publish
 
     @property
@@ -59,17 +60,17 @@ class Delivery(NamedTuple):
 
 
 class FakeOutlet:
-    """What the broker was asked to do, in order; ``log`` holds PUBACKs too, as ``("settled", correlation, code)``."""
+    """What the broker was asked to do, in order. Clients in ``gone`` have no session; topics are checked as it does."""
 
     def __init__(self) -> None:
         self.deliveries: list[Delivery] = []
-        self.published: list[Publish] = []
         self.disconnects: list[tuple[str, int, str]] = []
         self.settled: list[tuple[bytes | None, int, str]] = []
         self.gone: set[str] = set()
 
     def publish(self, message: Publish) -> None:
-        self.published.append(message)
+        validate_topic_name(message.topic)
+        self.deliveries.append(Delivery(None, message))
 
     def deliver(self, client_id: str, message: Publish) -> bool:
         self.deliveries.append(Delivery(client_id, message))
@@ -79,7 +80,7 @@ class FakeOutlet:
         self.disconnects.append((client_id, reason_code, reason_string))
 
     def taken(self) -> list[Delivery]:
-        """What was delivered since the last call."""
+        """What was published or delivered since the last call."""
         taken, self.deliveries = self.deliveries, []
         return taken
 
@@ -137,6 +138,7 @@ class Peer:
         self.outlet = outlet
         self.clock = clock
         self.client_id = client_id
+        self.response_topic = f"clients/{client_id}/response"
         self.topic = topic
         self.form = form
         self.timestamp_property = timestamp_property
@@ -149,7 +151,7 @@ class Peer:
         ts: str | None = "now",
         ft: Hlc | str | None = None,
         qos: int = 1,
-        response_topic: str | None = "clients/client-id1/response",
+        response_topic: str | None = "own",
         correlation: bytes | None = b"",
         expiry: int | None = None,
         extra: Sequence[tuple[str, str]] = (),
@@ -169,7 +171,7 @@ class Peer:
         if ft is not None:
             user.append(("__ft" if self.timestamp_property == "__ts" else "FencingToken", str(ft)))
         properties = Properties(
-            response_topic=response_topic,
+            response_topic=self.response_topic if response_topic == "own" else response_topic,
             correlation_data=correlation,
             message_expiry_interval=expiry,
             user_properties=user,
@@ -192,7 +194,7 @@ class Peer:
         correlation = self.send(words, ts=ts, ft=ft)
         found = [d for d in self.outlet.deliveries if d.correlation == correlation]
         assert len(found) == 1, self.outlet.deliveries
-        assert found[0].client_id == self.client_id
+        assert (found[0].client_id, found[0].publish.topic) == (None, self.response_topic)
         self.outlet.deliveries.remove(found[0])
         return found[0]
 

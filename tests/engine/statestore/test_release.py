@@ -136,7 +136,8 @@ async def test_an_observer_that_went_or_stopped_finds_no_old_news(held: Held) ->
     held.service.disconnected("c")
     held.outlet.taken()
     held.committer.finish()
-    assert [(d.client_id, d.payload) for d in held.outlet.taken()] == [("a", b"+OK\r\n"), ("b", b"+OK\r\n")]
+    left = [(d.client_id, d.publish.topic, d.payload) for d in held.outlet.taken()]
+    assert left == [(None, f"clients/{name}/response", b"+OK\r\n") for name in ("a", "b")]
 
 
 async def test_after_a_failed_commit_nothing_is_acknowledged(held: Held) -> None:
