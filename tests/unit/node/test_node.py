@@ -11,6 +11,7 @@ import pytest
 
 import penstock
 from penstock.errors import StorageError, UnavailableError
+from penstock.mqtt.client import MqttClient
 from penstock.node.config import (
     HttpListener,
     MqttListener,
@@ -26,6 +27,8 @@ from penstock.node.data_dir import DataDirectory
 from penstock.node.node import Node, Ready, _told
 from penstock.runtime.addresses import Address, parse_address
 from penstock.runtime.durability import Durability
+from penstock.tube.reader import RangeReader, partitions
+from penstock.tube.record import Record
 
 FREE = Address("127.0.0.1", 0)
 
@@ -108,8 +111,8 @@ async def test_ready_means_that_every_part_answers_and_topics_are_served(tmp_pat
 async def test_a_node_comes_back_on_its_directory_and_keeps_the_shape_of_its_topics(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for partitions in (2, 5):
-        node = Node(config(tmp_path, tube=Tube(topics={"kept": Topic(partitions=partitions)})))
+    for count in (2, 5):
+        node = Node(config(tmp_path, tube=Tube(topics={"kept": Topic(partitions=count)})))
         ready = await node.start()
         _, body = await http(ready.http, "/webapi.htm?method=admin_query_topic_info")
         assert json.loads(body)["data"][0]["topicInfo"][0]["numPartitions"] == 2
@@ -177,3 +180,40 @@ async def test_others_are_told_what_the_operator_says(tmp_path: Path) -> None:
         assert (row["brokerIp"], row["brokerPort"], row["runStatus"]) == ("edge-1.example", 8123, "online")
     finally:
         await node.close()
+
+
+async def test_what_was_taken_is_acknowledged_before_goodbye(tmp_path: Path) -> None:
+    node = Node(config(tmp_path, rules=[Rule(filter="plant/#", topic="water")]))
+    ready = await node.start()
+    address = parse_address(ready.mqtt)
+    acknowledged: list[int] = []
+
+    async def publish(client: MqttClient, n: int) -> None:
+        await client.publish("plant/flow", b"%d" % n, qos=1)
+        acknowledged.append(n)
+
+    async with MqttClient(*address, client_id="meter", reconnect=False) as client:
+        first = asyncio.create_task(publish(client, 0))
+        await first
+        rest = [asyncio.create_task(publish(client, n)) for n in range(1, 500)]
+        await asyncio.wait(rest, return_when=asyncio.FIRST_COMPLETED)
+        await node.close()
+        await asyncio.gather(*rest, return_exceptions=True)
+    node = Node(config(tmp_path))
+    ready = await node.start()
+    try:
+        logged = await asyncio.to_thread(_logged, ready.tube_master)
+        # Nothing that the log has is without a PUBACK, and nothing that has one is missing.
+        assert sorted(logged) == sorted(acknowledged)
+    finally:
+        await node.close()
+
+
+def _logged(masters: str) -> list[int]:
+    found = []
+    for part in partitions(masters, "water"):
+        with RangeReader(part.host, part.port) as reader:
+            for batch in reader.read("water", part.partition, *reader.bounds("water", part.partition)):
+                records = [Record.decode(d, f) for d, f in zip(batch.payloads, batch.flags, strict=True)]
+                found += [int(record.value) for record in records]
+    return found
