@@ -25,12 +25,17 @@ from penstock.tube.codec.strings import valid_topic
 __all__ = [
     "DEFAULT_FILE",
     "OPTIONS",
+    "HttpListener",
     "Listener",
+    "MqttListener",
     "NodeConfig",
     "Option",
     "Rule",
     "Topic",
     "Tube",
+    "TubeBrokerHttpListener",
+    "TubeBrokerListener",
+    "TubeMasterListener",
     "load_config",
 ]
 

@@ -21,7 +21,7 @@ from penstock.node.config import Rule
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.record import Record
 
-__all__ = ["Append", "Identities", "RuleService", "Stats"]
+__all__ = ["Append", "Disconnect", "Identities", "RuleService", "Stats"]
 
 _log = logging.getLogger("penstock.rules")
 

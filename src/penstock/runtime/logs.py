@@ -16,7 +16,7 @@ import time
 from enum import StrEnum
 from typing import TextIO
 
-__all__ = ["LogFormat", "LogLevel", "configure"]
+__all__ = ["JsonFormatter", "LogFormat", "LogLevel", "TextFormatter", "configure"]
 
 
 class LogFormat(StrEnum):
