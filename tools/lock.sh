@@ -6,7 +6,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$1" -m venv "$work/venv"
 "$work/venv/bin/pip" install --quiet --disable-pip-version-check pip-tools
-compile=("$work/venv/bin/pip-compile" --quiet --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-header
+compile=("$work/venv/bin/pip-compile" --quiet --generate-hashes --no-emit-index-url --no-emit-trusted-host --no-emit-find-links --no-header
   --strip-extras --allow-unsafe --no-annotate)
 cd requirements
 "${compile[@]}" build.in -o build.txt

@@ -101,8 +101,8 @@ def configuration() -> str:
     lines = ["# Configuration", "", NOTE, ""]
     lines += [
         (
-            "`penstock up` reads `penstock.yaml` in the working directory, or the file that `--config` names. A flag goes "
-            "before a variable of the environment, that before the file, that before the default. `${VAR}` and "
+            "`penstock up` reads `penstock.yaml` in the working directory, or the file that `--config` names. A flag "
+            "goes before a variable of the environment, that before the file, that before the default. `${VAR}` and "
             "`${VAR:-default}` in the file are filled in from the environment. A listener may be written short: "
             "`mqtt: 127.0.0.1:1883`."
         ),
@@ -124,9 +124,9 @@ def record_table() -> str:
     lines = ["# The record", "", NOTE, ""]
     lines += [
         (
-            "What a record of the tube carries beside its value. The body of the TubeMQ message is the value, untouched. "
-            "Everything else is an attribute whose value is percent-encoded, since TubeMQ's attributes allow no `,`, `=` "
-            "or blank. Rules, producers, the Spark source and the command line share this table."
+            "What a record of the tube carries beside its value. The body of the TubeMQ message is the value, "
+            "untouched. Everything else is an attribute whose value is percent-encoded, since TubeMQ's attributes "
+            "allow no `,`, `=` or blank. Rules, producers, the Spark source and the command line share this table."
         ),
         "",
         "| field | attribute | type | meaning |",
@@ -136,8 +136,8 @@ def record_table() -> str:
     lines += [
         "",
         (
-            "In Spark: `key` and `value` as above, `timestamp` is the time at which the broker took the record, `headers` "
-            "are the decoded attributes under their attribute names."
+            "In Spark: `key` and `value` as above, `timestamp` is the time at which the broker took the record, "
+            "`headers` are the decoded attributes: those of this table, then the user properties by their names."
         ),
         "",
     ]
