@@ -70,7 +70,11 @@ def demo(
     options = Options(place, Addresses(broker, tube_master) if attach else None, chaos=chaos)
     with display(as_json=as_json) as screen:
         screen.say(f"working in {place}")
-        outcome = asyncio.run(_interruptible(tell(options, screen)))
+        try:
+            outcome = asyncio.run(_interruptible(tell(options, screen)))
+        except asyncio.CancelledError:
+            screen.say(f"stopped by SIGTERM; what there is so far is in {place}")
+            raise typer.Exit(128 + signal.SIGTERM) from None
     _report(outcome, options, as_json=as_json)
     if outcome.proof.holds and not keep:
         _tidy(options)

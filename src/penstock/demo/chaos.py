@@ -10,8 +10,9 @@ from penstock.demo.sender import Sender
 
 __all__ = ["chaos"]
 
-DRIVER_AT = 0.25
-HOLD_AT = 0.6
+FIRST_PART = 0.25
+DRIVER_AT = 0.4
+SECOND_PART = 0.6
 NODE_AT = 0.75
 
 Reached = Callable[[Callable[[], bool], str], Awaitable[None]]
@@ -23,27 +24,43 @@ async def chaos(
     total: int,
     *,
     reached: Reached,
-    has_rows: Callable[[], bool],
+    batches: Callable[[], int],
     kill_driver: Callable[[], Awaitable[None]],
     restart_driver: Callable[[], Coroutine[Any, Any, None]],
     kill_node: Callable[[], Awaitable[None]],
     restart_node: Callable[[], Awaitable[None]],
 ) -> None:
-    """Kill both in mid-run.
+    """Kill both in mid-run; ``batches`` says how many batches the pipeline has reported.
 
-    The driver dies when a quarter is acknowledged and rows are in the table; messages keep coming while it is away.
-    The meter then holds, so that the node too is killed while messages flow and the new driver reads them.
+    The meter holds twice, until the pipeline works: otherwise all would be sent while Spark warms up, and nothing would
+    flow when the kills come. While the driver is away messages keep coming.
     """
-    await reached(lambda: len(sender.acknowledged) >= DRIVER_AT * total and has_rows(), "rows in the table")
+    await _hold_until(sender, FIRST_PART * total, reached, lambda: batches() > 0, "the first batch")
+    await reached(lambda: len(sender.acknowledged) >= DRIVER_AT * total, "messages before the driver is killed")
     await kill_driver()
+    before = batches()
     back = asyncio.create_task(restart_driver(), name="restart-driver")
     try:
-        await reached(lambda: back.done() or len(sender.sent) >= HOLD_AT * total, "messages while the driver is away")
-        sender.hold()
+        await _hold_until(
+            sender,
+            SECOND_PART * total,
+            reached,
+            lambda: back.done() and batches() > before,
+            "a batch of the new driver",
+        )
         await back
     finally:
         back.cancel()
-        sender.release()
-    await reached(lambda: len(sender.acknowledged) >= NODE_AT * total, "messages for the new driver")
+    await reached(lambda: len(sender.acknowledged) >= NODE_AT * total, "messages before the node is killed")
     await kill_node()
     await restart_node()
+
+
+async def _hold_until(sender: Sender, count: float, reached: Reached, condition: Callable[[], bool], text: str) -> None:
+    """Let the sender come to ``count`` messages, and go on when ``condition`` holds."""
+    try:
+        await reached(lambda: len(sender.sent) >= count, "messages to be sent")
+        sender.hold()
+        await reached(condition, text)
+    finally:
+        sender.release()

@@ -15,8 +15,8 @@ from penstock.errors import UnavailableError
 
 __all__ = ["Addresses", "Options", "Stack"]
 
-START_S = 60.0
-"""A machine under load needs half a minute for Spark, and a lease of a killed run takes ten seconds to expire."""
+START_S = 120.0
+"""A machine under load needs most of a minute for Spark; the lease of a killed run takes ten seconds to expire."""
 RESTARTS = 3
 POLL_S = 0.1
 

@@ -39,7 +39,7 @@ WINDOW = timedelta(hours=3)
 RATE = 120.0
 CHAOS_RATE = 45.0
 """Messages a second: some ten seconds for all of them; with kills in it, slow enough to be hit in the middle."""
-LONGEST_STEP_S = 90.0
+LONGEST_STEP_S = 180.0
 POLL_S = 0.1
 
 
@@ -239,7 +239,7 @@ async def _act(story: _Story, sender: Sender, watching: asyncio.Event) -> None:
                     sender,
                     len(story.readings),
                     reached=story.reached,
-                    has_rows=lambda: story.hops.read(ROWS) > 0,
+                    batches=lambda: len(story.hops.batches),
                     kill_driver=stack.kill_driver,
                     restart_driver=stack.start_driver,
                     kill_node=stack.kill_node,

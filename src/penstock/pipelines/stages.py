@@ -30,6 +30,12 @@ __all__ = ["INTERNAL", "Lookup", "alive", "apply", "key_column", "rows_of"]
 
 INTERNAL = ("_id", "_source", "_dead", "_filtered")
 SOURCE_FIELDS = ("topic", "broker", "partition", "offset", "timestamp", "headers", "value")
+_JSON_OPTIONS = {
+    "mode": "PERMISSIVE",
+    "columnNameOfCorruptRecord": "_corrupt",
+    # NaN and Infinity are no JSON.
+    "allowNonNumericNumbers": "false",
+}
 _SELECT = re.compile(r"\s*select\b", re.IGNORECASE)
 
 
@@ -134,17 +140,18 @@ def _parse(rows: DataFrame, name: str, parse: Parse) -> DataFrame:
 
     schema = _schema(name, parse.columns)
     text = sf.col("_source.value").cast("string")
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_corrupt"}
-    parsed = sf.from_json(text, StructType(schema.fields).add("_corrupt", StringType()), options)
+    parsed = sf.from_json(text, StructType(schema.fields).add("_corrupt", StringType()), _JSON_OPTIONS)
     missing = [
         sf.when(sf.col("_json")[f.name].isNull(), sf.lit(f"column {f.name!r} is missing or null"))
         for f in schema.fields
         if not f.nullable
     ]
     reason = sf.coalesce(
-        sf.when(sf.col("_source.value").isNull() | (sf.trim(text) == ""), sf.lit("the payload is empty")),
+        sf.when(
+            sf.col("_source.value").isNull() | (sf.trim(text, sf.lit(" \t\r\n")) == ""), sf.lit("the payload is empty")
+        ),
         sf.when(~sf.is_valid_utf8(text), sf.lit("the payload is not UTF-8")),
-        sf.when(sf.col("_json").isNull(), sf.lit("the payload is not a JSON object")),
+        sf.when(_is_not_one_value(text), sf.lit("the payload is not JSON")),
         sf.when(sf.col("_json._corrupt").isNotNull(), sf.lit("the payload is not JSON of the schema")),
         *missing,
         sf.lit(None).cast("string"),
@@ -152,6 +159,16 @@ def _parse(rows: DataFrame, name: str, parse: Parse) -> DataFrame:
     marked = _mark_dead(rows.withColumn("_json", parsed), name, reason)
     data = [sf.when(alive(), sf.col("_json")[column]).alias(column) for column in schema.names]
     return marked.select(*INTERNAL, *data)
+
+
+def _is_not_one_value(text: Column) -> Column:
+    """Whether ``text`` is anything but one JSON value with distinct names.
+
+    Spark's parsers stop after the first value, and from_json takes the last of two equal names. Inside an array
+    whatever follows the value is seen: as a second element, or as an error.
+    """
+    array = sf.try_parse_json(sf.concat(sf.lit("["), text, sf.lit("]")))
+    return array.isNull() | sf.try_variant_get(array, "$[1]", "variant").isNotNull()
 
 
 def _sql(rows: DataFrame, name: str, statement: str, view: str) -> DataFrame:
@@ -205,8 +222,7 @@ def _enrich(rows: DataFrame, name: str, enrich: Enrich, with_lookup: WithLookup)
     schema = _schema(name, enrich.columns).add("_corrupt", StringType())
     keyed = rows.withColumn("_key", sf.when(alive(), key_column(rows, enrich.key)))
     found = with_lookup(keyed, Lookup("_key", "_found", duration_ms(enrich.refresh)))
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_corrupt"}
-    parsed = sf.from_json(sf.col("_found").cast("string"), schema, options)
+    parsed = sf.from_json(sf.col("_found").cast("string"), schema, _JSON_OPTIONS)
     with_value = found.withColumn("_json", parsed)
     broken = sf.when(sf.col("_json._corrupt").isNotNull(), sf.format_string("the value of key %s is not JSON", "_key"))
     if enrich.missing == "dead_letter":

@@ -1,0 +1,157 @@
+"""Steps on batches of rows: what is marked, what is carried along, what is refused."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from penstock.errors import ConfigError
+from penstock.pipelines.model import Step
+from penstock.pipelines.stages import Lookup, apply, key_column, rows_of
+
+SOURCE = (
+    "topic string, broker int, partition int, offset long, timestamp timestamp, value binary, "
+    "headers array<struct<key:string,value:binary>>"
+)
+NOON = datetime(2022, 3, 20, 12, tzinfo=UTC)
+PARSE = {"name": "parsed", "parse": {"schema": "t TIMESTAMP NOT NULL, flow DOUBLE NOT NULL, note STRING"}}
+GOOD = b'{"t":"2022-03-20T10:00:00Z","flow":1.5,"note":"n"}'
+
+
+def rows(spark: SparkSession, *values: bytes | None, ids: bool = True) -> DataFrame:
+    """One row for each value, ids ``i0``, ``i1``, ..."""
+    records = [
+        ("water", 1, 0, 28 * n, NOON, value, [("id", f"i{n}".encode())] if ids else [("other", b"x")])
+        for n, value in enumerate(values)
+    ]
+    return rows_of(spark.createDataFrame(records, SOURCE))
+
+
+def steps(*given: dict[str, Any]) -> list[Step]:
+    return [Step.model_validate(step) for step in given]
+
+
+def no_lookup(_rows: DataFrame, _lookup: Lookup) -> DataFrame:
+    raise AssertionError
+
+
+def test_ids_come_from_the_header_or_the_place(spark: SparkSession) -> None:
+    assert [row["_id"] for row in rows(spark, GOOD, GOOD).collect()] == ["i0", "i1"]
+    assert [row["_id"] for row in rows(spark, GOOD, GOOD, ids=False).collect()] == ["water/1:0@0", "water/1:0@28"]
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (GOOD, None),
+        (b'{"t":"2022-03-20T10:00:00+01:00","flow":1}', None),
+        (b'{"t":"2022-03-20T10:00:00Z","flow":1,"more":{"x":[1]}}', None),
+        (None, "the payload is empty"),
+        (b"", "the payload is empty"),
+        (b" \n", "the payload is empty"),
+        (b"nope", "the payload is not JSON"),
+        (b"[1]", "the payload is not JSON of the schema"),
+        (b"5", "the payload is not JSON of the schema"),
+        (b"null", "the payload is not JSON of the schema"),
+        (b'{"t":"2022-03-20T10:00:00Z","flow":1', "the payload is not JSON"),
+        (b'{"t":"2022-03-20T10:00:00Z","flow":"12"}', "the payload is not JSON of the schema"),
+        (b'{"t":"yesterday","flow":1}', "the payload is not JSON of the schema"),
+        (b'{"t":"2022-03-20T10:00:00Z","flow":NaN}', "the payload is not JSON"),
+        (b'{"t":"2022-03-20T10:00:00Z","flow":1} {"flow":2}', "the payload is not JSON"),
+        (b'{"t":"2022-03-20T10:00:00Z","flow":1,"flow":2}', "the payload is not JSON"),
+        (b'{"t":"2022-03-20T10:00:00Z","flow":1},{"flow":2}', "the payload is not JSON"),
+        (b'\xef\xbb\xbf{"t":"2022-03-20T10:00:00Z","flow":1}', "the payload is not JSON"),
+        (b'{"t":"2022-03-20T10:00:00Z","flow":null}', "column 'flow' is missing or null"),
+        (b'{"flow":1}', "column 't' is missing or null"),
+        (b'\xff{"flow":1}', "the payload is not UTF-8"),
+    ],
+)
+def test_what_is_no_record_of_the_schema_is_a_dead_letter(
+    parsed: dict[bytes | None, Any], value: bytes | None, reason: str | None
+) -> None:
+    row = parsed[value]
+    assert (row["_dead"]["reason"] if row["_dead"] else None) == reason
+    assert row["_source"]["value"] == value
+    assert (row["flow"] is None) == (reason is not None)
+
+
+@pytest.fixture(scope="module")
+def parsed(spark: SparkSession, request: pytest.FixtureRequest) -> dict[bytes | None, Any]:
+    """All payloads of the test above in one job."""
+    test = test_what_is_no_record_of_the_schema_is_a_dead_letter
+    values = [case[0] for mark in test.pytestmark if mark.name == "parametrize" for case in mark.args[1]]
+    done = apply(rows(spark, *values), steps(PARSE), no_lookup).orderBy("_source.offset").collect()
+    return dict(zip(values, done, strict=True))
+
+
+def test_filtered_rows_stay_and_are_marked(spark: SparkSession) -> None:
+    values = [GOOD, b'{"t":"2022-03-20T10:00:00Z","flow":-1}', b"nope", b'{"t":"2022-03-20T10:00:00Z","flow":5}']
+    both = steps(PARSE, {"name": "up", "filter": "flow > 0"}, {"name": "noted", "filter": "length(note) > 0"})
+    done = apply(rows(spark, *values), both, no_lookup).orderBy("_source.offset").collect()
+    assert [row["_filtered"] for row in done] == [None, "up", None, "noted"]
+    assert [row["_dead"] is not None for row in done] == [False, False, True, False]
+
+
+def test_a_statement_computes_columns_and_the_rest_is_carried_along(spark: SparkSession) -> None:
+    two = steps(PARSE, {"name": "q", "sql": "SELECT *, flow * 2 AS twice, _source.offset AS o FROM parsed"})
+    done = apply(rows(spark, GOOD, b"nope"), two, no_lookup).orderBy("_source.offset").collect()
+    assert [row["twice"] for row in done] == [3.0, None]
+    assert [row["o"] for row in done] == [0, 28]
+    assert done[1]["_dead"]["step"] == "parsed"
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("SELECT flow FROM parsed WHERE flow > 1", "does more than compute columns"),
+        ("SELECT flow FROM parsed LIMIT 1", "does more than compute columns"),
+        ("SELECT explode(array(1, 2)) AS x FROM parsed", "does more than compute columns"),
+        ("SELECT row_number() OVER (ORDER BY flow) AS n FROM parsed", "does more than compute columns"),
+        ("SELECT count(*) AS n FROM parsed", "cannot be built"),
+        ("SELECT flow FROM parsed UNION ALL SELECT flow FROM parsed", "cannot be built"),
+        ("SELECT *, 1 AS _mine FROM parsed", "names that start with '_' belong to the pipeline"),
+        ("SELECT nope FROM parsed", "`nope` cannot be resolved"),
+        ("SELECT flow FROM elsewhere", "`elsewhere` cannot be found"),
+    ],
+)
+def test_a_statement_that_changes_the_rows_is_refused(spark: SparkSession, statement: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        apply(rows(spark, GOOD), steps(PARSE, {"name": "q", "sql": statement}), no_lookup)
+
+
+def test_a_schema_that_is_none_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(ConfigError, match="is not a list of columns"):
+        apply(rows(spark, GOOD), steps({"name": "p", "parse": {"schema": "flow DUBLE"}}), no_lookup)
+
+
+@pytest.mark.parametrize(("missing", "dead"), [("pass", 1), ("dead_letter", 2)])
+def test_enrich_looks_up_rows_that_are_alive(spark: SparkSession, missing: str, dead: int) -> None:
+    asked: list[Lookup] = []
+    stored = {"limits/n": b'{"low": 2.5}', "limits/broken": b"{"}
+
+    def look_up(df: DataFrame, lookup: Lookup) -> DataFrame:
+        asked.append(lookup)
+        cases = sf.create_map(*(sf.lit(part) for pair in stored.items() for part in pair))
+        return df.withColumn(lookup.into, sf.try_element_at(cases, sf.col(lookup.key)))
+
+    values = [GOOD, GOOD.replace(b'"n"', b'"broken"'), GOOD.replace(b'"n"', b'"none"'), b"nope"]
+    enrich = {"key": "limits/{note}", "as": "limits", "schema": "low DOUBLE", "missing": missing}
+    done = apply(rows(spark, *values), steps(PARSE, {"name": "e", "enrich": enrich}), look_up)
+    found = done.orderBy("_source.offset").collect()
+    assert asked == [Lookup("_key", "_found", 5_000)]
+    assert [row["limits"]["low"] if row["limits"] else None for row in found] == [2.5, None, None, None]
+    assert [row["_dead"]["reason"] for row in found if row["_dead"] and row["_dead"]["step"] == "e"][:1] == [
+        "the value of key limits/broken is not JSON"
+    ]
+    assert len([row for row in found if row["_dead"] and row["_dead"]["step"] == "e"]) == dead
+    assert found[0].asDict().keys() == {"_id", "_source", "_dead", "_filtered", "t", "flow", "note", "limits"}
+
+
+def test_a_key_has_instants_in_utc_and_is_null_with_a_null_in_it(spark: SparkSession) -> None:
+    given = spark.createDataFrame([("a'b\n", NOON, 1), (None, NOON, 2)], "name string, at timestamp, n int")
+    keys = given.select(key_column(given, "x/{name}/{at}/{n}{{}}").alias("k")).collect()
+    assert [row["k"] for row in keys] == ["x/a'b\n/2022-03-20T12:00:00Z/1{}", None]
