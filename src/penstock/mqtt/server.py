@@ -22,7 +22,7 @@ from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats
 from penstock.mqtt.service import Service
 
-__all__ = ["BrokerLimits", "BrokerStats", "MqttServer"]
+__all__ = ["BrokerLimits", "BrokerStats", "MqttServer", "wall_clock_ms"]
 
 logger = logging.getLogger("penstock.mqtt")
 

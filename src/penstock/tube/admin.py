@@ -14,7 +14,7 @@ from penstock.errors import RefusedError
 from penstock.tube.engine.cluster import Cluster, Topic
 from penstock.tube.engine.master import MIN_MESSAGE_BYTES, MasterEngine
 
-__all__ = ["METHODS", "Change", "handle"]
+__all__ = ["METHODS", "Change", "Method", "handle"]
 
 Answer = dict[str, Any]
 MAX_ITEMS = 100

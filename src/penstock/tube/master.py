@@ -17,7 +17,7 @@ from penstock.tube.engine.master import MasterConfig, MasterEngine
 from penstock.tube.metadata import TopicStore
 from penstock.tube.rpc import AnsweringProtocol
 
-__all__ = ["TubeMaster"]
+__all__ = ["TubeMaster", "steady_clock"]
 
 
 def steady_clock() -> Callable[[], int]:

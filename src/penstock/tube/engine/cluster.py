@@ -21,7 +21,7 @@ from penstock.tube.codec.strings import (
     partition_ids,
 )
 
-__all__ = ["SYSTEM_TOPIC", "Broker", "Cluster", "Topic"]
+__all__ = ["SYSTEM_TOPIC", "Broker", "Cluster", "Topic", "parse_broker_id"]
 
 SYSTEM_TOPIC = "__offset_history__"
 _SYSTEM = TopicConfig(SYSTEM_TOPIC, partitions=10)
