@@ -89,6 +89,21 @@ class Node:
 
         self._run(set_all())
 
+    def get(self, key: str) -> bytes | None:
+        async def get() -> bytes | None:
+            async with StateStoreClient.connect(self.mqtt) as store:
+                entry = await store.get(key)
+                return None if entry is None else entry.value
+
+        return self._run(get())
+
+    def delete(self, key: str) -> None:
+        async def delete() -> None:
+            async with StateStoreClient.connect(self.mqtt) as store:
+                await store.delete(key)
+
+        self._run(delete())
+
     async def _start(self) -> None:
         self._master = TubeMaster(self._directory)
         host, port = await self._master.start("127.0.0.1", 0)

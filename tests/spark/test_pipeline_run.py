@@ -1,0 +1,260 @@
+"""A pipeline against a real tube and state store: exact counts, crashes between sink and checkpoint, stops."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.errors import PenstockError, UnavailableError
+from penstock.pipelines import run as running
+from penstock.pipelines.ledger import Ledger
+from penstock.pipelines.model import Pipeline
+from penstock.pipelines.table import files, read
+from penstock.pipelines.writeback import Change, WriteBack, lease_key
+from penstock.runtime import config
+from penstock.tube.record import Record
+from tests.spark.node import Node
+
+FILE = """\
+name: {name}
+source: {{topics: ["{topic}"], master: "{master}", options: {{maxOffsetsPerTrigger: 100}}}}
+statestore: {{broker: "{broker}"}}
+trigger: 50 milliseconds
+dead_letters: {{path: "{lake}/dead"}}
+steps:
+  - name: parsed
+    parse: {{schema: "branch STRING NOT NULL, time TIMESTAMP NOT NULL, flow DOUBLE NOT NULL"}}
+  - name: plausible
+    filter: flow >= 0
+  - name: once
+    dedupe: {{within: 1 day}}
+  - name: once_in_time
+    from: plausible
+    dedupe: {{on: event}}
+  - name: hours
+    window:
+      time: time
+      duration: 1 hour
+      watermark: 1 hour
+      by: [branch]
+      aggregates: {{n: count(*), lowest: min(flow)}}
+sinks:
+  - name: rows
+    from: once
+    table: {{path: "{lake}/rows"}}
+  - name: alarms
+    statestore:
+      order_by: window_start
+      entries:
+        - {{key: "{name}/{{branch}}/{{window_start}}", when: n = 1, value: [n, lowest]}}
+"""
+MIDNIGHT = datetime(2022, 3, 20, tzinfo=UTC)
+
+
+def message(name: str, minute: int, flow: float = 100.0) -> Record:
+    time = (MIDNIGHT + timedelta(minutes=minute)).isoformat()
+    value = json.dumps({"branch": "b", "time": time, "flow": flow}).encode()
+    return Record(value, key=b"k", id=name)
+
+
+class Setup:
+    """One pipeline with directories, a topic and a name of its own."""
+
+    def __init__(self, node: Node, topic: str, directory: Path) -> None:
+        self.node = node
+        self.topic = topic
+        self.state = directory / "state"
+        self.lake = directory / "lake"
+        text = FILE.format(name=topic, topic=topic, master=node.master, broker=node.mqtt, lake=self.lake)
+        self.pipeline: Pipeline = config.parse(text, Pipeline, name="p.yaml")
+        self.ledger = Ledger(self.state / "ledger")
+        self.events: list[dict[str, Any]] = []
+
+    def send(self, *messages: Record | bytes) -> None:
+        self.node.append(self.topic, [(0, m) for m in messages])
+
+    def run(self, stop: threading.Event | None = None, *, available_now: bool = True) -> None:
+        running.run(
+            self.pipeline,
+            state=self.state,
+            available_now=available_now,
+            emit=self.events.append,
+            stop=stop or threading.Event(),
+        )
+
+    def rows(self) -> list[str]:
+        found = [pq.ParquetFile(file).read(["_id"])["_id"].to_pylist() for file in files(self.lake / "rows")]
+        return sorted(str(name) for names in found for name in names)
+
+    def dead(self) -> list[dict[str, Any]]:
+        return [row for file in files(self.lake / "dead") for row in pq.ParquetFile(file).read().to_pylist()]
+
+    def forget_the_last_commit(self, sink: str) -> int:
+        """As after a crash between the sink and Spark's commit of the batch."""
+        commits = self.state / "checkpoints" / sink / "commits"
+        last = max(int(path.name) for path in commits.glob("[0-9]*"))
+        (commits / str(last)).unlink()
+        (commits / f".{last}.crc").unlink(missing_ok=True)
+        return last
+
+
+@pytest.fixture
+def setup(
+    spark: SparkSession,
+    node: Node,
+    new_topic: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Setup]:
+    class Shared:
+        """The session of the suite, which a run must not stop."""
+
+        def __getattr__(self, name: str) -> Any:
+            return (lambda: None) if name == "stop" else getattr(spark, name)
+
+    monkeypatch.setattr(running, "session", lambda *_args, **_options: Shared())
+    yield Setup(node, new_topic(1), tmp_path)
+    for query in spark.streams.active:
+        query.stop()
+
+
+def test_every_record_ends_in_one_place_and_late_ones_are_counted(setup: Setup) -> None:
+    setup.send(*(message(f"m{n}", n) for n in range(0, 600, 10)))
+    setup.send(message("m10", 10), b"nope", message("low", 605, 5.0), message("minus", 606, -1.0))
+    setup.run()
+    setup.send(message("late", 30), message("m20", 20), message("after", 700))
+    setup.run()
+    names = [f"m{n}" for n in range(0, 600, 10)]
+    assert setup.rows() == sorted([*names, "low", "late", "after"])
+    (letter,) = setup.dead()
+    assert letter["value"] == b"nope"
+    assert letter["step"] == "parsed"
+    assert letter["reason"] == "the payload is not JSON"
+    sums = setup.ledger.sums("rows")
+    assert (sums.read, sums.out, sums.dead, sums.filtered, sums.duplicates) == (67, 63, 1, 1, 2)
+    # The second copy of m20 is as late as the reading that was held up: the watermark passed both.
+    windows = setup.ledger.sums("alarms")
+    assert (windows.read, windows.dead, windows.filtered, windows.late) == (67, 1, 1, 2)
+
+
+def test_alarms_are_set_fenced_and_deleted_when_a_window_is_normal_again(setup: Setup) -> None:
+    key = f"{setup.topic}/b/2022-03-20T10:00:00Z"
+    setup.send(message("low", 605, 5.0))
+    setup.run()
+    assert setup.node.get(key) == b'{"n":1,"lowest":5.0}'
+    setup.send(message("other", 606, 4.0))
+    setup.run()
+    assert setup.node.get(key) is None
+    tokens = {entry.fencing_token for entry in setup.ledger.entries("alarms")}
+    assert tokens == {event["fencing_token"] for event in setup.events if event["event"] == "started"}
+    assert len(tokens) == 2
+
+
+def test_a_crash_between_sink_and_checkpoint_doubles_nothing(setup: Setup) -> None:
+    setup.send(*(message(f"m{n}", n) for n in range(50)), b"nope")
+    setup.run()
+    before = setup.rows(), setup.dead(), setup.ledger.sums("rows"), setup.ledger.sums("alarms").read
+    for sink in ("rows", "alarms"):
+        setup.forget_the_last_commit(sink)
+    setup.run()
+    assert (setup.rows(), setup.dead(), setup.ledger.sums("rows"), setup.ledger.sums("alarms").read) == before
+
+
+def test_a_crash_before_the_commit_log_overwrites_the_batch(setup: Setup, spark: SparkSession) -> None:
+    setup.send(*(message(f"m{n}", n) for n in range(50)))
+    setup.run()
+    before = setup.rows()
+    table = setup.lake / "rows"
+    batch = next(e.batch for e in setup.ledger.entries("rows") if e.out)
+    # Batches after it are empty, so that this is the first one with rows to be repeated.
+    (table / "_commits" / f"rows-{batch}.json").unlink()
+    (table / "writer=rows" / f"batch={batch}" / "part-half.parquet").write_bytes(b"PAR1")
+    while (last := setup.forget_the_last_commit("rows")) > batch:
+        offsets = setup.state / "checkpoints" / "rows" / "offsets"
+        (offsets / str(last)).unlink()
+        (offsets / f".{last}.crc").unlink(missing_ok=True)
+    setup.run()
+    assert setup.rows() == before
+    assert read(spark, table).count() == 50
+
+
+def test_copies_are_dropped_over_a_restart(setup: Setup) -> None:
+    setup.send(message("a", 1), message("b", 2))
+    setup.run()
+    setup.send(message("b", 2), message("c", 3))
+    setup.run()
+    assert setup.rows() == ["a", "b", "c"]
+    assert setup.ledger.sums("rows").duplicates == 1
+
+
+def test_a_run_that_is_told_to_stop_ends_between_batches(setup: Setup) -> None:
+    setup.send(*(message(f"m{n}", n) for n in range(300)))
+    stop = threading.Event()
+
+    class StopAfterFirst(list[dict[str, Any]]):
+        def append(self, event: dict[str, Any]) -> None:
+            super().append(event)
+            if event["event"] == "batch":
+                stop.set()
+
+    setup.events = StopAfterFirst()
+    setup.run(stop, available_now=False)
+    assert setup.events[-1]["event"] == "stopped"
+    for sink in ("rows", "alarms"):
+        entries = setup.ledger.entries(sink)
+        commits = setup.state / "checkpoints" / sink / "commits"
+        assert all((commits / str(entry.batch)).exists() for entry in entries)
+    setup.run()
+    assert len(setup.rows()) == len(set(setup.rows())) == 300
+    assert setup.ledger.sums("alarms").read == 300
+
+
+def test_a_table_of_another_checkpoint_is_refused(setup: Setup, tmp_path: Path) -> None:
+    setup.send(message("a", 1))
+    setup.run()
+    setup.state = tmp_path / "other-state"
+    with pytest.raises(PenstockError, match="wrote from another checkpoint"):
+        setup.run()
+
+
+def test_an_error_in_a_batch_ends_the_run_with_its_own_words(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.pipelines.table import Table
+
+    def fail(*_: object) -> int:
+        raise PenstockError("the disk is full", do="make room")
+
+    monkeypatch.setattr(Table, "write", fail)
+    setup.send(message("a", 1))
+    with pytest.raises(PenstockError, match=r"sink 'rows': the disk is full"):
+        setup.run()
+
+
+def test_a_second_run_waits_and_the_first_is_fenced_off_once_it_took_over(node: Node) -> None:
+    first, second = WriteBack(node.mqtt, "fenced"), WriteBack(node.mqtt, "fenced")
+    third = WriteBack(node.mqtt, "fenced")
+    try:
+        first.start(10.0)
+        with pytest.raises(UnavailableError, match="was not to be had"):
+            second.start(0.5)
+        assert first.write([Change("fenced/a", b"1"), Change("fenced/a", None), Change("fenced/b", b"1")]) == 3
+        assert node.get("fenced/b") == b"1"
+        # As if it had expired while the first was paused.
+        node.delete(lease_key("fenced"))
+        third.start(10.0)
+        assert third.token > first.token
+        third.write([Change("fenced/b", b"3")])
+        with pytest.raises(PenstockError, match="belongs to a later run"):
+            first.write([Change("fenced/b", b"late")])
+        assert node.get("fenced/b") == b"3"
+        assert first.lost.wait(10.0)
+    finally:
+        for store in (first, second, third):
+            store.close()
