@@ -1,0 +1,297 @@
+//! The Rust SDK against a state store at 127.0.0.1, port = first argument: one line per scenario that passed.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use azure_iot_operations_mqtt::aio::connection_settings::MqttConnectionSettingsBuilder;
+use azure_iot_operations_mqtt::session::{Session, SessionExitHandle, SessionOptionsBuilder};
+use azure_iot_operations_protocol::application::ApplicationContextBuilder;
+use azure_iot_operations_protocol::common::hybrid_logical_clock::HybridLogicalClock as Hlc;
+use azure_iot_operations_services::leased_lock::{self, lease, lock};
+use azure_iot_operations_services::state_store::{
+    Client, ClientOptionsBuilder, Error, ErrorKind, Operation, ServiceError, SetCondition, SetOptions,
+};
+use tokio::time::timeout;
+
+const WAIT: Duration = Duration::from_secs(10);
+
+/// One connection with its store client; the session runs beside the scenarios.
+struct Peer {
+    store: Arc<Client>,
+    exit: SessionExitHandle,
+}
+
+impl Peer {
+    fn connect(port: u16, client_id: &str) -> Self {
+        let settings = MqttConnectionSettingsBuilder::default()
+            .client_id(client_id)
+            .hostname("127.0.0.1")
+            .tcp_port(port)
+            .keep_alive(Duration::from_secs(5))
+            .use_tls(false)
+            .build()
+            .unwrap();
+        let options = SessionOptionsBuilder::default()
+            .connection_settings(settings)
+            .build()
+            .unwrap();
+        let session = Session::new(options).unwrap();
+        let exit = session.create_exit_handle();
+        let store = Client::new(
+            ApplicationContextBuilder::default().build().unwrap(),
+            session.create_managed_client(),
+            session.create_session_monitor(),
+            ClientOptionsBuilder::default().build().unwrap(),
+        )
+        .unwrap();
+        tokio::task::spawn_local(async move { session.run().await.unwrap() });
+        Peer {
+            store: Arc::new(store),
+            exit,
+        }
+    }
+
+    async fn set(
+        &self,
+        key: &str,
+        value: &[u8],
+        token: Option<&Hlc>,
+        options: SetOptions,
+    ) -> Result<(bool, Hlc), Error> {
+        let answer = self
+            .store
+            .set(key.into(), value.into(), WAIT, token.cloned(), options)
+            .await?;
+        Ok((answer.response, answer.version.expect("SET tells a version")))
+    }
+
+    async fn put(&self, key: &str, value: &[u8]) -> Hlc {
+        let (done, version) = self.set(key, value, None, SetOptions::default()).await.unwrap();
+        assert!(done);
+        version
+    }
+
+    async fn get(&self, key: &str) -> (Option<Vec<u8>>, Option<Hlc>) {
+        let answer = self.store.get(key.into(), WAIT).await.unwrap();
+        (answer.response, answer.version)
+    }
+
+    async fn del(&self, key: &str, token: Option<&Hlc>) -> Result<i64, Error> {
+        Ok(self.store.del(key.into(), token.cloned(), WAIT).await?.response)
+    }
+
+    async fn vdel(&self, key: &str, value: &[u8], token: Option<&Hlc>) -> Result<i64, Error> {
+        Ok(self
+            .store
+            .vdel(key.into(), value.into(), token.cloned(), WAIT)
+            .await?
+            .response)
+    }
+
+    async fn close(self) {
+        self.store.shutdown().await.unwrap();
+        self.exit.try_exit().unwrap();
+    }
+}
+
+fn only(condition: SetCondition) -> SetOptions {
+    SetOptions {
+        set_condition: condition,
+        ..SetOptions::default()
+    }
+}
+
+fn expiring(ms: u64) -> SetOptions {
+    SetOptions {
+        expires: Some(Duration::from_millis(ms)),
+        ..SetOptions::default()
+    }
+}
+
+fn is_newer(newer: &Hlc, older: &Hlc) -> bool {
+    (newer.timestamp, newer.counter) > (older.timestamp, older.counter)
+}
+
+fn service_error<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
+    match result.unwrap_err().kind() {
+        ErrorKind::ServiceError(error) => format!("{error:?}"),
+        other => panic!("not an error of the service: {other:?}"),
+    }
+}
+
+async fn keys(a: &Peer, b: &Peer) {
+    assert_eq!(a.get("k").await, (None, None));
+    let version = a.put("k", b"v").await;
+    assert_eq!(b.get("k").await, (Some(b"v".into()), Some(version.clone())));
+    let newer = b.put("k", b"").await;
+    assert!(is_newer(&newer, &version));
+    assert_eq!(a.get("k").await, (Some(vec![]), Some(newer)));
+    let bytes: Vec<u8> = (0..=255u8).cycle().take(100_000).collect();
+    a.put("k\r\n$-1/+#", &bytes).await;
+    assert_eq!(b.get("k\r\n$-1/+#").await.0, Some(bytes));
+    assert_eq!(a.vdel("k", b"other", None).await.unwrap(), -1);
+    assert_eq!(a.vdel("k", b"", None).await.unwrap(), 1);
+    assert_eq!(a.vdel("k", b"", None).await.unwrap(), 0);
+    a.put("k", b"v").await;
+    assert_eq!(b.del("k", None).await.unwrap(), 1);
+    assert_eq!(b.del("k", None).await.unwrap(), 0);
+    assert_eq!(a.get("k").await, (None, None));
+}
+
+async fn conditions(a: &Peer, b: &Peer) {
+    let (done, first) = a
+        .set("c", b"v", None, only(SetCondition::OnlyIfDoesNotExist))
+        .await
+        .unwrap();
+    assert!(done);
+    let refused = b
+        .set("c", b"w", None, only(SetCondition::OnlyIfDoesNotExist))
+        .await
+        .unwrap();
+    assert_eq!(refused, (false, first.clone()));
+    let refused = b
+        .set("c", b"w", None, only(SetCondition::OnlyIfEqualOrDoesNotExist))
+        .await
+        .unwrap();
+    assert_eq!(refused, (false, first.clone()));
+    let (done, renewed) = a
+        .set("c", b"v", None, only(SetCondition::OnlyIfEqualOrDoesNotExist))
+        .await
+        .unwrap();
+    assert!(done && is_newer(&renewed, &first));
+    let (done, _) = b
+        .set("new", b"v", None, only(SetCondition::OnlyIfEqualOrDoesNotExist))
+        .await
+        .unwrap();
+    assert!(done);
+    assert!(a.set("c", b"v", None, expiring(300)).await.unwrap().0);
+    assert!(a.get("c").await.0.is_some());
+    tokio::time::sleep(Duration::from_millis(400)).await;
+    assert_eq!(a.get("c").await, (None, None));
+}
+
+async fn fencing(a: &Peer, b: &Peer) {
+    let low = a.put("lower", b"").await;
+    let high = a.put("higher", b"").await;
+    a.set("f", b"1", Some(&high), SetOptions::default()).await.unwrap();
+    assert_eq!(
+        service_error(b.set("f", b"2", None, SetOptions::default()).await),
+        "MissingFencingToken"
+    );
+    assert_eq!(
+        service_error(b.set("f", b"2", Some(&low), SetOptions::default()).await),
+        "FencingTokenLowerVersion"
+    );
+    assert_eq!(service_error(b.del("f", Some(&low)).await), "FencingTokenLowerVersion");
+    assert_eq!(service_error(b.vdel("f", b"1", None).await), "MissingFencingToken");
+    let ahead = Hlc {
+        timestamp: high.timestamp + Duration::from_secs(600),
+        ..high.clone()
+    };
+    assert_eq!(
+        service_error(b.set("f", b"2", Some(&ahead), SetOptions::default()).await),
+        "FencingTokenSkew"
+    );
+    assert!(b.set("f", b"2", Some(&high), SetOptions::default()).await.unwrap().0);
+    assert_eq!(a.get("f").await.0, Some(b"2".into()));
+    assert_eq!(a.del("f", Some(&high)).await.unwrap(), 1);
+    a.put("f", b"free again").await;
+}
+
+async fn observing(a: &Peer, b: &Peer) {
+    let key = "watched/\u{0}key";
+    let mut seen = a.store.observe(key.into(), WAIT).await.unwrap().response;
+    b.put(key, b"1").await;
+    assert_eq!(b.vdel(key, b"no", None).await.unwrap(), -1);
+    b.del(key, None).await.unwrap();
+    a.set(key, b"2", None, expiring(200)).await.unwrap();
+    let wanted = [
+        Operation::Set(b"1".into()),
+        Operation::Del,
+        Operation::Set(b"2".into()),
+        Operation::Del,
+    ];
+    let mut last: Option<Hlc> = None;
+    for operation in wanted {
+        let (told, _) = timeout(WAIT, seen.recv_notification()).await.expect("in time").unwrap();
+        assert_eq!((told.key, told.operation), (key.into(), operation));
+        assert!(last.is_none_or(|last| is_newer(&told.version, &last)));
+        last = Some(told.version);
+    }
+    assert!(a.store.unobserve(key.into(), WAIT).await.unwrap().response);
+    assert!(!a.store.unobserve(key.into(), WAIT).await.unwrap().response);
+    b.put(key, b"unseen").await;
+    assert!(
+        timeout(Duration::from_millis(200), seen.recv_notification())
+            .await
+            .is_ok_and(|n| n.is_none())
+    );
+}
+
+async fn locking(a: &Peer, b: &Peer) {
+    let first = lock::Client::new(a.store.clone(), "lock".into(), "a".into()).unwrap();
+    let second = lock::Client::new(b.store.clone(), "lock".into(), "b".into()).unwrap();
+    let second_lease = lease::Client::new(b.store.clone(), "lock".into(), "b".into()).unwrap();
+    let began = Instant::now();
+    let old = first.lock(Duration::from_millis(1500), WAIT, None).await.unwrap();
+    let held = second_lease.acquire(WAIT, WAIT, None).await.unwrap_err();
+    assert!(matches!(held.kind(), leased_lock::ErrorKind::LeaseAlreadyHeld));
+    assert_eq!(second_lease.get_holder(WAIT).await.unwrap(), Some(b"a".into()));
+    // The holder says nothing more: only the expiry hands the lock on.
+    let new = timeout(WAIT, second.lock(WAIT, WAIT, None))
+        .await
+        .expect("in time")
+        .unwrap();
+    let waited = began.elapsed();
+    assert!(
+        waited >= Duration::from_millis(1450) && waited < Duration::from_secs(5),
+        "{waited:?}"
+    );
+    assert!(is_newer(&new, &old));
+    b.set("output", b"b", Some(&new), SetOptions::default()).await.unwrap();
+    let late = a.set("output", b"a", Some(&old), SetOptions::default()).await;
+    assert_eq!(
+        service_error(late),
+        format!("{:?}", ServiceError::FencingTokenLowerVersion)
+    );
+    second.unlock(WAIT).await.unwrap();
+    // A renewed lease outlives its time; its release hands the lock on at once.
+    first
+        .lock(Duration::from_millis(1000), WAIT, Some(Duration::from_millis(400)))
+        .await
+        .unwrap();
+    tokio::time::sleep(Duration::from_millis(1800)).await;
+    assert_eq!(second_lease.get_holder(WAIT).await.unwrap(), Some(b"a".into()));
+    let (_, taken) = tokio::join!(first.unlock(WAIT), second.lock(WAIT, WAIT, None));
+    taken.unwrap();
+    second.unlock(WAIT).await.unwrap();
+    assert_eq!(second_lease.get_holder(WAIT).await.unwrap(), None);
+}
+
+async fn scenarios(port: u16) {
+    let (a, b) = (Peer::connect(port, "rust-a"), Peer::connect(port, "rust-b"));
+    keys(&a, &b).await;
+    println!("keys");
+    conditions(&a, &b).await;
+    println!("conditions");
+    fencing(&a, &b).await;
+    println!("fencing");
+    observing(&a, &b).await;
+    println!("observing");
+    locking(&a, &b).await;
+    println!("locking");
+    a.close().await;
+    b.close().await;
+}
+
+fn main() {
+    let port = std::env::args()
+        .nth(1)
+        .and_then(|port| port.parse().ok())
+        .expect("usage: PROGRAM PORT");
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    tokio::task::LocalSet::new().block_on(&runtime, scenarios(port));
+}
