@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from penstock.cli.main import COMMANDS, app
 from penstock.node import config as node
 from penstock.pipelines import model as pipeline
 from penstock.spark import options as spark
+from penstock.statestore import commands, dialects
+from penstock.statestore.hlc import Hlc
 from penstock.tube import record
 
 PAGES = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -153,12 +155,47 @@ def spark_options() -> str:
     return "\n".join([*lines, ""])
 
 
+VERSION = Hlc(1696374425000, 1, "StateStore")
+DIALECT_ROWS: dict[str, Callable[[dialects.Dialect], str]] = {
+    "condition not met": lambda d: f"`{d.condition_not_met.decode().strip()}`",
+    "delete and expiry event": lambda d: f"`{d.delete_event.decode()}`",
+    "text of a lower fencing token": lambda d: "… " + " ".join(d.fence_lower.split()[5:9]) + " …",
+    "printed versions": lambda d: f"`{(VERSION.padded() if d.padded_versions else str(VERSION))}`",
+    "`__stat`, `__protVer`; other major versions refused with 505": lambda d: "yes" if d.status else "no",
+    "version with `:1`": lambda d: "of the delete" if d.delete_version else "of the deleted value",
+    "time stamp and fencing token in": lambda d: f"`{d.timestamp_property}`, `{d.fence_property}`",
+}
+
+
+def state_store() -> str:
+    lines = ["# State store", "", NOTE, "", "## Commands", ""]
+    lines += ["| command | arguments | what it does |", "| --- | --- | --- |"]
+    for spec in commands.COMMANDS.values():
+        span = str(spec.min_args) if spec.min_args == spec.max_args else f"{spec.min_args} to {spec.max_args}"
+        lines.append(f"| {spec.verb} | {span}, the verb included | {cell(spec.summary)} |")
+    lines += ["", "## Forms", ""]
+    lines += [
+        (
+            "A request chooses its form: with `__protVer` it is the form that the Azure IoT Operations SDKs speak, on the "
+            "older topic the older form, else the published one. All work side by side on one store."
+        ),
+        "",
+        "| | " + " | ".join(dialects.DIALECTS) + " |",
+        "| --- |" + " --- |" * len(dialects.DIALECTS),
+    ]
+    for title, show in DIALECT_ROWS.items():
+        lines.append(f"| {title} | " + " | ".join(show(dialect) for dialect in dialects.DIALECTS.values()) + " |")
+    lines += ["", "## Errors", "", "After `-ERR `, exactly:", ""]
+    return "\n".join([*lines, *(f"* `{error}`" for error in commands.StoreError), ""])
+
+
 GENERATED = {
     "cli.md": cli,
     "configuration.md": configuration,
     "pipeline-file.md": pipeline_file,
     "record.md": record_table,
     "spark-options.md": spark_options,
+    "state-store.md": state_store,
 }
 
 
