@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.errors import PenstockError, UnavailableError
+from penstock.errors import DataLossError, PenstockError, UnavailableError
 from penstock.pipelines import run as running
 from penstock.pipelines.ledger import Ledger
 from penstock.pipelines.model import Pipeline
@@ -184,6 +184,19 @@ def test_a_crash_before_the_commit_log_overwrites_the_batch(setup: Setup, spark:
     setup.run()
     assert setup.rows() == before
     assert read(spark, table).count() == 50
+
+
+def test_records_that_the_dedupe_leaves_out_are_a_loss(setup: Setup, new_topic: Callable[..., str]) -> None:
+    two = new_topic(2)
+    short = setup.pipeline.model_dump(by_alias=True)
+    short["source"] |= {"topics": [two], "options": {"maxOffsetsPerTrigger": 20}}
+    short["steps"][2]["dedupe"]["within"] = "1 millisecond"
+    setup.pipeline = Pipeline.model_validate(short)
+    for partition in (0, 1):
+        messages = [message(f"p{partition}-{n}", n) for n in range(50)]
+        setup.node.append(two, [(partition, m) for m in messages])
+    with pytest.raises(DataLossError, match="sink 'rows'"):
+        setup.run()
 
 
 def test_copies_are_dropped_over_a_restart(setup: Setup) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
@@ -118,7 +118,7 @@ def _report(outcome: Outcome, options: Options, *, as_json: bool) -> None:
 
 
 def _width() -> int:
-    return min(os.get_terminal_size().columns, PLOT_WIDTH) if sys.stdout.isatty() else 80
+    return min(shutil.get_terminal_size().columns, PLOT_WIDTH)
 
 
 def _account(outcome: Outcome) -> str:
@@ -159,8 +159,6 @@ def _where(outcome: Outcome, plot: Path) -> str:
 
 def _tidy(options: Options) -> None:
     """Leave the table, the ledger and the plot; the node's data and the logs have done their work."""
-    import shutil
-
     shutil.rmtree(options.directory / "node", ignore_errors=True)
     for name in ("node.log", "pipeline.log"):
         (options.directory / name).unlink(missing_ok=True)

@@ -76,8 +76,8 @@ class Display(Protocol):
     def alarm(self, text: str) -> None:
         """Something abnormal, as it is notified."""
 
-    def show(self, hops: Hops) -> None:
-        """How far the messages are, called several times a second."""
+    def show(self, hops: Hops, *, at_once: bool = False) -> None:
+        """How far the messages are, called several times a second; ``at_once`` however short ago the last one was."""
 
 
 class _Quiet:
@@ -105,10 +105,10 @@ class LineDisplay(_Quiet):
     def alarm(self, text: str) -> None:
         self.say(f"ALARM  {text}")
 
-    def show(self, hops: Hops) -> None:
+    def show(self, hops: Hops, *, at_once: bool = False) -> None:
         now = time.monotonic()
         text = ", ".join(f"{name} {count}" + (f" (lag {lag})" if lag else "") for name, count, lag in hops.rows())
-        if now - self._last >= LINE_EVERY_S and text != self._shown:
+        if (at_once or now - self._last >= LINE_EVERY_S) and text != self._shown:
             self._last, self._shown = now, text
             self.say(text)
 
@@ -126,9 +126,9 @@ class JsonDisplay(_Quiet):
     def alarm(self, text: str) -> None:
         print_json({"event": "alarm", "text": text})
 
-    def show(self, hops: Hops) -> None:
+    def show(self, hops: Hops, *, at_once: bool = False) -> None:
         now, rows = time.monotonic(), hops.rows()
-        if now - self._last >= LINE_EVERY_S and rows != self._shown:
+        if (at_once or now - self._last >= LINE_EVERY_S) and rows != self._shown:
             self._last, self._shown = now, rows
             print_json(
                 {"event": "progress", "hops": {name: {"messages": count, "lag": lag} for name, count, lag in rows}}
@@ -161,7 +161,7 @@ class LiveDisplay(_Quiet):
     def alarm(self, text: str) -> None:
         self._print(f"ALARM  {text}", "bold red")
 
-    def show(self, hops: Hops) -> None:
+    def show(self, hops: Hops, *, at_once: bool = False) -> None:  # noqa: ARG002 - redrawn at a rate of its own
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 

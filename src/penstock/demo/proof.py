@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from penstock.demo.segments import Segment
 from penstock.pipelines.ledger import Entry
 
-__all__ = ["Check", "Evidence", "Logged", "Proof", "late_ids", "prove"]
+__all__ = ["Check", "Evidence", "Logged", "Proof", "last_line", "late_ids", "prove"]
 
 
 class Logged(NamedTuple):

@@ -109,12 +109,16 @@ class _Story:
     async def show(self, sender: Sender) -> None:
         """Keep the display up to date."""
         while True:
-            self.hops.sent, self.hops.acknowledged = len(sender.sent), len(sender.acknowledged)
             # A node that is being restarted does not answer; the next look will.
             with contextlib.suppress(PenstockError):
-                self.hops.logged = await self.of_log(lambda log: log.count(self.start))
+                await self.look(sender)
             self.screen.show(self.hops)
             await asyncio.sleep(5 * POLL_S)
+
+    async def look(self, sender: Sender) -> None:
+        """See how far the messages are; the pipeline's batches come by themselves."""
+        self.hops.sent, self.hops.acknowledged = len(sender.sent), len(sender.acknowledged)
+        self.hops.logged = await self.of_log(lambda log: log.count(self.start))
 
     async def caught_up(self) -> None:
         """Wait until both queries have finished what the log holds now."""
@@ -198,6 +202,8 @@ async def tell(options: Options, screen: Display) -> Outcome:
             sender = Sender(client, story.branch.topic, CHAOS_RATE if options.chaos else RATE)
             await _play(story, sender)
         await story.stack.stop_driver()
+        await story.look(sender)
+        screen.show(story.hops, at_once=True)
         screen.say("pipeline stopped; reading log, table, ledger and alarms")
         evidence = await story.gather(sender)
     finally:

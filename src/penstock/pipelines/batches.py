@@ -23,7 +23,7 @@ from penstock.pipelines.stages import INTERNAL, WithLookup, alive, apply, key_co
 from penstock.pipelines.table import Table
 from penstock.pipelines.writeback import Change
 
-__all__ = ["Context", "Drained", "Gate", "SinkBatches"]
+__all__ = ["Context", "Drained", "FencedStore", "Gate", "SinkBatches"]
 
 COORDINATES = ("topic", "broker", "partition", "offset", "timestamp")
 """Fields of ``_source`` that a table keeps of every row, as ``_topic`` and so on, beside ``_id``."""
@@ -85,7 +85,7 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class _Counts:
     """How many rows of a batch are in which state, in the rows that the sink gets."""
 
     out: int
@@ -136,10 +136,10 @@ class SinkBatches:
         assert sink is not None
         written = self._write_back(rows, sink)
         read = self._context.source.count(start, end)
-        counts, late = self._into_windows(rows, batch, start, end) if read else (Counts(0, 0, 0), 0)
+        counts, late = self._into_windows(rows, batch, start, end) if read else (_Counts(0, 0, 0), 0)
         return self._entry(batch, start, end, read, counts, out=written, duplicates=None, late=late)
 
-    def _into_windows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> tuple[Counts, int]:
+    def _into_windows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> tuple[_Counts, int]:
         """What this batch put into the windows, and how many of its events were too late for them.
 
         The windows do not say, and Spark's own count is of partial aggregates, so the batch's records are read once
@@ -147,7 +147,7 @@ class SinkBatches:
         """
         records = self._context.source.batch(rows.sparkSession, start, end)
         if records is None:
-            return Counts(0, 0, 0), 0
+            return _Counts(0, 0, 0), 0
         window = next(step.window for step in self.plan.steps if step.window is not None)
         before = itertools.takewhile(lambda step: step.kind != "window", self.plan.steps)
         single = [step for step in before if step.kind != "dedupe"]
@@ -157,7 +157,7 @@ class SinkBatches:
         is_late = alive() & (sf.unix_millis(window.time) <= sf.lit(watermark)) if watermark else sf.expr("false")
         found = marked.agg(*_states(), sf.count_distinct(sf.when(is_late, sf.col("_id"))).alias("late")).first()
         assert found is not None
-        return Counts(found["out"], found["dead"], found["filtered"]), int(found["late"])
+        return _Counts(found["out"], found["dead"], found["filtered"]), int(found["late"])
 
     def _entry(
         self,
@@ -165,7 +165,7 @@ class SinkBatches:
         start: Offsets,
         end: Offsets,
         read: int,
-        counts: Counts,
+        counts: _Counts,
         *,
         out: int,
         duplicates: int | None,
@@ -240,7 +240,7 @@ def _states() -> list[Column]:
     ]
 
 
-def _count(rows: DataFrame) -> Counts:
+def _count(rows: DataFrame) -> _Counts:
     found = rows.agg(*_states()).first()
     assert found is not None
-    return Counts(found["out"], found["dead"], found["filtered"])
+    return _Counts(found["out"], found["dead"], found["filtered"])

@@ -25,7 +25,7 @@ class SinkPlan(NamedTuple):
         return any(step.kind == "window" for step in self.steps)
 
 
-def reads(items: Iterable[Step], index: int, given: str | None) -> str:
+def _reads(items: Iterable[Step], index: int, given: str | None) -> str:
     """What step ``index`` reads: the name it gives, else the step before it, else the source."""
     if given is not None:
         return given
@@ -36,12 +36,12 @@ def reads(items: Iterable[Step], index: int, given: str | None) -> str:
 def chain(pipeline: Pipeline, sink: Sink) -> tuple[Step, ...]:
     """The steps from the source to ``sink``, in the order in which they run. The references must hold."""
     position = {step.name: index for index, step in enumerate(pipeline.steps)}
-    name = reads(pipeline.steps, len(pipeline.steps), sink.source)
+    name = _reads(pipeline.steps, len(pipeline.steps), sink.source)
     found: list[Step] = []
     while name != SOURCE:
         step = pipeline.steps[position[name]]
         found.append(step)
-        name = reads(pipeline.steps, position[name], step.source)
+        name = _reads(pipeline.steps, position[name], step.source)
     return tuple(reversed(found))
 
 

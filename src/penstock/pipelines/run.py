@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import PenstockError, UnavailableError
+from penstock.errors import DataLossError, PenstockError, UnavailableError
 from penstock.pipelines.batches import Context, Gate
 from penstock.pipelines.build import BuiltQuery, build
 from penstock.pipelines.ledger import Entry, Ledger
@@ -133,9 +133,12 @@ class _Run:
                     }
                 )
                 self._supervise(store, context.source)
-            finally:
                 self._drain()
                 self._report(context.source)
+                for running in self._queries.values():
+                    _check_nothing_dropped(running)
+            finally:
+                self._drain()
                 spark.stop()
         finally:
             store.close()
@@ -201,7 +204,9 @@ class _Run:
                 entry = self._done.get_nowait()
             except queue.Empty:
                 return
-            self._queries[entry.sink].progressed()
+            running = self._queries[entry.sink]
+            running.progressed()
+            _check_nothing_dropped(running)
             shown = {name: value for name, value in asdict(entry).items() if name not in {"start", "end"}}
             lag = source.lag(entry.end) if self._done.empty() else None
             self._emit({"event": "batch", **shown, "lag": lag})
@@ -225,6 +230,27 @@ class _Run:
         return last is None or running.built.checkpoint.is_committed(last)
 
 
+def _check_nothing_dropped(running: _Running) -> None:
+    """Spark drops a record whose arrival lies before the dedupe's watermark; for a lake that is a loss.
+
+    It can happen where partitions are read far apart: one that is read from days ago while another, up to date, has
+    moved the watermark on. It is told by the batch after, or at the end; the records are still in the log.
+    """
+    if running.built.plan.windowed or running.query is None:
+        return
+    dropped = sum(
+        operator.numRowsDroppedByWatermark
+        for progress in running.query.recentProgress
+        for operator in progress.stateOperators
+    )
+    if dropped:
+        raise DataLossError(
+            f"sink {running.built.name!r}: {dropped} records arrived longer than `within` before others already read",
+            why="one partition is read far behind another, and the dedupe took its records for too old",
+            do="raise the dedupe's `within` above that distance, and run again with a new state directory and table",
+        )
+
+
 def run(
     pipeline: Pipeline,
     *,
@@ -244,6 +270,7 @@ def run(
     Raises:
         ConfigError: a step cannot be built.
         UnavailableError: node or tube stayed away, or another run holds the lease.
+        DataLossError: a dedupe by arrival left records out, see its message.
         PenstockError: the lease was lost, or a query failed for good.
     """
     state.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from penstock.pipelines.durable import read_json, sync_directory, sync_file, wri
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Commit", "Table", "files", "read"]
+__all__ = ["Commit", "Table", "commits", "files", "read"]
 
 _COMMIT_NAME = re.compile(r"(?P<writer>.+)-(?P<batch>[0-9]+)\.json")
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,12 @@ def test_variables_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert load(path).sinks[0].table == TableSink(path="lake/rows")
     monkeypatch.setenv("LAKE", "/elsewhere")
     assert load(path).sinks[0].table == TableSink(path="/elsewhere/rows")
+
+
+def test_a_file_is_checked_without_spark() -> None:
+    code = f"import sys; from penstock.pipelines.model import load; load({str(example('pipeline.yaml'))!r})"
+    code += "; sys.exit(bool({'pyspark', 'pyarrow', 'asyncio'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_step_knows_its_kind() -> None:
