@@ -176,7 +176,7 @@ def state_store() -> str:
     lines += ["", "## Forms", ""]
     lines += [
         (
-            "A request chooses its form: with `__protVer` it is the form that the Azure IoT Operations SDKs speak, on the "
+            "A request chooses its form: with `__protVer` it is the form of the Azure IoT Operations SDKs, on the "
             "older topic the older form, else the published one. All work side by side on one store."
         ),
         "",
