@@ -124,7 +124,24 @@ class ConfigError(PenstockError):
 
 
 class DataLossError(PenstockError):
-    """Records that were asked for no longer exist; the message names the range that is gone."""
+    """Records that were asked for no longer exist; the message names the range that is gone.
+
+    ``start`` and ``end`` are the offsets of a gap inside the log (half-open): reading can go on at ``end``. None where
+    the loss is not a gap (older than what is kept, beyond the end).
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        start: int | None = None,
+        end: int | None = None,
+        why: str | None = None,
+        do: str | None = None,
+    ) -> None:
+        super().__init__(what, why=why, do=do)
+        self.start = start
+        self.end = end
 
 
 class StorageError(PenstockError):

@@ -209,7 +209,7 @@ class Tube:
         Raises:
             UnavailableError: nothing came for as long as the deadline says.
             DataLossError: something in ``piece`` is gone. With ``fail_on_data_loss`` false reading goes on at the
-                oldest position that is kept.
+                oldest position that is kept, or behind the gap.
         """
         partition, position, end = piece
         if address is not None:
@@ -238,7 +238,7 @@ class Tube:
         if fail_on_data_loss:
             check_kept(position, bounds, partition)
             raise error
-        start, stop = max(position, bounds.oldest), min(end, bounds.end)
+        start, stop = max(position, bounds.oldest, error.end or 0), min(end, bounds.end)
         if (start, stop) == (position, end):
             # What is missing lies inside the log: to skip it would leave out nobody knows how much.
             raise error

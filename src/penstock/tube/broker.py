@@ -155,7 +155,7 @@ class TubeBroker:
             "unwritten_bytes": sum(store.unwritten_bytes for store in stores),
             "damaged_reads": sum(store.damaged_reads for store in stores),
             "recovered_torn_bytes": disk.recovery.torn_bytes,
-            "recovered_losses": len(disk.recovery.losses),
+            "recovered_losses": sum(len(store.recovery.losses) for store in stores),
             "commits": committer.commits if committer else 0,
             "failed": int(self.failure is not None),
         }
@@ -251,7 +251,7 @@ class TubeBroker:
     # Opening
 
     def _open(self) -> Disk:
-        disk = Disk(self._directory, files=self._files, limits=self._limits)
+        disk = Disk(self._directory, files=self._files, limits=self._limits, on_loss=self._lost)
         try:
             # Here, in a thread: reading the newest segments would stop the loop.
             for topic, number in disk.present():
@@ -278,8 +278,11 @@ class TubeBroker:
         found = disk.recovery
         fields = {"broker_id": self.broker_id, "records": found.records, "torn_bytes": found.torn_bytes}
         _log.info("tube log opened", extra={"fields": {**fields, "rebuilt_indexes": found.rebuilt_indexes}})
-        for text in [*map(str, found.losses), *disk.meta.damaged]:
-            _log.error("tube data lost", extra={"fields": {"broker_id": self.broker_id, "what": text}})
+        for text in disk.meta.damaged:
+            self._lost(text)
+
+    def _lost(self, what: object) -> None:
+        _log.error("tube data lost", extra={"fields": {"broker_id": self.broker_id, "what": str(what)}})
 
     # Commits
 

@@ -237,6 +237,14 @@ class RangeReader:
                     f"tube: topic {topic!r} partition {partition}: offset {start} is beyond the end {bounds.maxOffset}",
                     why="the log had more when the offset was noted, so records were lost",
                 )
+        if bounds.HasField("lostStart"):
+            raise DataLossError(
+                f"tube: topic {topic!r} partition {partition}: offsets {bounds.lostStart} to {bounds.lostEnd} are lost",
+                start=bounds.lostStart,
+                end=bounds.lostEnd,
+                why=f"broker {self._peer}: {answer.errMsg}",
+                do="look at the broker's log for what was damaged; go on at the second offset to accept the gap",
+            )
         if answer.errCode == ErrCode.SERVICE_UNAVAILABLE:
             raise UnavailableError(f"tube: broker {self._peer} does not serve now: {answer.errMsg}", applied=False)
         if answer.errCode != ErrCode.SUCCESS and (answer.HasField("range") or answer.errCode != ErrCode.HB_NO_NODE):

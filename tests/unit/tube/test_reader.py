@@ -10,6 +10,9 @@ from typing import TypeVar
 import pytest
 
 from penstock.errors import ConfigError, DataLossError, RefusedError, RemoteProtocolError, UnavailableError
+from penstock.spark.cluster import Tube
+from penstock.spark.offsets import Partition as SparkPartition
+from penstock.spark.offsets import Slice
 from penstock.tube import reader
 from penstock.tube.codec.envelope import Request, encode_response
 from penstock.tube.codec.message import check_sum
@@ -86,6 +89,43 @@ async def test_what_is_not_there_is_named(tmp_path: Path) -> None:
                 assert source.bounds("demo", 2) == (0, 84), "the reader is still of use"
 
         await blocking(check)
+
+
+def damage(path: Path, position: int) -> None:
+    """Flip a bit of the only segment of ``demo``."""
+    (segment,) = path.glob("1/**/demo-0/*.tube")
+    content = bytearray(segment.read_bytes())
+    content[position] ^= 1
+    segment.write_bytes(content)
+
+
+async def test_a_gap_in_the_log_is_named_and_can_be_passed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with tube(tmp_path, "demo", partitions=1) as running:
+        await fill(running.masters, 6)
+        await running.stop_broker()
+        damage(tmp_path, 55 * 2 + 40)
+        broker = await running.start_broker()
+
+        def check() -> None:
+            with RangeReader("127.0.0.1", running.ports[1], timeout_s=5) as source:
+                batches = source.read("demo", 0, 0, 168)
+                assert next(batches).payloads == [b"000", b"001"]
+                with pytest.raises(DataLossError, match="topic 'demo' partition 0: offsets 56 to 84 are lost") as lost:
+                    next(batches)
+                assert (lost.value.start, lost.value.end) == (56, 84)
+                (rest,) = source.read("demo", 0, 84, 168)
+                assert rest.payloads == [b"003", b"004", b"005"]
+            with Tube(running.masters, 2000) as spark:
+                piece = Slice(SparkPartition("demo", 1, 0), 0, 168)
+                with pytest.raises(DataLossError, match="offsets 56 to 84"):
+                    list(spark.read(piece))
+                read = [data for batch in spark.read(piece, fail_on_data_loss=False) for data in batch.payloads]
+                assert read == [b"000", b"001", b"003", b"004", b"005"]
+
+        await blocking(check)
+        losses = [record for record in caplog.records if record.message == "tube data lost"]
+        assert len(losses) == 1
+        assert losses[0].fields["broker_id"] == broker.broker_id  # type: ignore[attr-defined]
 
 
 async def test_reader_connects_again(tmp_path: Path) -> None:

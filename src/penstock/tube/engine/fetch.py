@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.proto import broker_pb2 as pb
-from penstock.tube.engine.topics import LogStore
+from penstock.tube.engine.topics import LogRead, LogStore
 
 __all__ = ["GET_BYTES", "answer_range", "get_failure", "get_success"]
 
@@ -13,6 +15,8 @@ GET_BYTES = 512 << 10
 
 _RANGE_BYTES = 4 << 20
 """Most bytes in one range read, whatever was asked for: within what every reader of frames accepts."""
+
+INDEX_RECORD_BYTES = 28
 
 
 def _head(code: int, text: str, *, success: bool) -> bytes:
@@ -48,7 +52,7 @@ def answer_range(store: LogStore, partition_id: int, wanted: pb.RangeRequest) ->
     if start < low:
         text = f"offset {start} is no longer kept, the oldest is {low}"
         return _range_failure(ErrCode.MOVED, text, answer), 0
-    if start > high or start % 28 or end % 28:
+    if start > high or start % INDEX_RECORD_BYTES or end % INDEX_RECORD_BYTES:
         text = f"offsets {start} to {end} are not positions of this store (0 to {high}, 28 a message)"
         return _range_failure(ErrCode.BAD_REQUEST, text, answer), 0
     most = wanted.maxMessages if wanted.HasField("maxMessages") and wanted.maxMessages > 0 else 1 << 31
@@ -57,14 +61,32 @@ def answer_range(store: LogStore, partition_id: int, wanted: pb.RangeRequest) ->
         return _with_range([], answer), 0
     room = min(wanted.maxBytes, _RANGE_BYTES) if wanted.maxBytes > 0 else GET_BYTES
     read = store.read(partition_id, start, end=end, max_bytes=room, max_messages=most)
-    if read.damaged:
-        # A batch reader counts on getting every message of its range: say so instead of leaving one out.
-        text = f"the message at offset {read.damaged[0]} is damaged on disk"
-        return _range_failure(ErrCode.INTERNAL_SERVER_ERROR, text, answer), 0
+    messages, offsets = read.messages, read.offsets
     answer.nextOffset = read.next_offset
-    answer.messageOffsets.extend(read.offsets)
-    answer.appendTimes.extend(store.times(read.offsets))
-    return _with_range(read.messages, answer), len(read.messages)
+    gap = _first_loss(store, read, start)
+    if gap is not None:
+        # A batch reader counts on every message of its range: first what stands before the loss, then the loss itself.
+        answer.nextOffset = gap[0]
+        if gap[0] == start:
+            answer.lostStart, answer.lostEnd = gap
+            text = f"messages at offsets {gap[0]} to {gap[1]} are damaged or gone"
+            return _range_failure(ErrCode.INTERNAL_SERVER_ERROR, text, answer), 0
+        count = bisect_left(offsets, gap[0])
+        messages, offsets = messages[:count], offsets[:count]
+    answer.messageOffsets.extend(offsets)
+    answer.appendTimes.extend(store.times(offsets))
+    return _with_range(messages, answer), len(messages)
+
+
+def _first_loss(store: LogStore, read: LogRead, start: int) -> tuple[int, int] | None:
+    """The first stretch that ``read``, which began at ``start``, should have brought and did not."""
+    gap = store.first_gap(start, read.next_offset)
+    if not read.damaged or (gap is not None and gap[0] < read.damaged[0]):
+        return gap
+    first = read.damaged[0]
+    behind = bisect_left(read.offsets, first)
+    good = read.offsets[behind] if behind < len(read.offsets) else read.next_offset
+    return first, read.damaged[bisect_left(read.damaged, good) - 1] + INDEX_RECORD_BYTES
 
 
 def _range_failure(code: int, text: str, answer: pb.RangeResponse) -> bytes:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock.errors import StorageError
 from penstock.tube.storage.files import DirectFiles, Files
 from penstock.tube.storage.meta import GroupOffset, MetaStore
-from penstock.tube.storage.recovery import Recovery
+from penstock.tube.storage.recovery import Loss, Recovery
 from penstock.tube.storage.segment import Segment
 from penstock.tube.storage.store import Store, StoreLimits, Work
 
@@ -45,8 +45,18 @@ class Commit:
 class Disk:
     """See the module. ``files`` is what the log is written through; the offsets have their own (LMDB)."""
 
-    def __init__(self, directory: Path, *, files: Files | None = None, limits: StoreLimits | None = None) -> None:
-        """Take the directory. Raises StorageError when another process has it or it cannot be used."""
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        files: Files | None = None,
+        limits: StoreLimits | None = None,
+        on_loss: Callable[[Loss], None] = lambda _: None,
+    ) -> None:
+        """Take the directory. Raises StorageError when another process has it or it cannot be used.
+
+        ``on_loss`` hears of all that is found lost, whenever it is found.
+        """
         self.directory = directory
         self.files = files or DirectFiles()
         self.limits = limits or StoreLimits()
@@ -54,6 +64,7 @@ class Disk:
         """What opening the stores found, added up."""
         self.stores: dict[tuple[str, int], Store] = {}
         self._log = directory / "log"
+        self._on_loss = on_loss
         self._removing: set[str] = set()
         try:
             DirectFiles().make_dir(directory)
@@ -87,7 +98,8 @@ class Disk:
             if topic in self._removing:
                 raise StorageError(f"tube: topic {topic} is being removed", do="try again in a moment")
             try:
-                store = Store(self.files, self._log / f"{topic}-{number}", number, limits=self.limits)
+                directory = self._log / f"{topic}-{number}"
+                store = Store(self.files, directory, number, limits=self.limits, on_loss=self._on_loss)
             except OSError as error:
                 raise StorageError(
                     f"tube: store {number} of topic {topic} cannot be opened: {error.strerror}",

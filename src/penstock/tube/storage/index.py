@@ -19,10 +19,12 @@ import struct
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DTYPE", "INDEX_RECORD", "INDEX_RECORD_BYTES", "IndexArray", "as_array", "filler", "is_sound"]
+__all__ = ["DTYPE", "FILLER", "INDEX_RECORD", "INDEX_RECORD_BYTES", "IndexArray", "as_array", "filler", "is_sound"]
 
 INDEX_RECORD = struct.Struct(">iqiiq")
 INDEX_RECORD_BYTES = 28
+FILLER = -1
+"""Partition of a filler."""
 DTYPE = np.dtype([("partition", ">i4"), ("position", ">i8"), ("size", ">i4"), ("key", ">i4"), ("time", ">i8")])
 
 IndexArray = npt.NDArray[np.void]
@@ -35,7 +37,7 @@ def as_array(data: bytes | bytearray) -> IndexArray:
 
 def filler(position: int, time_ms: int) -> bytes:
     """The index record that stands for a lost message."""
-    return INDEX_RECORD.pack(-1, position, 0, -1, time_ms)
+    return INDEX_RECORD.pack(FILLER, position, 0, -1, time_ms)
 
 
 def is_sound(index: IndexArray, data_start: int, data_bytes: int) -> bool:
@@ -47,7 +49,7 @@ def is_sound(index: IndexArray, data_start: int, data_bytes: int) -> bool:
         return data_bytes == 0
     start = index["position"].astype(np.int64)
     end = start + index["size"]
-    lost = index["partition"] == -1
+    lost = index["partition"] == FILLER
     joined = (end[:-1] == start[1:]) | lost[:-1] | lost[1:]
     ordered = bool((start[1:] >= end[:-1]).all()) and bool((np.diff(index["time"].astype(np.int64)) >= 0).all())
     sizes = bool(np.where(lost, index["size"] == 0, index["size"] >= 52).all())

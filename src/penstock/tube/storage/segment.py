@@ -6,6 +6,7 @@ Older ones are closed: their index is read when a reader first needs it and drop
 
 from __future__ import annotations
 
+import errno
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -180,7 +181,8 @@ class Segment:
     def fetch(self, files: Files, ordinals: Sequence[int]) -> tuple[list[bytes | None], int]:
         """Encoded messages at ``ordinals`` (rising) from disk, each verified, and how many are damaged (None).
 
-        A file that cannot be read counts as damage of everything asked for.
+        A file that is gone or lies on bad sectors counts as damage of everything asked for. Raises OSError for what may
+        pass (too many open files, no memory): a reader that took that for damage would skip what is there.
         """
         chosen = self.index()[np.asarray(ordinals, dtype=np.int64)]
         starts: list[int] = (chosen["position"].astype(np.int64) - self.data_start).tolist()
@@ -209,7 +211,9 @@ class Segment:
                     whole = found is not None and found.ordinal == ordinals[k]
                     out.append(buffer[found.position + HEADER_BYTES : found.message_end] if whole and found else None)
                 at = stop
-        except OSError:
+        except OSError as error:
+            if error.errno not in {errno.ENOENT, errno.EIO}:
+                raise
             out.extend([None] * (len(starts) - len(out)))
         finally:
             if opened is not None:

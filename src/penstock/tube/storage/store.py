@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +23,9 @@ import numpy as np
 
 from penstock.tube.codec.message import encode_stored
 from penstock.tube.storage.files import Files
-from penstock.tube.storage.index import INDEX_RECORD_BYTES
+from penstock.tube.storage.index import FILLER, INDEX_RECORD_BYTES
 from penstock.tube.storage.record import encode_record
-from penstock.tube.storage.recovery import check_segment, recover
+from penstock.tube.storage.recovery import Loss, check_segment, recover
 from penstock.tube.storage.retention import Retention, expired
 from penstock.tube.storage.segment import PartitionPart, Segment
 
@@ -37,6 +37,7 @@ _FILTER_WINDOW = 65_536
 _FILTER_MOST = 262_144
 _INDEXES_KEPT = 4
 _TAIL_STEP = 256 << 10
+_DAMAGE_REMEMBERED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +102,18 @@ class Store:
     """See the module. Offsets are byte positions in the index log, multiples of 28."""
 
     def __init__(
-        self, files: Files, directory: Path, store_id: int, *, limits: StoreLimits = StoreLimits(), deep: bool = False
+        self,
+        files: Files,
+        directory: Path,
+        store_id: int,
+        *,
+        limits: StoreLimits = StoreLimits(),
+        deep: bool = False,
+        on_loss: Callable[[Loss], None] = lambda _: None,
     ) -> None:
         """Open the store in ``directory`` and recover it; nothing is created before the first write.
 
-        Raises OSError when the disk fails.
+        ``on_loss`` hears of every loss, found now or later, once. Raises OSError when the disk fails.
         """
         self.directory = directory
         self.store_id = store_id
@@ -117,7 +125,11 @@ class Store:
         self.unwritten_bytes = 0
         """Bytes appended whose commit has not returned; whoever appends bounds it."""
         self._files = files
+        self._on_loss = on_loss
+        self._known_damage: set[int] = set()
         segments, self.recovery = recover(files, directory, store_id, deep=deep)
+        for loss in self.recovery.losses:
+            on_loss(loss)
         self._segments = segments
         self._starts = [segment.start for segment in segments]
         self._filled = segments[-1].data_bytes if segments else 0
@@ -326,6 +338,8 @@ class Store:
             found = check_segment(self._files, segment, self.store_id)
             self.recovery.losses += found.losses
             self.recovery.rebuilt_indexes += found.rebuilt_indexes
+            for loss in found.losses:
+                self._on_loss(loss)
         self._keep_index(segment)
         return False
 
@@ -408,6 +422,7 @@ class Store:
             for ordinal, message in zip(wanted, messages, strict=True):
                 if message is None:
                     read.damaged.append(base + ordinal * INDEX_RECORD_BYTES)
+                    self._damaged(segment, ordinal)
                 else:
                     read.messages.append(message)
                     read.offsets.append(base + ordinal * INDEX_RECORD_BYTES)
@@ -420,6 +435,37 @@ class Store:
             else:
                 read.messages += [wire[k - wire_from] for k in places[cold:]]
                 read.offsets += [base + ordinals[k] * INDEX_RECORD_BYTES for k in places[cold:]]
+
+    def _damaged(self, segment: Segment, ordinal: int) -> None:
+        """Tell of a message that cannot be read: once, however often it is asked for."""
+        offset = segment.start + ordinal * INDEX_RECORD_BYTES
+        if offset not in self._known_damage:
+            if len(self._known_damage) >= _DAMAGE_REMEMBERED:
+                self._known_damage.clear()
+            self._known_damage.add(offset)
+            position = int(segment.index()["position"][ordinal]) - segment.data_start
+            self._on_loss(Loss(str(segment.data_path), position, offset, offset + INDEX_RECORD_BYTES, None))
+
+    def first_gap(self, start: int, end: int) -> tuple[int, int] | None:
+        """The first run ``[from, to)`` of lost messages within ``[start, end)``; None if nothing is missing there.
+
+        Which partition they were of is not known any more.
+        """
+        for segment in self._segments[self._from(start) :]:
+            if segment.start >= end:
+                break
+            fillers = segment.part(FILLER, growing=self._use(segment))
+            if fillers is None:
+                continue
+            ordinals = fillers.ordinals
+            place = bisect_left(ordinals, max(start - segment.start, 0) // INDEX_RECORD_BYTES)
+            if place < len(ordinals) and segment.start + ordinals[place] * INDEX_RECORD_BYTES < end:
+                first = stop = ordinals[place]
+                while place < len(ordinals) and ordinals[place] == stop:
+                    place, stop = place + 1, stop + 1
+                gap_end = segment.start + stop * INDEX_RECORD_BYTES
+                return segment.start + first * INDEX_RECORD_BYTES, min(gap_end, end)
+        return None
 
     def times(self, offsets: Sequence[int]) -> list[int]:
         """Append times (ms) of the messages at ``offsets`` (rising, each below the durable end)."""
@@ -498,7 +544,9 @@ class Store:
             # The data first: an index without data is set aside by recovery, never served.
             self._files.remove(segment.data_path)
             self._files.remove(segment.index_path)
-        self._files.sync_dir(self.directory)
+            # One after the other also on the disk: were a newer one gone and an older one back after a loss of power,
+            # what retention removed would look like damage.
+            self._files.sync_dir(self.directory)
 
     def destroy(self) -> None:
         """Delete all files of the store: its topic was removed."""

@@ -35,21 +35,59 @@ def test_a_failure_fills_what_clients_look_at() -> None:
     assert (answer.success, answer.errCode, answer.currOffset, answer.minLimitTime) == (False, 404, -1, -1)
 
 
-def test_a_damaged_message_fails_the_range_that_needs_it() -> None:
+def ranged(store: Store, **fields: int) -> tuple[pb.GetMessageResponseB2C, int]:
+    body, count = answer_range(store, 0, pb.RangeRequest(**fields))  # type: ignore[arg-type]
+    return pb.GetMessageResponseB2C.FromString(body), count
+
+
+def flip(store: Store, position: int) -> None:
+    """Damage one byte of the oldest segment behind the store's back."""
+    file = store._files.open(store._segments[0].data_path)
+    (byte,) = file.read(position, 1)
+    file.write(position, bytes([byte ^ 1]))
+
+
+def test_a_damaged_message_is_lost_to_the_range_that_needs_it() -> None:
     disk = RecordedDisk()
     store = Store(disk, Path("/log/demo-0"), 0)
-    for n in range(3):
-        put(store, 0, b"message %d" % n)
+    for n in range(6):
+        put(store, n % 5 // 4, b"message %d" % n)
     commit(store)
     store.close()
-    content = next(disk.contents[inode] for path, inode in disk.entries.items() if path.suffix == ".tube")
     again = Store(RecordedDisk(disk.files()), Path("/log/demo-0"), 0)
-    file = again._segments[0].data_file
-    assert file is not None
-    file.write(70, bytes([content[70] ^ 1]))
-    body, count = answer_range(again, 0, pb.RangeRequest(startOffset=0))
-    answer = pb.GetMessageResponseB2C.FromString(body)
-    assert (answer.success, answer.errCode, count) == (False, 500, 0)
-    assert "damaged" in answer.errMsg
-    body, count = answer_range(again, 0, pb.RangeRequest(startOffset=56))
-    assert count == 1
+    for n in (1, 2):
+        flip(again, 61 * n + 40)
+    before, count = ranged(again, startOffset=0)
+    assert (before.success, count, list(before.range.messageOffsets)) == (True, 1, [0])
+    assert before.range.nextOffset == 28
+    assert not before.range.HasField("lostStart")
+    lost, count = ranged(again, startOffset=28)
+    assert (lost.success, lost.errCode, count) == (False, 500, 0)
+    assert (lost.range.lostStart, lost.range.lostEnd) == (28, 84)
+    assert "damaged" in lost.errMsg
+    behind, count = ranged(again, startOffset=84)
+    assert (behind.success, count) == (True, 2)
+    all_lost, _ = ranged(again, startOffset=28, endOffset=56)
+    assert (all_lost.range.lostStart, all_lost.range.lostEnd) == (28, 56)
+    # Another partition misses nothing.
+    body, count = answer_range(again, 1, pb.RangeRequest(startOffset=0))
+    assert (pb.GetMessageResponseB2C.FromString(body).success, count) == (True, 1)
+
+
+def test_lost_messages_of_unknown_partitions_are_lost_to_every_range_over_them() -> None:
+    disk = RecordedDisk()
+    store = Store(disk, Path("/log/demo-0"), 0)
+    for n in range(6):
+        put(store, n % 2, b"message %d" % n)
+        commit(store)
+    flip(store, 61 * 2 + 40)  # partition 0
+    flip(store, 61 * 3 + 40)  # partition 1
+    again = Store(RecordedDisk(disk.files()), Path("/log/demo-0"), 0)
+    for partition in range(3):
+        body, _ = answer_range(again, partition, pb.RangeRequest(startOffset=0))
+        assert pb.GetMessageResponseB2C.FromString(body).range.nextOffset == 56
+        body, _ = answer_range(again, partition, pb.RangeRequest(startOffset=56, endOffset=140))
+        answer = pb.GetMessageResponseB2C.FromString(body)
+        assert (answer.errCode, answer.range.lostStart, answer.range.lostEnd) == (500, 56, 112)
+        body, count = answer_range(again, partition, pb.RangeRequest(startOffset=112))
+        assert (pb.GetMessageResponseB2C.FromString(body).success, count) == (True, int(partition < 2))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -11,9 +14,10 @@ from google.protobuf.message import Message
 from penstock.tube.codec.message import check_sum
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.storage.files import DirectFiles
+from penstock.tube.storage.recovery import Loss
 from penstock.tube.storage.retention import Retention
 from penstock.tube.storage.store import Read, Store, StoreLimits
-from tests.unit.tube.storage.recorded_disk import RecordedDisk
+from tests.unit.tube.storage.recorded_disk import MemoryFile, RecordedDisk
 
 SMALL = StoreLimits(segment_bytes=4000, fill_bytes_least=256, fill_bytes_most=1024, tail_bytes=0)
 LOG = Path("/log/demo-0")
@@ -142,6 +146,58 @@ def test_damage_in_a_file_is_noticed_when_it_is_read() -> None:
     again = Store(disk, LOG, 0, limits=SMALL)
     read = again.read(0, 0, max_messages=10)
     assert (read.damaged, read.offsets[0], again.damaged_reads) == ([0], 28, 1)
+
+
+def test_what_may_pass_is_not_taken_for_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = RecordedDisk()
+    store = Store(disk, LOG, 0, limits=SMALL)
+    for n in range(200):
+        put(store, 0, b"message %d" % n)
+    commit(store)
+    store.close()
+    again = Store(disk, LOG, 0, limits=SMALL)
+    assert payloads(again.read(0, 0, max_messages=1)) == [b"message 0"]
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "open", _raise(errno.EMFILE))
+        with pytest.raises(OSError, match="Too many open files"):
+            again.read(0, 0)
+    assert (again.damaged_reads, again.read(0, 0).damaged) == (0, [])
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "open", _raise(errno.EIO))
+        assert len(again.read(0, 0, max_messages=10).damaged) == 10
+
+
+def _raise(number: int) -> Callable[[Path], MemoryFile]:
+    def fail(path: Path) -> MemoryFile:
+        raise OSError(number, os.strerror(number), str(path))
+
+    return fail
+
+
+def test_losses_are_told_once_whenever_they_are_found() -> None:
+    disk = RecordedDisk()
+    store = Store(disk, LOG, 0, limits=SMALL)
+    for n in range(200):
+        put(store, 0, b"message %d" % n)
+        commit(store)
+    first, second = sorted(path for path in disk.entries if path.suffix == ".tube")[:2]
+    told: list[Loss] = []
+    again = Store(RecordedDisk(disk.files()), LOG, 0, limits=SMALL, on_loss=told.append)
+    assert told == []
+    files = again._files
+    assert isinstance(files, RecordedDisk)
+    files.contents[files.entries[first]][30] ^= 1
+    files.contents[files.entries[second]][:] = b""
+    for _ in range(2):
+        again.read(0, 0, max_bytes=1 << 30)
+    start, end = (int(path.name[:20]) for path in sorted(p for p in disk.entries if p.suffix == ".tube")[1:3])
+    assert [(loss.path, loss.position, loss.start, loss.end) for loss in told] == [
+        (str(first), 0, 0, 28),
+        (str(second), 0, start, end),
+    ]
+    assert again.first_gap(0, again.durable_end) == (start, end)
+    assert again.first_gap(start + 28, end - 28) == (start + 28, end - 28)
+    assert again.first_gap(end, again.durable_end) is None
 
 
 def test_data_and_index_of_a_range_expire_together_and_offsets_go_on(tmp_path: Path) -> None:

@@ -142,20 +142,24 @@ class RangeRequest(_message.Message):
     def __init__(self, startOffset: _Optional[int] = ..., endOffset: _Optional[int] = ..., maxMessages: _Optional[int] = ..., maxBytes: _Optional[int] = ..., planOnly: bool = ...) -> None: ...
 
 class RangeResponse(_message.Message):
-    __slots__ = ("nextOffset", "messageOffsets", "appendTimes", "minOffset", "maxOffset", "messageCount")
+    __slots__ = ("nextOffset", "messageOffsets", "appendTimes", "minOffset", "maxOffset", "messageCount", "lostStart", "lostEnd")
     NEXTOFFSET_FIELD_NUMBER: _ClassVar[int]
     MESSAGEOFFSETS_FIELD_NUMBER: _ClassVar[int]
     APPENDTIMES_FIELD_NUMBER: _ClassVar[int]
     MINOFFSET_FIELD_NUMBER: _ClassVar[int]
     MAXOFFSET_FIELD_NUMBER: _ClassVar[int]
     MESSAGECOUNT_FIELD_NUMBER: _ClassVar[int]
+    LOSTSTART_FIELD_NUMBER: _ClassVar[int]
+    LOSTEND_FIELD_NUMBER: _ClassVar[int]
     nextOffset: int
     messageOffsets: _containers.RepeatedScalarFieldContainer[int]
     appendTimes: _containers.RepeatedScalarFieldContainer[int]
     minOffset: int
     maxOffset: int
     messageCount: int
-    def __init__(self, nextOffset: _Optional[int] = ..., messageOffsets: _Optional[_Iterable[int]] = ..., appendTimes: _Optional[_Iterable[int]] = ..., minOffset: _Optional[int] = ..., maxOffset: _Optional[int] = ..., messageCount: _Optional[int] = ...) -> None: ...
+    lostStart: int
+    lostEnd: int
+    def __init__(self, nextOffset: _Optional[int] = ..., messageOffsets: _Optional[_Iterable[int]] = ..., appendTimes: _Optional[_Iterable[int]] = ..., minOffset: _Optional[int] = ..., maxOffset: _Optional[int] = ..., messageCount: _Optional[int] = ..., lostStart: _Optional[int] = ..., lostEnd: _Optional[int] = ...) -> None: ...
 
 class GetMessageRequestC2B(_message.Message):
     __slots__ = ("clientId", "partitionId", "groupName", "topicName", "lastPackConsumed", "manualCommitOffset", "escFlowCtrl", "range")
