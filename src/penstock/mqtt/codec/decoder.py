@@ -74,11 +74,13 @@ class Decoder:
     """Decodes one direction of one connection.
 
     ``max_packet_size`` is our own limit in bytes, header included: a larger packet is refused with 0x95 as soon as its
-    length is known. ``topics`` may be shared between decoders of one thread.
+    length is known. ``max_connect_size`` bounds what comes before a CONNECT was decoded, CONNECT included. ``topics``
+    may be shared between decoders of one thread.
     """
 
     __slots__ = (
         "_buffered",
+        "_largest",
         "_needed",
         "_pieces",
         "_refused",
@@ -96,8 +98,10 @@ class Decoder:
         *,
         role: Role = Role.EITHER,
         topics: TopicNames | None = None,
+        max_connect_size: int = LARGEST_PACKET,
     ) -> None:
         self.max_packet_size = max_packet_size
+        self._largest = min(max_packet_size, max_connect_size)
         self.error: RemoteProtocolError | None = None
         """Set once the bytes are beyond repair; packets before it were returned."""
         self.protocol_level = 5
@@ -149,7 +153,7 @@ class Decoder:
         position = 0
         size = len(data)
         refused = self._refused
-        largest = self.max_packet_size
+        largest = self._largest
         while position < size:
             first = data[position]
             kind = _KINDS[first]
@@ -182,6 +186,7 @@ class Decoder:
                 packets.append(PubAck(data[start] << 8 | data[start + 1]))
             else:
                 packets.append(self._other(data, kind, start, end))
+                largest = self._largest
             position = end
         self._needed = 1
         return position
@@ -235,6 +240,8 @@ class Decoder:
             at = start + 2 + (data[start] << 8 | data[start + 1]) if end - start > 2 else end
             self.protocol_level = data[at] if at < end else 0
         packet = BODIES[kind](data, start, end)
+        if kind == PacketType.CONNECT:
+            self._largest = self.max_packet_size
         if kind == PacketType.DISCONNECT and self._role is not Role.EITHER:
             self._check_disconnect(packet)
         return packet

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.decoder import Decoder, Role, TopicNames
 from penstock.mqtt.codec.encoder import encode
-from penstock.mqtt.codec.packets import Packet, PingReq, PubAck, Publish
+from penstock.mqtt.codec.packets import Connect, Packet, PingReq, PubAck, Publish
 from penstock.mqtt.codec.reasons import PacketType
 from tests.unit.mqtt.codec.vectors import ROUND_TRIP_FILES, Vector, load, parametrize
 
@@ -88,6 +88,16 @@ def test_a_packet_above_the_limit_is_refused_at_its_header() -> None:
     for piece in (packet, packet[:2]):
         with pytest.raises(RemoteProtocolError) as caught:
             Decoder(101).feed(piece)
+        assert caught.value.reason_code == 0x95
+
+
+def test_what_comes_before_connect_has_a_bound_of_its_own() -> None:
+    connect, publish = encode(Connect("c")), encode(Publish("a", bytes(200)))
+    decoder = Decoder(1000, role=Role.SERVER, max_connect_size=len(connect))
+    assert len(decoder.feed(connect + publish)) == 2, "the wider limit holds for the rest of the same bytes"
+    for first in (encode(Connect("longer")), publish):
+        with pytest.raises(RemoteProtocolError) as caught:
+            Decoder(1000, role=Role.SERVER, max_connect_size=len(connect)).feed(first)
         assert caught.value.reason_code == 0x95
 
 
