@@ -5,9 +5,14 @@ Source: MQTT 5.0 section 3.3.1.3.
 
 from __future__ import annotations
 
+from typing import Final
+
 from penstock.mqtt.engine.message import Message
 
 __all__ = ["Retained"]
+
+LEVEL_BYTES: Final = 256
+"""What a level of the tree is counted with: a deep topic with a short payload costs more than its bytes."""
 
 
 class _Level:
@@ -19,12 +24,17 @@ class _Level:
 
 
 class Retained:
-    """Topic -> message, as a tree of topic levels. Bounded by number and bytes; expired messages go when met."""
+    """Topic -> message, as a tree of topic levels. Bounded by number and bytes.
 
-    __slots__ = ("_root", "bytes", "count", "max_bytes", "max_messages")
+    Expired messages go when met, and all of them when room is needed.
+    """
+
+    __slots__ = ("_expiry", "_root", "bytes", "count", "max_bytes", "max_messages")
 
     def __init__(self, max_messages: int, max_bytes: int) -> None:
         self._root = _Level()
+        self._expiry = 0
+        """No message expires before this instant; 0: none expires."""
         self.count = 0
         self.bytes = 0
         self.max_messages = max_messages
@@ -38,11 +48,16 @@ class Retained:
         if not message.payload:
             self._delete(topic)
             return True
-        old = self.get(topic)
-        count = self.count + (old is None)
-        size = self.bytes + message.size - (old.size if old is not None else 0)
+        count, size = self._with(topic, message)
         if count > self.max_messages or size > self.max_bytes:
-            return False
+            if not self._expiry or message.accepted_at < self._expiry:
+                return False
+            self._sweep(message.accepted_at)
+            count, size = self._with(topic, message)
+            if count > self.max_messages or size > self.max_bytes:
+                return False
+        if message.expires_at and (not self._expiry or message.expires_at < self._expiry):
+            self._expiry = message.expires_at
         level = self._root
         for name in topic.split("/"):
             child = level.children.get(name)
@@ -99,6 +114,31 @@ class Retained:
         fresh.sort(key=lambda message: message.topic_wire[2:])
         return fresh
 
+    def _with(self, topic: str, message: Message) -> tuple[int, int]:
+        """Count and bytes as they would be with ``message``."""
+        old = self.get(topic)
+        if old is None:
+            return self.count + 1, self.bytes + _cost(message)
+        return self.count, self.bytes + _cost(message) - _cost(old)
+
+    def _sweep(self, now: int) -> None:
+        """Delete all that expired. Walks the tree, so not again before the next message expires."""
+        expired: list[str] = []
+        self._expiry = 0
+        pending = [self._root]
+        while pending:
+            level = pending.pop()
+            pending += level.children.values()
+            message = level.message
+            if message is None or not message.expires_at:
+                continue
+            if message.expires_at <= now:
+                expired.append(message.publish.topic)
+            elif not self._expiry or message.expires_at < self._expiry:
+                self._expiry = message.expires_at
+        for topic in expired:
+            self._delete(topic)
+
     def _delete(self, topic: str) -> None:
         levels = topic.split("/")
         path = [self._root]
@@ -112,8 +152,12 @@ class Retained:
             return
         path[-1].message = None
         self.count -= 1
-        self.bytes -= message.size
+        self.bytes -= _cost(message)
         for i in range(len(levels) - 1, -1, -1):
             if path[i + 1].children or path[i + 1].message is not None:
                 break
             del path[i].children[levels[i]]
+
+
+def _cost(message: Message) -> int:
+    return message.size + LEVEL_BYTES * (message.publish.topic.count("/") + 1)

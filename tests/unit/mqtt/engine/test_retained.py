@@ -19,7 +19,7 @@ def message(topic: str, payload: bytes = b"x", expiry: int | None = None) -> Mes
 
 @given(st.lists(topics, max_size=10, unique=True), st.lists(topics, max_size=5), filters)
 def test_it_agrees_with_matches(stored: list[str], deleted: list[str], topic_filter: str) -> None:
-    retained = Retained(100, 10_000)
+    retained = Retained(100, 100_000)
     for topic in stored:
         assert retained.store(topic, message(topic))
     for topic in deleted:
@@ -34,18 +34,37 @@ def test_it_agrees_with_matches(stored: list[str], deleted: list[str], topic_fil
 
 
 def test_limits() -> None:
-    retained = Retained(2, 100)
+    retained = Retained(2, 600)
     assert retained.store("a", message("a"))
     assert retained.store("b", message("b"))
     assert not retained.store("c", message("c"))
     assert retained.store("a", message("a", b"y" * 50)), "replacing takes no new place"
-    assert not retained.store("b", message("b", b"y" * 50))
+    assert not retained.store("b", message("b", b"y" * 50)), "bytes: 2 x (4 + 50) + 2 levels"
     assert retained.get("b") is not None
     assert retained.get("b/c") is None
 
 
+def test_expired_ones_make_room() -> None:
+    retained = Retained(2, 10_000)
+    retained.store("a", message("a", expiry=1))
+    retained.store("b", message("b", expiry=60))
+    late = [Message(Publish(topic, b"x"), now) for topic, now in (("c", 999), ("d", 1_000), ("e", 2_000))]
+    assert not retained.store("c", late[0])
+    assert retained.store("d", late[1]), "nobody had asked for a"
+    assert not retained.store("e", late[2]), "not before b expires"
+    assert [m.publish.topic for m in retained.match("#", 2_000)] == ["b", "d"]
+
+
+def test_a_deep_topic_counts_with_its_levels() -> None:
+    retained = Retained(10, 5_000)
+    deep = "/".join("x" * 20)
+    assert not retained.store(deep, message(deep))
+    assert retained._root.children == {}
+    assert retained.store("x", message("x"))
+
+
 def test_expired_ones_go_when_met() -> None:
-    retained = Retained(10, 1000)
+    retained = Retained(10, 10_000)
     retained.store("a", message("a", expiry=1))
     assert len(retained.match("a", 999)) == 1
     assert retained.match("a", 1000) == []
