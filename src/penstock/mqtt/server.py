@@ -64,7 +64,7 @@ class _Link(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         if self._connection is not None and self.transport is not None:
-            self._connection.pause()
+            self._connection.pause(self._server.now())
             if not self.transport.is_closing():
                 self.transport.pause_reading()
 
@@ -246,7 +246,7 @@ class MqttServer:
     def _flush(self) -> None:
         """Write what the engine collected, one write a connection."""
         links = self._links
-        for connection, data, close in self._broker.flush():
+        for connection, data, close in self._broker.flush(self.now()):
             link = links.get(connection)
             if link is None or link.transport is None:
                 continue

@@ -12,7 +12,16 @@ from typing import Protocol
 
 from penstock.mqtt.codec.packets import Publish
 
-__all__ = ["Inbound", "Outlet", "Service"]
+__all__ = ["Connection", "Inbound", "Outlet", "Service"]
+
+
+class Connection(Protocol):
+    """The network connection of a client, as far as services are concerned."""
+
+    @property
+    def closing(self) -> bool:
+        """Whether it has ended, or ends once what is queued was sent."""
+        ...
 
 
 class Inbound:
@@ -22,7 +31,7 @@ class Inbound:
     network connection. ``received_ms`` is the wall clock at arrival. ``username`` is None where the client gave none.
     """
 
-    __slots__ = ("_settle", "client_id", "protocol_version", "publish", "received_ms", "username")
+    __slots__ = ("_connection", "_settle", "client_id", "protocol_version", "publish", "received_ms", "username")
 
     def __init__(
         self,
@@ -32,6 +41,7 @@ class Inbound:
         *,
         username: str | None = None,
         protocol_version: int = 5,
+        connection: Connection | None = None,
         settle: Callable[[int, str], None] | None = None,
     ) -> None:
         self.publish = publish
@@ -39,7 +49,16 @@ class Inbound:
         self.received_ms = received_ms
         self.username = username
         self.protocol_version = protocol_version
+        self._connection = connection
         self._settle = settle
+
+    @property
+    def connected(self) -> bool:
+        """Whether the network connection that brought the message stands: only then can its end tell the client.
+
+        The client may be back on another one, which has nothing to do with this message. False for a will.
+        """
+        return self._connection is not None and not self._connection.closing
 
     def settle(self, reason_code: int = 0, reason_string: str = "") -> None:
         """Say that this service is done with the message, now or later, in the broker's thread.

@@ -33,7 +33,10 @@ _log = logging.getLogger("penstock.node")
 READY_S = 30.0
 """How long the broker and its topics may take to be announced. Both run in this process: it is a matter of a second."""
 
-_MQTT_GAUGES = ("connections", "sessions", "subscriptions", "retained", "retained_bytes", "inflight", "queued")
+_MQTT_GAUGES = (
+    *("connections", "sessions", "subscriptions", "retained", "retained_bytes"),
+    *("inflight", "queued", "unacknowledged"),
+)
 _TUBE_GAUGES = ("connections", "registrations", "topics", "stores", "stored_bytes", "unwritten_bytes", "failed")
 _STORE_GAUGES = ("keys", "failed")
 _RULE_GAUGES = ("pending", "pending_bytes")

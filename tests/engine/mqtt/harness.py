@@ -109,7 +109,7 @@ class Bench:
         self.wakes += 1
 
     def flush(self) -> None:
-        while outputs := self.broker.flush():
+        while outputs := self.broker.flush(self.now):
             for connection, data, close in outputs:
                 peer = self.peers[connection]
                 assert not peer.closed or not data, "nothing is sent after the close"

@@ -49,7 +49,7 @@ def exchange(bench: Bench, *pairs: Pair) -> None:
         moved = False
         for pair in pairs:
             moved |= pair.to_broker()
-        for connection, data, close in bench.broker.flush():
+        for connection, data, close in bench.broker.flush(bench.now):
             for pair in pairs:
                 if pair.connection is connection:
                     moved = True
@@ -75,7 +75,7 @@ def test_every_message_arrives_at_least_once_and_first_copies_in_order(steps: li
             exchange(bench, publisher, subscriber)
         elif step == "lose bytes":
             publisher.to_broker()
-            bench.broker.flush()  # what the broker said is lost with the connections
+            bench.broker.flush(bench.now)  # what the broker said is lost with the connections
             for pair in (publisher, subscriber):
                 pair.cut()
                 pair.connect()

@@ -110,7 +110,7 @@ def test_other_protocol_levels(level: int, expected: str | None) -> None:
     name = b"\x00\x06MQIsdp" if level == 3 else b"\x00\x04MQTT"
     body = name + bytes((level, 2, 0, 0, 0, 0))
     peer.send_bytes(bytes((0x10, len(body))) + body)
-    ((_, data, close),) = bench.broker.flush()
+    ((_, data, close),) = bench.broker.flush(bench.now)
     assert close
     if expected is None:
         assert data[0] == 0x20

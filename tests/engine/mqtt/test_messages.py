@@ -166,7 +166,7 @@ def test_a_full_transport_makes_messages_wait() -> None:
     bench = Bench()
     subscriber = bench.connect("s")
     subscriber.subscribe("a", Subscription("b", 0))
-    subscriber.connection.pause()
+    subscriber.connection.pause(bench.now)
     bench.connect("p").send(Publish("a", b"1", 1, packet_id=1), Publish("b", b"0"), Publish("a", b"2", 1, packet_id=2))
     assert subscriber.take() == []
     assert bench.broker.measure().queued == 3

@@ -16,3 +16,15 @@ def test_only_the_first_settle_counts() -> None:
 
 def test_qos_0_has_nothing_to_settle() -> None:
     Inbound(Publish("a"), "c", 1).settle()
+
+
+def test_whether_the_end_of_the_connection_can_still_tell_the_client() -> None:
+    class Connection:
+        closing = False
+
+    connection = Connection()
+    message = Inbound(Publish("a", b"", 1), "c", 0, connection=connection)
+    before = message.connected
+    connection.closing = True
+    assert (before, message.connected) == (True, False)
+    assert not Inbound(Publish("a", b"", 1), "c", 0).connected, "a will: its connection is gone"

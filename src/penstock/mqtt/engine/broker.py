@@ -16,13 +16,19 @@ from typing import Final
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.mqtt.codec.decoder import TopicNames
-from penstock.mqtt.codec.packets import ConnAck, Connect, Publish, Subscribe
+from penstock.mqtt.codec.packets import ConnAck, Connect, Publish, Subscribe, Will
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem, validate_topic_filter, validate_topic_name
-from penstock.mqtt.engine.connection import BrokerConnection
+from penstock.mqtt.codec.topics import (
+    SHARE_PREFIX,
+    filter_problem,
+    has_wildcard,
+    validate_topic_filter,
+    validate_topic_name,
+)
+from penstock.mqtt.engine.connection import BrokerConnection, is_text
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats
-from penstock.mqtt.engine.message import Message
+from penstock.mqtt.engine.message import Message, identifier_block
 from penstock.mqtt.engine.retained import Retained
 from penstock.mqtt.engine.session import NEVER, Session, SessionSubscription
 from penstock.mqtt.engine.subscriptions import FilterTree
@@ -34,12 +40,11 @@ __all__ = ["Broker", "Output"]
 MAX_QOS: Final = 1
 ROUTES_KEPT: Final = 10_000
 """Topics whose receivers are remembered; a lookup in the tree costs thirty times as much."""
+TARGETS_KEPT: Final = 200_000
+"""Receivers in all of them: many sessions may be subscribed to everything."""
 
 Output = tuple[BrokerConnection, bytes, bool]
 """Write the bytes to the connection, then close it if the flag says so."""
-
-RetainedDelivery = tuple[Message, int, tuple[int, ...]]
-"""A retained message for a new subscription: message, QoS, subscription identifiers."""
 
 
 class _Target:
@@ -51,7 +56,7 @@ class _Target:
         self.session = subscriptions[0].session
         self.qos = max(s.qos for s in subscriptions)
         self.retain_as_published = any(s.retain_as_published for s in subscriptions)
-        self.identifiers = tuple(s.identifier for s in subscriptions if s.identifier)
+        self.identifiers = b"".join([s.identifier for s in subscriptions])
         foreign = [s for s in subscriptions if not s.no_local]
         self.as_publisher: _Target | None = self
         """What holds for messages that the session itself published [MQTT-3.8.3-3]; None: nothing."""
@@ -60,14 +65,15 @@ class _Target:
 
 
 class _Route:
-    """Who gets a topic."""
+    """Who gets a topic. ``exclusive``: the services and nobody else; with a ``refusal`` there are none of them."""
 
-    __slots__ = ("exclusive", "services", "targets")
+    __slots__ = ("exclusive", "refusal", "services", "targets")
 
-    def __init__(self, targets: list[_Target], services: list[Service]) -> None:
+    def __init__(self, targets: list[_Target], services: list[Service], refusal: int = 0) -> None:
         self.targets = targets
         self.services = services
-        self.exclusive = any(service.exclusive for service in services)
+        self.refusal = refusal
+        self.exclusive = refusal != 0 or any(service.exclusive for service in services)
 
 
 class Broker:
@@ -100,7 +106,9 @@ class Broker:
         self._service_filters: FilterTree[Service] = FilterTree()
         self._filters: FilterTree[SessionSubscription] = FilterTree()
         self._routes: dict[str, _Route] = {}
+        self._targets_kept = 0
         self._dirty: list[BrokerConnection] = []
+        self._throttled: list[BrokerConnection] = []
         self._connections = 0
         for service in services:
             self.add_service(service)
@@ -113,7 +121,7 @@ class Broker:
             validate_topic_filter(topic_filter)
             self._service_filters.set(topic_filter, str(len(self._services)), service)
         self._services.append(service)
-        self._routes.clear()
+        self._forget_all_routes()
 
     def open(self, name: str, now: int) -> BrokerConnection | None:
         """A network connection came in; None when there are too many: close it."""
@@ -126,17 +134,27 @@ class Broker:
         self.timers.arm(connection, now + self.limits.connect_timeout_ms)
         return connection
 
-    def flush(self) -> list[Output]:
-        """What is to be written, one piece a connection; call until it is empty."""
+    def flush(self, now: int) -> list[Output]:
+        """What is to be written, one piece a connection. ``wake`` was called when there is more in the next turn."""
+        throttled = self._throttled
+        if throttled:
+            self._throttled = []
+            for connection in throttled:
+                connection.end_throttle(now)
         dirty = self._dirty
         self._dirty = []
         outputs: list[Output] = []
         for connection in dirty:
             data = b"".join(connection.out)
             connection.out.clear()
+            connection.out_bytes = 0
             connection.dirty = False
+            if connection.throttled:
+                self._throttled.append(connection)
             self.stats.bytes_sent += len(data)
             outputs.append((connection, data, connection.closing))
+        if self._throttled:
+            self._wake()
         return outputs
 
     def mark_dirty(self, connection: BrokerConnection) -> None:
@@ -164,6 +182,8 @@ class Broker:
         stats.retained_bytes = self.retained.bytes
         stats.inflight = sum(len(session.inflight) for session in self.sessions.values())
         stats.queued = sum(len(session.queue) + len(session.queue_qos0) for session in self.sessions.values())
+        connections = (session.connection for session in self.sessions.values())
+        stats.unacknowledged = sum(c.unacknowledged for c in connections if c is not None)
         return stats
 
     def shut_down(self, now: int) -> None:
@@ -194,7 +214,7 @@ class Broker:
         session = self.sessions.get(client_id)
         if session is None:
             return False
-        identifiers: tuple[int, ...] = ()
+        identifiers = b""
         for target in self._route(publish.topic).targets:
             if target.session is session:
                 identifiers = target.identifiers
@@ -217,8 +237,8 @@ class Broker:
         if properties.authentication_method is not None:  # [MQTT-4.12.0-1]
             connection.refuse(ReasonCode.BAD_AUTHENTICATION_METHOD, "no enhanced authentication here")
             return
-        if packet.will is not None and packet.will.qos > MAX_QOS:  # [MQTT-3.2.2-12]
-            connection.refuse(ReasonCode.QOS_NOT_SUPPORTED, "Will QoS above Maximum QoS 1")
+        if packet.will is not None and (problem := self._will_problem(packet.will)):
+            connection.refuse(*problem)
             return
         client_id = packet.client_id
         if not client_id:
@@ -248,9 +268,22 @@ class Broker:
         session.connection = connection
         connection.session = session
         if not connection.send(ConnAck(present, 0, self._capabilities(answer, packet, session, keep_alive_s))):
-            connection.close()  # the client's Maximum Packet Size leaves no way to say what it must know
+            # The client's Maximum Packet Size leaves no way to say what it must know, so nothing else may be said.
+            session.will = None
+            connection.close()
+            self.connection_ended(connection, now)
             return
         session.resume(now)
+
+    def _will_problem(self, will: Will) -> tuple[int, str] | None:
+        """Reason code and text with which a CONNECT is refused for its will."""
+        if will.qos > MAX_QOS:  # [MQTT-3.2.2-12]
+            return ReasonCode.QOS_NOT_SUPPORTED, "Will QoS above Maximum QoS 1"
+        if will.topic.count("/") >= self.limits.max_topic_levels:
+            return ReasonCode.TOPIC_NAME_INVALID, "the will topic has too many levels"
+        if will.properties.payload_format_indicator and not is_text(will.payload):
+            return ReasonCode.PAYLOAD_FORMAT_INVALID, "the will payload is not UTF-8"
+        return None
 
     def _capabilities(self, answer: Properties, packet: Connect, session: Session, keep_alive_s: int) -> Properties:
         """What CONNACK announces: only what differs from the protocol's own defaults."""
@@ -314,7 +347,7 @@ class Broker:
         if route is None:
             route = self._route(publish.topic)
         if route.exclusive:
-            return route.services, 0
+            return route.services, route.refusal
         targets = route.targets
         if not targets and not publish.retain:
             return route.services, 0 if route.services else ReasonCode.NO_MATCHING_SUBSCRIBERS
@@ -324,17 +357,17 @@ class Broker:
         self._fan_out(route, message, publisher, now)
         return route.services, 0
 
-    def subscribe(self, session: Session, packet: Subscribe, now: int) -> tuple[list[int], list[RetainedDelivery]]:
-        """Add subscriptions; a reason code each, and the retained messages to send after the SUBACK."""
+    def subscribe(self, session: Session, packet: Subscribe) -> list[int]:
+        """Add subscriptions; a reason code each. The retained messages wait in ``session.replays`` for the SUBACK."""
         codes: list[int] = []
-        retained: list[RetainedDelivery] = []
-        identifiers = tuple(packet.properties.subscription_identifiers)
+        identifier = identifier_block(packet.properties.subscription_identifiers)
         for wanted in packet.subscriptions:
             topic_filter = wanted.topic_filter
             if topic_filter.startswith(SHARE_PREFIX):
                 codes.append(ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED)
                 continue
-            if filter_problem(topic_filter) is not None:
+            too_deep = topic_filter.count("/") >= self.limits.max_topic_levels
+            if too_deep or filter_problem(topic_filter) is not None:
                 codes.append(ReasonCode.TOPIC_FILTER_INVALID)
                 continue
             new = topic_filter not in session.subscriptions
@@ -342,16 +375,14 @@ class Broker:
                 codes.append(ReasonCode.QUOTA_EXCEEDED)
                 continue
             qos = min(wanted.qos, MAX_QOS)  # [MQTT-3.2.2-10]
-            subscription = SessionSubscription(session, wanted, qos, identifiers[0] if identifiers else 0)
+            subscription = SessionSubscription(session, wanted, qos, identifier)
             session.subscriptions[topic_filter] = subscription
             self._filters.set(topic_filter, session.client_id, subscription)
             self._forget_routes(topic_filter)
             codes.append(qos)
             if wanted.retain_handling == 0 or (wanted.retain_handling == 1 and new):  # [MQTT-3.3.1-9 to -11]
-                retained += (
-                    (message, min(qos, message.qos), identifiers) for message in self.retained.match(topic_filter, now)
-                )
-        return codes, retained
+                session.replay(subscription)
+        return codes
 
     def unsubscribe(self, session: Session, topic_filters: list[str]) -> list[int]:
         """End subscriptions; a reason code each."""
@@ -362,6 +393,7 @@ class Broker:
             else:
                 self._filters.remove(topic_filter, session.client_id)
                 self._forget_routes(topic_filter)
+                session.end_replay(topic_filter)  # [MQTT-3.10.4-2]
                 codes.append(0)
         return codes
 
@@ -390,6 +422,8 @@ class Broker:
         route = self._routes.get(topic)
         if route is not None:
             return route
+        if topic.count("/") >= self.limits.max_topic_levels:
+            return _Route([], [], ReasonCode.TOPIC_NAME_INVALID)
         by_session: dict[str, list[SessionSubscription]] = {}
         for subscription in self._filters.match(topic):
             by_session.setdefault(subscription.session.client_id, []).append(subscription)
@@ -398,17 +432,22 @@ class Broker:
             if service not in services:
                 services.append(service)
         route = _Route([_Target(subscriptions) for subscriptions in by_session.values()], services)
-        if len(self._routes) >= ROUTES_KEPT:
-            self._routes.clear()
+        if len(self._routes) >= ROUTES_KEPT or self._targets_kept >= TARGETS_KEPT:
+            self._forget_all_routes()
         self._routes[topic] = route
+        self._targets_kept += len(route.targets)
         return route
 
     def _forget_routes(self, topic_filter: str) -> None:
         """A subscription to the filter came, changed or went."""
-        if "+" in topic_filter or "#" in topic_filter:
-            self._routes.clear()
-        else:
-            self._routes.pop(topic_filter, None)
+        if has_wildcard(topic_filter):
+            self._forget_all_routes()
+        elif (route := self._routes.pop(topic_filter, None)) is not None:
+            self._targets_kept -= len(route.targets)
+
+    def _forget_all_routes(self) -> None:
+        self._routes.clear()
+        self._targets_kept = 0
 
     def _discard(self, session: Session, now: int) -> None:
         """End a session: its subscriptions, its messages; a will that was waiting goes out now [MQTT-4.1.0-2]."""

@@ -8,7 +8,7 @@ afterwards [MQTT 5.0 section 4.13].
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.decoder import LARGEST_PACKET, Decoder, Role
@@ -32,7 +32,7 @@ from penstock.mqtt.codec.packets import (
 )
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.codec.reasons import ALLOWED, PacketType, ReasonCode
 from penstock.mqtt.engine.message import Message
 from penstock.mqtt.engine.session import Session
 from penstock.mqtt.engine.timers import Timed
@@ -41,7 +41,29 @@ from penstock.mqtt.service import Inbound
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
 
-__all__ = ["BrokerConnection"]
+__all__ = ["BrokerConnection", "is_text"]
+
+LONGEST_REASON: Final = 500
+"""Characters of a Reason String; the rest is cut, since texts of services may quote what clients sent."""
+
+
+def is_text(payload: bytes) -> bool:
+    """Whether a payload with Payload Format Indicator 1 is what it says: UTF-8 [MQTT 5.0 section 3.3.2.3.2]."""
+    if payload.isascii():
+        return True
+    try:
+        payload.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _diagnosis(text: str) -> Properties:
+    """A Reason String that can be sent, whatever the text."""
+    if not text:
+        return Properties()
+    sendable = text[:LONGEST_REASON].encode(errors="replace").replace(b"\0", b"?").decode()
+    return Properties(reason_string=sendable)
 
 
 class _PendingAck:
@@ -59,6 +81,8 @@ class _PendingAck:
     def settle(self, reason_code: int, reason_string: str) -> None:
         self.waiting -= 1
         if reason_code >= 0x80 and reason_code > self.reason_code:
+            if reason_code not in ALLOWED[PacketType.PUBACK]:
+                reason_code = ReasonCode.UNSPECIFIED_ERROR
             self.reason_code = reason_code
             self.reason_string = reason_string
         if not self.waiting:
@@ -72,7 +96,9 @@ class BrokerConnection(Timed):
         "_acks",
         "_broker",
         "_decoder",
+        "_full_since",
         "_last_received",
+        "_max_output",
         "_maximum_out",
         "_problem_information",
         "_stats",
@@ -82,8 +108,10 @@ class BrokerConnection(Timed):
         "keep_alive_ms",
         "name",
         "out",
+        "out_bytes",
         "send_maximum",
         "session",
+        "throttled",
         "writable",
     )
 
@@ -91,9 +119,15 @@ class BrokerConnection(Timed):
         super().__init__()
         self._broker = broker
         self._stats = broker.stats
-        self._decoder = Decoder(broker.limits.max_packet_size, role=Role.SERVER, topics=broker.topics)
+        limits = broker.limits
+        self._decoder = Decoder(
+            limits.max_packet_size, role=Role.SERVER, topics=broker.topics, max_connect_size=limits.max_connect_size
+        )
         self._acks: deque[_PendingAck] = deque()
         self._last_received = now
+        self._full_since: int | None = None
+        """When the transport became full; None while it is not."""
+        self._max_output = limits.max_output_bytes
         self._maximum_out = LARGEST_PACKET
         self._problem_information = True
         self.name = name
@@ -103,8 +137,12 @@ class BrokerConnection(Timed):
         self.session: Session | None = None
         self.send_maximum = 65_535
         self.writable = True
-        """False while the transport is full: messages wait in the session."""
+        """False while the transport is full or this turn's output is: messages wait in the session."""
+        self.throttled = False
+        """This turn's output is full; the next turn goes on."""
         self.out: list[bytes] = []
+        self.out_bytes = 0
+        """Of the messages in ``out``; answers are bounded by the input."""
         self.dirty = False
         self.closing = False
 
@@ -140,14 +178,30 @@ class BrokerConnection(Timed):
         except RemoteProtocolError as e:
             self._fail(e, now)
 
-    def pause(self) -> None:
+    @property
+    def unacknowledged(self) -> int:
+        """QoS 1 messages that came in and have no PUBACK yet."""
+        return len(self._acks)
+
+    def pause(self, now: int) -> None:
         """The transport is full."""
         self.writable = False
+        self._full_since = now
+        self._broker.timers.arm(self, now + self._broker.limits.write_stall_ms)
 
     def unpause(self, now: int) -> None:
         """The transport takes bytes again."""
-        self.writable = True
-        if self.session is not None:
+        self._full_since = None
+        self._go_on(now)
+
+    def end_throttle(self, now: int) -> None:
+        """A new turn: there is room for output again."""
+        self.throttled = False
+        self._go_on(now)
+
+    def _go_on(self, now: int) -> None:
+        self.writable = self._full_since is None and not self.throttled
+        if self.writable and self.session is not None and not self.closing:
             self.session.send_waiting(now)
 
     def lost(self, now: int) -> None:
@@ -155,20 +209,30 @@ class BrokerConnection(Timed):
         self._broker.connection_lost(self, now)
 
     def due(self, now: int) -> None:
-        """CONNECT or the next packet is overdue, or was: then arm for the real deadline."""
+        """CONNECT, the next packet or room to write is overdue, or was: then arm for the real deadline."""
+        if self.closing:
+            return
+        limits = self._broker.limits
         if self.session is None:
-            if now - self.connected_at >= self._broker.limits.connect_timeout_ms:
+            deadline = self.connected_at + limits.connect_timeout_ms
+            if now >= deadline:
                 self.close()
                 return
-            deadline = self.connected_at + self._broker.limits.connect_timeout_ms
-        else:
-            if not self.keep_alive_ms:
-                return
+            self._broker.timers.arm(self, deadline)
+            return
+        if self.keep_alive_ms:
             deadline = self._last_received + self.keep_alive_ms
             if now >= deadline:  # [MQTT-3.1.2-22]
                 self.disconnect(ReasonCode.KEEP_ALIVE_TIMEOUT, now)
                 return
-        self._broker.timers.arm(self, deadline)
+            self._broker.timers.arm(self, deadline)
+        if self._full_since is not None:
+            deadline = self._full_since + limits.write_stall_ms
+            if now >= deadline:
+                self._stats.write_stalls += 1
+                self.disconnect(ReasonCode.QUOTA_EXCEEDED, now, "the client does not read")
+                return
+            self._broker.timers.arm(self, deadline)
 
     # Output
 
@@ -193,9 +257,7 @@ class BrokerConnection(Timed):
             self.mark()
         return True
 
-    def send_publish(
-        self, message: Message, packet_id: int, flags: int, identifiers: tuple[int, ...], now: int
-    ) -> bool:
+    def send_publish(self, message: Message, packet_id: int, flags: int, identifiers: bytes, now: int) -> bool:
         """Queue a PUBLISH: QoS 1 with a ``packet_id``, QoS 0 with 0; ``flags`` are RETAIN (1) and DUP (8).
 
         False when it is larger than the client takes: then it counts as delivered [MQTT-3.1.2-24], [MQTT-3.1.2-25].
@@ -221,6 +283,10 @@ class BrokerConnection(Timed):
                 stats.dropped_too_large += 1
                 return False
             self.out += (head, topic, properties, payload)
+        self.out_bytes += remaining
+        if self.out_bytes > self._max_output:
+            self.throttled = True
+            self.writable = False
         stats.publishes_sent += 1
         if not self.dirty:
             self.mark()
@@ -231,8 +297,7 @@ class BrokerConnection(Timed):
         if self.closing:
             return
         if self.session is not None:
-            properties = Properties(reason_string=reason_string) if reason_string else Properties()
-            self.send(Disconnect(int(reason_code), properties))
+            self.send(Disconnect(int(reason_code), _diagnosis(reason_string)))
         self.close()
         self._broker.connection_ended(self, now)
 
@@ -264,7 +329,7 @@ class BrokerConnection(Timed):
     def refuse(self, reason_code: int, why: str = "") -> None:
         """Answer CONNECT with a refusal and close [MQTT-3.2.2-7]."""
         self._broker.stats.connections_refused += 1
-        self.send(ConnAck(reason_code=int(reason_code), properties=Properties(reason_string=why or None)))
+        self.send(ConnAck(reason_code=int(reason_code), properties=_diagnosis(why)))
         self.close()
 
     def _publish(self, publish: Publish, now: int, wall_ms: int) -> None:
@@ -274,20 +339,28 @@ class BrokerConnection(Timed):
         assert session is not None
         broker.stats.publishes_received += 1
         properties = publish.optional_properties
-        if properties is not None and properties.topic_alias is not None:
-            raise RemoteProtocolError("mqtt: Topic Alias where none is allowed", reason_code=0x94)  # [MQTT-3.2.2-18]
+        refusal = 0
+        if properties is not None:
+            if properties.topic_alias is not None:  # [MQTT-3.2.2-18]
+                raise RemoteProtocolError("mqtt: Topic Alias where none is allowed", reason_code=0x94)
+            if properties.payload_format_indicator and not is_text(publish.payload):
+                refusal = ReasonCode.PAYLOAD_FORMAT_INVALID
         qos = publish.qos
         if qos == 0:
-            taken, _ = broker.route(publish, session, now)
+            taken, code = broker.route(publish, session, now) if not refusal else ((), refusal)
+            if code >= 0x80:
+                broker.stats.dropped_refused += 1
             for service in taken:
-                service.receive(Inbound(publish, session.client_id, wall_ms, username=session.username))
+                service.receive(
+                    Inbound(publish, session.client_id, wall_ms, username=session.username, connection=self)
+                )
             return
         if qos == 2:
             raise RemoteProtocolError("mqtt: QoS 2 above the Maximum QoS 1 announced", reason_code=0x9B)
         acks = self._acks
         if len(acks) >= broker.limits.receive_maximum:
             raise RemoteProtocolError("mqtt: more messages without PUBACK than Receive Maximum", reason_code=0x93)
-        taken, code = broker.route(publish, session, now)
+        taken, code = broker.route(publish, session, now) if not refusal else ((), refusal)
         if not taken:
             if acks:
                 acks.append(_PendingAck(self, publish.packet_id, code, 0))
@@ -298,7 +371,14 @@ class BrokerConnection(Timed):
         acks.append(pending)
         for service in taken:
             service.receive(
-                Inbound(publish, session.client_id, wall_ms, username=session.username, settle=pending.settle)
+                Inbound(
+                    publish,
+                    session.client_id,
+                    wall_ms,
+                    username=session.username,
+                    connection=self,
+                    settle=pending.settle,
+                )
             )
 
     def acknowledge_settled(self) -> None:
@@ -317,7 +397,7 @@ class BrokerConnection(Timed):
             if not self.dirty:
                 self.mark()
         elif reason_string and self._problem_information:  # [MQTT-3.1.2-29]
-            self.send(PubAck(packet_id, code, Properties(reason_string=reason_string)))
+            self.send(PubAck(packet_id, code, _diagnosis(reason_string)))
         else:
             self.send(PubAck(packet_id, code))
 
@@ -331,10 +411,9 @@ class BrokerConnection(Timed):
             broker.stats.answers_sent += 1
             self.mark()
         elif isinstance(packet, Subscribe):
-            codes, retained = broker.subscribe(session, packet, now)
-            self.send(SubAck(packet.packet_id, codes))
-            for message, qos, identifiers in retained:
-                session.deliver(message, qos, 1, identifiers, now)
+            self.send(SubAck(packet.packet_id, broker.subscribe(session, packet)))
+            if session.replays:
+                session.send_waiting(now)
         elif isinstance(packet, Unsubscribe):
             self.send(UnsubAck(packet.packet_id, broker.unsubscribe(session, packet.topic_filters)))
         elif isinstance(packet, Disconnect):
@@ -366,12 +445,12 @@ class BrokerConnection(Timed):
         self._broker.stats.protocol_errors += 1
         self._broker.report(self, error)
         if self.session is not None:
-            self.disconnect(error.reason_code, now, error.what[:200])
+            self.disconnect(error.reason_code, now, error.what)
             return
         if error.reason_code == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION and self._decoder.protocol_level < 5:
             self.out.append(b"\x20\x02\x00\x01")  # the CONNACK of MQTT 3.1.1: unacceptable protocol version
         elif self._decoder.connect_seen:
-            self.send(ConnAck(reason_code=error.reason_code, properties=Properties(reason_string=error.what[:200])))
+            self.send(ConnAck(reason_code=error.reason_code, properties=_diagnosis(error.what)))
         self.close()
 
     def __repr__(self) -> str:

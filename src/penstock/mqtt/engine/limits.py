@@ -30,12 +30,18 @@ class BrokerLimits:
     """Sessions, connected or not; CONNECT beyond it is answered 0x97."""
     connect_timeout_ms: int = 10_000
     """From the network connection to CONNECT; then it is closed."""
+    max_connect_size: int = 128 * 1024
+    """Of the CONNECT, closed beyond it: all that a stranger can make us buffer."""
     max_packet_size: int = 4 * 1024 * 1024
-    """Announced in CONNACK; a larger packet is answered 0x95. Also what one connection may make us buffer."""
+    """Announced in CONNACK; a larger packet is answered 0x95. Also what one client may make us buffer of its input."""
     receive_maximum: int = 1024
     """Announced in CONNACK: QoS 1 messages of one client that wait for their PUBACK; beyond it 0x93."""
     max_inflight: int = 1024
     """QoS 1 messages on their way to one client; its own Receive Maximum may lower it. More only adds memory."""
+    max_output_bytes: int = 1024 * 1024
+    """Of messages for one connection in one loop turn; the rest waits in its session for the next turn."""
+    write_stall_ms: int = 120_000
+    """A client that takes nothing of what fills its transport for this long is disconnected (0x97)."""
     max_queued_messages: int = 10_000
     """Messages that wait in one session, beside those in flight."""
     max_queued_bytes: int = 64 * 1024 * 1024
@@ -43,9 +49,12 @@ class BrokerLimits:
     when_queue_full: QueueFull = QueueFull.DROP_NEWEST
     max_subscriptions: int = 10_000
     """Of one session; beyond it SUBACK 0x97."""
+    max_topic_levels: int = 128
+    """Of a topic name (PUBACK or CONNACK 0x90; dropped at QoS 0) or filter (SUBACK 0x8F): each costs memory."""
     max_retained_messages: int = 100_000
     """A retained PUBLISH to a new topic beyond it is answered 0x97 and not stored."""
     max_retained_bytes: int = 256 * 1024 * 1024
+    """Of them, with an estimate for their place in the tree."""
     max_session_expiry_s: int = 0xFFFFFFFF
     """A longer Session Expiry Interval is lowered to this, and CONNACK says so. 0xFFFFFFFF: sessions may last."""
     max_keep_alive_s: int = 0
@@ -71,6 +80,10 @@ class BrokerStats:
     dropped_too_large: int = 0
     dropped_offline: int = 0
     """QoS 0 messages for sessions without a connection."""
+    dropped_refused: int = 0
+    """QoS 0 messages that would have had a failure code at QoS 1: a bad payload, a topic too deep, no room."""
+    write_stalls: int = 0
+    """Connections ended because the client took nothing."""
     packets_sent: int = 0
     """``publishes_sent`` and ``answers_sent``."""
     connections: int = 0
@@ -80,3 +93,5 @@ class BrokerStats:
     retained_bytes: int = 0
     inflight: int = 0
     queued: int = 0
+    unacknowledged: int = 0
+    """QoS 1 messages of clients whose PUBACK waits for a service, or behind one that does."""

@@ -6,6 +6,7 @@ length, the property block with its length, the payload. A receiver adds the fix
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
@@ -14,9 +15,14 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.primitives import encode_string, encode_varint
 from penstock.mqtt.codec.reasons import PacketType
 
-__all__ = ["Message"]
+__all__ = ["Message", "identifier_block"]
 
 _CONTEXT: Final = 1 << PacketType.PUBLISH
+
+
+def identifier_block(identifiers: Iterable[int]) -> bytes:
+    """Subscription identifiers as properties, encoded once for all messages that carry them."""
+    return b"".join(b"\x0b" + encode_varint(identifier) for identifier in identifiers)
 
 
 class Message:
@@ -49,8 +55,8 @@ class Message:
         """Bytes that it holds while it waits."""
         return len(self.topic_wire) + len(self.properties_wire) + len(self.payload)
 
-    def properties_for(self, identifiers: tuple[int, ...], now: int) -> bytes:
-        """The property block as it leaves now: expiry counted down, with the receiver's subscription identifiers."""
+    def properties_for(self, identifiers: bytes, now: int) -> bytes:
+        """The property block as it leaves now: expiry counted down, with the receiver's :func:`identifier_block`."""
         wire = self.properties_wire
         if self.expires_at and now - self.accepted_at >= 1000:
             properties = self.publish.properties
@@ -60,7 +66,8 @@ class Message:
                 _CONTEXT,
             )
         if identifiers:
-            header = next(i for i, byte in enumerate(wire) if byte < 128) + 1
-            block = wire[header:] + b"".join(b"\x0b" + encode_varint(identifier) for identifier in identifiers)
-            wire = encode_varint(len(block)) + block
+            header = 1
+            while wire[header - 1] > 127:
+                header += 1
+            wire = encode_varint(len(wire) - header + len(identifiers)) + wire[header:] + identifiers
         return wire

@@ -26,16 +26,16 @@ __all__ = ["NEVER", "Delivery", "Session", "SessionSubscription"]
 NEVER: Final = 0xFFFFFFFF
 """Session Expiry Interval of a session that does not expire."""
 
-Delivery = tuple[Message, int, int, tuple[int, ...]]
-"""What goes to one session: message, QoS, RETAIN flag (0 or 1), subscription identifiers."""
+Delivery = tuple[Message, int, int, bytes]
+"""What goes to one session: message, QoS, RETAIN flag (0 or 1), subscription identifiers as an encoded block."""
 
 
 class SessionSubscription:
-    """A subscription in force: granted QoS, options, and its identifier (0 = none)."""
+    """A subscription in force: granted QoS, options, and its identifier as an encoded block (empty = none)."""
 
     __slots__ = ("identifier", "no_local", "qos", "retain_as_published", "session", "topic_filter")
 
-    def __init__(self, session: Session, wanted: Subscription, qos: int, identifier: int) -> None:
+    def __init__(self, session: Session, wanted: Subscription, qos: int, identifier: bytes) -> None:
         self.session = session
         self.topic_filter = wanted.topic_filter
         self.qos = qos
@@ -50,6 +50,7 @@ class Session(Timed):
     __slots__ = (
         "_broker",
         "_limits",
+        "_replaying",
         "_stats",
         "client_id",
         "connection",
@@ -59,6 +60,8 @@ class Session(Timed):
         "queue",
         "queue_qos0",
         "queued_bytes",
+        "replays",
+        "resend",
         "subscriptions",
         "username",
         "will",
@@ -79,6 +82,11 @@ class Session(Timed):
         self.will_at = 0
         self.subscriptions: dict[str, SessionSubscription] = {}
         self.inflight: Inflight[Delivery] = Inflight()
+        self.resend: deque[int] = deque()
+        """Those in flight that this connection did not carry yet; nothing new leaves before them."""
+        self.replays: dict[str, SessionSubscription] = {}
+        """Subscriptions whose retained messages are still to be sent, the first of them from ``_replaying``."""
+        self._replaying: deque[Message] | None = None
         self.queue: deque[Delivery] = deque()
         self.queue_qos0: deque[Delivery] = deque()
         self.queued_bytes = 0
@@ -90,11 +98,14 @@ class Session(Timed):
     def clear(self) -> None:
         """Forget messages; subscriptions are the broker's to take down."""
         self.inflight = Inflight()
+        self.resend.clear()
+        self.replays.clear()
+        self._replaying = None
         self.queue.clear()
         self.queue_qos0.clear()
         self.queued_bytes = 0
 
-    def deliver(self, message: Message, qos: int, retain: int, identifiers: tuple[int, ...], now: int) -> None:
+    def deliver(self, message: Message, qos: int, retain: int, identifiers: bytes, now: int) -> None:
         """Send the message, or let it wait for the connection or for an acknowledgement that makes room."""
         connection = self.connection
         if qos == 0:
@@ -105,7 +116,7 @@ class Session(Timed):
             else:
                 self._wait((message, 0, retain, identifiers))
             return
-        inflight = self.inflight
+        inflight = self.inflight  # holds what is to be sent again, too: then it is full, or the connection is
         if connection is None or not connection.writable or self.queue or len(inflight) >= connection.send_maximum:
             self._wait((message, 1, retain, identifiers))
             return
@@ -117,28 +128,33 @@ class Session(Timed):
         """A PUBACK came in; False when nothing with that identifier is in flight."""
         if self.inflight.pop(packet_id, None) is None:
             return False
-        if self.queue:
+        if self.resend and packet_id in self.resend:  # late, for what an earlier connection carried
+            self.resend.remove(packet_id)
+        if self.queue or self.resend or self.replays:
             self.send_waiting(now)
         return True
+
+    def replay(self, subscription: SessionSubscription) -> None:
+        """Send the retained messages of a subscription, with :meth:`send_waiting`, as fast as the client takes them.
+
+        They do not wait in the queue, which would drop what exceeds it.
+        """
+        self.end_replay(subscription.topic_filter)
+        self.replays[subscription.topic_filter] = subscription
+
+    def end_replay(self, topic_filter: str) -> None:
+        """The subscription is replaced or gone."""
+        if topic_filter in self.replays:
+            if next(iter(self.replays)) == topic_filter:
+                self._replaying = None
+            del self.replays[topic_filter]
 
     def resume(self, now: int) -> None:
         """The client is back: send again what has no PUBACK, in order and with DUP, then what waited.
 
         [MQTT-4.4.0-1], [MQTT-4.6.0-1]
         """
-        connection = self.connection
-        assert connection is not None
-        resent = self.inflight
-        # A client may come back with a smaller Receive Maximum: the rest goes behind the resent ones, as new.
-        late = list(resent.items())[connection.send_maximum :]
-        for packet_id, delivery in reversed(late):
-            del resent[packet_id]
-            self.queue.appendleft(delivery)
-            self.queued_bytes += delivery[0].size
-        for packet_id, (message, _, retain, identifiers) in list(resent.items()):
-            sent = connection.send_publish(message, packet_id, retain | 8, identifiers, now)
-            if not sent:
-                del resent[packet_id]
+        self.resend = deque(self.inflight)
         self.send_waiting(now)
 
     def send_waiting(self, now: int) -> None:
@@ -146,11 +162,19 @@ class Session(Timed):
         connection = self.connection
         if connection is None:
             return
+        inflight, resend = self.inflight, self.resend
+        while resend and connection.writable and len(inflight) - len(resend) < connection.send_maximum:
+            packet_id = resend.popleft()
+            message, _, retain, identifiers = inflight[packet_id]
+            if not connection.send_publish(message, packet_id, retain | 8, identifiers, now):
+                del inflight[packet_id]
         queue = self.queue
-        while queue and connection.writable and len(self.inflight) < connection.send_maximum:
+        while queue and connection.writable and len(inflight) < connection.send_maximum:
             delivery = queue.popleft()
             self.queued_bytes -= delivery[0].size
             self._start(delivery, connection, now)
+        if self.replays:
+            self._send_retained(connection, now)
         queue = self.queue_qos0
         while queue and connection.writable:
             message, _, retain, identifiers = queue.popleft()
@@ -171,17 +195,49 @@ class Session(Timed):
         if connection.send_publish(message, packet_id, retain, identifiers, now):
             inflight[packet_id] = delivery
 
+    def _send_retained(self, connection: BrokerConnection, now: int) -> None:
+        """Go on with the replays, as far as the connection takes them."""
+        retained = self._broker.retained
+        while self.replays:
+            topic_filter, subscription = next(iter(self.replays.items()))
+            if self._replaying is None:
+                self._replaying = deque(retained.match(topic_filter, now))
+            found = self._replaying
+            while found:
+                message = found[0]
+                qos = min(subscription.qos, message.qos)
+                if not connection.writable or (qos and len(self.inflight) >= connection.send_maximum):
+                    return
+                found.popleft()
+                # One that was replaced while the replay paused reached the subscription as it came.
+                if _expired(message, now) or retained.get(message.publish.topic) is not message:
+                    continue
+                if qos:
+                    self._start((message, qos, 1, subscription.identifier), connection, now)
+                else:
+                    connection.send_publish(message, 0, 1, subscription.identifier, now)
+            self._replaying = None
+            del self.replays[topic_filter]
+
     def _wait(self, delivery: Delivery) -> None:
-        """Queue the message, or drop what the policy names when there is no room."""
+        """Queue the message, or drop what the policy names when there is no room.
+
+        QoS 0 goes before QoS 1 whatever the policy: nobody was promised it.
+        """
         limits = self._limits
         size = delivery[0].size
+        if size > limits.max_queued_bytes:
+            self._stats.dropped_queue_full += 1
+            return
         while (
             len(self.queue) + len(self.queue_qos0) >= limits.max_queued_messages
             or self.queued_bytes + size > limits.max_queued_bytes
         ):
             self._stats.dropped_queue_full += 1
-            oldest = self.queue_qos0 or self.queue  # QoS 0 goes first: nobody was promised it
-            if limits.when_queue_full is QueueFull.DROP_NEWEST or not oldest:
+            oldest = self.queue_qos0 or self.queue
+            if limits.when_queue_full is QueueFull.DROP_NEWEST and not (delivery[1] and self.queue_qos0):
+                return
+            if not oldest:
                 return
             self.queued_bytes -= oldest.popleft()[0].size
         (self.queue if delivery[1] else self.queue_qos0).append(delivery)

@@ -8,10 +8,10 @@ from penstock.mqtt.codec.decoder import Decoder
 from penstock.mqtt.codec.encoder import encode, publish_head
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.message import Message
+from penstock.mqtt.engine.message import Message, identifier_block
 
 
-def as_sent(message: Message, identifiers: tuple[int, ...], now: int) -> Publish:
+def as_sent(message: Message, identifiers: bytes, now: int) -> Publish:
     properties = message.properties_for(identifiers, now)
     body = message.topic_wire + properties + message.payload
     (publish,) = Decoder().feed(publish_head(0x30, len(body)) + body)
@@ -29,8 +29,8 @@ def test_identifiers_are_added_to_any_block(*, received: bool, size: int) -> Non
         assert isinstance(decoded, Publish)
         publish = decoded
     message = Message(publish, 0)
-    assert as_sent(message, (), 0) == publish
-    sent = as_sent(message, (1, 300, 268_435_455), 0)
+    assert as_sent(message, b"", 0) == publish
+    sent = as_sent(message, identifier_block((1, 300, 268_435_455)), 0)
     assert sent.properties.subscription_identifiers == [1, 300, 268_435_455]
     assert sent.properties.user_properties == publish.properties.user_properties
 
@@ -38,12 +38,14 @@ def test_identifiers_are_added_to_any_block(*, received: bool, size: int) -> Non
 def test_expiry_counts_down_in_whole_seconds() -> None:
     message = Message(Publish("a", b"", properties=Properties(message_expiry_interval=10)), 5_000)
     assert message.expires_at == 15_000
-    left = [as_sent(message, (7,), now).properties.message_expiry_interval for now in (5_000, 5_999, 6_000, 14_999)]
+    block = identifier_block([7])
+    sent = [as_sent(message, block, now).properties for now in (5_000, 5_999, 6_000, 14_999)]
+    left = [properties.message_expiry_interval for properties in sent]
     assert left == [10, 10, 9, 1]
 
 
 def test_what_belongs_to_the_publishers_connection_ends_here() -> None:
     properties = Properties(topic_alias=3, subscription_identifiers=[9], content_type="x")
     message = Message(Publish("a", b"", properties=properties), 0)
-    assert as_sent(message, (), 0).properties == Properties(content_type="x")
+    assert as_sent(message, b"", 0).properties == Properties(content_type="x")
     assert properties.topic_alias == 3
