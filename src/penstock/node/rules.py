@@ -195,6 +195,8 @@ class RuleService:
             return
         self.stats.refused += 1
         if code is ReasonCode.SERVER_UNAVAILABLE or message.protocol_version < 5:
-            self._disconnect(message.client_id, code, reason)
+            # A client that came back on another connection will send this message again there.
+            if message.connected:
+                self._disconnect(message.client_id, code, reason)
         else:
             message.settle(code, reason)

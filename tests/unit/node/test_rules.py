@@ -41,10 +41,17 @@ class Log:
         self.waiting.append(done)
 
 
+class Connection:
+    """The network connection of a client."""
+
+    closing = False
+
+
 class Broker:
     """What the MQTT broker would have done: settled messages and ended connections."""
 
     def __init__(self) -> None:
+        self.connection = Connection()
         self.settled: list[tuple[int, str]] = []
         self.disconnected: list[tuple[str, int, str]] = []
 
@@ -57,6 +64,7 @@ class Broker:
             client_id,
             1_700_000_000_000,
             protocol_version=version,
+            connection=self.connection,
             settle=lambda code, text: self.settled.append((code, text)),
         )
 
@@ -173,6 +181,17 @@ def test_a_log_that_is_away_ends_the_connection_so_that_the_publisher_keeps_the_
     log.waiting.pop()(error)
     assert broker.settled == []
     assert broker.disconnected == [("dev", ReasonCode.SERVER_UNAVAILABLE, error.what)]
+
+
+def test_a_client_that_came_back_is_not_thrown_out_for_a_message_of_its_old_connection(
+    log: Log, broker: Broker
+) -> None:
+    rule = service(log, broker)
+    rule.receive(broker.inbound(Publish("plant/a", b"x", 1)))
+    broker.connection.closing = True
+    log.waiting[0](StorageError("the disk is gone"))
+    assert (broker.settled, broker.disconnected) == ([], [])
+    assert (rule.stats.refused, rule.stats.pending, rule.stats.pending_bytes) == (1, 0, 0)
 
 
 def test_mqtt_3_has_no_failure_codes_so_every_refusal_ends_the_connection(log: Log, broker: Broker) -> None:
