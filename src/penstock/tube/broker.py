@@ -21,7 +21,6 @@ from penstock.runtime.durability import Durability
 from penstock.tube.broker_connection import BrokerConnection
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import encode_response
-from penstock.tube.codec.framing import encode_frame
 from penstock.tube.codec.methods import METHODS
 from penstock.tube.codec.strings import TopicConfig
 from penstock.tube.engine.broker import AppendResult, BrokerEngine
@@ -29,6 +28,7 @@ from penstock.tube.engine.membership import BrokerConfig, Membership, Orders
 from penstock.tube.engine.offsets import GroupOffsets
 from penstock.tube.engine.topics import Topics
 from penstock.tube.member import Member
+from penstock.tube.rpc import Peers
 from penstock.tube.storage.disk import Commit, Disk
 from penstock.tube.storage.files import Files
 from penstock.tube.storage.meta import GroupOffset
@@ -90,7 +90,7 @@ class TubeBroker:
         self.failure: StorageError | None = None
         self.on_failure: Callable[[StorageError], None] | None = None
         self.clock = clock if clock is not None else _steady_clock()
-        self.connections: set[BrokerConnection] = set()
+        self.peers = Peers(f"broker {broker_id}")
         self.bytes_in = 0
         self.bytes_out = 0
         self.requests = 0
@@ -138,7 +138,8 @@ class TubeBroker:
         engine, committer, disk = self.engine, self._committer, self.disk
         stores = list(disk.stores.values())
         return {
-            "connections": len(self.connections),
+            "connections": len(self.peers.open),
+            "refused_connections": self.peers.refused,
             "requests": self.requests,
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,
@@ -171,7 +172,8 @@ class TubeBroker:
         try:
             stored = ((item.group, item.topic, item.partition, item.offset) for item in self._disk.meta.offsets())
             offsets = GroupOffsets(((g, t, p), o) for g, t, p, o in stored if o is not None)
-            self._engine = BrokerEngine(Topics(self._store), offsets, session_ms=self._session_ms)
+            last_time = max((store.last_time for store in self._disk.stores.values()), default=0)
+            self._engine = BrokerEngine(Topics(self._store), offsets, session_ms=self._session_ms, last_time=last_time)
             config = self._stored_config()
             self._report_recovery(self._disk)
             self._server = await loop.create_server(lambda: BrokerConnection(self), host, port)
@@ -201,12 +203,12 @@ class TubeBroker:
         for timer in (self._timer, self._retention_timer):
             if timer is not None:
                 timer.cancel()
-        for connection in self.connections:
+        for connection in self.peers.open:
             connection.stop()
         if self._scheduled:
             self._flush()
         await self._committer.close()
-        for connection in list(self.connections):
+        for connection in list(self.peers.open):
             connection.close()
         if self._server is not None:
             await self._server.wait_closed()
@@ -334,10 +336,11 @@ class TubeBroker:
                 self.engine.dropped_late += 1
                 continue
             answer = body if error is None else _unavailable(method, error)
-            connection.out.append(encode_frame(serial, answer))
+            connection.put(serial, answer)
             touched[connection] = None
         for connection in touched:
             connection.flush()
+            connection.turned()
         for done, result in waiting.appended:
             done(result if error is None else error)
 

@@ -15,7 +15,7 @@ from penstock.tube.codec.envelope import Request
 from penstock.tube.engine.cluster import Topic
 from penstock.tube.engine.master import MasterConfig, MasterEngine
 from penstock.tube.metadata import TopicStore
-from penstock.tube.rpc import AnsweringProtocol
+from penstock.tube.rpc import AnsweringProtocol, Peers
 
 __all__ = ["TubeMaster", "steady_clock"]
 
@@ -48,7 +48,7 @@ class TubeMaster:
         self._store: TopicStore | None = None
         self._committer: GroupCommitter[Topic] | None = None
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Transport] = set()
+        self._peers = Peers("master")
         self._timer: asyncio.TimerHandle | None = None
         self._waiters: list[tuple[str, asyncio.Future[None]]] = []
 
@@ -145,8 +145,8 @@ class TubeMaster:
             self._timer = None
         if self._server is not None:
             self._server.close()
-        for transport in list(self._connections):
-            transport.close()
+        for connection in list(self._peers.open):
+            connection.close()
         if self._committer is not None:
             await self._committer.close()
         if self._server is not None:
@@ -174,7 +174,7 @@ class TubeMaster:
         await future
 
     def _connection(self) -> AnsweringProtocol:
-        return AnsweringProtocol(self._answer, self._connections)
+        return AnsweringProtocol(self._answer, self._peers)
 
     def _answer(self, request: Request) -> bytes:
         body = self.engine.answer(request, self._clock())

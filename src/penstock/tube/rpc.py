@@ -1,12 +1,16 @@
-"""The server side of a connection: frames in, answers out, for the master (and whoever answers at once).
+"""The server side of a connection, for master and broker: frames in, answers out, bounds on what one peer may cost.
 
-Everything that one read brought is answered with one write. A peer that does not read its answers is not read either.
+What is answered at once leaves with one write a turn. A peer that does not read its answers is not read either, and is
+cut after a while; one that asks for much at once (a read may bring thousands of requests) is answered a few megabytes a
+turn, so that others get theirs in between.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
+from collections import deque
 from collections.abc import Callable
 from typing import cast
 
@@ -15,57 +19,210 @@ from penstock.tube.codec import exceptions
 from penstock.tube.codec.envelope import Request, decode_request, encode_error
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
 
-__all__ = ["AnsweringProtocol"]
+__all__ = ["AnsweringProtocol", "Peers", "ServerConnection"]
+
+_log = logging.getLogger("penstock.tube")
+
+TURN_BYTES = 4 << 20
+"""Answers of one connection in one loop turn: the largest single answer, or some thousand small ones."""
+STALLED_S = 60.0
+"""A peer that has read nothing of what waits for it for so long is gone, or holds our memory on purpose."""
+_SMALL_FRAME = 1 << 20
 
 
-class AnsweringProtocol(asyncio.Protocol):
-    """Answers each request by ``answer(request) -> body``; ``connections`` is the server's set of open transports."""
+class Peers:
+    """The open connections of a server and what they hold together.
 
-    def __init__(self, answer: Callable[[Request], bytes], connections: set[asyncio.Transport]) -> None:
-        self._answer = answer
-        self._connections = connections
+    ``most``: connections beyond are closed at once. ``most_held``: bytes of unfinished frames; beyond, a connection
+    that holds more than a megabyte is closed (small frames always pass).
+    """
+
+    def __init__(self, name: str, *, most: int = 10_000, most_held: int = 512 << 20) -> None:
+        self.name = name
+        self.open: set[ServerConnection] = set()
+        self.most = most
+        self.most_held = most_held
+        self.held = 0
+        self.refused = 0
+
+    def refuse(self, reason: str) -> None:
+        """Count and log a connection that is closed for what its peer did."""
+        self.refused += 1
+        _log.warning("tube connection refused", extra={"fields": {"server": self.name, "error": reason}})
+
+
+class ServerConnection(asyncio.Protocol):
+    """One peer. A subclass answers each frame in ``receive``, at once by ``put`` or later by ``put`` and ``flush``."""
+
+    def __init__(self, peers: Peers) -> None:
+        self.arrived_ms = 0
+        self.bytes_out = 0
+        self._peers = peers
         self._decoder = FrameDecoder()
+        self._held = 0
         self._transport: asyncio.Transport | None = None
+        self._frames: deque[tuple[int, bytes]] = deque()
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._full = False
+        self._stopped = False
+        self._stalled: asyncio.TimerHandle | None = None
+
+    def receive(self, serial: int, body: bytes) -> None:
+        """Answer a frame."""
+        raise NotImplementedError
+
+    def turned(self) -> None:
+        """All that could be answered in this turn has been."""
+
+    def now_ms(self) -> int:
+        """When what comes now arrived; only a server with time limits needs it."""
+        return 0
+
+    # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop has it without being a subclass
-        self._transport = transport
-        self._connections.add(transport)
-        connection = transport.get_extra_info("socket")
+        self._transport = cast(asyncio.Transport, transport)  # uvloop has it without being a subclass
+        peers = self._peers
+        if len(peers.open) >= peers.most:
+            peers.refuse(f"{peers.most} connections are open")
+            self._transport.abort()
+            return
+        peers.open.add(self)
+        connection = self._transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the interface's
-        if self._transport is not None:
-            self._connections.discard(self._transport)
+        self._transport = None
+        self._frames.clear()
+        self._out.clear()
+        self._peers.held -= self._held
+        self._held = 0
+        self._peers.open.discard(self)
+        self._drained()
 
     def pause_writing(self) -> None:
-        assert self._transport is not None
-        self._transport.pause_reading()
+        self._full = True
+        self._stalled = asyncio.get_running_loop().call_later(STALLED_S, self._cut)
+        self._steer()
 
     def resume_writing(self) -> None:
-        assert self._transport is not None
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
+        self._full = False
+        self._drained()
+        if self._frames:
+            asyncio.get_running_loop().call_soon(self._work)
+        else:
+            self._steer()
 
     def data_received(self, data: bytes) -> None:
-        assert self._transport is not None
-        answers = []
+        error: RemoteProtocolError | None
         try:
-            for serial, body in self._decoder.feed(data):
-                answers.append(encode_frame(serial, self._one(serial, body)))
-        except RemoteProtocolError:
-            self._transport.close()
-            return
-        if answers:
-            self._transport.write(b"".join(answers))
-        if self._decoder.error is not None:
+            frames = self._decoder.feed(data)
+            error = self._decoder.error
+        except RemoteProtocolError as violation:
+            frames, error = [], violation
+        if not self._frames:
+            self.arrived_ms = self.now_ms()
+        self._frames.extend(frames)
+        if frames:
+            self._work()
+        if error is not None:
             # The reference does not answer a broken frame; nothing after it can be understood.
+            self._peers.refuse(error.what)
+            self.close()
+        else:
+            self._hold()
+
+    # Answering
+
+    def put(self, serial: int, body: bytes) -> None:
+        """Collect an answer for the next write."""
+        frame = encode_frame(serial, body)
+        self._out.append(frame)
+        self._out_bytes += len(frame)
+
+    def flush(self) -> None:
+        """Send what was collected with one write."""
+        if self._out and self._transport is not None:
+            data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
+            self.bytes_out += len(data)
+            self._transport.write(data)
+        self._out.clear()
+        self._out_bytes = 0
+
+    def stop(self) -> None:
+        """Take no more requests; answers still leave."""
+        self._stopped = True
+        self._frames.clear()
+        self._steer()
+
+    def close(self) -> None:
+        """Close once what was written has left."""
+        if self._transport is not None:
             self._transport.close()
 
-    def _one(self, serial: int, body: bytes) -> bytes:
+    def abort(self) -> None:
+        """Close now."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _work(self) -> None:
+        if self._full:
+            return  # resume_writing goes on
+        frames = self._frames
+        receive = self.receive
+        while frames and self._out_bytes < TURN_BYTES:
+            receive(*frames.popleft())
+        self.flush()
+        self.turned()
+        if frames and not self._full:
+            asyncio.get_running_loop().call_soon(self._work)
+        self._steer()
+
+    def _steer(self) -> None:
+        """Read on only if the peer reads its answers and has none outstanding from before."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            return
+        if self._full or self._frames or self._stopped:
+            transport.pause_reading()
+        elif not transport.is_reading():
+            transport.resume_reading()
+
+    def _hold(self) -> None:
+        peers = self._peers
+        held = self._decoder.held if self._transport is not None else 0
+        peers.held += held - self._held
+        self._held = held
+        if peers.held > peers.most_held and held > _SMALL_FRAME:
+            peers.refuse(f"unfinished frames of all connections take {peers.held} bytes")
+            self._decoder = FrameDecoder()  # at once: the next one may still fit
+            peers.held -= held
+            self._held = 0
+            self.abort()
+
+    def _drained(self) -> None:
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def _cut(self) -> None:
+        self._peers.refuse(f"the peer did not read its answers for {STALLED_S:g} s")
+        self.abort()
+
+
+class AnsweringProtocol(ServerConnection):
+    """Answers each request at once, by ``answer(request) -> body``."""
+
+    def __init__(self, answer: Callable[[Request], bytes], peers: Peers) -> None:
+        super().__init__(peers)
+        self._answer = answer
+
+    def receive(self, serial: int, body: bytes) -> None:
         try:
             request = decode_request(serial, body)
         except RemoteProtocolError as error:
-            return encode_error(exceptions.EXCEPTION, error.what, fatal=True)
-        return self._answer(request)
+            self.put(serial, encode_error(exceptions.EXCEPTION, error.what, fatal=True))
+            return
+        self.put(serial, self._answer(request))

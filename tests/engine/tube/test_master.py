@@ -358,3 +358,23 @@ def test_topic_that_cannot_be_created(topic: Topic, code: int) -> None:
     with pytest.raises(RefusedError) as caught:
         master().check_new_topic(topic)
     assert caught.value.code == code
+
+
+def test_brokers_and_filters_are_bounded_and_names_that_cannot_be_are_not_kept() -> None:
+    engine = master(config=MasterConfig(max_brokers=2))
+    for number in (1, 2):
+        join_broker(engine, number=number)
+    request = pb.RegisterRequestB2M(
+        clientId="3:10.0.0.3:8123:2.4.0", brokerOnline=False, enableTls=False, readStatusRpt=0, writeStatusRpt=0,
+        curBrokerConfId=0, confCheckSumId=0, brokerDefaultConfInfo="", tlsPort=8124,
+    )  # fmt: skip
+    assert ask(engine, MethodId.BROKER_REGISTER, request).errCode == 500
+    join_broker(engine, number=2)
+    beat = pb.HeartRequestP2M(clientId="p", brokerCheckSum=-1, hostName="h", topicList=["demo", "x" * 1_000_000, "-"])
+    assert ask(engine, MethodId.PRODUCER_HEARTBEAT, beat).success
+    assert engine.producers["p"].topics == ["demo"]
+    join = pb.RegisterRequestC2M(
+        clientId="c", groupName="group", hostName="h", topicList=["demo"],
+        topicCondition=["demo#" + ",".join(map(str, range(501)))],
+    )  # fmt: skip
+    assert ask(engine, MethodId.CONSUMER_REGISTER, join).errCode == 400

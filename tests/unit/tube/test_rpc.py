@@ -9,21 +9,21 @@ import pytest
 
 from penstock.tube.codec.envelope import FATAL, Request, decode_response, encode_request, encode_response
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
-from penstock.tube.rpc import AnsweringProtocol
+from penstock.tube.rpc import AnsweringProtocol, Peers
 
 
 @pytest.fixture
 async def port() -> AsyncIterator[int]:
-    open_connections: set[asyncio.Transport] = set()
+    peers = Peers("test")
 
     def protocol() -> AnsweringProtocol:
-        return AnsweringProtocol(lambda request: encode_response(request.method, request.payload * 2), open_connections)
+        return AnsweringProtocol(lambda request: encode_response(request.method, request.payload * 2), peers)
 
     server = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
     yield server.sockets[0].getsockname()[1]
     server.close()
-    for transport in open_connections:
-        transport.abort()
+    for connection in list(peers.open):
+        connection.abort()
     await server.wait_closed()
 
 

@@ -125,7 +125,9 @@ def decode_request(serial: int, body: bytes) -> Request:
             )
     connection, position = _message(pb.RpcConnHeader, body, 0)
     header, position = _message(pb.RequestHeader, body, position)
-    if position == 8 and len(_HEADS) < 64 and not (connection.HasField("traceId") or connection.HasField("spanId")):
+    if position == 8 and not (connection.HasField("traceId") or connection.HasField("spanId")):
+        if len(_HEADS) >= 64:
+            _HEADS.clear()
         _HEADS[body[:8]] = (connection.flag, header.serviceType, header.protocolVer)
     request, position = _message(pb.RequestBody, body, position)
     return Request(

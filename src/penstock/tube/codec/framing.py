@@ -70,6 +70,11 @@ class FrameDecoder:
         self._blocks: list[bytes] = []
         self._size = 0
 
+    @property
+    def held(self) -> int:
+        """Bytes of an unfinished frame kept until its rest comes."""
+        return self._have + self._size
+
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
         """The frames that ``data`` completes.
 

@@ -18,6 +18,10 @@ __all__ = ["check", "decode"]
 M = TypeVar("M", bound=Message)
 
 
+MAX_ITEMS = 20_000
+"""Most items of a repeated field of texts: a peer that holds so many partitions does not exist, and each item costs."""
+
+
 class _Text(NamedTuple):
     """A field that is a string, or a message that holds one somewhere."""
 
@@ -30,7 +34,7 @@ def decode(kind: type[M], data: bytes) -> M:
     """The message of type ``kind`` in ``data``.
 
     Raises:
-        RemoteProtocolError: not protobuf, a required field is missing, a string is not UTF-8.
+        RemoteProtocolError: not protobuf, a required field is missing, a string is not UTF-8, a list is endless.
     """
     try:
         message = kind.FromString(data)
@@ -67,6 +71,10 @@ def _check_texts(message: Message, descriptor: Any) -> None:
                     _check_texts(item, item.DESCRIPTOR)
             else:
                 value = getattr(message, name)
+                if repeated and len(value) > MAX_ITEMS:
+                    raise RemoteProtocolError(
+                        f"tube: {descriptor.name}.{name} has {len(value)} items ({MAX_ITEMS} most)"
+                    )
                 for text in value if repeated else (value,):
                     if not isinstance(text, str):
                         raise UnicodeDecodeError("utf-8", text, 0, 1, "not UTF-8")

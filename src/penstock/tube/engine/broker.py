@@ -14,7 +14,7 @@ in one go.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from penstock.errors import PenstockError, RefusedError, RemoteProtocolError, StorageError, UnavailableError
@@ -39,6 +39,10 @@ _OK = "OK!"
 _MAX_CLIENT_ID = 1024
 _TOKENS_KEPT = 6
 _KEYS_CACHED = 4096
+_MAX_FILTERS = 500
+_MAX_FILTER_CHARS = 1024
+"""Longest message type: hashing walks over it. The reference's clients send up to 256 characters."""
+_MAX_GROUP = 1024
 
 
 class Answer:
@@ -90,6 +94,8 @@ class BrokerEngine:
 
     ``session_ms``: a partition whose consumer neither got nor heartbeat for so long is free again (reference: 30 s).
     ``unwritten_bytes``: bytes a store may hold that no commit has written yet; beyond, sends are answered 419.
+    ``max_registrations`` and ``max_positions`` bound what consumers make the broker remember. ``last_time``: newest
+    append time in the stores; message ids go on behind it, even if the clock went back since.
     """
 
     def __init__(
@@ -99,6 +105,9 @@ class BrokerEngine:
         *,
         session_ms: int = 30_000,
         unwritten_bytes: int = 64 << 20,
+        max_registrations: int = 100_000,
+        max_positions: int = 1_000_000,
+        last_time: int = 0,
     ) -> None:
         self.topics = topics
         self.offsets = offsets
@@ -119,7 +128,9 @@ class BrokerEngine:
         self._unwritten_bytes = unwritten_bytes
         self._registered: dict[Key, _Registration] = {}
         self._next_check: int | None = None
-        self._last_id = 0
+        self._last_id = last_time + 1 << 20
+        self._max_registrations = max_registrations
+        self._max_positions = max_positions
         self._keys: dict[str, int] = {}
         self._sends = SendReader()
         self._handlers: dict[int, Callable[[bytes, int], Answer]] = {
@@ -222,6 +233,9 @@ class BrokerEngine:
             return _Refusal(ErrCode.SERVER_RECEIVE_OVERFLOW, "the disk does not keep up with what is sent")
         key = self._keys.get(msg_type)
         if key is None:
+            if len(msg_type) > _MAX_FILTER_CHARS:
+                text = f"msgType has {len(msg_type)} characters, at most {_MAX_FILTER_CHARS} are possible"
+                return _Refusal(ErrCode.BAD_REQUEST, text)
             if len(self._keys) >= _KEYS_CACHED:
                 self._keys.clear()
             key = self._keys[msg_type] = filter_key(msg_type)
@@ -271,13 +285,17 @@ class BrokerEngine:
             topic = self.topics.by_name.get(key[1])
             if not key[0] or not key[1]:
                 refusal = _Refusal(ErrCode.BAD_REQUEST, "groupName or topicName is blank")
+            elif len(key[0]) > _MAX_GROUP or "\0" in key[0]:
+                refusal = _Refusal(ErrCode.BAD_REQUEST, f"groupName is longer than {_MAX_GROUP} or holds a zero")
             elif topic is None or not topic.readable:
                 state = "is unknown on this broker" if topic is None else "does not accept readers"
                 refusal = _Refusal(ErrCode.FORBIDDEN, f"topic {key[1]} {state}")
             elif not topic.has(request.partitionId):
                 refusal = _Refusal(ErrCode.FORBIDDEN, f"topic {key[1]} has no partition {key[2]} on this broker")
             elif request.opType == _REGISTER:
-                refusal = self._occupied(key, request.clientId.strip(), now_ms)
+                refusal = self._refuse_more(key, request.filterCondStr) or self._occupied(
+                    key, request.clientId.strip(), now_ms
+                )
                 if refusal is None:
                     return self._take(key, topic, request, now_ms)
             elif request.opType == _UNREGISTER:
@@ -289,6 +307,17 @@ class BrokerEngine:
         self.refused += 1
         failed = pb.RegisterResponseB2C(success=False, errCode=refusal.code, errMsg=refusal.text, currOffset=-1)
         return _answer(MethodId.PARTITION_REGISTER, failed.SerializeToString())
+
+    def _refuse_more(self, key: Key, filters: Sequence[str]) -> _Refusal | None:
+        """What a consumer may make the broker remember is bounded."""
+        if len(filters) > _MAX_FILTERS or any(len(text) > _MAX_FILTER_CHARS for text in filters):
+            text = f"at most {_MAX_FILTERS} filters of {_MAX_FILTER_CHARS} characters are possible"
+            return _Refusal(ErrCode.BAD_REQUEST, text)
+        if key not in self._registered and len(self._registered) >= self._max_registrations:
+            return _Refusal(ErrCode.INTERNAL_SERVER_ERROR, f"{len(self._registered)} partitions are held: no more")
+        if self.offsets.committed(key) is None and len(self.offsets) >= self._max_positions:
+            return _Refusal(ErrCode.INTERNAL_SERVER_ERROR, f"{len(self.offsets)} positions are kept: no more")
+        return None
 
     def _occupied(self, key: Key, client_id: str, now_ms: int) -> _Refusal | None:
         holder = self._registered.get(key)

@@ -41,6 +41,7 @@ __all__ = ["MasterConfig", "MasterEngine"]
 OK = "OK!"
 MAX_CLIENT_ID = 1024
 MAX_TOPICS = 1024
+MAX_FILTERS = 500
 # The reference clamps message sizes to this range.
 MIN_MESSAGE_BYTES = 1 << 20
 MAX_MESSAGE_BYTES = 20 << 20
@@ -59,6 +60,7 @@ class MasterConfig:
     query_priority: int = 301
     max_producers: int = 100_000
     max_consumers: int = 100_000
+    max_brokers: int = 1000
     default: DefaultConfig = DefaultConfig(partitions=3)  # noqa: RUF009 - immutable
 
 
@@ -252,7 +254,9 @@ class MasterEngine:
                 )
             producer = self.producers[client_id] = _Producer(now)
         producer.last_seen = now
-        producer.topics = names
+        producer.topics = [
+            name for name in names if valid_topic(name)
+        ]  # others cannot exist; they may be of any length
         return producer
 
     # --- consumers ---
@@ -267,6 +271,8 @@ class MasterEngine:
         if missing:
             raise _Refusal(ErrCode.TOPIC_NOT_DEPLOYED, f"Requested topic [{missing}] not deployed!")
         filters = {topic: items for topic, items in map(parse_condition, request.topicCondition) if items}
+        if any(len(items) > MAX_FILTERS for items in filters.values()):
+            raise _Refusal(ErrCode.BAD_REQUEST, f"at most {MAX_FILTERS} filters a topic are possible")
         bound = _bound(request, topics) if request.requireBound else None
         held = [item.partition for item in map(Subscribed.parse, request.subscribeInfo)]
         group = self.groups.get(group_name)
@@ -349,6 +355,8 @@ class MasterEngine:
         if len(pieces) < 3:
             raise _Refusal(ErrCode.BAD_REQUEST, f"{request.clientId!r} is not id:host:port:version")
         info = BrokerInfo.parse(":".join(pieces[:3]))
+        if info.id not in self.cluster.brokers and len(self.cluster.brokers) >= self.config.max_brokers:
+            raise _Refusal(ErrCode.INTERNAL_SERVER_ERROR, f"{len(self.cluster.brokers)} brokers are known: no more")
         broker = self.cluster.register(info, now)
         broker.tls_port = request.tlsPort
         self._broker_report(

@@ -17,6 +17,7 @@ Send = tuple[str, str, int, bytes, int, int, str, int]
 """clientId, topicName, partitionId, data, flag, checkSum, msgType, visit token."""
 
 _REMEMBERED = 1024
+_LONGEST = 512  # bytes of a remembered part: with its number that bounds the memory
 
 
 class SendReader:
@@ -58,6 +59,8 @@ class SendReader:
         if {field.number for field, _ in first.ListFields()} != {1, 2, 3}:
             return
         if not {field.number for field, _ in last.ListFields()} <= {5, 6, 7, 8, 9, 10}:
+            return
+        if start > _LONGEST or len(payload) - end > _LONGEST:
             return
         if len(self._before) >= _REMEMBERED or len(self._behind) >= _REMEMBERED:
             self._before.clear()
