@@ -15,31 +15,39 @@ import asyncio
 import inspect
 import logging
 import random
-import socket
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Final, Self, cast
-from urllib.parse import urlsplit
+from typing import Final, Self, TypeVar, cast
 
-from penstock.errors import ConfigError, LocalProtocolError, PenstockError, RefusedError, UnavailableError
+from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import ConnAck, Connect, Publish, Subscription, Will
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode, reason_name
 from penstock.mqtt.codec.topics import validate_topic_filter, validate_topic_name
-from penstock.mqtt.engine.client import Answered, ClientEngine, ClientState, Closed, Connected, Event, Refused
-from penstock.mqtt.engine.subscriptions import FilterTree
+from penstock.mqtt.engine.client import (
+    Answered,
+    ClientEngine,
+    ClientState,
+    Closed,
+    Connected,
+    Event,
+    Refused,
+    Unsubscribed,
+)
+from penstock.mqtt.inbox import Inbox, Listener
+from penstock.mqtt.link import Link
+from penstock.mqtt.url import DEFAULT_PORT, parse_url
 
 __all__ = ["MqttClient", "parse_url"]
 
 logger = logging.getLogger("penstock.mqtt.client")
 
-DEFAULT_PORT: Final = 1883
 BACKOFF_FIRST_S: Final = 0.1
 BACKOFF_LAST_S: Final = 10.0
-MAX_UNREAD: Final = 1000
-"""Messages that wait for :meth:`MqttClient.messages` before the client stops reading from the network."""
+MAX_UNSENT: Final = 256
+"""QoS 0 messages of one loop turn before :meth:`MqttClient.publish` lets the loop run."""
 
 _TRANSIENT: Final = frozenset(
     (
@@ -51,58 +59,9 @@ _TRANSIENT: Final = frozenset(
 )
 """Refusals of CONNECT that may be over at the next try."""
 
-Listener = Callable[[Publish], None]
 Hook = Callable[[bool], Awaitable[None] | None]
-
-
-def parse_url(url: str) -> tuple[str, int]:
-    """Host and port of ``mqtt://host[:port]``.
-
-    Raises:
-        ConfigError: another scheme, no host, a port that is none.
-    """
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError as e:
-        raise ConfigError(f"broker URL {url!r} cannot be read", option="broker", why=str(e)) from e
-    if parts.scheme != "mqtt" or not host or parts.path not in ("", "/") or parts.username is not None:
-        raise ConfigError(
-            f"broker URL {url!r} cannot be used", option="broker", do="write mqtt://HOST or mqtt://HOST:PORT"
-        )
-    return host, port or DEFAULT_PORT
-
-
-class _Link(asyncio.Protocol):
-    """One network connection of the client."""
-
-    def __init__(self, client: MqttClient) -> None:
-        self._client = client
-        self.transport: asyncio.Transport | None = None
-        loop = asyncio.get_running_loop()
-        self.answered: asyncio.Future[None] = loop.create_future()
-        """CONNACK came, or it never will."""
-        self.ended: asyncio.Future[None] = loop.create_future()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one, without being a subclass
-        tcp = transport.get_extra_info("socket")
-        if tcp is not None:
-            tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def data_received(self, data: bytes) -> None:
-        self._client.received(self, data)
-
-    def pause_writing(self) -> None:
-        self._client.pause_writing(self)
-
-    def resume_writing(self) -> None:
-        self._client.resume_writing(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the name is asyncio's
-        for future in (self.answered, self.ended):
-            if not future.done():
-                future.set_result(None)
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class MqttClient:
@@ -145,25 +104,22 @@ class MqttClient:
         self.port = port
         self._engine = ClientEngine(connect)
         self._reconnect = reconnect
-        self._on_message = on_message
+        self._inbox = Inbox(on_message, self._set_reading)
         self._connect_timeout_s = connect_timeout_s
         self._jitter = jitter
         self._room = asyncio.Semaphore(max_pending)
-        self._listeners: FilterTree[Listener] = FilterTree()
-        self._listener_ids = 0
-        self._unread: deque[Publish] = deque()
-        self._unread_changed = asyncio.Event()
-        self._reading_paused = False
         self._on_connected: list[Hook] = []
         self._on_disconnected: list[Callable[[PenstockError | None], None]] = []
         self._hook_tasks: set[asyncio.Task[None]] = set()
         self._online = asyncio.Event()
+        self._drained = asyncio.Event()
+        """The transport takes bytes again, or there is none."""
         self._closed: PenstockError | None = None
         """Why this connection is being closed."""
         self._over: PenstockError | None = None
         """Why the client is over."""
         self._task: asyncio.Task[None] | None = None
-        self._link: _Link | None = None
+        self._link: Link | None = None
         self._first: asyncio.Future[ConnAck] | None = None
         self._leaving = False
         self._flush_scheduled = False
@@ -256,12 +212,15 @@ class MqttClient:
     ) -> int:
         """Publish; at QoS 1 return after the PUBACK with its reason code (0, or 0x10: nobody is subscribed).
 
-        At QoS 0 return when it is on its way, waiting for a connection first.
+        At QoS 0 return when it is on its way, waiting for a connection first, and for room in its transport. A Message
+        Expiry Interval runs from the call: the message leaves with what is left of it. Cancelled, it is not sent unless
+        it has been.
 
         Raises:
             RefusedError: reason code 0x80 or above.
-            UnavailableError: the connection is gone for good; ``applied`` None = the server may have taken it.
-            LocalProtocolError: it cannot be sent.
+            UnavailableError: the connection is gone for good, or the message expired; ``applied`` None = the server may
+                have taken it.
+            LocalProtocolError: it cannot be sent, or the server announced that it does not take it.
         """
         validate_topic_name(topic)
         if not 0 <= qos <= 1:
@@ -270,17 +229,18 @@ class MqttClient:
             topic, payload.encode() if isinstance(payload, str) else payload, qos, retain=retain, properties=properties
         )
         if qos == 0:
-            await self.wait_connected()
+            await self._wait_writable()
             self._engine.publish_qos0(publish, self._now())
             self._schedule_flush()
             return 0
         self._check_open()
+        since = self._now()
         async with self._room:
             self._check_open()
-            future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
-            self._engine.publish(publish, future, self._now())
-            self._schedule_flush()
-            answer = await future
+            with self._operation() as future:
+                self._engine.publish(publish, future, self._now(), since=since)
+                self._schedule_flush()
+                answer = await future
         code = int(answer.reason_codes[0])
         if code >= 0x80:
             raise self._refused(f"publish to {topic!r}", code, answer.reason_string)
@@ -314,11 +274,11 @@ class MqttClient:
             if subscription.qos > 1:
                 raise LocalProtocolError(f"mqtt: this client subscribes at QoS 0 and 1, not {subscription.qos}")
         self._check_open()
-        future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
         properties = Properties(subscription_identifiers=[] if identifier is None else [identifier])
-        self._engine.subscribe(wanted, properties, future, self._now())
-        self._schedule_flush()
-        answer = await future
+        with self._operation() as future:
+            self._engine.subscribe(wanted, properties, future, self._now())
+            self._schedule_flush()
+            answer = await future
         for subscription, code in zip(wanted, answer.reason_codes, strict=True):
             if code >= 0x80:
                 raise self._refused(f"subscription to {subscription.topic_filter!r}", code, answer.reason_string)
@@ -328,10 +288,10 @@ class MqttClient:
         """End subscriptions; a reason code each (0x11: there was none)."""
         topic_filters = [filters] if isinstance(filters, str) else list(filters)
         self._check_open()
-        future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
-        self._engine.unsubscribe(topic_filters, Properties(), future, self._now())
-        self._schedule_flush()
-        return [int(code) for code in (await future).reason_codes]
+        with self._operation() as future:
+            self._engine.unsubscribe(topic_filters, Properties(), future, self._now())
+            self._schedule_flush()
+            return [int(code) for code in (await future).reason_codes]
 
     # Messages and hooks
 
@@ -340,15 +300,7 @@ class MqttClient:
 
         Returns what takes it away again. It subscribes to nothing.
         """
-        validate_topic_filter(topic_filter)
-        self._listener_ids += 1
-        owner = str(self._listener_ids)
-        self._listeners.set(topic_filter, owner, listener)
-
-        def remove() -> None:
-            self._listeners.remove(topic_filter, owner)
-
-        return remove
+        return self._inbox.listen(topic_filter, listener)
 
     async def messages(self) -> AsyncIterator[Publish]:
         """The messages that no listener took, as they come; ends with the client.
@@ -358,19 +310,12 @@ class MqttClient:
         Raises:
             PenstockError: the client ended by an error.
         """
-        while True:
-            while self._unread:
-                message = self._unread.popleft()
-                if self._reading_paused and len(self._unread) <= MAX_UNREAD // 2:
-                    self._reading_paused = False
-                    self._set_reading()
-                yield message
-            if self._task is None or self._task.done() or self._leaving:
-                if self._over is not None and not self._leaving:
-                    raise self._over
-                return
-            self._unread_changed.clear()
-            await self._unread_changed.wait()
+        if self._task is None:
+            return
+        async for message in self._inbox.messages():
+            yield message
+        if self._over is not None and not self._leaving:
+            raise self._over
 
     def on_connected(self, hook: Hook) -> None:
         """Call ``hook(session_present)`` after each CONNACK that accepts us; an awaitable it returns becomes a task."""
@@ -382,21 +327,23 @@ class MqttClient:
 
     # For its links
 
-    def received(self, link: _Link, data: bytes) -> None:
+    def received(self, link: Link, data: bytes) -> None:
         """Bytes came in."""
         if link is self._link:
             self._perform(self._engine.receive(data, self._now()))
             self._flush()
 
-    def pause_writing(self, link: _Link) -> None:
+    def pause_writing(self, link: Link) -> None:
         """The transport is full."""
         if link is self._link:
             self._engine.writable = False
+            self._drained.clear()
 
-    def resume_writing(self, link: _Link) -> None:
+    def resume_writing(self, link: Link) -> None:
         """The transport takes bytes again."""
         if link is self._link:
             self._engine.resume_writing(self._now())
+            self._drained.set()
             self._schedule_flush()
 
     # Inside
@@ -410,10 +357,12 @@ class MqttClient:
                 was_online = self._online.is_set()
                 self._online.clear()
                 self._engine.lost()
+                self._drained.set()
+                self._arm()
                 if was_online:
                     failures = 0
                     for hook in self._on_disconnected:
-                        hook(None if self._leaving else error)
+                        self._tell(hook, None if self._leaving else error)
                 if self._leaving:
                     return
                 if self._first is not None and not self._first.done():
@@ -437,7 +386,7 @@ class MqttClient:
         self._closed = None
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _, link = await loop.create_connection(lambda: _Link(self), self.host, self.port)
+                _, link = await loop.create_connection(lambda: Link(self), self.host, self.port)
         except (OSError, TimeoutError) as e:
             return UnavailableError(
                 f"mqtt: no connection to {where}", applied=False, why=str(e) or "no answer in time", do="is it running?"
@@ -464,7 +413,7 @@ class MqttClient:
     def _perform(self, events: list[Event]) -> None:
         for event in events:
             if type(event) is Publish:
-                self._dispatch(event)
+                self._inbox.put(event)
             elif isinstance(event, Answered):
                 future = cast("asyncio.Future[Answered]", event.token)
                 if future.done():
@@ -479,6 +428,11 @@ class MqttClient:
                 self._close(self._connect_refused(event.packet))
             elif isinstance(event, Closed):
                 self._close(self._closed_error(event))
+            elif isinstance(event, Unsubscribed):
+                logger.error(
+                    "%s:%d lost the session and does not make the subscription to %r again: %s",
+                    *(self.host, self.port, event.topic_filter, reason_name(event.reason_code)),
+                )
 
     def _accept(self, packet: ConnAck) -> None:
         self._online.set()
@@ -487,40 +441,29 @@ class MqttClient:
         if self._first is not None and not self._first.done():
             self._first.set_result(packet)
         for hook in self._on_connected:
-            result = hook(packet.session_present)
+            result = self._tell(hook, packet.session_present)
             if inspect.isawaitable(result):
                 task = asyncio.create_task(_await(result))
                 self._hook_tasks.add(task)
                 task.add_done_callback(self._hook_done)
-        self._set_reading()
+        self._set_reading(paused=self._inbox.paused)
+
+    def _tell(self, hook: Callable[[T], R], what: T) -> R | None:
+        """Call a hook; what it raises is its owner's affair, not the connection's."""
+        try:
+            return hook(what)
+        except Exception:
+            logger.exception("a hook of the client failed")
+            return None
 
     def _hook_done(self, task: asyncio.Task[None]) -> None:
         self._hook_tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             logger.error("a hook of the client failed", exc_info=task.exception())
 
-    def _dispatch(self, message: Publish) -> None:
-        listeners = self._listeners.match(message.topic) if len(self._listeners) else ()
-        if listeners:
-            for listener in listeners:
-                listener(message)
-        elif self._on_message is not None:
-            self._on_message(message)
-        else:
-            self._unread.append(message)
-            self._unread_changed.set()
-            if len(self._unread) >= MAX_UNREAD and not self._reading_paused:
-                self._reading_paused = True
-                self._set_reading()
-
-    def _set_reading(self) -> None:
-        link = self._link
-        if link is None or link.transport is None or link.transport.is_closing():
-            return
-        if self._reading_paused:
-            link.transport.pause_reading()
-        else:
-            link.transport.resume_reading()
+    def _set_reading(self, *, paused: bool) -> None:
+        if self._link is not None:
+            self._link.set_reading(paused=paused)
 
     def _close(self, error: PenstockError) -> None:
         self._closed = error
@@ -559,6 +502,26 @@ class MqttClient:
         if self._leaving or self._task.done():
             raise self._over or UnavailableError("mqtt: the client was disconnected", applied=False)
 
+    @contextmanager
+    def _operation(self) -> Iterator[asyncio.Future[Answered]]:
+        """The future of an operation's answer; an operation that nobody waits for any more is withdrawn."""
+        future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        try:
+            yield future
+        except asyncio.CancelledError:
+            self._engine.withdraw(future)
+            raise
+
+    async def _wait_writable(self) -> None:
+        """Wait until there is a connection that takes bytes; let the loop run where much is written at once."""
+        await self.wait_connected()
+        if self._engine.unsent >= MAX_UNSENT:
+            self._flush()
+            await asyncio.sleep(0)  # uvloop says only then that a transport is full
+        while not self._engine.writable:
+            await self._drained.wait()
+            await self.wait_connected()
+
     def _schedule_flush(self) -> None:
         if not self._flush_scheduled:
             self._flush_scheduled = True
@@ -571,15 +534,18 @@ class MqttClient:
         if events:
             self._perform(events)
         link = self._link
-        if link is None or link.transport is None or link.transport.is_closing():
-            return
-        data = self._engine.take()
-        if data:
-            link.transport.write(data)
-        if self._timer is None and self._engine.state is ClientState.CONNECTED:
+        if link is not None and link.transport is not None and link.open:
+            data = self._engine.take()
+            if data:
+                link.transport.write(data)
+        if self._timer is None or self._engine.state is not ClientState.CONNECTED:
             self._arm()
 
     def _arm(self) -> None:
+        """Have one timer for the engine's deadline; with a connection that only moves on, and a tick looks again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         deadline = self._engine.next_deadline()
         if deadline is not None:
             self._timer = asyncio.get_running_loop().call_at(deadline / 1000 + 0.001, self._tick)
@@ -603,7 +569,8 @@ class MqttClient:
             self._timer.cancel()
             self._timer = None
         self._online.set()  # wakes who waits for it, to be told
-        self._unread_changed.set()
+        self._drained.set()
+        self._inbox.close()
         if self._first is not None and not self._first.done():
             self._first.cancel()
         for token, sent in self._engine.abandon():

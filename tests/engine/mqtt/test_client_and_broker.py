@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.errors import LocalProtocolError, UnavailableError
+from penstock.mqtt.codec.decoder import Decoder
 from penstock.mqtt.codec.encoder import encode
-from penstock.mqtt.codec.packets import ConnAck, Connect, Disconnect, Publish, PubRec, SubAck, Subscription
+from penstock.mqtt.codec.packets import (
+    ConnAck,
+    Connect,
+    Disconnect,
+    Publish,
+    PubRec,
+    SubAck,
+    Subscribe,
+    Subscription,
+)
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.client import Answered, ClientEngine, ClientState, Closed, Connected, Event, Refused
+from penstock.mqtt.engine.client import (
+    Answered,
+    ClientEngine,
+    ClientState,
+    Closed,
+    Connected,
+    Event,
+    Refused,
+    Unsubscribed,
+)
 from penstock.mqtt.engine.connection import BrokerConnection
 from tests.engine.mqtt.harness import Bench
 
@@ -147,8 +168,123 @@ def test_limits_that_the_server_announced() -> None:
     engine.publish(Publish("a", b"", 1), "qos", 0)
     engine.publish(Publish("a", bytes(100), 1), "size", 0)
     answers = [e for e in engine.take_events() if isinstance(e, Answered)]
-    assert [(e.token, list(e.reason_codes)) for e in answers] == [("qos", [0x9B]), ("size", [0x95])]
+    assert [(e.token, type(e.error)) for e in answers] == [("qos", LocalProtocolError), ("size", LocalProtocolError)]
+    for publish in (Publish("a", bytes(100)), Publish("a", b"", retain=True)):
+        with pytest.raises(LocalProtocolError):
+            engine.publish_qos0(publish, 0)
     assert engine.take() == b""
+
+
+def expiring(seconds: int) -> Publish:
+    return Publish("a", b"", 1, properties=Properties(message_expiry_interval=seconds))
+
+
+def sent_expiries(engine: ClientEngine) -> list[tuple[int | None, bool]]:
+    packets = Decoder().feed(engine.take())
+    return [(p.properties.message_expiry_interval, p.dup) for p in packets if isinstance(p, Publish)]
+
+
+def test_a_message_leaves_with_what_is_left_of_its_expiry() -> None:
+    engine = start()
+    given = expiring(10)
+    engine.receive(encode(ConnAck(properties=Properties(receive_maximum=1))), 0)
+    engine.publish(given, "first", 0)
+    engine.publish(expiring(10), "waits", 0, since=-1_500)
+    assert sent_expiries(engine) == [(10, False)]
+    engine.lost()
+    engine.connect.clean_start = False
+    engine.begin(3_000)
+    engine.take()
+    engine.receive(encode(ConnAck(session_present=True)), 3_001)
+    assert sent_expiries(engine) == [(7, True), (6, False)], "of 10 s: 3.001 s and 4.501 s are over"
+    engine.publish(expiring(0), "at once", 3_001)
+    assert sent_expiries(engine) == [(0, False)]
+
+
+def test_an_expired_message_is_given_up_and_says_what_is_known() -> None:
+    engine = start()
+    engine.receive(encode(ConnAck(properties=Properties(receive_maximum=1))), 0)
+    engine.publish(expiring(5), "seen", 0)
+    engine.publish(expiring(4), "unseen", 0)
+    engine.publish(Publish("a", b"", 1), "lasting", 0)
+    engine.take()
+    engine.lost()
+    assert engine.next_deadline() == 4_000, "also without a connection"
+    engine.begin(1_000)
+    assert engine.tick(3_999) == []
+    (unseen,) = engine.tick(4_000)
+    assert engine.next_deadline() == 5_000
+    engine.take()
+    events = engine.receive(encode(ConnAck()), 5_000)
+    (seen,) = [e for e in events if isinstance(e, Answered)]
+    for answer, token, applied in ((unseen, "unseen", False), (seen, "seen", None)):
+        assert isinstance(answer, Answered)
+        assert isinstance(answer.error, UnavailableError)
+        assert (answer.token, answer.error.applied) == (token, applied)
+    assert sent_expiries(engine) == [(None, False)]
+
+
+def test_withdrawn_operations_are_not_sent_unless_they_were() -> None:
+    engine = start()
+    for n in range(3):
+        engine.publish(Publish("a", b"%d" % n, 1), n, 0)
+    engine.subscribe([Subscription("s")], Properties(), "s", 0)
+    engine.withdraw(1)
+    engine.withdraw("s")
+    engine.withdraw("unknown")
+    engine.receive(encode(ConnAck()), 0)
+    packets = Decoder().feed(engine.take())
+    assert [p.payload for p in packets if isinstance(p, Publish)] == [b"0", b"2"]
+    assert len(packets) == 2
+    engine.withdraw(0)
+    engine.lost()
+    assert engine.abandon() == [(2, True)], "0 is on its way, but nobody is told"
+
+
+def test_operations_without_an_answer_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.mqtt.engine.client.MAX_OPEN", 3)
+    engine = start()
+    for n in range(3):
+        engine.subscribe([Subscription("s")], Properties(), n, 0)
+    with pytest.raises(LocalProtocolError):
+        engine.subscribe([Subscription("s")], Properties(), 3, 0)
+
+
+def test_a_subscription_that_is_not_made_again_is_told() -> None:
+    engine = start()
+    engine.receive(encode(ConnAck()), 0)
+    engine.subscribe([Subscription("a"), Subscription("b")], Properties(), "s", 0)
+    engine.receive(encode(SubAck(1, [1, 1])), 0)
+    engine.lost()
+    engine.begin(0)
+    engine.receive(encode(ConnAck()), 0)
+    ids = [p.packet_id for p in Decoder().feed(engine.take()) if isinstance(p, Subscribe)]
+    assert engine.receive(encode(SubAck(ids[0], [0x87])) + encode(SubAck(ids[1], [1])), 0) == [Unsubscribed("a", 0x87)]
+    assert list(engine.subscriptions) == ["b"]
+
+
+def test_a_server_that_is_silent_is_pinged_although_we_send() -> None:
+    engine = start(keep_alive=10)
+    engine.receive(encode(ConnAck()), 0)
+    for second in range(1, 10):
+        engine.publish_qos0(Publish("a"), second * 1000)
+    engine.take()
+    assert engine.next_deadline() == 10_000
+    engine.tick(10_000)
+    assert engine.take() == b"\xc0\x00"
+
+
+def test_a_message_seen_in_a_lost_session_may_have_been_applied() -> None:
+    engine = start()
+    engine.receive(encode(ConnAck(properties=Properties(receive_maximum=1))), 0)
+    engine.publish(Publish("a", b"", 1), "one", 0)
+    engine.lost()
+    engine.begin(0)
+    engine.take()
+    engine.writable = False
+    engine.receive(encode(ConnAck()), 0)
+    assert sent_expiries(engine) == []
+    assert engine.abandon() == [("one", True)]
 
 
 def test_receive_maximum_of_the_server() -> None:

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock.errors import ConfigError, LocalProtocolError, PenstockError, RefusedError, UnavailableError
-from penstock.mqtt.client import MqttClient, parse_url
+from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
+from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish, Subscription
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.server import BrokerLimits, MqttServer
@@ -105,9 +105,10 @@ async def test_refusals(broker: tuple[MqttServer, str, int]) -> None:
         with pytest.raises(RefusedError) as caught:
             await client.subscribe(["ok", "$share/g/a"])
         assert caught.value.code == 0x9E
-        with pytest.raises(RefusedError) as caught:
-            await client.publish("a", bytes(200_000))
-        assert caught.value.code == 0x95, "refused here: the server would have closed the connection"
+        for qos in (0, 1):
+            with pytest.raises(LocalProtocolError, match="Maximum Packet Size is 100000"):
+                await client.publish("a", bytes(200_000), qos=qos)
+        assert client.connected, "the server would have closed the connection"
         assert client.connected
 
 
@@ -339,10 +340,90 @@ async def test_pending_publishes_are_bounded(broker: tuple[MqttServer, str, int]
             assert await asyncio.gather(*sending) == [0, 0, 0]
 
 
-def test_urls() -> None:
-    assert parse_url("mqtt://127.0.0.1:1884") == ("127.0.0.1", 1884)
-    assert parse_url("mqtt://host") == ("host", 1883)
-    assert parse_url("mqtt://[::1]:9/") == ("::1", 9)
-    for bad in ("mqtts://h", "h:1883", "mqtt://", "mqtt://h:x", "mqtt://h:99999", "mqtt://h/path", "mqtt://u:p@h"):
-        with pytest.raises(ConfigError):
-            parse_url(bad)
+async def test_a_cancelled_publish_is_not_sent_later() -> None:
+    server = MqttServer()
+    host, port = await server.start("127.0.0.1", 0)
+    got: list[str] = []
+    client = MqttClient(host, port, jitter=lambda: 0.0, session_expiry_s=60, on_message=lambda m: got.append(m.topic))
+    async with client:
+        await client.subscribe("#")
+        await server.close()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await client.publish("withdrawn")
+        waiting = asyncio.create_task(client.publish("kept"))
+        server = MqttServer()
+        await server.start(host, port)
+        async with asyncio.timeout(DEADLINE_S):
+            await waiting
+            while "kept" not in got:
+                await asyncio.sleep(0.01)
+    assert got == ["kept"]
+    await server.close()
+
+
+async def test_an_expired_publish_fails_while_the_server_is_away() -> None:
+    server = MqttServer()
+    host, port = await server.start("127.0.0.1", 0)
+    async with MqttClient(host, port, jitter=lambda: 0.0) as client:
+        await server.close()
+        with pytest.raises(UnavailableError, match="expired") as caught:
+            async with asyncio.timeout(DEADLINE_S):
+                await client.publish("a", properties=Properties(message_expiry_interval=1))
+        assert caught.value.applied is False
+
+
+async def test_qos_0_waits_for_room_instead_of_piling_up() -> None:
+    """A server that reads nothing: the client keeps its transport's buffer and one turn, whatever it is given."""
+    connected = asyncio.Event()
+
+    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(b"\x20\x03\x00\x00\x00")
+        await connected.wait()
+        writer.transport.abort()
+
+    listener = await asyncio.start_server(mute, "127.0.0.1", 0)
+    client = MqttClient(*listener.sockets[0].getsockname()[:2], reconnect=False)
+    sent = 0
+
+    async def flood() -> None:
+        nonlocal sent
+        while True:
+            await client.publish("a", bytes(10_000), qos=0)
+            sent += 1
+
+    async with client:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await flood()
+        assert 0 < sent < 5_000
+        waiting = asyncio.create_task(client.publish("a", qos=0))
+        connected.set()
+        with pytest.raises(UnavailableError):
+            await waiting
+    listener.close()
+
+
+async def test_a_listener_or_hook_that_fails_hurts_nobody_else(
+    broker: tuple[MqttServer, str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("theirs")
+
+    client = client_on(broker)
+    client.on_connected(fail)
+    client.on_disconnected(fail)
+    async with client:
+        client.listen("bad", fail)
+        await client.subscribe("#")
+        for topic in ("bad", "good"):
+            await client.publish(topic)
+        assert (await anext(client.messages())).topic == "good"
+        assert client.connected
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
+        "a hook of the client failed",
+        "a listener failed on a message to 'bad'",
+        "a hook of the client failed",
+    ]

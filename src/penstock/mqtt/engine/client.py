@@ -1,10 +1,9 @@
 """The client without IO: what is asked for goes in, bytes and events come out; it outlives its network connections.
 
 After each call the shell handles :meth:`ClientEngine.take_events` and sends what :meth:`ClientEngine.take` returns.
-Operations carry a token of the caller, which
-comes back in :class:`Answered`. What has no answer when a connection ends is kept: after the next CONNACK it is sent
-again, with DUP where the server still has the session, as new where it has not [MQTT-4.4.0-1]; then subscriptions are
-made anew too.
+Operations carry a token of the caller, which comes back in :class:`Answered`. What has no answer when a connection ends
+is kept: after the next CONNACK it is sent again, with DUP where the server still has the session, as new where it has
+not [MQTT-4.4.0-1]; then subscriptions are made anew too.
 
 Source: MQTT 5.0 chapters 3 and 4.
 """
@@ -17,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from penstock.errors import LocalProtocolError, RemoteProtocolError
+from penstock.errors import LocalProtocolError, PenstockError, RemoteProtocolError, UnavailableError
 from penstock.mqtt.codec.decoder import LARGEST_PACKET, Decoder, Role, TopicNames
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import (
@@ -40,8 +39,10 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.inflight import Inflight
 
-__all__ = ["Answered", "ClientEngine", "ClientState", "Closed", "Connected", "Event", "Refused"]
+__all__ = ["Answered", "ClientEngine", "ClientState", "Closed", "Connected", "Event", "Refused", "Unsubscribed"]
 
+MAX_OPEN: Final = 65_000
+"""Operations that may wait for an answer at once, so that packet identifiers are always free."""
 PING_GRACE_MS: Final = 10_000
 """How long a PINGRESP may take before the connection counts as lost."""
 
@@ -72,13 +73,14 @@ class Refused:
 class Answered:
     """An operation is done: reason codes (one of a publish, one a filter else) and the server's words.
 
-    ``error`` is set where it was never sent because the protocol forbids it.
+    ``error`` is set where it was given up here: the protocol or the server's announcements forbid it, or its message
+    expiry is used up.
     """
 
     token: object
     reason_codes: Sequence[int]
     reason_string: str
-    error: LocalProtocolError | None = None
+    error: PenstockError | None = None
 
 
 @dataclass(slots=True)
@@ -90,19 +92,32 @@ class Closed:
     by_server: bool
 
 
-Event = Connected | Refused | Answered | Closed | Publish
+@dataclass(slots=True)
+class Unsubscribed:
+    """A subscription that was in force is no more: the server lost the session and refused to make it again."""
+
+    topic_filter: str
+    reason_code: int
+
+
+Event = Connected | Refused | Answered | Closed | Unsubscribed | Publish
 """What :meth:`ClientEngine.receive` and :meth:`ClientEngine.tick` report; a Publish is a message that came in."""
 
 
 class _Operation:
-    """Something the server has to answer. ``sent``: the server may have seen it."""
+    """Something the server has to answer. ``sent``: in its session, as far as we know; ``seen``: maybe in an older one.
 
-    __slots__ = ("packet", "sent", "token")
+    ``expires_at``: when the message is worth nothing any more, in ms; 0 = never.
+    """
 
-    def __init__(self, packet: Publish | Subscribe | Unsubscribe, token: object) -> None:
+    __slots__ = ("expires_at", "packet", "seen", "sent", "token")
+
+    def __init__(self, packet: Publish | Subscribe | Unsubscribe, token: object, expires_at: int = 0) -> None:
         self.packet = packet
         self.token = token
+        self.expires_at = expires_at
         self.sent = False
+        self.seen = False
 
 
 class ClientEngine:
@@ -127,7 +142,10 @@ class ClientEngine:
         self._events: list[Event] = []
         self._keep_alive_ms = 0
         self._last_sent = 0
+        self._last_received = 0
         self._ping_sent = 0
+        self._next_expiry = 0
+        """When a message that waits for a connection expires, 0 for never; not kept while there is one."""
         self._connected_before = False
 
     # Network connections
@@ -148,6 +166,7 @@ class ClientEngine:
         """Handle what the bytes bring; messages among the events are already acknowledged in the output."""
         if self.state is ClientState.OFFLINE:
             return []
+        self._last_received = now
         try:
             for packet in self._decoder.feed(data):
                 if not self._handle(packet, now):
@@ -168,6 +187,7 @@ class ClientEngine:
         already = set(map(id, self._waiting))
         self._waiting.extendleft(op for op in reversed(unanswered) if id(op) not in already)
         self._open_publishes = 0
+        self._find_next_expiry()
 
     def disconnect(self, now: int, reason_code: int = 0, session_expiry_s: int | None = None) -> None:
         """Say goodbye; the shell closes once the output is sent."""
@@ -181,7 +201,27 @@ class ClientEngine:
         self._inflight.clear()
         self._waiting.clear()
         self._open_publishes = 0
-        return [(op.token, op.sent) for op in operations.values() if op.token is not None]
+        return [(op.token, op.seen) for op in operations.values() if op.token is not None]
+
+    def withdraw(self, token: object) -> None:
+        """Nobody waits for the answer any more: forget the operation, unless it has been sent."""
+        for operation in self._waiting:
+            if operation.token is token:
+                operation.token = None
+                if not operation.sent:
+                    self._waiting.remove(operation)
+                return
+        for packet_id, operation in self._inflight.items():
+            if operation.token is token:
+                operation.token = None
+                if not operation.sent:
+                    del self._inflight[packet_id]
+                return
+
+    @property
+    def unsent(self) -> int:
+        """Pieces of output that wait for :meth:`take`."""
+        return len(self._out)
 
     def take(self) -> bytes:
         """The bytes to send now."""
@@ -191,9 +231,18 @@ class ClientEngine:
 
     # Operations
 
-    def publish(self, publish: Publish, token: object, now: int) -> None:
-        """Send a QoS 1 message as soon as connection and Receive Maximum allow; the answer comes with ``token``."""
-        self._waiting.append(_Operation(publish, token))
+    def publish(self, publish: Publish, token: object, now: int, *, since: int | None = None) -> None:
+        """Send a QoS 1 message as soon as connection and Receive Maximum allow; the answer comes with ``token``.
+
+        Its message expiry runs from ``since`` (default: now): it leaves with what is left, or is given up.
+        """
+        given = publish.optional_properties
+        expires_at = 0
+        if given is not None and given.message_expiry_interval is not None:
+            expires_at = (now if since is None else since) + given.message_expiry_interval * 1000
+            if not self._next_expiry or expires_at < self._next_expiry:
+                self._next_expiry = expires_at
+        self._waiting.append(_Operation(publish, token, expires_at))
         self._pump(now)
 
     def publish_qos0(self, publish: Publish, now: int) -> None:
@@ -203,12 +252,7 @@ class ClientEngine:
             LocalProtocolError: it cannot be sent, or the server announced that it takes no such message.
         """
         data = encode(publish)
-        refusal = self._refusal(publish, len(data))
-        if refusal:
-            raise LocalProtocolError(
-                f"mqtt: the server announced that it does not take this message to {publish.topic!r}",
-                why=ReasonCode(refusal).name.lower().replace("_", " "),
-            )
+        self._check_announced(publish, len(data))
         self._out.append(data)
         self._last_sent = now
 
@@ -231,17 +275,23 @@ class ClientEngine:
 
     def next_deadline(self) -> int | None:
         """When :meth:`tick` has something to do, or None."""
-        if self.state is not ClientState.CONNECTED or not self._keep_alive_ms:
+        if self.state is not ClientState.CONNECTED:
+            return self._next_expiry or None
+        if not self._keep_alive_ms:
             return None
-        return self._ping_sent + PING_GRACE_MS if self._ping_sent else self._last_sent + self._keep_alive_ms
+        # Also when only the server is silent: who sends QoS 0 alone would never find out that it is gone.
+        silent_since = min(self._last_sent, self._last_received)
+        return self._ping_sent + PING_GRACE_MS if self._ping_sent else silent_since + self._keep_alive_ms
 
     def tick(self, now: int) -> list[Event]:
-        """Ping a silent connection, give up one that does not answer."""
-        if self.state is ClientState.CONNECTED and self._keep_alive_ms:
-            if self._ping_sent:
-                if now >= self._ping_sent + PING_GRACE_MS:
-                    self._close(ReasonCode.KEEP_ALIVE_TIMEOUT, "no PINGRESP", by_server=False)
-            elif now >= self._last_sent + self._keep_alive_ms:  # [MQTT-3.1.2-20]
+        """Ping a silent connection, give up one that does not answer; without one give up messages that expired."""
+        deadline = self.next_deadline()
+        if deadline is not None and now >= deadline:
+            if self.state is not ClientState.CONNECTED:
+                self._give_up_expired(now)
+            elif self._ping_sent:
+                self._close(ReasonCode.KEEP_ALIVE_TIMEOUT, "no PINGRESP", by_server=False)
+            else:  # [MQTT-3.1.2-20]
                 self._send(PingReq(), now)
                 self._ping_sent = now
         return self.take_events()
@@ -328,42 +378,71 @@ class ClientEngine:
             return
         waiting = self._waiting
         inflight = self._inflight
-        while waiting and self.writable and self._open_publishes < self._send_maximum and len(inflight) < 65_000:
+        while waiting and self.writable and self._open_publishes < self._send_maximum and len(inflight) < MAX_OPEN:
             operation = waiting.popleft()
             publish = operation.packet
             assert isinstance(publish, Publish)
+            if operation.expires_at and not self._count_down(operation, publish, now):
+                continue
             if publish.packet_id == 0:
                 publish.packet_id = inflight.free_id()
             publish.dup = operation.sent  # [MQTT-3.3.1-1]
             try:
                 data = encode(publish)
-                refusal = self._refusal(publish, len(data))
+                self._check_announced(publish, len(data))
             except LocalProtocolError as e:
-                inflight.pop(publish.packet_id, None)
-                self._events.append(Answered(operation.token, (), "", e))
-                continue
-            if refusal:
-                inflight.pop(publish.packet_id, None)
-                self._answer(operation, (refusal,), "the server announced that it does not take it")
+                self._give_up(operation, e)
                 continue
             inflight[publish.packet_id] = operation
-            operation.sent = True
+            operation.sent = operation.seen = True
             self._open_publishes += 1
             self._out.append(data)
             self._last_sent = now
 
-    def _refusal(self, publish: Publish, size: int) -> int:
-        """The reason code the server would close us with, or 0 [MQTT-3.2.2-11], [MQTT-3.2.2-14], [MQTT-3.2.2-15]."""
+    def _count_down(self, operation: _Operation, publish: Publish, now: int) -> bool:
+        """Let the message leave with what is left of its expiry; False when nothing is, and it was given up."""
+        left = -((now - operation.expires_at) // 1000)
+        if left < 0 or (left == 0 and publish.properties.message_expiry_interval):
+            self._give_up(operation, _expired(publish, operation))
+            return False
+        if left < (publish.properties.message_expiry_interval or 0):
+            publish.optional_properties = replace(publish.properties, message_expiry_interval=left)
+        return True
+
+    def _give_up_expired(self, now: int) -> None:
+        waiting = self._waiting
+        self._waiting = deque(op for op in waiting if not op.expires_at or op.expires_at > now)
+        for operation in waiting:
+            if operation.expires_at and operation.expires_at <= now:
+                assert isinstance(operation.packet, Publish)
+                self._give_up(operation, _expired(operation.packet, operation))
+        self._find_next_expiry()
+
+    def _find_next_expiry(self) -> None:
+        self._next_expiry = min((op.expires_at for op in self._waiting if op.expires_at), default=0)
+
+    def _give_up(self, operation: _Operation, error: PenstockError) -> None:
+        """Answer a message that is not sent (any more)."""
+        self._inflight.pop(operation.packet.packet_id, None)
+        if operation.token is not None:
+            self._events.append(Answered(operation.token, (), "", error))
+
+    def _check_announced(self, publish: Publish, size: int) -> None:
+        """Refuse what the server would close the connection for [MQTT-3.2.2-11], [MQTT-3.2.2-14], [MQTT-3.2.2-15]."""
         announced = self.server.properties
         if announced.maximum_packet_size is not None and size > announced.maximum_packet_size:
-            return ReasonCode.PACKET_TOO_LARGE
-        if announced.maximum_qos is not None and publish.qos > announced.maximum_qos:
-            return ReasonCode.QOS_NOT_SUPPORTED
-        if publish.retain and announced.retain_available == 0:
-            return ReasonCode.RETAIN_NOT_SUPPORTED
-        return 0
+            why = f"it has {size} bytes, the server's Maximum Packet Size is {announced.maximum_packet_size}"
+        elif announced.maximum_qos is not None and publish.qos > announced.maximum_qos:
+            why = f"its QoS is {publish.qos}, the server's Maximum QoS is {announced.maximum_qos}"
+        elif publish.retain and announced.retain_available == 0:
+            why = "it is to be retained, and the server has no retained messages"
+        else:
+            return
+        raise LocalProtocolError(f"mqtt: the message to {publish.topic!r} was not sent", why=why)
 
     def _control(self, packet: Subscribe | Unsubscribe, token: object, now: int) -> None:
+        if len(self._inflight) >= MAX_OPEN:
+            raise LocalProtocolError(f"mqtt: {MAX_OPEN} operations wait for an answer", do="wait for some of them")
         operation = _Operation(packet, token)
         packet.packet_id = self._inflight.free_id()
         self._inflight[packet.packet_id] = operation
@@ -375,7 +454,7 @@ class ClientEngine:
         if packet.packet_id == 0:
             packet.packet_id = self._inflight.free_id()
         self._inflight[packet.packet_id] = operation
-        operation.sent = True
+        operation.sent = operation.seen = True
         self._send(packet, now)
 
     def _control_answer(self, packet: SubAck | UnsubAck) -> None:
@@ -396,6 +475,8 @@ class ClientEngine:
             for wanted, code in zip(asked.subscriptions, packet.reason_codes, strict=True):
                 if code < 0x80:
                     self.subscriptions[wanted.topic_filter] = (wanted, asked.properties.subscription_identifiers)
+                elif operation.token is None and self.subscriptions.pop(wanted.topic_filter, None) is not None:
+                    self._events.append(Unsubscribed(wanted.topic_filter, code))
         self._answer(operation, packet.reason_codes, packet.properties.reason_string)
 
     def _answer(self, operation: _Operation, reason_codes: Sequence[int], reason_string: str | None) -> None:
@@ -415,3 +496,11 @@ class ClientEngine:
         events = self._events
         self._events = []
         return events
+
+
+def _expired(publish: Publish, operation: _Operation) -> UnavailableError:
+    return UnavailableError(
+        f"mqtt: the message to {publish.topic!r} expired before it was acknowledged",
+        applied=None if operation.seen else False,
+        why="its message expiry was used up while the server was away or took no more",
+    )

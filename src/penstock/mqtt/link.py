@@ -1,0 +1,69 @@
+"""One network connection of a client: moves bytes between its transport and the client that owns it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Protocol, cast
+
+__all__ = ["Link", "LinkOwner"]
+
+
+class LinkOwner(Protocol):
+    """What a link tells of; ``link`` may be one that was given up already."""
+
+    def received(self, link: Link, data: bytes) -> None:
+        """Bytes came in."""
+        ...
+
+    def pause_writing(self, link: Link) -> None:
+        """The transport is full."""
+        ...
+
+    def resume_writing(self, link: Link) -> None:
+        """The transport takes bytes again."""
+        ...
+
+
+class Link(asyncio.Protocol):
+    """One connection. ``answered``: CONNACK came, or it never will; ``ended``: the connection is gone."""
+
+    def __init__(self, owner: LinkOwner) -> None:
+        self._owner = owner
+        self.transport: asyncio.Transport | None = None
+        loop = asyncio.get_running_loop()
+        self.answered: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+
+    @property
+    def open(self) -> bool:
+        """Whether bytes may be written."""
+        return self.transport is not None and not self.transport.is_closing()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one, without being a subclass
+        tcp = transport.get_extra_info("socket")
+        if tcp is not None:
+            tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        self._owner.received(self, data)
+
+    def pause_writing(self) -> None:
+        self._owner.pause_writing(self)
+
+    def resume_writing(self) -> None:
+        self._owner.resume_writing(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the name is asyncio's
+        for future in (self.answered, self.ended):
+            if not future.done():
+                future.set_result(None)
+
+    def set_reading(self, *, paused: bool) -> None:
+        """Read from the network, or leave the bytes there."""
+        if self.transport is not None and self.open:
+            if paused:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
