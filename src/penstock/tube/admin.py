@@ -62,7 +62,7 @@ def _add_topic(engine: MasterEngine, params: Mapping[str, str]) -> Change:
     topics: list[Topic] = []
     rows: list[Answer] = []
     for name in names:
-        known = engine.cluster.topics.get(name)
+        known = engine.cluster.topics.get(name) if name not in engine.storing else None
         wanted = Topic(name, partitions, stores, tuple(sorted(broker_ids)) or None, publish, subscribe)
         if known is not None and known.brokers is not None and not all(map(known.on, broker_ids)):
             # The topic gets further brokers.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from penstock.runtime.addresses import parse_address
 from penstock.runtime.committer import GroupCommitter
 from penstock.runtime.durability import Durability
 from penstock.tube.broker_connection import BrokerConnection
+from penstock.tube.clock import steady_clock
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import encode_response
 from penstock.tube.codec.methods import METHODS
@@ -42,12 +42,6 @@ _log = logging.getLogger("penstock.tube.broker")
 AppendDone = Callable[["AppendResult | PenstockError"], None]
 
 _RETENTION_S = 60.0
-
-
-def _steady_clock() -> Callable[[], int]:
-    """Wall time in ms as of now that no later setting of the clock moves: sessions must not end by one."""
-    offset = time.time_ns() - time.monotonic_ns()
-    return lambda: (time.monotonic_ns() + offset) // 1_000_000
 
 
 class _Waiting:
@@ -89,7 +83,7 @@ class TubeBroker:
         self.durability = durability
         self.failure: StorageError | None = None
         self.on_failure: Callable[[StorageError], None] | None = None
-        self.clock = clock if clock is not None else _steady_clock()
+        self.clock = clock if clock is not None else steady_clock()
         self.peers = Peers(f"broker {broker_id}")
         self.bytes_in = 0
         self.bytes_out = 0

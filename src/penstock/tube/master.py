@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import StorageError, UnavailableError
 from penstock.runtime.committer import GroupCommitter
 from penstock.tube import admin
+from penstock.tube.clock import steady_clock
 from penstock.tube.codec.envelope import Request
 from penstock.tube.engine.cluster import Topic
 from penstock.tube.engine.master import MasterConfig, MasterEngine
 from penstock.tube.metadata import TopicStore
 from penstock.tube.rpc import AnsweringProtocol, Peers
 
-__all__ = ["TubeMaster", "steady_clock"]
-
-
-def steady_clock() -> Callable[[], int]:
-    """Milliseconds since 1970 that never jump: the wall clock of the start, advanced by the monotonic clock."""
-    offset = time.time_ns() - time.monotonic_ns()
-    return lambda: (time.monotonic_ns() + offset) // 1_000_000
+__all__ = ["TubeMaster"]
 
 
 class TubeMaster:
@@ -105,7 +99,7 @@ class TubeMaster:
         """
         topic = Topic(name, partitions, stores, max_message_bytes=max_message_bytes)
         self.engine.check_new_topic(topic)
-        await self._persist(topic)
+        await self._persist([topic])
         if ready_s:
             await self.wait_topic(name, ready_s)
         return topic
@@ -134,8 +128,7 @@ class TubeMaster:
         outcome = admin.handle(self.engine, params, self._admin_token)
         if isinstance(outcome, dict):
             return outcome
-        for topic in outcome.topics:
-            await self._persist(topic)
+        await self._persist(outcome.topics)
         return outcome.answer
 
     async def close(self) -> None:
@@ -156,11 +149,17 @@ class TubeMaster:
             self._store.close()
             self._store = None
 
-    async def _persist(self, topic: Topic) -> None:
+    async def _persist(self, topics: Sequence[Topic]) -> None:
         assert self._committer is not None
+        # All are submitted, and their names taken, before anything is awaited.
+        await asyncio.gather(*[self._submit(self._committer, topic) for topic in topics])
+
+    def _submit(self, committer: GroupCommitter[Topic], topic: Topic) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        storing = self.engine.storing
 
         def done(error: StorageError | None) -> None:
+            storing.discard(topic.name)
             if error is None:
                 self.engine.topic_stored(topic)
             if future.cancelled():
@@ -170,8 +169,9 @@ class TubeMaster:
             else:
                 future.set_exception(error)
 
-        self._committer.submit(topic, done)
-        await future
+        committer.submit(topic, done)
+        storing.add(topic.name)
+        return future
 
     def _connection(self) -> AnsweringProtocol:
         return AnsweringProtocol(self._answer, self._peers)

@@ -16,6 +16,7 @@ import lmdb
 
 from penstock.errors import StorageError
 from penstock.tube.engine.cluster import Topic
+from penstock.tube.storage.lock import DirectoryLock
 
 __all__ = ["TopicStore"]
 
@@ -30,8 +31,14 @@ class TopicStore:
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"tube: {path} cannot be used: {error.strerror}", path=str(path)) from None
+        # Two masters would each tell their brokers of their own topics only.
+        self._lock = DirectoryLock(path)
+        try:
             self._environment = lmdb.open(str(path), map_size=MAP_SIZE, subdir=True, max_readers=8)
-        except (OSError, lmdb.Error) as error:
+        except lmdb.Error as error:
+            self._lock.close()
             raise StorageError(
                 f"tube: the master's topics in {path} cannot be opened: {error}", path=str(path)
             ) from None
@@ -43,9 +50,12 @@ class TopicStore:
             StorageError: a value is damaged or of a newer schema.
         """
         topics = []
-        with self._environment.begin() as transaction:
-            for _, value in transaction.cursor():
-                topics.append(self._decode(bytes(value)))
+        try:
+            with self._environment.begin() as transaction:
+                for _, value in transaction.cursor():
+                    topics.append(self._decode(bytes(value)))
+        except lmdb.Error as error:
+            raise StorageError(f"tube: topics cannot be read from {self.path}: {error}", path=str(self.path)) from None
         return sorted(topics)
 
     def put(self, topics: Sequence[Topic]) -> None:
@@ -59,6 +69,7 @@ class TopicStore:
 
     def close(self) -> None:
         self._environment.close()
+        self._lock.close()
 
     def _decode(self, value: bytes) -> Topic:
         body = value[4:]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import RefusedError, UnavailableError
+from penstock.errors import RefusedError, StorageError, UnavailableError
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.strings import DefaultConfig
@@ -31,6 +32,37 @@ async def test_topics_survive_a_restart(tmp_path: Path) -> None:
     assert again.topics() == [Topic("demo", 5, 2, max_message_bytes=1 << 21)]
     await again.close()
     await again.close()
+
+
+async def test_a_directory_has_one_master(tmp_path: Path) -> None:
+    master = TubeMaster(tmp_path)
+    await master.start("127.0.0.1", 0)
+    with pytest.raises(StorageError, match="in use by another process"):
+        await TubeMaster(tmp_path).start("127.0.0.1", 0)
+    await master.close()
+    await master.start("127.0.0.1", 0)
+    await master.close()
+
+
+async def test_a_topic_is_created_once_by_those_who_ask_at_the_same_time(tmp_path: Path) -> None:
+    master = TubeMaster(tmp_path, admin_token="token")
+    await master.start("127.0.0.1", 0)
+    params = {"method": "admin_add_new_topic_record", "confModAuthToken": "token", "createUser": "me"}
+    outcomes = await asyncio.gather(
+        master.create_topic("demo", 5),
+        master.create_topic("demo", 1),
+        master.webapi({**params, "topicName": "demo,other", "numPartitions": "2"}),
+        master.webapi({**params, "topicName": "other", "numPartitions": "9"}),
+        return_exceptions=True,
+    )
+    assert isinstance(outcomes[1], RefusedError)
+    assert [(topic.name, topic.partitions) for topic in master.topics()] == [("demo", 5), ("other", 2)]
+    assert isinstance(outcomes[2], dict)
+    assert isinstance(outcomes[3], dict)
+    assert [row["errCode"] for row in outcomes[2]["data"]] == [402, 200]
+    assert [row["errCode"] for row in outcomes[3]["data"]] == [402]
+    assert not master.engine.storing
+    await master.close()
 
 
 async def test_topic_without_a_broker_is_created_but_not_ready(tmp_path: Path) -> None:

@@ -57,5 +57,5 @@ def test_newer_schema_is_not_guessed_at(tmp_path: Path) -> None:
 
 def test_place_that_cannot_be_opened(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StorageError, match="cannot be opened"):
+    with pytest.raises(StorageError, match="cannot be used"):
         TopicStore(tmp_path / "file" / "master")

@@ -99,6 +99,8 @@ class MasterEngine:
         self.cluster = Cluster(topics, self.config.default, now)
         self.producers: dict[str, _Producer] = {}
         self.groups: dict[str, Group] = {}
+        self.storing: set[str] = set()
+        """Topics on their way to the disk: another of the same name would replace them."""
         self.requests = 0
         self.rebalances = 0
         self._rebalance_id = 0
@@ -195,7 +197,7 @@ class MasterEngine:
                 code=407,
                 why="a store has 1 to 9999 partitions, a topic 1 to 1000 stores on a broker",
             )
-        if topic.name in self.cluster.topics:
+        if topic.name in self.cluster.topics or topic.name in self.storing:
             raise RefusedError(f"tube: topic {topic.name!r} exists", code=402)
 
     def topic_stored(self, topic: Topic) -> None:

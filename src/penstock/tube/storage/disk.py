@@ -9,14 +9,13 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from penstock.errors import StorageError
 from penstock.tube.storage.files import DirectFiles, Files
+from penstock.tube.storage.lock import DirectoryLock
 from penstock.tube.storage.meta import GroupOffset, MetaStore
 from penstock.tube.storage.recovery import Loss, Recovery
 from penstock.tube.storage.segment import Segment
@@ -68,22 +67,13 @@ class Disk:
         self._removing: set[str] = set()
         try:
             DirectFiles().make_dir(directory)
-            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         except OSError as error:
             raise StorageError(f"tube: {directory} cannot be used: {error.strerror}", path=str(directory)) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._lock)
-            raise StorageError(
-                f"tube: {directory} is in use by another process",
-                path=str(directory),
-                do="stop the other broker, or give this one its own data directory",
-            ) from error
+        self._lock = DirectoryLock(directory)
         try:
             self.meta = MetaStore(directory / "meta")
         except BaseException:
-            os.close(self._lock)
+            self._lock.close()
             raise
 
     def present(self) -> list[tuple[str, int]]:
@@ -160,4 +150,4 @@ class Disk:
         finally:
             self.stores.clear()
             self.meta.close()
-            os.close(self._lock)
+            self._lock.close()

@@ -7,7 +7,8 @@ name. Every value begins with a CRC-32 of the rest. Removed offsets are deleted.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -63,7 +64,7 @@ class MetaStore:
     def offsets(self) -> list[GroupOffset]:
         """Every stored position."""
         found = []
-        with self._env.begin(db=self._offsets) as txn:
+        with self._reading(), self._env.begin(db=self._offsets) as txn:
             for key, value in txn.cursor():
                 body = value[4:]
                 if len(value) < 4 + _HEAD.size or crc32(body) != _CRC.unpack_from(value)[0]:
@@ -76,7 +77,7 @@ class MetaStore:
 
     def config(self) -> bytes | None:
         """What `commit` was last given as ``config``."""
-        with self._env.begin(db=self._main) as txn:
+        with self._reading(), self._env.begin(db=self._main) as txn:
             value = txn.get(b"config")
         if value is None:
             return None
@@ -84,6 +85,13 @@ class MetaStore:
             self.damaged.append("stored configuration: checksum mismatch")
             return None
         return bytes(value[4:])
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except lmdb.Error as error:
+            raise StorageError(f"tube: {self.path} cannot be read: {error}", path=str(self.path)) from error
 
     def commit(self, offsets: Iterable[GroupOffset], config: bytes | None = None) -> None:
         """Store positions (and the configuration) durably, all or nothing. Raises StorageError."""

@@ -1,0 +1,34 @@
+"""One process a directory: a lock file that the kernel lets go when the process ends, however it ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from penstock.errors import StorageError
+
+__all__ = ["DirectoryLock"]
+
+
+class DirectoryLock:
+    """Held from construction to ``close``. The file ``lock`` stays; its presence means nothing."""
+
+    def __init__(self, directory: Path) -> None:
+        """Take ``directory``, which exists. Raises StorageError when another process has it."""
+        try:
+            self._fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise StorageError(f"tube: {directory} cannot be used: {error.strerror}", path=str(directory)) from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._fd)
+            raise StorageError(
+                f"tube: {directory} is in use by another process",
+                path=str(directory),
+                do="stop the other one, or give this one its own data directory",
+            ) from error
+
+    def close(self) -> None:
+        os.close(self._fd)
