@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from penstock.tube.broker import TubeBroker
 from tests.unit.tube.broker_client import Client
 
@@ -27,7 +29,6 @@ async def main():
 asyncio.run(main())
 """
 
-ROUNDS = 4
 IN_FLIGHT = 100
 
 
@@ -73,19 +74,24 @@ async def stored(path: Path) -> dict[int, bytes]:
     return found
 
 
-async def test_acknowledged_is_a_subset_of_recovered(tmp_path: Path) -> None:
+def kill(broker: subprocess.Popen[str]) -> None:
+    broker.send_signal(signal.SIGKILL)
+    broker.wait()
+    if broker.stdout is not None:
+        broker.stdout.close()
+
+
+@pytest.mark.parametrize("rounds", [4, pytest.param(60, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])])
+async def test_acknowledged_is_a_subset_of_recovered(tmp_path: Path, rounds: int) -> None:
     acknowledged: dict[int, bytes] = {}
-    for round_ in range(ROUNDS):
+    for round_ in range(rounds):
         broker = start_broker(tmp_path)
         try:
             assert broker.stdout is not None
             port = int(await asyncio.to_thread(broker.stdout.readline))
-            client = await produce(port, round_, acknowledged, 500 + 137 * round_)
+            client = await produce(port, round_, acknowledged, 500 + 137 * (round_ % 7))
         finally:
-            broker.send_signal(signal.SIGKILL)
-            broker.wait()
-            if broker.stdout is not None:
-                broker.stdout.close()
+            kill(broker)
         await client.close()
         found = await stored(tmp_path)
         assert {offset: found.get(offset) for offset in acknowledged} == acknowledged
@@ -93,3 +99,56 @@ async def test_acknowledged_is_a_subset_of_recovered(tmp_path: Path) -> None:
         extra = [data for offset, data in found.items() if offset not in acknowledged]
         assert len(extra) <= (round_ + 1) * IN_FLIGHT
         assert all(data.rstrip(b"x").count(b"-") == 2 for data in extra)
+        assert in_order(found)
+
+
+def in_order(found: dict[int, bytes]) -> bool:
+    """Whether each partition holds each round's messages in the order in which they were sent."""
+    sent: dict[int, list[tuple[int, int]]] = {0: [], 1: [], 2: []}
+    for _, data in sorted(found.items()):
+        label, count, _ = data.split(b"-")
+        sent[int(count) % 3].append((int(label), int(count)))
+    return all(numbers == sorted(set(numbers)) for numbers in sent.values())
+
+
+async def confirm_some(port: int, group_sees: list[bytes], batches: int) -> tuple[int, list[bytes]]:
+    """Read ``batches`` gets of partition 0 and confirm each; the confirmed offset and one more batch, not confirmed."""
+    client = await Client.connect(("127.0.0.1", port))
+    offset = (await client.register()).currOffset
+    for _ in range(batches):
+        got = await client.get()
+        if not got.success:
+            break
+        group_sees += [message.payLoadData for message in got.messages]
+        confirmed = await client.confirm()
+        assert confirmed.success
+        offset = confirmed.currOffset
+    open_ = await client.get()
+    await client.close()
+    return offset, [message.payLoadData for message in open_.messages] if open_.success else []
+
+
+@pytest.mark.parametrize("rounds", [3, pytest.param(60, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])])
+async def test_consumers_go_on_where_they_confirmed(tmp_path: Path, rounds: int) -> None:
+    seen: list[bytes] = []
+    acknowledged: dict[int, bytes] = {}
+    confirmed, unconfirmed = 0, list[bytes]()
+    for round_ in range(rounds):
+        broker = start_broker(tmp_path)
+        try:
+            assert broker.stdout is not None
+            port = int(await asyncio.to_thread(broker.stdout.readline))
+            client = await Client.connect(("127.0.0.1", port))
+            assert (await client.register()).currOffset == confirmed
+            again = await client.get()
+            texts = [message.payLoadData for message in again.messages]
+            assert texts[: len(unconfirmed)] == unconfirmed, "what was not confirmed comes again, first"
+            await client.close()
+            client = await produce(port, round_, acknowledged, 200)
+            confirmed, unconfirmed = await confirm_some(port, seen, round_ % 3)
+        finally:
+            kill(broker)
+        await client.close()
+    found = await stored(tmp_path)
+    mine = [data for _, data in sorted(found.items()) if int(data.split(b"-")[1]) % 3 == 0]
+    assert seen == mine[: len(seen)], "each once and in order, over all restarts"
