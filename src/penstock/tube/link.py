@@ -17,12 +17,11 @@ from typing import TypeVar, cast
 from google.protobuf.message import Message
 
 from penstock import __version__
-from penstock.errors import PenstockError, RefusedError, RemoteProtocolError, UnavailableError
+from penstock.errors import PenstockError, RemoteProtocolError, UnavailableError
 from penstock.tube.addresses import Address, local_ipv4
-from penstock.tube.codec import exceptions
-from penstock.tube.codec.envelope import SUCCESS, Request, Response, decode_response, encode_request
+from penstock.tube.codec.envelope import Request, Response, decode_response, encode_request, payload_of
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
-from penstock.tube.codec.methods import METHODS, MethodId
+from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.schema import decode
 
 __all__ = ["Link", "MasterLink", "new_client_id"]
@@ -96,13 +95,17 @@ class Link(asyncio.Protocol):
             RefusedError: the server answered with an exception.
             RemoteProtocolError: the answer is not what the method answers.
         """
+        return decode(kind, await self.exchange(service, method, message.SerializeToString(), timeout_s=timeout_s))
+
+    async def exchange(self, service: int, method: int, payload: bytes, *, timeout_s: float = 10.0) -> bytes:
+        """As :meth:`call`, with payloads as they are on the wire."""
         future: asyncio.Future[Response | PenstockError] = self._loop.create_future()
 
         def done(outcome: Response | PenstockError) -> None:
             if not future.done():
                 future.set_result(outcome)
 
-        request = Request(0, service, method, message.SerializeToString(), timeout=max(1, int(timeout_s * 1000)))
+        request = Request(0, service, method, payload, timeout=max(1, int(timeout_s * 1000)))
         serial = self.submit(request, done)
         try:
             async with asyncio.timeout(timeout_s):
@@ -111,25 +114,15 @@ class Link(asyncio.Protocol):
             raise UnavailableError(f"tube: {self.peer} did not answer within {timeout_s:g} s") from None
         finally:
             self._waiting.pop(serial, None)
-        return self.read(method, outcome, kind)
+        if isinstance(outcome, PenstockError):
+            raise outcome
+        return payload_of(outcome, method, self.peer)
 
     def read(self, method: MethodId, outcome: Response | PenstockError, kind: type[M]) -> M:
         """The message in ``outcome``, or the error that it stands for."""
         if isinstance(outcome, PenstockError):
             raise outcome
-        if outcome.status != SUCCESS:
-            text = outcome.text or ""
-            if exceptions.is_standby(outcome.exception):
-                raise UnavailableError(f"tube: {self.peer} is not the active master", applied=False, why=text)
-            raise RefusedError(
-                f"tube: {self.peer} failed on {METHODS[method].name}: {outcome.exception}",
-                text=text,
-                peer=self.peer,
-                why=text,
-            )
-        if outcome.method != method:
-            raise RemoteProtocolError(f"tube: {self.peer} answered method {outcome.method} to method {method}")
-        return decode(kind, outcome.payload)
+        return decode(kind, payload_of(outcome, method, self.peer))
 
     def abort(self) -> None:
         """End the connection now; whoever waits is told."""

@@ -20,11 +20,10 @@ from google.protobuf.message import Message
 
 from penstock.errors import ConfigError, DataLossError, RefusedError, RemoteProtocolError, UnavailableError
 from penstock.tube.addresses import Address, parse_masters
-from penstock.tube.codec import exceptions
 from penstock.tube.codec.codes import ErrCode
-from penstock.tube.codec.envelope import SUCCESS, Request, decode_response, encode_request
+from penstock.tube.codec.envelope import Request, decode_response, encode_request, payload_of
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
-from penstock.tube.codec.methods import METHODS, MethodId, Service
+from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import broker_pb2, master_pb2
 from penstock.tube.codec.schema import decode
 from penstock.tube.engine.producer import Routes
@@ -299,17 +298,7 @@ class _Connection:
             body = self._receive()
         except OSError as error:
             raise UnavailableError(f"tube: {self.peer} does not answer", why=str(error)) from None
-        response = decode_response(self._serial, body)
-        if response.status != SUCCESS:
-            if exceptions.is_standby(response.exception):
-                raise UnavailableError(f"tube: {self.peer} is not the active master", applied=False)
-            raise RefusedError(
-                f"tube: {self.peer} failed on {METHODS[method].name}: {response.exception}",
-                text=response.text or "",
-                peer=self.peer,
-                why=response.text,
-            )
-        return decode(kind, response.payload)
+        return decode(kind, payload_of(decode_response(self._serial, body), method, self.peer))
 
     def _receive(self) -> bytes:
         while True:

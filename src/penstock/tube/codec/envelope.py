@@ -14,8 +14,9 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from penstock.errors import RemoteProtocolError
-from penstock.tube.codec.exceptions import name_for
+from penstock.errors import RefusedError, RemoteProtocolError, UnavailableError
+from penstock.tube.codec.exceptions import is_standby, name_for
+from penstock.tube.codec.methods import METHODS
 from penstock.tube.codec.proto import envelope_pb2 as pb
 from penstock.tube.codec.schema import check
 from penstock.tube.codec.varint import decode_varint, encode_varint
@@ -29,6 +30,7 @@ __all__ = [
     "encode_error",
     "encode_request",
     "encode_response",
+    "payload_of",
 ]
 
 PROTOCOL_VERSION = 3
@@ -190,6 +192,24 @@ def decode_response(serial: int, body: bytes) -> Response:
         common.text = failure.stackTrace if failure.HasField("stackTrace") else None
     common.trailing = body[position:]
     return common
+
+
+def payload_of(response: Response, method: int, peer: str) -> bytes:
+    """The payload of the answer to ``method``, which ``peer`` gave.
+
+    Raises:
+        UnavailableError: it is a master on standby. RefusedError: it is an exception.
+        RemoteProtocolError: it answers another method.
+    """
+    if response.status != SUCCESS:
+        text = response.text or ""
+        if is_standby(response.exception):
+            raise UnavailableError(f"tube: {peer} is not the active master", applied=False, why=text)
+        what = f"tube: {peer} failed on {METHODS[method].name}: {response.exception}"
+        raise RefusedError(what, text=text, peer=peer, why=text)
+    if response.method != method:
+        raise RemoteProtocolError(f"tube: {peer} answered method {response.method} to method {method}")
+    return response.payload
 
 
 def encode_response(method: int, payload: bytes) -> bytes:
