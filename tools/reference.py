@@ -28,12 +28,13 @@ PAGES = Path(__file__).resolve().parent.parent / "docs" / "reference"
 NOTE = "<!-- Written by tools/reference.py from the code; change the code, then run `make reference`. -->"
 
 
-def command_pages(command: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Each command below ``command`` with its help, depth first."""
-    context = command.make_context(path, [], resilient_parsing=True, terminal_width=100, max_content_width=100)
-    yield path, command.get_help(context)
-    for name, child in sorted(getattr(command, "commands", {}).items()):
-        yield from command_pages(child, f"{path} {name}")
+def command_pages(command: Any, name: str, parent: Any) -> Iterator[tuple[str, str]]:
+    """``command``, called ``name``, and each command below it with its help, depth first."""
+    # The parent's context is where its settings come from, as when it is called.
+    context = command.make_context(name, [], parent=parent, resilient_parsing=True)
+    yield context.command_path, command.get_help(context)
+    for child_name, child in sorted(getattr(command, "commands", {}).items()):
+        yield from command_pages(child, child_name, context)
 
 
 def cli() -> str:
@@ -43,7 +44,7 @@ def cli() -> str:
     pages = [("penstock", root.get_help(context))]
     for name, entry in COMMANDS.items():
         command = typer.main.get_command(importlib.import_module(entry.module).app)
-        pages += command_pages(command, f"penstock {name}")
+        pages += command_pages(command, name, context)
     for path, text in pages:
         lines += [f"## {path}", "", "```text", *(line.rstrip() for line in text.strip().splitlines()), "```", ""]
     return "\n".join(lines)

@@ -45,7 +45,10 @@ def demo(
     directory: Annotated[
         Path | None,
         typer.Option(
-            "--dir", help="An empty or new directory to work in. Default: a temporary one.", show_default=False
+            "--dir",
+            help="An empty or new directory to work in. Default: a temporary one.",
+            metavar="PATH",
+            show_default=False,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Events as JSON lines; the last line is the result.")] = False,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import typer
 
 from penstock.cli.output import bytes_fields, escape, note, print_error, print_json, print_raw, shown
-from penstock.errors import ConfigError, PenstockError
+from penstock.errors import ConfigError, PenstockError, UnavailableError
 
 if TYPE_CHECKING:
     from penstock.statestore.client import StateStoreClient
@@ -37,7 +37,7 @@ Token = Annotated[
     str | None, typer.Option(help="Fencing token: the version of the SET that acquired the lock.", metavar="HLC")
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
-Key = Annotated[str, typer.Argument(help="The key.")]
+Key = Annotated[str, typer.Argument(help="The key.", metavar="KEY")]
 DEFAULT = "mqtt://127.0.0.1:1883"
 
 
@@ -65,7 +65,9 @@ def get_command(key: Key, broker: Broker = DEFAULT, as_json: Json = False) -> No
 @app.command(name="set")
 def set_command(
     key: Key,
-    value: Annotated[str | None, typer.Argument(help="The value; without it, it is read from --file or stdin.")] = None,
+    value: Annotated[
+        str | None, typer.Argument(help="The value; without it, it is read from --file or stdin.", metavar="VALUE")
+    ] = None,
     file: Annotated[
         Path | None, typer.Option(help="Take the value from this file, byte for byte.", metavar="PATH")
     ] = None,
@@ -163,7 +165,16 @@ def watch_command(
 
 
 async def _with_store(broker: str, work: Callable[[StateStoreClient], Awaitable[T]]) -> T:
-    async with _store(broker) as store:
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            store = await stack.enter_async_context(_store(broker))
+        except UnavailableError as error:
+            raise UnavailableError(
+                error.what,
+                applied=False,
+                why=error.why,
+                do="start a node (penstock up), or name its MQTT listener: --broker mqtt://HOST:PORT",
+            ) from error
         return await work(store)
 
 

@@ -18,13 +18,17 @@ __all__ = ["app"]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True, help="Check and run pipelines.")
 
-File = Annotated[Path, typer.Argument(help="The pipeline file (YAML).", show_default=False)]
+File = Annotated[Path, typer.Argument(help="The pipeline file (YAML).", metavar="FILE", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 
 
 @app.command()
 def validate(file: File, as_json: Json = False) -> None:
-    """Check a pipeline file: values, names and references, with line and column. Starts no Spark."""
+    """Check a pipeline file without Spark.
+
+    Options, values, names and references; a mistake is reported with line and column. SQL and the columns that it
+    names are checked when the pipeline is run.
+    """
     from penstock.pipelines.model import load
     from penstock.pipelines.plan import plan
 
@@ -52,7 +56,7 @@ def schema() -> None:
 def run(
     file: File,
     spark_master: Annotated[
-        str, typer.Option(help="Spark's master: local[N], spark://HOST:PORT, yarn ...")
+        str, typer.Option(help="Spark's master: local[N], spark://HOST:PORT, yarn ...", metavar="MASTER")
     ] = "local[2]",
     conf: Annotated[
         list[str] | None,
@@ -62,7 +66,8 @@ def run(
         Path | None,
         typer.Option(
             help="Where checkpoints and the ledger are kept; a run goes on where the last one ended. "
-            "Default: penstock-pipelines/<name>.",
+            "Default: penstock-pipelines/NAME.",
+            metavar="PATH",
             show_default=False,
         ),
     ] = None,
@@ -71,7 +76,9 @@ def run(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a pipeline until it is told to stop (SIGTERM or Ctrl-C: it ends between two batches).
+    """Run a pipeline until it is told to stop.
+
+    SIGTERM and Ctrl-C end it between two batches, with exit status 0; a second one ends it at once.
 
     One run at a time: it holds a lease in the state store, and everything it writes there is fenced with it.
     """

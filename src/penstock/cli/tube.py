@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.output import Cell, bytes_fields, escape, note, print_json, print_raw, print_table, shown
-from penstock.errors import ConfigError, RefusedError
+from penstock.errors import ConfigError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
+    from penstock.tube.reader import PartitionInfo
     from penstock.tube.record import Record
 
 __all__ = ["app"]
@@ -37,7 +38,7 @@ Master = Annotated[
 ]
 Web = Annotated[str, typer.Option(help="Administration of the master.", envvar="PENSTOCK_HTTP", metavar="HOST:PORT")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
-Topic = Annotated[str, typer.Argument(help="The topic.")]
+Topic = Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC")]
 MASTER = "127.0.0.1:8715"
 WEB = "127.0.0.1:8080"
 TOKEN = "abc"  # noqa: S105 - the reference's sample, which a node takes on loopback only
@@ -71,8 +72,8 @@ def topics_list(http: Web = WEB, as_json: Json = False) -> None:
 @topics.command("create")
 def topics_create(
     topic: Topic,
-    partitions: Annotated[int, typer.Option(help="Partitions in each store.", min=1, max=9999)] = 3,
-    stores: Annotated[int, typer.Option(help="Stores, each with files of its own.", min=1, max=100)] = 1,
+    partitions: Annotated[int, typer.Option(help="Partitions in each store.", min=1, max=9999, metavar="N")] = 3,
+    stores: Annotated[int, typer.Option(help="Stores, each with files of its own.", min=1, max=100, metavar="N")] = 1,
     http: Web = WEB,
     admin_token: Annotated[
         str, typer.Option(help="Token for changes.", envvar="PENSTOCK_ADMIN_TOKEN", metavar="TEXT")
@@ -101,18 +102,26 @@ def topics_create(
 def produce(
     topic: Topic,
     values: Annotated[
-        list[str] | None, typer.Argument(help="Values, one record each; without any, each line of stdin is one.")
+        list[str] | None,
+        typer.Argument(help="Values, one record each; without any, each line of stdin is one.", metavar="VALUE"),
     ] = None,
-    key: Annotated[str | None, typer.Option(help="Key of every record: equal keys stay in order.")] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Key of every record: equal keys stay in order.", metavar="TEXT")
+    ] = None,
     header: Annotated[
         list[str] | None, typer.Option(help="Header of every record; may be repeated.", metavar="NAME=VALUE")
     ] = None,
-    partition: Annotated[int | None, typer.Option(help="Partition of every record.", min=0)] = None,
-    msg_type: Annotated[str | None, typer.Option(help="$msgType$ of every record, for filters.")] = None,
+    partition: Annotated[int | None, typer.Option(help="Partition of every record.", min=0, metavar="N")] = None,
+    msg_type: Annotated[
+        str | None, typer.Option(help="$msgType$ of every record, for filters.", metavar="TEXT")
+    ] = None,
     tube_master: Master = MASTER,
     as_json: Json = False,
 ) -> None:
-    """Append records to TOPIC; a line of the answer for each, once the log has it."""
+    """Append records to TOPIC.
+
+    Ends when the log has them all. With --json, the place of each record is a line.
+    """
     headers = [_header(text) for text in header or []]
     if not values and sys.stdin.isatty():
         raise ConfigError("tube produce: no values", do="give values, or pipe lines in")
@@ -123,6 +132,9 @@ def produce(
 
         return Record(value, None if key is None else key.encode(), list(headers), msg_type=msg_type)
 
+    if not _partitions(tube_master, topic):
+        # The producer waits for it a while: it may just have been created, or its broker may be starting.
+        note(f"waiting for topic {escape(topic)}: the master announces none (penstock tube topics create makes one)")
     from penstock.runtime.loop import run
 
     count = run(_produce(tube_master, topic, (record(value) for value in data), partition, as_json=as_json))
@@ -138,7 +150,12 @@ def consume(
         typer.Option(help="Consumer group: its position is kept, its members share the partitions.", metavar="NAME"),
     ] = None,
     start: Annotated[
-        Start, typer.Option("--from", help="Where to begin; a group that has a position goes on there.")
+        Start,
+        typer.Option(
+            "--from",
+            help="Where to begin: earliest or latest; a group that has a position goes on there.",
+            metavar="WORD",
+        ),
     ] = Start.EARLIEST,
     count: Annotated[int | None, typer.Option(help="End after so many records.", min=1, metavar="N")] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for more, until Ctrl-C.")] = False,
@@ -155,6 +172,7 @@ def consume(
         if group is None and not follow:
             _print_all(_held(tube_master, topic) if start is Start.EARLIEST else (), count, raw=raw, as_json=as_json)
             return
+        _announced(tube_master, topic)
         from penstock.runtime.loop import run
 
         name = group or f"penstock_cli_{secrets.token_hex(6)}"
@@ -232,7 +250,7 @@ async def _produce(masters: str, topic: str, records: Iterable[Record], partitio
 
 def _held(masters: str, topic: str) -> Iterator[dict[str, Any]]:
     """What the log holds now, merged over the partitions by the time of arrival."""
-    from penstock.tube.reader import PartitionInfo, RangeReader, partitions
+    from penstock.tube.reader import RangeReader
 
     def of_partition(info: PartitionInfo) -> Iterator[dict[str, Any]]:
         with RangeReader(info.host, info.port) as source:
@@ -241,14 +259,34 @@ def _held(masters: str, topic: str) -> Iterator[dict[str, Any]]:
                 for offset, time_ms, flag, data in zip(offsets, times, flags, payloads, strict=True):
                     yield _row(topic, info.broker_id, info.partition, int(offset), int(time_ms), bytes(data), int(flag))
 
-    parts = [of_partition(info) for info in partitions(masters, topic)]
-    if not parts:
+    parts = [of_partition(info) for info in _announced(masters, topic)]
+    return heapq.merge(*parts, key=lambda row: row["append_time_ms"])
+
+
+def _announced(masters: str, topic: str) -> list[PartitionInfo]:
+    """The partitions of ``topic``; refused where there are none."""
+    found = _partitions(masters, topic)
+    if not found:
         raise RefusedError(
             f"the master announces no topic {topic!r}",
             peer=masters,
             do="look at the names (penstock tube topics), or create it (penstock tube topics create)",
         )
-    return heapq.merge(*parts, key=lambda row: row["append_time_ms"])
+    return found
+
+
+def _partitions(masters: str, topic: str) -> list[PartitionInfo]:
+    from penstock.tube.reader import partitions
+
+    try:
+        return partitions(masters, topic)
+    except UnavailableError as error:
+        raise UnavailableError(
+            error.what,
+            applied=False,
+            why=error.why,
+            do="start a node (penstock up), or name its TubeMQ master: --tube-master HOST:PORT",
+        ) from error
 
 
 async def _consume(

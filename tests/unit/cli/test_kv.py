@@ -18,6 +18,7 @@ from tests.unit.cli.conftest import Command
 
 VERSION = Hlc(1_700_000_000_000, 1, "StateStore")
 TEXT = str(VERSION)
+START = "start a node (penstock up), or name its MQTT listener: --broker mqtt://HOST:PORT"
 
 
 class Store:
@@ -174,9 +175,17 @@ def test_watch_prints_changes_until_it_is_interrupted(store: Store, penstock: Co
 
 
 @pytest.mark.parametrize(
-    "error", [UnavailableError("mqtt: no connection", why="refused"), RefusedError("state store: no", do="ask")]
+    "error",
+    [UnavailableError("mqtt: no connection", why="refused", do=START), RefusedError("state store: no", do="ask")],
 )
 def test_what_the_store_says_is_status_1(store: Store, penstock: Command, error: Exception) -> None:
     store.error = error
     done = penstock("kv", "get", "k")
     assert (done.status, done.out, done.err) == (1, "", f"penstock: {error}\n")
+
+
+def test_where_no_broker_answers_the_remedy_names_the_option(penstock: Command) -> None:
+    done = penstock("kv", "get", "k", "--broker", "mqtt://127.0.0.1:1")
+    assert (done.status, done.out) == (1, "")
+    assert done.err.startswith("penstock: mqtt: no connection to 127.0.0.1:1\n  why: ")
+    assert done.err.endswith(f"  do:  {START}\n")

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import pytest
 
 from penstock.cli import webapi
+from penstock.errors import UnavailableError
 from penstock.tube import consumer, producer, reader
 from penstock.tube.producer import SendResult
 from penstock.tube.reader import Batch, PartitionInfo
@@ -97,7 +98,18 @@ class Producer:
 
 
 @pytest.fixture
-def _producer(monkeypatch: pytest.MonkeyPatch) -> None:
+def _master(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A master that announces the topic `water`."""
+
+    def partitions(masters: str, topic: str) -> list[PartitionInfo]:
+        assert masters == "127.0.0.1:8715"
+        return [PartitionInfo(1, "127.0.0.1", 8123, n) for n in (0, 1)] if topic == "water" else []
+
+    monkeypatch.setattr(reader, "partitions", partitions)
+
+
+@pytest.fixture
+def _producer(_master: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producer, "Producer", Producer)
 
 
@@ -171,13 +183,8 @@ class Reader:
 
 
 @pytest.fixture
-def _reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    def partitions(masters: str, topic: str) -> list[PartitionInfo]:
-        assert masters == "127.0.0.1:8715"
-        return [PartitionInfo(1, "127.0.0.1", 8123, n) for n in (0, 1)] if topic == "water" else []
-
+def _reader(_master: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "RangeReader", Reader)
-    monkeypatch.setattr(reader, "partitions", partitions)
 
 
 @pytest.mark.usefixtures("_reader")
@@ -209,11 +216,36 @@ def test_consume_in_json(penstock: Command) -> None:
     }
 
 
-@pytest.mark.usefixtures("_reader")
-def test_a_topic_that_nobody_serves_is_status_1(penstock: Command) -> None:
-    done = penstock("tube", "consume", "nope")
+@pytest.mark.usefixtures("_reader", "_consumer")
+@pytest.mark.parametrize("how", [[], ["--follow"], ["--group", "lake"]])
+def test_a_topic_that_nobody_serves_is_status_1(penstock: Command, how: list[str]) -> None:
+    done = penstock("tube", "consume", "nope", *how)
     assert (done.status, done.out) == (1, "")
     assert "the master announces no topic 'nope'" in done.err
+    assert "penstock tube topics create" in done.err
+
+
+@pytest.mark.usefixtures("_producer")
+def test_produce_says_that_it_waits_for_a_topic(penstock: Command) -> None:
+    done = penstock("tube", "produce", "nope", "v")
+    assert done.err.startswith("waiting for topic nope: ")
+    assert "penstock tube topics create" in done.err
+
+
+@pytest.mark.parametrize("args", [["produce", "water", "v"], ["consume", "water"], ["consume", "water", "--follow"]])
+def test_where_no_master_answers_the_remedy_names_the_option(
+    monkeypatch: pytest.MonkeyPatch, penstock: Command, args: list[str]
+) -> None:
+    def partitions(masters: str, topic: str) -> list[PartitionInfo]:
+        raise UnavailableError(f"tube: no connection to {masters}", why="refused")
+
+    monkeypatch.setattr(reader, "partitions", partitions)
+    done = penstock("tube", *args, "--tube-master", "edge:1")
+    assert (done.status, done.out) == (1, "")
+    assert done.err == (
+        "penstock: tube: no connection to edge:1\n  why: refused\n"
+        "  do:  start a node (penstock up), or name its TubeMQ master: --tube-master HOST:PORT\n"
+    )
 
 
 class Message:
@@ -251,7 +283,7 @@ class Consumer:
 
 
 @pytest.fixture
-def _consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+def _consumer(_master: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer, "Consumer", Consumer)
 
 
