@@ -50,6 +50,7 @@ async def serve(config: NodeConfig, on_ready: Callable[[Ready], None]) -> None:
             freeze_memory()
             fields = {"version": penstock.__version__, "pid": ready.pid, "loop": loop_name()}
             _log.info("ready", extra={"fields": fields})
+            _warn_of_others(config)
             on_ready(ready)
             await stopping
         else:
@@ -61,6 +62,22 @@ async def serve(config: NodeConfig, on_ready: Callable[[Ready], None]) -> None:
     finally:
         await node.close()
     _log.info("stopped")
+
+
+def _warn_of_others(config: NodeConfig) -> None:
+    listeners = {
+        "mqtt": config.mqtt,
+        "tube_master": config.tube_master,
+        "tube_broker": config.tube_broker,
+        "tube_broker_http": config.tube_broker_http,
+        "http": config.http,
+    }
+    open_to_others = {name: str(part.bind) for name, part in listeners.items() if not part.bind.is_loopback}
+    if open_to_others:
+        _log.warning(
+            "other machines may reach this node and read and write everything: this version has no authentication",
+            extra={"fields": open_to_others},
+        )
 
 
 def _stop(number: int, stop: asyncio.Event) -> None:

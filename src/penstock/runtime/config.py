@@ -40,6 +40,7 @@ _EXPECTED = {
     "tuple_type": "a list",
     "set_type": "a list",
     "dict_type": "a mapping of names to values",
+    "path_type": "a path",
     "model_type": "a mapping of options",
     "model_attributes_type": "a mapping of options",
 }

@@ -107,3 +107,17 @@ async def test_a_failed_start_closes_what_was_started_and_says_why() -> None:
     with pytest.raises(StorageError, match="disk"):
         await asyncio.wait_for(await serving([]), 10)
     assert Stub.closed == 1
+
+
+async def test_a_node_that_others_can_reach_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    Stub.may_start.set()
+    Stub.may_close.set()
+    config = NodeConfig.model_validate({"mqtt": "0.0.0.0:0"})
+    for settings, warnings in ((NodeConfig(), []), (config, [{"mqtt": "0.0.0.0:0"}])):
+        caplog.clear()
+        task = asyncio.create_task(run.serve(settings, lambda _: None))
+        await turns()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait_for(task, 10)
+        records = [record for record in caplog.records if record.levelname == "WARNING"]
+        assert [vars(record)["fields"] for record in records] == warnings

@@ -49,6 +49,7 @@ class Example(Strict):
     either: Listener | int | None = None
     password: int | None = None
     name: str = ""
+    folder: Path = Path()
 
 
 class Required(Strict):
@@ -78,6 +79,7 @@ CASES = [
     ("port: 70000\n", "f.yaml:1:7: option 'port': got 70000, expected less than or equal to 65535", None),
     ("name: 12\n", "option 'name': got 12, expected text (quote a value that looks like a number)", None),
     ("mqtt:\n  bind: nowhere\n", "f.yaml:2:9: option 'mqtt.bind': got 'nowhere', expected HOST:PORT", None),
+    ("folder: [a]\n", "f.yaml:1:9: option 'folder': got a list, expected a path", None),
     ("mqtt: 5\n", "f.yaml:1:7: option 'mqtt': got 5, expected a mapping of options", None),
     ("mode: fats\n", "f.yaml:1:7: option 'mode': got 'fats', expected 'fast' or 'slow'", "did you mean 'fast'?"),
     (
