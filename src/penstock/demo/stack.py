@@ -143,7 +143,8 @@ class Stack:
                 raise self._driver.failure()
             restarts += 1
             self._driver_is_due = False
-            self._say("the pipeline ended by itself and is started again, as a supervisor would")
+            said = self._driver.failure()
+            self._say(f"{said.what} and is started again, as a supervisor would; it said: {said.why}")
             await self.start_driver()
 
     async def close(self) -> None:

@@ -31,28 +31,40 @@ __all__ = ["Event", "cause", "run"]
 
 Event = dict[str, Any]
 
+MEND = "mend the cause and start the pipeline again: it goes on where its checkpoints end"
 LEASE_WAIT_S = 60.0
 """A driver that died keeps the lease until it expires; one that lives keeps it for ever."""
 GIVE_UP_S = 120.0
 """How long a query may fail without finishing a batch, when what it needs is away."""
+STRANGE_TRIES = 3
+"""How often in a row an error of Spark's own is tried again."""
 LONGEST_PAUSE_S = 5.0
 DRAIN_S = 60.0
 POLL_S = 0.1
 
 _OURS = re.compile(r"penstock\.[a-z_.]+\.(?P<kind>[A-Z]\w+): (?P<text>.+(?:\n +(?:why|do): .*)*)")
+_SPARKS = re.compile(r"\[(?P<name>[A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)*)\] \S.*")
+"""An error condition of Spark's, as in ``[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column ...``."""
+_WRAPPERS = {"FOREACH_BATCH_USER_FUNCTION_ERROR", "STREAM_FAILED"}
+_PYTHONS = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception): \S.*", re.MULTILINE)
 
 
 def cause(text: str) -> tuple[str, str]:
     """The kind and the words of the error that ended a query, out of Spark's stack of tracebacks.
 
     Errors of ours come through Python workers, the JVM and back as text only; the last one is the one that was raised.
-    Kind is empty for errors of others.
+    Kind is empty for errors of others: there the last condition that Spark names is the cause, else the last error of a
+    Python traceback, else the first line.
     """
     found = list(_OURS.finditer(text))
     if found:
         return found[-1]["kind"], found[-1]["text"]
-    lines = [line for line in text.splitlines() if line.strip()]
-    return "", lines[0] if lines else "the query ended without a reason"
+    conditions = [match[0] for match in _SPARKS.finditer(text) if match["name"] not in _WRAPPERS]
+    if conditions or (conditions := _PYTHONS.findall(text)):
+        return "", str(conditions[-1]).rstrip(" ;")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    deeper = [line for line in lines if line.startswith("Caused by:")]
+    return "", " / ".join([*lines[:1], *deeper[-1:]]) or "the query ended without a reason"
 
 
 @dataclass(slots=True)
@@ -65,10 +77,12 @@ class _Running:
     pause_s: float = 0.25
     restart_at: float = 0.0
     restarts: int = 0
+    strange: int = 0
     ended: bool = False
 
     def progressed(self) -> None:
         self.failing_since = None
+        self.strange = 0
         self.pause_s = 0.25
 
 
@@ -180,11 +194,15 @@ class _Run:
         name = running.built.name
         now = time.monotonic()
         running.failing_since = running.failing_since or now
-        if kind != UnavailableError.__name__:
+        # What Spark itself stumbles over may be gone at the next try ("Task not serializable" was seen where two
+        # queries go on at once); a batch is idempotent, so trying is safe. Our own errors say whether trying helps.
+        running.strange += not kind
+        if (kind and kind != UnavailableError.__name__) or running.strange > STRANGE_TRIES:
             raise PenstockError(
                 f"sink {name!r}: {words}",
-                why=None if kind else "the query failed for a reason that trying again will not mend",
-                do="mend the cause and start the pipeline again: it goes on where its checkpoints end",
+                why=None if kind else f"{running.strange} tries in a row failed",
+                # An error of ours brings its own remedy.
+                do=None if "\n  do: " in words else MEND,
             )
         if now - running.failing_since > GIVE_UP_S:
             raise UnavailableError(
