@@ -7,7 +7,8 @@ offset  size
 8       4     ordinal of the record in its segment
 12      2     partition within the store
 14      4     key code (signed; -1 none)
-18      6     append time, milliseconds since 1970
+18      6     bits of the number of messages before it, in its segment, not acknowledged yet when it came (5 bits) << 43
+              | append time, milliseconds since 1970 (43 bits: until 2248)
 24      n     field 4 (``messages``) of GetMessageResponseB2C: tag, length, TransferedMessage
 24+n    p     zeros
 ```
@@ -16,6 +17,9 @@ The padding makes a record exactly as long as the reference's (52 + payload byte
 the data offsets and sizes that the 28-byte index records and the wire state in the reference's units *are* our physical
 positions, and no second set of positions is kept. Only a message whose flag is outside 0..127 (no known client sends
 one) may need more than 52 + payload; its index record then says what it really takes.
+
+The number of unacknowledged messages (rounded up to a power of two) tells recovery what a hole before a whole record
+is: damage, if the messages in the hole were acknowledged when the record came; else part of an interrupted commit.
 
 The CRC starts with the record's place, so a record copied elsewhere (inside a payload, by a misdirected write, left in
 a reused block) does not pass for one that belongs there.
@@ -41,19 +45,29 @@ _REST = struct.Struct(">IIHiHI")
 _SIZE_BITS = 26
 _SIZE_MASK = (1 << _SIZE_BITS) - 1
 _MIN_SIZE = REFERENCE_OVERHEAD
+_TIME_BITS = 11  # of the upper two bytes
+_TIME_MASK = (1 << _TIME_BITS) - 1
 _PADDING = [bytes(n) for n in range(64)]
 _MESSAGE_START = re.compile(rb"\x22[\x80-\xff]{0,3}[\x00-\x7f]\x08", re.DOTALL)
 
 
 def encode_record(
-    message: bytes, payload_bytes: int, position: int, ordinal: int, partition: int, key_code: int, time_ms: int
+    message: bytes,
+    payload_bytes: int,
+    position: int,
+    ordinal: int,
+    partition: int,
+    key_code: int,
+    time_ms: int,
+    unacknowledged: int = 0,
 ) -> tuple[bytes, int]:
     """The record of ``message`` (from `codec.message.encode_stored`) at data offset ``position``, and its size."""
     used = HEADER_BYTES + len(message)
     size = REFERENCE_OVERHEAD + payload_bytes
     size = max(size, used)
     padding = size - used
-    rest = _REST.pack(padding << _SIZE_BITS | size, ordinal, partition, key_code, time_ms >> 32, time_ms & 0xFFFFFFFF)
+    high = unacknowledged.bit_length() << _TIME_BITS | time_ms >> 32
+    rest = _REST.pack(padding << _SIZE_BITS | size, ordinal, partition, key_code, high, time_ms & 0xFFFFFFFF)
     crc = crc32(message, crc32(rest, position & 0xFFFFFFFF))
     return b"".join((_CRC.pack(crc), rest, message, _PADDING[padding])), size
 
@@ -70,6 +84,8 @@ class Stored(NamedTuple):
     time_ms: int
     message_end: int
     """End of the encoded message (which starts at ``position + HEADER_BYTES``) in the buffer."""
+    acknowledged: int
+    """Messages of lower ordinals were acknowledged when this one came."""
 
 
 def find_record(buffer: bytes, position: int, data_start: int) -> Stored | None:
@@ -85,7 +101,9 @@ def find_record(buffer: bytes, position: int, data_start: int) -> Stored | None:
     with memoryview(buffer) as view:
         if crc32(view[position + 4 : message_end], (data_start + position) & 0xFFFFFFFF) != crc:
             return None
-    return Stored(position, size, ordinal, partition, key_code, high << 32 | low, message_end)
+    acknowledged = ordinal + 1 - (1 << (high >> _TIME_BITS))
+    time_ms = (high & _TIME_MASK) << 32 | low
+    return Stored(position, size, ordinal, partition, key_code, time_ms, message_end, acknowledged)
 
 
 def scan(buffer: bytes, data_start: int) -> Iterator[Stored]:

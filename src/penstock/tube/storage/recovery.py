@@ -3,6 +3,8 @@
 * The newest segment is read from front to end. The data decide; its index, which is written but not synced while it
   grows, is made to agree with them.
 * Bytes behind the last whole record were never acknowledged: they are cut and counted (a torn tail).
+* So is what stands behind a hole in a commit that was interrupted (its writes reach the disk in any order); the records
+  say what was acknowledged when they came.
 * A damaged stretch with whole records behind it keeps the offsets of what was there as fillers; the damaged bytes are
   kept in a ``.bad`` file, the loss is reported, and a new segment is begun behind it.
 * A closed segment was made durable before its successor was created, so whatever is wrong there is damage. It is looked
@@ -66,6 +68,17 @@ class _Reading:
     """Byte behind the last whole record."""
     holes: list[tuple[int, int, int, int]]
     """(first byte, end byte, first ordinal, end ordinal)."""
+    acknowledged: int = 0
+    """Messages of lower ordinals had been acknowledged, say the records."""
+
+    def cut_unacknowledged(self) -> None:
+        """Leave out everything from the first hole on whose messages nobody was told of."""
+        for place, (begin, _, first, _) in enumerate(self.holes):
+            if first >= self.acknowledged:
+                self.end = begin
+                del self.index[first * INDEX_RECORD_BYTES :]
+                del self.holes[place:]
+                return
 
 
 def recover(files: Files, directory: Path, store_id: int, *, deep: bool = False) -> tuple[list[Segment], Recovery]:
@@ -158,7 +171,14 @@ def _edges_fit(index: bytes, segment: Segment, data_bytes: int) -> bool:
 def _open_newest(files: Files, segment: Segment, store_id: int, report: Recovery) -> None:
     data_file = files.open(segment.data_path)
     data = data_file.read(0, data_file.size())
-    reading = _read_records(data, segment, store_id, None)
+    found = _read(files, segment.index_path)
+    if found and not len(found) % INDEX_RECORD_BYTES and _edges_fit(found, segment, len(data)):
+        # The file ends with its last message: it was closed in order, and nothing in it was interrupted.
+        reading = _read_records(data, segment, store_id, len(found) // INDEX_RECORD_BYTES)
+        reading.end = len(data)
+    else:
+        reading = _read_records(data, segment, store_id, None)
+        reading.cut_unacknowledged()
     torn = len(data[reading.end :].rstrip(b"\0"))
     report.torn_bytes += torn
     if len(data) != reading.end:
@@ -178,7 +198,7 @@ def _read_records(data: bytes, segment: Segment, store_id: int, count: int | Non
     holes = []
     end = 0
     ordinal = 0
-    last_time = 0
+    last_time = acknowledged = 0
     pack = INDEX_RECORD.pack
     for found in scan(data, segment.data_start):
         if count is not None and found.ordinal >= count:
@@ -191,10 +211,11 @@ def _read_records(data: bytes, segment: Segment, store_id: int, count: int | Non
         end = found.position + found.size
         ordinal = found.ordinal + 1
         last_time = found.time_ms
+        acknowledged = max(acknowledged, found.acknowledged)
     if count is not None and ordinal < count:
         holes.append((end, len(data), ordinal, count))
         index += filler(segment.data_start + end, last_time) * (count - ordinal)
-    return _Reading(index, end, holes)
+    return _Reading(index, end, holes, acknowledged)
 
 
 def _set_aside(files: Files, segment: Segment, data: bytes, reading: _Reading, report: Recovery) -> None:

@@ -38,6 +38,7 @@ _FILTER_MOST = 262_144
 _INDEXES_KEPT = 4
 _TAIL_STEP = 256 << 10
 _DAMAGE_REMEMBERED = 10_000
+_LEAST_TAIL = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +172,9 @@ class Store:
         time_ms = max(self.last_time, now_ms)
         self.last_time = time_ms
         message = encode_stored(message_id, checksum, data, flag)
+        unacknowledged = (self.end_offset - max(self.durable_end, segment.start)) // INDEX_RECORD_BYTES
         record, size = encode_record(
-            message, len(data), self.data_end, segment.count, partition_id % 10000, key_code, time_ms
+            message, len(data), self.data_end, segment.count, partition_id % 10000, key_code, time_ms, unacknowledged
         )
         assert piece is not None
         piece.records.append(record)
@@ -276,6 +278,8 @@ class Store:
     def _seal(self, segment: Segment) -> None:
         if segment.data_file is None or segment.index_file is None:
             return
+        # All messages first: the file must not end with the last of them while one before is still on its way.
+        segment.data_file.sync()
         segment.data_file.truncate(segment.data_bytes)
         segment.data_file.sync()
         segment.index_file.sync()
@@ -284,7 +288,8 @@ class Store:
         if need <= self._filled:
             return
         step = min(max(self._filled, self.limits.fill_bytes_least), self.limits.fill_bytes_most)
-        filled = need if need >= self.limits.segment_bytes else min(need + step, max(self.limits.segment_bytes, need))
+        # Never exactly full: a file that ends with its last message was closed in order, recovery takes it for that.
+        filled = max(min(need + step, self.limits.segment_bytes), need + _LEAST_TAIL)
         assert segment.data_file is not None
         segment.data_file.write(self._filled, bytes(filled - self._filled))
         self._filled = filled

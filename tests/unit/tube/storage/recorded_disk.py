@@ -145,6 +145,7 @@ def after_power_loss(ops: list[Op], base: dict[Path, bytes], random: Random) -> 
         data = ops[last].data
         for size in {1, len(data) // 2, len(data) - 1, random.randrange(len(data))}:
             yield f"last write cut at {size}", _disk(ops, base, drop=set(), cut={last: size})
+            yield f"last write begun at {size}", _disk(ops, base, drop=set(), begin={last: size})
     for _ in range(3):
         drop = {n for n in pending if random.random() < 0.5}
         cut = {n: random.randrange(len(ops[n].data)) for n in pending - drop if ops[n].data and random.random() < 0.3}
@@ -164,7 +165,14 @@ def _unsynced(ops: list[Op]) -> set[int]:
     return pending
 
 
-def _disk(ops: list[Op], base: dict[Path, bytes], *, drop: set[int], cut: dict[int, int] | None = None) -> RecordedDisk:
+def _disk(
+    ops: list[Op],
+    base: dict[Path, bytes],
+    *,
+    drop: set[int],
+    cut: dict[int, int] | None = None,
+    begin: dict[int, int] | None = None,
+) -> RecordedDisk:
     disk = RecordedDisk(base)
     for number, op in enumerate(ops):
         if op.kind in {"note", "sync", "sync_dir"}:
@@ -176,6 +184,8 @@ def _disk(ops: list[Op], base: dict[Path, bytes], *, drop: set[int], cut: dict[i
         done = op
         if cut is not None and number in cut:
             done = op._replace(data=op.data[: cut[number]])
+        if begin is not None and number in begin:  # only its later pages reached the disk
+            done = op._replace(position=op.position + begin[number], data=op.data[begin[number] :])
         if done.kind == "create":
             disk.entries[done.path] = done.inode
         else:

@@ -54,7 +54,7 @@ def test_torn_tail_at_every_byte() -> None:
     whole = files[newest].rstrip(b"\0")
     start = int(newest.name[:20])
     for cut in range(len(whole)):
-        disk = RecordedDisk({**files, newest: whole[:cut] + bytes(100)})
+        disk = RecordedDisk({**files, newest: whole[:cut] + bytes(len(whole) - cut + 100)})
         store = Store(disk, LOG, 0, limits=SMALL)
         kept = contents(store)
         assert kept == {offset: data for offset, data in ALL.items() if offset < store.end_offset}
@@ -112,6 +112,55 @@ def test_a_damaged_middle_is_set_aside_and_offsets_stay() -> None:
     again = Store(RecordedDisk(disk.files()), LOG, 0, limits=SMALL)
     assert again.recovery.losses == []
     assert contents(again) == {**kept, 28 * COUNT: b"next"}
+
+
+def one_segment(*commits: int) -> tuple[RecordedDisk, Path]:
+    """A segment of messages of 61 bytes, as an abrupt end leaves it; ``commits`` are the sizes of its commits."""
+    disk = RecordedDisk()
+    store = Store(disk, LOG, 0)
+    for size in commits:
+        for _ in range(size):
+            put(store, 0, b"message %d" % (store.end_offset // 28))
+        commit(store)
+    (path,) = names(disk.files(), ".tube")
+    return disk, path
+
+
+def zeroed(disk: RecordedDisk, path: Path, ordinal: int) -> Store:
+    """The store opened again after the page with one of its messages did not reach the disk."""
+    disk.contents[disk.entries[path]][61 * ordinal : 61 * ordinal + 61] = bytes(61)
+    return Store(RecordedDisk(disk.files()), LOG, 0)
+
+
+@pytest.mark.parametrize("ordinal", [5, 7, 8])
+def test_a_hole_in_an_interrupted_commit_was_never_acknowledged(ordinal: int) -> None:
+    disk, path = one_segment(5, 4)
+    store = zeroed(disk, path, ordinal)
+    assert (store.end_offset, store.recovery.losses) == (28 * ordinal, [])
+    assert store.first_gap(0, store.durable_end) is None
+    assert (store.recovery.torn_bytes > 0) == (ordinal < 8)
+    assert put(store, 0, b"next") == 28 * ordinal
+    commit(store)
+    again = Store(store._files, LOG, 0)
+    assert payloads(again.read(0, 0))[-1] == b"next"
+
+
+@pytest.mark.parametrize("ordinal", [0, 2, 4])
+def test_a_hole_in_what_was_acknowledged_is_damage(ordinal: int) -> None:
+    disk, path = one_segment(5, 4)
+    store = zeroed(disk, path, ordinal)
+    assert [(loss.start, loss.end) for loss in store.recovery.losses] == [(28 * ordinal, 28 * ordinal + 28)]
+    assert len(store.read(0, 0).offsets) == 8
+
+
+@pytest.mark.parametrize("ordinal", [0, 5, 8])
+def test_after_an_orderly_end_every_hole_is_damage_even_at_the_end(ordinal: int) -> None:
+    disk, path = one_segment(9)
+    Store(disk, LOG, 0).close()
+    store = zeroed(disk, path, ordinal)
+    assert [(loss.start, loss.end) for loss in store.recovery.losses] == [(28 * ordinal, 28 * ordinal + 28)]
+    assert (len(store.read(0, 0).offsets), store.end_offset, store.recovery.torn_bytes) == (8, 28 * 9, 0)
+    assert put(store, 0, b"next") == 28 * 9
 
 
 @pytest.mark.parametrize("how", ["short", "gone", "noise"])
