@@ -28,6 +28,7 @@ from penstock.tube.storage.record import encode_record
 from penstock.tube.storage.recovery import Loss, check_segment, recover
 from penstock.tube.storage.retention import Retention, expired
 from penstock.tube.storage.segment import PartitionPart, Segment
+from penstock.tube.storage.selection import Chosen, choose
 
 __all__ = ["Read", "Store", "StoreLimits", "Work"]
 
@@ -385,7 +386,7 @@ class Store:
             last = bisect_left(part.ordinals, (min(limit, segment.end) - segment.start) // INDEX_RECORD_BYTES)
             while first < last:
                 stop = last if keys is None else min(last, first + _FILTER_WINDOW)
-                chosen, taken = _choose(
+                chosen, taken = choose(
                     part, first, stop, keys, room, max_messages - len(read.offsets), bool(read.offsets)
                 )
                 if chosen:
@@ -413,7 +414,7 @@ class Store:
         self._use(segment)
         return int(segment.index()["position"][max(offset - segment.start, 0) // INDEX_RECORD_BYTES])
 
-    def _gather(self, segment: Segment, part: PartitionPart, chosen: _Chosen, read: Read) -> None:
+    def _gather(self, segment: Segment, part: PartitionPart, chosen: Chosen, read: Read) -> None:
         """Append the chosen messages of one segment to ``read``: from memory, and from disk where they are older."""
         base = segment.start
         ordinals = part.ordinals
@@ -559,56 +560,3 @@ class Store:
         for name in self._files.names(self.directory):
             self._files.remove(self.directory / name)
         self._files.sync_dir(self.directory)
-
-
-class _Chosen:
-    """Places in a partition part, rising. ``full``: a limit stopped there, go on at the ordinal ``reached``."""
-
-    __slots__ = ("full", "places", "reached")
-
-    def __init__(self, places: range | list[int], reached: int, *, full: bool) -> None:
-        self.places = places
-        self.reached = reached
-        self.full = full
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-
-def _choose(
-    part: PartitionPart,
-    first: int,
-    stop: int,
-    keys: Set[int] | None,
-    room: int,
-    most: int,
-    started: bool,  # noqa: FBT001
-) -> tuple[_Chosen, int]:
-    """What of the places ``[first, stop)`` is read: the matching ones, up to ``room`` bytes and ``most`` messages.
-
-    The very first message of a read (``started`` false) is taken whatever its size.
-    """
-    ends = part.ends
-    before = ends[first - 1] if first else 0
-    if keys is None:
-        last = min(bisect_right(ends, before + room, first, stop), first + most)
-        if last == first and not started and most > 0:
-            last = first + 1
-        taken = ends[last - 1] - before if last > first else 0
-        reached = part.ordinals[last - 1] + 1 if last > first else part.ordinals[first]
-        return _Chosen(range(first, last), reached, full=last < stop), taken
-    window = np.frombuffer(part.keys, np.int32, stop - first, first * 4)
-    matching = np.flatnonzero(np.isin(window, list(keys))) + first
-    del window
-    if not len(matching):
-        return _Chosen([], 0, full=False), 0
-    all_ends = np.frombuffer(part.ends, np.uint64)
-    sizes = all_ends[matching].astype(np.int64) - np.where(matching > 0, all_ends[matching - 1].astype(np.int64), 0)
-    del all_ends
-    sums = np.cumsum(sizes)
-    count = min(int(np.searchsorted(sums, room, side="right")), most)
-    if count == 0 and not started and most > 0:
-        count = 1
-    places: list[int] = matching[:count].tolist()
-    reached = part.ordinals[places[-1]] + 1 if places else part.ordinals[first]
-    return _Chosen(places, reached, full=count < len(matching)), int(sums[count - 1]) if count else 0
