@@ -1,4 +1,4 @@
-"""Write the reference pages that have one source in the code: commands, configuration, pipeline file, record, options.
+"""Write the reference pages that have one source: commands, configuration, pipeline file, record, options, conformance.
 
 Usage: reference.py [--check]
 
@@ -8,6 +8,7 @@ Usage: reference.py [--check]
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +25,9 @@ from penstock.statestore import commands, dialects
 from penstock.statestore.hlc import Hlc
 from penstock.tube import record
 
-PAGES = Path(__file__).resolve().parent.parent / "docs" / "reference"
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ROOT / "docs" / "reference"
+STATEMENTS = ROOT / "tests" / "conformance" / "mqtt5" / "statements.json"
 NOTE = "<!-- Written by tools/reference.py from the code; change the code, then run `make reference`. -->"
 
 
@@ -190,10 +193,30 @@ def state_store() -> str:
     return "\n".join([*lines, *(f"* `{error}`" for error in commands.StoreError), ""])
 
 
+def mqtt_conformance() -> str:
+    statements = json.loads(STATEMENTS.read_text(encoding="utf-8"))
+    missing = sum("not_yet" in row for row in statements.values())
+    lines = ["# MQTT 5.0 conformance", "", NOTE, ""]
+    lines += [
+        (
+            f"The {len(statements)} numbered statements of MQTT 5.0 (OASIS Standard, Appendix B) that bind a server, "
+            f"in our words, and the tests that show them; {missing} do not apply or are not met yet, and say why."
+        ),
+        "",
+        "| statement | requirement | shown by |",
+        "| --- | --- | --- |",
+    ]
+    for statement, row in statements.items():
+        tests = "<br>".join(f"`{test.removeprefix('tests/')}`" for test in row.get("tests", ()))
+        lines.append(f"| {statement} | {cell(row['requirement'])} | {tests or 'not yet: ' + cell(row['not_yet'])} |")
+    return "\n".join([*lines, ""])
+
+
 GENERATED = {
     "cli.md": cli,
     "configuration.md": configuration,
     "pipeline-file.md": pipeline_file,
+    "mqtt-conformance.md": mqtt_conformance,
     "record.md": record_table,
     "spark-options.md": spark_options,
     "state-store.md": state_store,
