@@ -1,0 +1,45 @@
+"""A session without a connection: what waits, what is dropped, and that the sizes add up."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.engine.broker import Broker
+from penstock.mqtt.engine.limits import BrokerLimits, QueueFull
+from penstock.mqtt.engine.message import Message
+from penstock.mqtt.engine.session import Session
+
+
+def offline(**limits: object) -> Session:
+    broker = Broker(BrokerLimits(**limits), new_client_id=lambda: "c")  # type: ignore[arg-type]
+    return Session(broker, "c", broker.limits, broker.stats)
+
+
+def put(session: Session, *payloads: bytes, qos: int = 1) -> None:
+    for payload in payloads:
+        session.deliver(Message(Publish("a", payload, qos), 0), qos, 0, b"", 0)
+
+
+@pytest.mark.parametrize(
+    ("policy", "kept"), [(QueueFull.DROP_NEWEST, [b"1", b"2"]), (QueueFull.DROP_OLDEST, [b"2", b"3"])]
+)
+def test_a_full_queue_and_its_bytes(policy: QueueFull, kept: list[bytes]) -> None:
+    session = offline(max_queued_messages=2, when_queue_full=policy)
+    put(session, b"1", b"2", b"3")
+    assert [delivery[0].payload for delivery in session.queue] == kept
+    assert session.queued_bytes == sum(delivery[0].size for delivery in session.queue)
+    session.clear()
+    assert (session.queued_bytes, len(session.queue)) == (0, 0)
+
+
+def test_qos_0_is_not_kept_for_who_is_away() -> None:
+    session = offline()
+    put(session, b"x", qos=0)
+    assert (len(session.queue_qos0), session.queued_bytes) == (0, 0)
+
+
+def test_acknowledgements_of_nothing() -> None:
+    session = offline()
+    assert not session.acknowledge(7, 0)
+    session.send_waiting(0)
