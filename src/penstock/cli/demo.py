@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shlex
 import shutil
 import signal
@@ -30,7 +31,11 @@ PLOT_WIDTH = 110
 @app.command()
 def demo(
     attach: Annotated[
-        bool, typer.Option("--attach", help="Use the node at --broker and --tube-master instead of starting one.")
+        bool,
+        typer.Option(
+            "--attach",
+            help="Use the node at --broker and --tube-master, which has the rule of examples/water/penstock.yaml.",
+        ),
     ] = False,
     broker: Annotated[
         str, typer.Option(envvar="PENSTOCK_BROKER", metavar="URL", help="With --attach: the node's MQTT broker.")
@@ -95,9 +100,16 @@ async def _interruptible(work: object) -> Outcome:
 def _directory(given: Path | None) -> Path:
     if given is None:
         return Path(tempfile.mkdtemp(prefix="penstock-demo-"))
-    if given.exists() and (not given.is_dir() or any(given.iterdir())):
-        raise ConfigError(f"--dir {str(given)!r} is not an empty directory", option="dir", do="name a new one")
-    given.mkdir(parents=True, exist_ok=True)
+    try:
+        if given.exists() and (not given.is_dir() or any(given.iterdir())):
+            raise ConfigError(f"--dir {str(given)!r} is not an empty directory", option="dir", do="name a new one")
+        given.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--dir {str(given)!r} cannot be made: {error.strerror}",
+            option="dir",
+            do="name a directory that this user may write",
+        ) from error
     return given.resolve()
 
 
@@ -149,7 +161,7 @@ def _account(outcome: Outcome) -> str:
 def _where(outcome: Outcome, plot: Path) -> str:
     query = (
         "from penstock.spark import session; from penstock.pipelines.table import read; "
-        f"read(session('query'), {str(outcome.table)!r}).groupBy('abnormal').count().show()"
+        f'read(session("query"), {json.dumps(str(outcome.table))}).groupBy("abnormal").count().show()'
     )
     verdict = "Everything adds up." if outcome.proof.holds else "SOMETHING IS OFF: see the lines marked FAIL."
     return (

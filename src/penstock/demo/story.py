@@ -20,7 +20,7 @@ from penstock.demo.proof import Evidence, Proof, prove
 from penstock.demo.segments import Segment, expected, join, parse_alarm
 from penstock.demo.sender import Sender
 from penstock.demo.stack import Options, Stack
-from penstock.errors import PenstockError, UnavailableError
+from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.client import MqttClient
 from penstock.pipelines.checkpoint import Offsets
 from penstock.pipelines.ledger import Ledger
@@ -77,10 +77,17 @@ class _Story:
         async with self.connect_store("setup") as store:
             await store.set(self.branch.limits_key, self.limits.to_json())
         self.screen.say(f"state store: {self.branch.limits_key} = {self.limits.to_json().decode()}")
-        self.screen.say("starting Spark and the pipeline")
+        self.screen.say("starting Spark and the pipeline; this takes up to half a minute")
         # Before the first message: what the log held already is no part of the story.
         if options.attach is not None:
-            self.start = await self.of_log(LogReader.end)
+            try:
+                self.start = await self.of_log(LogReader.end)
+            except (ConfigError, RefusedError) as error:
+                raise ConfigError(
+                    error.what,
+                    why="the node has no rule for water/+/flow",
+                    do=f"start it with --config {data.example('penstock.yaml')}, or leave out --attach",
+                ) from error
         await self.stack.start_driver()
 
     async def send(self, sender: Sender) -> None:
