@@ -19,12 +19,14 @@ setup: $(STAMP) ## Make .venv and install everything, pinned by version and hash
 
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer was found: install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@echo "make: installing into .venv, pinned by version and hash; the first time this takes a minute or two"
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/build.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-build-isolation -r requirements/dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@rm -f .venv/.installed-*
 	@touch $@
+	@echo 'make: done; for the command penstock in this shell: export PATH="$(CURDIR)/.venv/bin:$$PATH"'
 
 system: ## Install the Debian packages that the interop tests use (needs apt and root)
 	@bash tools/system.sh requirements/debian.txt
