@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import queue
 import re
+import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +69,17 @@ def cause(text: str) -> tuple[str, str]:
     return "", " / ".join([*lines[:1], *deeper[-1:]]) or "the query ended without a reason"
 
 
+@contextmanager
+def _own_interrupt() -> Iterator[None]:
+    """Keep the caller's SIGINT handler: Spark sets one that ends the process in the middle of a batch."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGINT, handler)
+
+
 @dataclass(slots=True)
 class _Running:
     """One query and how it fares."""
@@ -122,9 +135,10 @@ class _Run:
             with ThreadPoolExecutor(1, thread_name_prefix="lease") as pool:
                 # Both take seconds: Spark to start, the lease to expire where the run before us died.
                 lease = pool.submit(store.start, LEASE_WAIT_S)
-                spark = session(
-                    f"penstock-{pipeline.name}", spark_master, conf, checkpoint=str(state), log_level="FATAL"
-                )
+                with _own_interrupt():
+                    spark = session(
+                        f"penstock-{pipeline.name}", spark_master, conf, checkpoint=str(state), log_level="FATAL"
+                    )
                 token = lease.result()
             try:
                 context = Context(

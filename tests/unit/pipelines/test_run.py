@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
+from penstock.pipelines import run
 from penstock.pipelines.run import cause
 
 THROUGH_PYTHON = """\
@@ -17,6 +20,15 @@ During handling of the above exception, another exception occurred:
 
 penstock.errors.PenstockError: the disk is full
   do:  make room
+\tat py4j.Protocol.getReturnValue(Protocol.java:476)
+"""
+COLUMN = "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column `celcius` cannot be resolved. SQLSTATE: 42703; line 1 pos 0"
+THROUGH_PROXY = f"""\
+An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):
+  File "batches.py", line 1, in __call__
+pyspark.errors.exceptions.captured.AnalysisException: {COLUMN};
+'Filter ('celcius > 1)
+
 \tat py4j.Protocol.getReturnValue(Protocol.java:476)
 """
 OF_SPARK = """\
@@ -37,8 +49,16 @@ Caused by: java.util.ConcurrentModificationException
             "the state store did not answer\n  why: no connection\n  do:  start the node",
         ),
         (OF_SPARK, "", "Task not serializable / Caused by: java.util.ConcurrentModificationException"),
+        (THROUGH_PROXY, "", COLUMN),
         ("", "", "the query ended without a reason"),
     ],
 )
 def test_the_last_error_of_ours_or_sparks_first_line_and_deepest_cause(text: str, kind: str, words: str) -> None:
     assert cause(text) == (kind, words)
+
+
+def test_ctrl_c_stays_what_the_caller_made_it() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with run._own_interrupt():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as Spark's start sets a handler of its own
+    assert signal.getsignal(signal.SIGINT) is before
