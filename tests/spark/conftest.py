@@ -15,7 +15,13 @@ from tests.spark.node import Node
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    session = penstock.spark.session("tests", conf={"spark.sql.streaming.stopTimeout": "30s"}, log_level="OFF")
+    conf = {
+        "spark.sql.streaming.stopTimeout": "30s",
+        # A short life: Java's second compiler would cost more time than its code gives back.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.ui.enabled": "false",
+    }
+    session = penstock.spark.session("tests", conf=conf, log_level="OFF")
     yield session
     session.stop()
 
