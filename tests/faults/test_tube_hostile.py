@@ -120,8 +120,10 @@ async def test_a_slow_reader_gets_everything_while_others_are_served(server: Ser
     wanted = pb.GetMessageRequestC2B(clientId="r", partitionId=0, groupName="r", topicName="demo")
     wanted.range.startOffset = 0
     serials = [slow.write(MethodId.GET_MESSAGES, wanted, timeout_ms=None) for _ in range(60)]
-    await until(lambda: server.broker.engine.gets > 4)
+    # How many answers the kernel takes for a peer that does not read differs; it never takes all of them.
+    await until(lambda: server.broker.engine.gets)
     await still_served(server)
+    assert server.broker.engine.gets < len(serials)
     for serial in serials:
         assert len((await slow.answer(serial)).messages[0].payLoadData) == 1 << 20
     await slow.close()
