@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Final, cast
@@ -21,8 +20,9 @@ from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats
 from penstock.mqtt.service import Service
+from penstock.runtime.clock import wall_clock_ms
 
-__all__ = ["BrokerLimits", "BrokerStats", "MqttServer", "wall_clock_ms"]
+__all__ = ["BrokerLimits", "BrokerStats", "MqttServer"]
 
 logger = logging.getLogger("penstock.mqtt")
 
@@ -30,11 +30,6 @@ CLOSE_GRACE_S: Final = 5.0
 """How long a connection that was closed may take to read its last bytes; then it is cut."""
 WRITE_BUFFER_BYTES: Final = 256 * 1024
 """Unwritten bytes above which a connection takes no more messages and is not read either."""
-
-
-def wall_clock_ms() -> int:
-    """Milliseconds since 1970, UTC."""
-    return time.time_ns() // 1_000_000
 
 
 class _Link(asyncio.Protocol):

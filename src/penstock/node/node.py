@@ -20,6 +20,7 @@ from penstock.node.data_dir import DataDirectory
 from penstock.node.http import HttpServer, broker_app, broker_methods, master_app
 from penstock.node.rules import Identities, RuleService
 from penstock.runtime.addresses import Address, bind_error
+from penstock.runtime.clock import wall_clock_ms
 from penstock.runtime.metrics import Metrics, figures
 from penstock.statestore.service import StateStoreService
 from penstock.tube.broker import TubeBroker
@@ -193,7 +194,7 @@ class Node:
         self.metrics.add("statestore", lambda: _store_figures(store), gauges=_STORE_GAUGES)
         server.add_service(store)
         # Clock and entropy: neither a clock that was set back nor two starts in one millisecond repeat a run.
-        identities = Identities(f"{time.time_ns() // 1_000_000:x}{secrets.token_hex(3)}")
+        identities = Identities(f"{wall_clock_ms():x}{secrets.token_hex(3)}")
         shapes = {topic.name: topic for topic in master.topics()}
         for rule in self.config.rules:
             shape = shapes[rule.topic]

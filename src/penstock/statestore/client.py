@@ -11,7 +11,6 @@ import contextlib
 import logging
 import math
 import os
-import time
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -21,6 +20,7 @@ from typing import Final, NamedTuple, Self
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError, RemoteProtocolError, UnavailableError
 from penstock.mqtt.client import MqttClient, parse_url
 from penstock.mqtt.codec.packets import Publish
+from penstock.runtime.clock import wall_clock_ms
 from penstock.statestore.binding import client_response_topic, key_of_notification, notify_filter, request
 from penstock.statestore.codec import Reply, ReplyKind, decode_notification, decode_reply
 from penstock.statestore.commands import Condition, StoreError
@@ -171,7 +171,7 @@ class StateStoreClient:
         self._mqtt = mqtt
         self._owns_mqtt = False
         self._reconnect = reconnect
-        self._clock = clock or _wall_ms
+        self._clock = clock or wall_clock_ms
         self._hlc = Hlc(0, 0, uuid.uuid4().hex)
         self._prefix = os.urandom(8)
         self._requests = 0
@@ -495,7 +495,3 @@ def _key(key: bytes | str) -> bytes:
 
 def _unexpected(command: str, reply: Reply) -> RemoteProtocolError:
     return RemoteProtocolError(f"state store: answer to {command} was {reply.kind} {reply.number or reply.data!r}")
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000

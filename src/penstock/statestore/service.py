@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,6 +24,7 @@ from penstock.errors import LocalProtocolError, StorageError
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import Inbound, Outlet
+from penstock.runtime.clock import steady_clock, wall_clock_ms
 from penstock.runtime.committer import GroupCommitter
 from penstock.runtime.durability import Durability
 from penstock.statestore.binding import (
@@ -125,8 +125,8 @@ class StateStoreService:
         self.stats = Stats()
         self.recovered: Recovered | None = None
         self._durability = durability
-        self._clock = clock or _wall_ms
-        self._steady = steady or clock or _steady_clock()
+        self._clock = clock or wall_clock_ms
+        self._steady = steady or clock or steady_clock()
         self._forced = dialect_named(dialect)
         self._engine = Engine(max_keys=max_keys, authorise=authorise)
         self._storage = Storage(path, durability)
@@ -357,13 +357,3 @@ class StateStoreService:
 
 def _ignore(_: StorageError | None) -> None:
     """Nobody waits for a change that is written behind; a failure is reported through ``on_failure``."""
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-def _steady_clock() -> Callable[[], int]:
-    """A clock that starts at the wall clock and then goes with the monotonic one."""
-    started = time.time_ns() - time.monotonic_ns()
-    return lambda: (started + time.monotonic_ns()) // 1_000_000

@@ -15,10 +15,10 @@ from pathlib import Path
 import penstock
 from penstock.errors import PenstockError, StorageError
 from penstock.runtime.addresses import parse_address
+from penstock.runtime.clock import steady_clock
 from penstock.runtime.committer import GroupCommitter
 from penstock.runtime.durability import Durability
 from penstock.tube.broker_connection import BrokerConnection
-from penstock.tube.clock import steady_clock
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import encode_response
 from penstock.tube.codec.methods import METHODS

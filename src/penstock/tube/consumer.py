@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
+from penstock.runtime.clock import monotonic_ms, wall_clock_ms
 from penstock.tube.addresses import Address, local_ipv4, parse_masters
 from penstock.tube.codec import message as codec
 from penstock.tube.codec.codes import ErrCode
@@ -110,7 +111,7 @@ class Consumer:
         self.client_id = check_client_id(client_id if client_id is not None else new_client_id("consumer", group))
         self.received = 0
         self.damaged = 0
-        self._member = Membership(self.client_id, local_ipv4(), group, names, by_topic, time.time_ns() // 1_000_000)
+        self._member = Membership(self.client_id, local_ipv4(), group, names, by_topic, wall_clock_ms())
         self._start = Start[start.upper()]
         self._auto_confirm = auto_confirm
         self._heartbeat_s = heartbeat_s
@@ -326,9 +327,9 @@ class Consumer:
         failing_since: float | None = None
         while True:
             try:
-                step = reading.next_step(_now())
+                step = reading.next_step(monotonic_ms())
                 if step is Step.WAIT:
-                    await asyncio.sleep(max(0.0, (reading.ready_at - _now()) / 1000))
+                    await asyncio.sleep(max(0.0, (reading.ready_at - monotonic_ms()) / 1000))
                     continue
                 link = await self._link(partition)
                 step = await (
@@ -356,7 +357,7 @@ class Consumer:
         answer = await link.call(
             READ, MethodId.PARTITION_REGISTER, request, broker_pb2.RegisterResponseB2C, timeout_s=self._timeout_s
         )
-        step = reading.register_answer(answer, _now())
+        step = reading.register_answer(answer, monotonic_ms())
         if step is Step.GET:
             self._member.held.add(reading.partition)
             self._first_outcome.pop(reading.partition, asyncio.Event()).set()
@@ -367,7 +368,7 @@ class Consumer:
         answer = await link.call(
             READ, MethodId.GET_MESSAGES, request, broker_pb2.GetMessageResponseB2C, timeout_s=self._timeout_s
         )
-        step = reading.get_answer(answer, _now())
+        step = reading.get_answer(answer, monotonic_ms())
         if step is Step.DELIVER:
             messages = self._messages(reading.partition, answer)
             if not messages:
@@ -447,7 +448,7 @@ class Consumer:
         answer = await link.call(
             READ, MethodId.PARTITION_REGISTER, register, broker_pb2.RegisterResponseB2C, timeout_s=self._timeout_s
         )
-        batch.reading.register_answer(answer, _now())
+        batch.reading.register_answer(answer, monotonic_ms())
         batch.revoke()  # the rest is fetched again
         return answer.errCode == ErrCode.SUCCESS
 
@@ -497,7 +498,3 @@ def _msg_type(data: bytes, flag: int) -> str | None:
     if split is None:
         return None
     return dict(codec.parse_attributes(split[0])).get(codec.MSG_TYPE)
-
-
-def _now() -> int:
-    return time.monotonic_ns() // 1_000_000

@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import os
 import socket
-import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
@@ -18,6 +17,7 @@ from google.protobuf.message import Message
 
 from penstock import __version__
 from penstock.errors import PenstockError, RemoteProtocolError, UnavailableError
+from penstock.runtime.clock import wall_clock_ms
 from penstock.tube.addresses import Address, local_ipv4
 from penstock.tube.codec.envelope import Request, Response, decode_response, encode_request, payload_of
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
@@ -34,7 +34,7 @@ _COUNTER = itertools.count(1)
 
 def new_client_id(kind: str, group: str | None = None) -> str:
     """``[group_]ip-pid-ms-counter-kind-penstock-version``: unique in this process and, by time and pid, beyond it."""
-    ms = time.time_ns() // 1_000_000
+    ms = wall_clock_ms()
     tail = f"{local_ipv4()}-{os.getpid()}-{ms}-{next(_COUNTER)}-{kind}-penstock-{__version__}"
     return tail if group is None else f"{group}_{tail}"
 

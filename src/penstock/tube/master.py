@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import StorageError, UnavailableError
+from penstock.runtime.clock import steady_clock
 from penstock.runtime.committer import GroupCommitter
 from penstock.tube import admin
-from penstock.tube.clock import steady_clock
 from penstock.tube.codec.envelope import Request
 from penstock.tube.engine.cluster import Topic
 from penstock.tube.engine.master import MasterConfig, MasterEngine

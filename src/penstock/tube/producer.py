@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
+from penstock.runtime.clock import monotonic_ms
 from penstock.tube.addresses import Address, local_ipv4, parse_masters
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import Request, Response
@@ -316,7 +317,7 @@ class Producer:
                 why=f"its limit is {most} bytes",
                 do="send less, or raise the topic's largest message",
             )
-        target = self._routes.choose(message.topic, message.key, message.partition, _now())
+        target = self._routes.choose(message.topic, message.key, message.partition, monotonic_ms())
         assert target is not None, "admitted only while the topic has partitions"
         self.sent += 1
         self._push(target, message)
@@ -397,7 +398,7 @@ class Producer:
             )
             error.retriable = retry
             if answer.errCode == ErrCode.SERVICE_UNAVAILABLE:
-                self._routes.avoid(target.broker.id, _now() + AVOID_MS)
+                self._routes.avoid(target.broker.id, monotonic_ms() + AVOID_MS)
         message = lane.failed(number) if retry else lane.refused(number)
         if message is not None:
             message.error = error
@@ -444,7 +445,7 @@ class Producer:
 
     def _move(self, lane: Lane[_Message]) -> None:
         """Messages that go anywhere leave a broker that is avoided."""
-        now = _now()
+        now = monotonic_ms()
         if not self._routes.avoided(lane.target.broker.id, now):
             return
         for message in lane.take_waiting():
@@ -464,7 +465,7 @@ class Producer:
                     self._links[broker.id] = await Link.connect((info.host, info.port))
                     break
                 except UnavailableError as error:
-                    self._routes.avoid(broker.id, _now() + UNREACHABLE_MS)
+                    self._routes.avoid(broker.id, monotonic_ms() + UNREACHABLE_MS)
                     for lane in self._lanes_to(broker):
                         self._expire(lane, error)
                         self._move(lane)
@@ -499,7 +500,3 @@ def _overtaken(target: Partition) -> UnavailableError:
         why="sending it again would change the order of the partition",
         do="send it again if its place does not matter",
     )
-
-
-def _now() -> int:
-    return time.monotonic_ns() // 1_000_000

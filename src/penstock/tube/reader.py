@@ -19,6 +19,7 @@ from typing import NamedTuple, Self, TypeVar
 from google.protobuf.message import Message
 
 from penstock.errors import ConfigError, DataLossError, RefusedError, RemoteProtocolError, UnavailableError
+from penstock.runtime.clock import wall_clock_ms
 from penstock.tube.addresses import Address, parse_masters
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import Request, decode_response, encode_request, payload_of
@@ -320,7 +321,7 @@ class _Connection:
 def _client_id(kind: str) -> str:
     # Executors are many processes, maybe of one machine image: pid and time may be equal, so a random part is in it.
     number = f"{next(_COUNTER)}{random.randrange(1 << 32):08x}"  # noqa: S311 - distinct, not secret
-    return f"127.0.0.1-{os.getpid()}-{time.time_ns() // 1_000_000}-{number}-{kind}-penstock"
+    return f"127.0.0.1-{os.getpid()}-{wall_clock_ms()}-{number}-{kind}-penstock"
 
 
 def _accepted(code: int, text: str, peer: str) -> None:
