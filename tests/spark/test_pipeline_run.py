@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.errors import DataLossError, PenstockError, UnavailableError
+from penstock.errors import ConfigError, DataLossError, PenstockError, UnavailableError
 from penstock.pipelines import run as running
 from penstock.pipelines.ledger import Ledger
 from penstock.pipelines.model import Pipeline
@@ -254,14 +254,16 @@ def test_a_second_run_waits_and_the_first_is_fenced_off_once_it_took_over(node: 
     first, second = WriteBack(node.mqtt, "fenced"), WriteBack(node.mqtt, "fenced")
     third = WriteBack(node.mqtt, "fenced")
     try:
-        first.start(10.0)
+        for store in (first, second, third):
+            store.connect()
+        first.acquire(10.0)
         with pytest.raises(UnavailableError, match="was not to be had"):
-            second.start(0.5)
+            second.acquire(0.5)
         assert first.write([Change("fenced/a", b"1"), Change("fenced/a", None), Change("fenced/b", b"1")]) == 3
         assert node.get("fenced/b") == b"1"
         # As if it had expired while the first was paused.
         node.delete(lease_key("fenced"))
-        third.start(10.0)
+        third.acquire(10.0)
         assert third.token > first.token
         third.write([Change("fenced/b", b"3")])
         with pytest.raises(PenstockError, match="belongs to a later run"):
@@ -271,3 +273,17 @@ def test_a_second_run_waits_and_the_first_is_fenced_off_once_it_took_over(node: 
     finally:
         for store in (first, second, third):
             store.close()
+
+
+def test_a_topic_that_is_not_there_is_told_before_spark_starts(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "session", None)
+    text = FILE.format(name="early", topic="nowhere", master=node.master, broker=node.mqtt, lake=tmp_path)
+    with pytest.raises(ConfigError, match="topic 'nowhere' does not exist"):
+        running.run(
+            config.parse(text, Pipeline, name="p.yaml", environment={}),
+            state=tmp_path / "state",
+            emit=lambda _: None,
+            stop=threading.Event(),
+        )

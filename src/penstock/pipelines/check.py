@@ -10,12 +10,22 @@ from typing import NamedTuple
 from pydantic import ValidationError
 from pydantic_core import InitErrorDetails
 
+from penstock.errors import ConfigError
 from penstock.pipelines.model import SOURCE, Pipeline, Step
 from penstock.pipelines.plan import MAKES_DEAD_LETTERS, plan
+from penstock.spark.options import SourceOptions
 
 __all__ = ["Problem", "problems", "problems_as_error"]
 
 _SELECT = re.compile(r"\s*select\b(?!\s+distinct\b)", re.IGNORECASE)
+_SET_BY_THE_PIPELINE = {
+    "tubemq.master": "source.master to name the masters",
+    "subscribe": "source.topics to name the topics",
+    "assign": "source.topics to name the topics; a pipeline reads whole topics",
+    "includeheaders": "it to be left out: a pipeline always has the headers",
+}
+"""Options of the source, in lower case, that other parts of the file decide."""
+_FIELDS = {"tubemq.master": "master", "subscribe": "topics"}
 RESERVED = "_source"
 """The internal column with a record's coordinates; steps may read it, not make it."""
 
@@ -30,7 +40,7 @@ class Problem(NamedTuple):
 
 def problems(pipeline: Pipeline) -> list[Problem]:
     """Everything wrong with the references and the order of steps; what depends on them is checked once they hold."""
-    found = [*_names(pipeline), *_references(pipeline), *_statements(pipeline)]
+    found = [*_source(pipeline), *_names(pipeline), *_references(pipeline), *_statements(pipeline)]
     return found or [*_chains(pipeline), *_paths(pipeline)]
 
 
@@ -44,6 +54,22 @@ def problems_as_error(pipeline: Pipeline) -> ValidationError | None:
         for p in found
     ]
     return ValidationError.from_exception_data("Pipeline", details)
+
+
+def _source(pipeline: Pipeline) -> Iterator[Problem]:
+    source = pipeline.source
+    for name, value in source.options.items():
+        if name.lower() in _SET_BY_THE_PIPELINE:
+            yield Problem(("source", "options", name), value, f"expected {_SET_BY_THE_PIPELINE[name.lower()]}")
+            return
+    try:
+        SourceOptions.parse(source.all_options()).for_stream()
+    except ConfigError as error:
+        option = next((name for name in source.options if name.lower() == (error.option or "").lower()), None)
+        field = _FIELDS.get(error.option or "")
+        location = ("source", "options", option) if option is not None else ("source", *([field] if field else []))
+        value = source.options[option] if option is not None else getattr(source, field or "format")
+        yield Problem(location, value, f"{error.what}; {error.do}" if error.do else error.what)
 
 
 def _names(pipeline: Pipeline) -> Iterator[Problem]:

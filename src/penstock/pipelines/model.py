@@ -52,11 +52,24 @@ class Source(_Part):
         default_factory=dict, description="further options of the source, named as Kafka's connector names them"
     )
 
+    def all_options(self) -> dict[str, str]:
+        """What the ``tubemq`` source is given: what the file says, and what every pipeline needs of it."""
+        given = {name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in self.options.items()}
+        # Unlike a bare stream: a pipeline that is set up after the first record came should have that one too.
+        starting = {} if "startingoffsets" in map(str.lower, given) else {"startingOffsets": "earliest"}
+        return {
+            **starting,
+            **given,
+            "tubemq.master": self.master,
+            "subscribe": ",".join(self.topics),
+            "includeHeaders": "true",
+        }
+
 
 class StateStore(_Part):
     """The MQTT broker that the state store answers on."""
 
-    broker: str = "mqtt://127.0.0.1:1883"
+    broker: str = Field(default="mqtt://127.0.0.1:1883", pattern=r"^(mqtt|mqtts|ws|wss)://[^\s/]+(/.*)?$")
 
 
 class Parse(_Part):

@@ -130,11 +130,15 @@ class _Run:
             "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
             **self._conf,
         }
+        source = TubeSource(pipeline.source, state / "starts")
         self._emit({"event": "starting", "pipeline": pipeline.name, "run": run_id, "state_dir": str(state)})
         try:
+            # A wrong address or topic is told now, not when Spark has started.
+            store.connect()
+            source.check()
             with ThreadPoolExecutor(1, thread_name_prefix="lease") as pool:
                 # Both take seconds: Spark to start, the lease to expire where the run before us died.
-                lease = pool.submit(store.start, LEASE_WAIT_S)
+                lease = pool.submit(store.acquire, LEASE_WAIT_S)
                 with _own_interrupt():
                     spark = session(
                         f"penstock-{pipeline.name}", spark_master, conf, checkpoint=str(state), log_level="FATAL"
@@ -142,7 +146,7 @@ class _Run:
                 token = lease.result()
             try:
                 context = Context(
-                    source=TubeSource(pipeline.source, state / "starts"),
+                    source=source,
                     ledger=Ledger(state / "ledger"),
                     gate=self._gate,
                     report=self._done.put,
@@ -160,9 +164,9 @@ class _Run:
                         "sinks": list(self._queries),
                     }
                 )
-                self._supervise(store, context.source)
+                self._supervise(store, source)
                 self._drain()
-                self._report(context.source)
+                self._report(source)
                 for running in self._queries.values():
                     _check_nothing_dropped(running)
             finally:

@@ -12,33 +12,35 @@ from penstock.pipelines.checkpoint import Offsets
 from penstock.pipelines.durable import read_json, write_json
 from penstock.pipelines.model import Source
 from penstock.spark.cluster import Tube
-from penstock.spark.offsets import parse_wanted, resolve, to_json
-from penstock.spark.options import SourceOptions
+from penstock.spark.offsets import resolve, to_json
+from penstock.spark.options import SourceOptions, canonical_names
 from penstock.spark.tube import count_rows
 
 __all__ = ["TubeSource"]
 
-DEFAULT_STARTING = "earliest"
-"""Unlike a bare stream's: a pipeline that is set up after the first record came should have that one too."""
-
 LAG_TIMEOUT_MS = 1_000
 """Lag is for people to look at: a node that is restarting must not hold the run up."""
+FIRST_LOOK_MS = 10_000
+"""Before Spark is started: a wrong address or topic is told at once, a node that is just starting is waited for."""
 
 
 class TubeSource:
     """What a pipeline reads. ``starts`` is the directory that keeps where each query began."""
 
     def __init__(self, source: Source, starts: Path) -> None:
-        given = {name: _text(value) for name, value in source.options.items()}
-        self.options = {
-            "startingOffsets": DEFAULT_STARTING,
-            **given,
-            "tubemq.master": source.master,
-            "subscribe": ",".join(source.topics),
-            "includeHeaders": "true",
-        }
+        self.options = canonical_names(source.all_options())
         self.checked = SourceOptions.parse(self.options)
         self._starts = starts
+
+    def check(self) -> None:
+        """Look whether the tube answers and has the topics.
+
+        Raises:
+            UnavailableError: no master answers.
+            ConfigError: a topic does not exist.
+        """
+        with Tube(self.checked.masters, min(self.checked.timeout_ms, FIRST_LOOK_MS)) as tube:
+            tube.partitions(self.checked.topics)
 
     def start(self, query: str) -> Offsets:
         """Where ``query`` began, or begins now: decided once and kept.
@@ -51,10 +53,9 @@ class TubeSource:
             return dict(read_json(path))
         except FileNotFoundError:
             pass
-        wanted = parse_wanted(self.options["startingOffsets"], "startingOffsets")
         with Tube(self.checked.masters, self.checked.timeout_ms) as tube:
             bounds = tube.bounds(tube.partitions(self.checked.topics))
-        start = to_json(resolve(wanted, bounds, "startingOffsets"))
+        start = to_json(resolve(self.checked.for_stream(), bounds, "startingOffsets"))
         write_json(path, start)
         return start
 
@@ -100,7 +101,3 @@ class TubeSource:
             return count_rows(self.options | {"tubemq.timeoutMs": str(LAG_TIMEOUT_MS)}, end, newest)
         except PenstockError:
             return None
-
-
-def _text(value: str | float | bool) -> str:  # noqa: FBT001 - an option of the file
-    return str(value).lower() if isinstance(value, bool) else str(value)

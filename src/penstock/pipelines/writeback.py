@@ -26,6 +26,7 @@ LEASE_MS = 10_000
 """How long a driver that died keeps others out."""
 CONCURRENT_KEYS = 64
 """Requests under way at once: enough to fill the store's group commit, few enough for any receive maximum."""
+CONNECT_TIMEOUT_S = 30.0
 WRITE_TIMEOUT_S = 60.0
 
 
@@ -52,7 +53,7 @@ def collapse(changes: Iterable[Change]) -> dict[str, list[Change]]:
 
 
 class WriteBack:
-    """Holds the lease of ``pipeline`` from ``start`` to ``close`` and writes for its run.
+    """Holds the lease of ``pipeline`` from ``acquire`` to ``close`` and writes for its run.
 
     ``on_lost`` is called once, from the loop's thread, when the lease is lost: from then on another run may hold it,
     and the store refuses our token as soon as that one has written.
@@ -77,14 +78,23 @@ class WriteBack:
             raise UnavailableError(f"the run of {self.pipeline!r} holds no lease", applied=False)
         return self._token
 
-    def start(self, timeout_s: float) -> Hlc:
-        """Connect and wait for the lease, which a run before us may hold until it expires.
+    def connect(self) -> None:
+        """Connect to the broker of the state store.
 
         Raises:
-            UnavailableError: no connection, or the lease was held by another run all the time.
+            UnavailableError: nobody answers there.
+            RefusedError: the broker refused the connection.
         """
         self._thread.start()
-        return self._run(self._start(timeout_s), timeout_s + 10.0)
+        self._run(self._connect(), CONNECT_TIMEOUT_S)
+
+    def acquire(self, timeout_s: float) -> Hlc:
+        """Wait for the lease, which a run before us may hold until it expires; the token of the run.
+
+        Raises:
+            UnavailableError: the lease was held by another run all the time, or the store does not answer.
+        """
+        return self._run(self._acquire(timeout_s), timeout_s + 10.0)
 
     def write(self, changes: Sequence[Change]) -> int:
         """Carry out ``changes``, in order for each key; how many requests that took. Returns after all are answered.
@@ -123,9 +133,12 @@ class WriteBack:
                 do="start the node again; the pipeline repeats the batch",
             ) from None
 
-    async def _start(self, timeout_s: float) -> Hlc:
+    async def _connect(self) -> None:
         client = StateStoreClient.connect(self._broker, client_id=f"pipeline-{self.pipeline}-{self._run_id}")
         self._client = await client.__aenter__()
+
+    async def _acquire(self, timeout_s: float) -> Hlc:
+        assert self._client is not None
         lease = Lease(self._client, lease_key(self.pipeline), holder=self._run_id, ttl_ms=LEASE_MS)
         self._token = await lease.acquire(timeout_s=timeout_s)
         self._lease = lease

@@ -16,7 +16,7 @@ from typing import TypeVar
 from penstock.errors import ConfigError
 from penstock.spark.offsets import Wanted, parse_wanted
 
-__all__ = ["OPTIONS", "UNSUPPORTED", "SourceOptions"]
+__all__ = ["OPTIONS", "UNSUPPORTED", "SourceOptions", "canonical_names"]
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ class SourceOptions:
         Raises:
             ConfigError: an unknown or unsupported option, or a value that cannot be used; names what is accepted.
         """
-        given = {_canonical(name): value for name, value in options.items()}
+        given = canonical_names(options)
         topics, assigned = _selection(given)
         return cls(
             masters=_masters(given),
@@ -132,6 +132,15 @@ class SourceOptions:
                 do="leave it out; to stop at what is there now, use trigger(availableNow=True)",
             )
         return "latest" if self.starting is None else self.starting
+
+
+def canonical_names(options: Mapping[str, str]) -> dict[str, str]:
+    """``options`` with every name as documented.
+
+    Raises:
+        ConfigError: one that is not known or not supported.
+    """
+    return {_canonical(name): value for name, value in options.items()}
 
 
 def _canonical(name: str) -> str:

@@ -34,6 +34,26 @@ def test_what_does_not_fit_together_is_named_with_its_place(old: str, new: str, 
         parse(FILE.replace(old, new, 1))
 
 
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (
+            "{topics: [a], options: {startingOfsets: latest}}",
+            r"p.yaml:2:\d+: .*startingOfsets.* did you mean startingOff",
+        ),
+        ("{topics: [a], options: {startingOffsets: soon}}", r"p.yaml:2:\d+: .*startingOffsets"),
+        ("{topics: [a], options: {maxOffsetsPerTrigger: 0}}", r"p.yaml:2:\d+: .*not a number above 0"),
+        ("{topics: [a], options: {endingOffsets: latest}}", r"p.yaml:2:\d+: .*no meaning for a stream"),
+        ("{topics: [a], options: {Subscribe: b}}", r"p.yaml:2:\d+: .*expected source.topics"),
+        ("{topics: [a], master: nowhere}", r"p.yaml:2:\d+: .*'nowhere' is not HOST:PORT"),
+        ("{topics: ['']}", r"p.yaml:2:.*has an empty topic"),
+    ],
+)
+def test_options_of_the_source_are_checked_without_spark(source: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(FILE.replace("{topics: [water_flow]}", source, 1))
+
+
 def test_parse_reads_the_source() -> None:
     late_parse = FILE.replace("filter: flow >= 0", "parse: {schema: x INT}")
     with pytest.raises(ConfigError, match="parse is the first step"):

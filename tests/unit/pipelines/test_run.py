@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import signal
+import socket
+import threading
+from pathlib import Path
 
 import pytest
 
+from penstock.errors import UnavailableError
 from penstock.pipelines import run
 from penstock.pipelines.run import cause
+from tests.unit.pipelines.files import FILE, parse
 
 THROUGH_PYTHON = """\
 [FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred in the user provided function. Reason: Traceback:
@@ -62,3 +67,13 @@ def test_ctrl_c_stays_what_the_caller_made_it() -> None:
     with run._own_interrupt():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # as Spark's start sets a handler of its own
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_node_that_is_not_there_is_told_before_spark_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "session", None)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, not listening: nobody answers here
+        port = taken.getsockname()[1]
+        pipeline = parse(f'{FILE}statestore: {{broker: "mqtt://127.0.0.1:{port}"}}\n')
+        with pytest.raises(UnavailableError, match=f"no connection to .*{port}"):
+            run.run(pipeline, state=tmp_path, emit=lambda _: None, stop=threading.Event())
