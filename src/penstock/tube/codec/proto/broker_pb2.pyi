@@ -7,8 +7,28 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class SendBatch(_message.Message):
+    __slots__ = ("datas", "flags", "msgTypes")
+    DATAS_FIELD_NUMBER: _ClassVar[int]
+    FLAGS_FIELD_NUMBER: _ClassVar[int]
+    MSGTYPES_FIELD_NUMBER: _ClassVar[int]
+    datas: _containers.RepeatedScalarFieldContainer[bytes]
+    flags: _containers.RepeatedScalarFieldContainer[int]
+    msgTypes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, datas: _Optional[_Iterable[bytes]] = ..., flags: _Optional[_Iterable[int]] = ..., msgTypes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ProducerSequence(_message.Message):
+    __slots__ = ("producerId", "sequence", "oldest")
+    PRODUCERID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_FIELD_NUMBER: _ClassVar[int]
+    producerId: int
+    sequence: int
+    oldest: int
+    def __init__(self, producerId: _Optional[int] = ..., sequence: _Optional[int] = ..., oldest: _Optional[int] = ...) -> None: ...
+
 class SendMessageRequestP2B(_message.Message):
-    __slots__ = ("clientId", "topicName", "partitionId", "data", "flag", "checkSum", "sentAddr", "msgType", "msgTime", "authInfo")
+    __slots__ = ("clientId", "topicName", "partitionId", "data", "flag", "checkSum", "sentAddr", "msgType", "msgTime", "authInfo", "batch", "producer")
     CLIENTID_FIELD_NUMBER: _ClassVar[int]
     TOPICNAME_FIELD_NUMBER: _ClassVar[int]
     PARTITIONID_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +39,8 @@ class SendMessageRequestP2B(_message.Message):
     MSGTYPE_FIELD_NUMBER: _ClassVar[int]
     MSGTIME_FIELD_NUMBER: _ClassVar[int]
     AUTHINFO_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    PRODUCER_FIELD_NUMBER: _ClassVar[int]
     clientId: str
     topicName: str
     partitionId: int
@@ -29,10 +51,24 @@ class SendMessageRequestP2B(_message.Message):
     msgType: str
     msgTime: str
     authInfo: _shared_pb2.AuthorizedInfo
-    def __init__(self, clientId: _Optional[str] = ..., topicName: _Optional[str] = ..., partitionId: _Optional[int] = ..., data: _Optional[bytes] = ..., flag: _Optional[int] = ..., checkSum: _Optional[int] = ..., sentAddr: _Optional[int] = ..., msgType: _Optional[str] = ..., msgTime: _Optional[str] = ..., authInfo: _Optional[_Union[_shared_pb2.AuthorizedInfo, _Mapping[str, object]]] = ...) -> None: ...
+    batch: SendBatch
+    producer: ProducerSequence
+    def __init__(self, clientId: _Optional[str] = ..., topicName: _Optional[str] = ..., partitionId: _Optional[int] = ..., data: _Optional[bytes] = ..., flag: _Optional[int] = ..., checkSum: _Optional[int] = ..., sentAddr: _Optional[int] = ..., msgType: _Optional[str] = ..., msgTime: _Optional[str] = ..., authInfo: _Optional[_Union[_shared_pb2.AuthorizedInfo, _Mapping[str, object]]] = ..., batch: _Optional[_Union[SendBatch, _Mapping[str, object]]] = ..., producer: _Optional[_Union[ProducerSequence, _Mapping[str, object]]] = ...) -> None: ...
+
+class SendResult(_message.Message):
+    __slots__ = ("extensions", "count", "duplicates", "expectedSequence")
+    EXTENSIONS_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    DUPLICATES_FIELD_NUMBER: _ClassVar[int]
+    EXPECTEDSEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    extensions: int
+    count: int
+    duplicates: int
+    expectedSequence: int
+    def __init__(self, extensions: _Optional[int] = ..., count: _Optional[int] = ..., duplicates: _Optional[int] = ..., expectedSequence: _Optional[int] = ...) -> None: ...
 
 class SendMessageResponseB2P(_message.Message):
-    __slots__ = ("success", "errCode", "errMsg", "requireAuth", "messageId", "appendTime", "appendOffset")
+    __slots__ = ("success", "errCode", "errMsg", "requireAuth", "messageId", "appendTime", "appendOffset", "result")
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     ERRCODE_FIELD_NUMBER: _ClassVar[int]
     ERRMSG_FIELD_NUMBER: _ClassVar[int]
@@ -40,6 +76,7 @@ class SendMessageResponseB2P(_message.Message):
     MESSAGEID_FIELD_NUMBER: _ClassVar[int]
     APPENDTIME_FIELD_NUMBER: _ClassVar[int]
     APPENDOFFSET_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
     success: bool
     errCode: int
     errMsg: str
@@ -47,7 +84,8 @@ class SendMessageResponseB2P(_message.Message):
     messageId: int
     appendTime: int
     appendOffset: int
-    def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ..., requireAuth: bool = ..., messageId: _Optional[int] = ..., appendTime: _Optional[int] = ..., appendOffset: _Optional[int] = ...) -> None: ...
+    result: SendResult
+    def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ..., requireAuth: bool = ..., messageId: _Optional[int] = ..., appendTime: _Optional[int] = ..., appendOffset: _Optional[int] = ..., result: _Optional[_Union[SendResult, _Mapping[str, object]]] = ...) -> None: ...
 
 class RegisterRequestC2B(_message.Message):
     __slots__ = ("opType", "clientId", "groupName", "topicName", "partitionId", "readStatus", "filterCondStr", "currOffset", "sessionKey", "sessionTime", "ssdStoreId", "qryPriorityId", "authInfo")
@@ -80,18 +118,20 @@ class RegisterRequestC2B(_message.Message):
     def __init__(self, opType: _Optional[int] = ..., clientId: _Optional[str] = ..., groupName: _Optional[str] = ..., topicName: _Optional[str] = ..., partitionId: _Optional[int] = ..., readStatus: _Optional[int] = ..., filterCondStr: _Optional[_Iterable[str]] = ..., currOffset: _Optional[int] = ..., sessionKey: _Optional[str] = ..., sessionTime: _Optional[int] = ..., ssdStoreId: _Optional[int] = ..., qryPriorityId: _Optional[int] = ..., authInfo: _Optional[_Union[_shared_pb2.AuthorizedInfo, _Mapping[str, object]]] = ...) -> None: ...
 
 class RegisterResponseB2C(_message.Message):
-    __slots__ = ("success", "errCode", "errMsg", "currOffset", "maxOffset")
+    __slots__ = ("success", "errCode", "errMsg", "currOffset", "maxOffset", "extensions")
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     ERRCODE_FIELD_NUMBER: _ClassVar[int]
     ERRMSG_FIELD_NUMBER: _ClassVar[int]
     CURROFFSET_FIELD_NUMBER: _ClassVar[int]
     MAXOFFSET_FIELD_NUMBER: _ClassVar[int]
+    EXTENSIONS_FIELD_NUMBER: _ClassVar[int]
     success: bool
     errCode: int
     errMsg: str
     currOffset: int
     maxOffset: int
-    def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ..., currOffset: _Optional[int] = ..., maxOffset: _Optional[int] = ...) -> None: ...
+    extensions: int
+    def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ..., currOffset: _Optional[int] = ..., maxOffset: _Optional[int] = ..., extensions: _Optional[int] = ...) -> None: ...
 
 class HeartBeatRequestC2B(_message.Message):
     __slots__ = ("clientId", "groupName", "readStatus", "partitionInfo", "ssdStoreId", "qryPriorityId", "authInfo")
@@ -128,21 +168,25 @@ class HeartBeatResponseB2C(_message.Message):
     def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ..., hasPartFailure: bool = ..., failureInfo: _Optional[_Iterable[str]] = ..., requireAuth: bool = ...) -> None: ...
 
 class RangeRequest(_message.Message):
-    __slots__ = ("startOffset", "endOffset", "maxMessages", "maxBytes", "planOnly")
+    __slots__ = ("startOffset", "endOffset", "maxMessages", "maxBytes", "planOnly", "timeMs", "logEpoch")
     STARTOFFSET_FIELD_NUMBER: _ClassVar[int]
     ENDOFFSET_FIELD_NUMBER: _ClassVar[int]
     MAXMESSAGES_FIELD_NUMBER: _ClassVar[int]
     MAXBYTES_FIELD_NUMBER: _ClassVar[int]
     PLANONLY_FIELD_NUMBER: _ClassVar[int]
+    TIMEMS_FIELD_NUMBER: _ClassVar[int]
+    LOGEPOCH_FIELD_NUMBER: _ClassVar[int]
     startOffset: int
     endOffset: int
     maxMessages: int
     maxBytes: int
     planOnly: bool
-    def __init__(self, startOffset: _Optional[int] = ..., endOffset: _Optional[int] = ..., maxMessages: _Optional[int] = ..., maxBytes: _Optional[int] = ..., planOnly: bool = ...) -> None: ...
+    timeMs: int
+    logEpoch: int
+    def __init__(self, startOffset: _Optional[int] = ..., endOffset: _Optional[int] = ..., maxMessages: _Optional[int] = ..., maxBytes: _Optional[int] = ..., planOnly: bool = ..., timeMs: _Optional[int] = ..., logEpoch: _Optional[int] = ...) -> None: ...
 
 class RangeResponse(_message.Message):
-    __slots__ = ("nextOffset", "messageOffsets", "appendTimes", "minOffset", "maxOffset", "messageCount", "lostStart", "lostEnd")
+    __slots__ = ("nextOffset", "messageOffsets", "appendTimes", "minOffset", "maxOffset", "messageCount", "lostStart", "lostEnd", "timeOffset", "logEpoch", "truncatedTo")
     NEXTOFFSET_FIELD_NUMBER: _ClassVar[int]
     MESSAGEOFFSETS_FIELD_NUMBER: _ClassVar[int]
     APPENDTIMES_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +195,9 @@ class RangeResponse(_message.Message):
     MESSAGECOUNT_FIELD_NUMBER: _ClassVar[int]
     LOSTSTART_FIELD_NUMBER: _ClassVar[int]
     LOSTEND_FIELD_NUMBER: _ClassVar[int]
+    TIMEOFFSET_FIELD_NUMBER: _ClassVar[int]
+    LOGEPOCH_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATEDTO_FIELD_NUMBER: _ClassVar[int]
     nextOffset: int
     messageOffsets: _containers.RepeatedScalarFieldContainer[int]
     appendTimes: _containers.RepeatedScalarFieldContainer[int]
@@ -159,10 +206,13 @@ class RangeResponse(_message.Message):
     messageCount: int
     lostStart: int
     lostEnd: int
-    def __init__(self, nextOffset: _Optional[int] = ..., messageOffsets: _Optional[_Iterable[int]] = ..., appendTimes: _Optional[_Iterable[int]] = ..., minOffset: _Optional[int] = ..., maxOffset: _Optional[int] = ..., messageCount: _Optional[int] = ..., lostStart: _Optional[int] = ..., lostEnd: _Optional[int] = ...) -> None: ...
+    timeOffset: int
+    logEpoch: int
+    truncatedTo: int
+    def __init__(self, nextOffset: _Optional[int] = ..., messageOffsets: _Optional[_Iterable[int]] = ..., appendTimes: _Optional[_Iterable[int]] = ..., minOffset: _Optional[int] = ..., maxOffset: _Optional[int] = ..., messageCount: _Optional[int] = ..., lostStart: _Optional[int] = ..., lostEnd: _Optional[int] = ..., timeOffset: _Optional[int] = ..., logEpoch: _Optional[int] = ..., truncatedTo: _Optional[int] = ...) -> None: ...
 
 class GetMessageRequestC2B(_message.Message):
-    __slots__ = ("clientId", "partitionId", "groupName", "topicName", "lastPackConsumed", "manualCommitOffset", "escFlowCtrl", "range")
+    __slots__ = ("clientId", "partitionId", "groupName", "topicName", "lastPackConsumed", "manualCommitOffset", "escFlowCtrl", "range", "maxWaitMs", "wantOffsets")
     CLIENTID_FIELD_NUMBER: _ClassVar[int]
     PARTITIONID_FIELD_NUMBER: _ClassVar[int]
     GROUPNAME_FIELD_NUMBER: _ClassVar[int]
@@ -171,6 +221,8 @@ class GetMessageRequestC2B(_message.Message):
     MANUALCOMMITOFFSET_FIELD_NUMBER: _ClassVar[int]
     ESCFLOWCTRL_FIELD_NUMBER: _ClassVar[int]
     RANGE_FIELD_NUMBER: _ClassVar[int]
+    MAXWAITMS_FIELD_NUMBER: _ClassVar[int]
+    WANTOFFSETS_FIELD_NUMBER: _ClassVar[int]
     clientId: str
     partitionId: int
     groupName: str
@@ -179,19 +231,27 @@ class GetMessageRequestC2B(_message.Message):
     manualCommitOffset: bool
     escFlowCtrl: bool
     range: RangeRequest
-    def __init__(self, clientId: _Optional[str] = ..., partitionId: _Optional[int] = ..., groupName: _Optional[str] = ..., topicName: _Optional[str] = ..., lastPackConsumed: bool = ..., manualCommitOffset: bool = ..., escFlowCtrl: bool = ..., range: _Optional[_Union[RangeRequest, _Mapping[str, object]]] = ...) -> None: ...
+    maxWaitMs: int
+    wantOffsets: bool
+    def __init__(self, clientId: _Optional[str] = ..., partitionId: _Optional[int] = ..., groupName: _Optional[str] = ..., topicName: _Optional[str] = ..., lastPackConsumed: bool = ..., manualCommitOffset: bool = ..., escFlowCtrl: bool = ..., range: _Optional[_Union[RangeRequest, _Mapping[str, object]]] = ..., maxWaitMs: _Optional[int] = ..., wantOffsets: bool = ...) -> None: ...
 
 class TransferedMessage(_message.Message):
-    __slots__ = ("messageId", "checkSum", "payLoadData", "flag")
+    __slots__ = ("messageId", "checkSum", "payLoadData", "flag", "producerId", "sequence", "batchCount")
     MESSAGEID_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     PAYLOADDATA_FIELD_NUMBER: _ClassVar[int]
     FLAG_FIELD_NUMBER: _ClassVar[int]
+    PRODUCERID_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    BATCHCOUNT_FIELD_NUMBER: _ClassVar[int]
     messageId: int
     checkSum: int
     payLoadData: bytes
     flag: int
-    def __init__(self, messageId: _Optional[int] = ..., checkSum: _Optional[int] = ..., payLoadData: _Optional[bytes] = ..., flag: _Optional[int] = ...) -> None: ...
+    producerId: int
+    sequence: int
+    batchCount: int
+    def __init__(self, messageId: _Optional[int] = ..., checkSum: _Optional[int] = ..., payLoadData: _Optional[bytes] = ..., flag: _Optional[int] = ..., producerId: _Optional[int] = ..., sequence: _Optional[int] = ..., batchCount: _Optional[int] = ...) -> None: ...
 
 class GetMessageResponseB2C(_message.Message):
     __slots__ = ("success", "errCode", "errMsg", "messages", "currOffset", "minLimitTime", "escFlowCtrl", "currDataDlt", "requireSlow", "maxOffset", "range")
