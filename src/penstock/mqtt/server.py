@@ -183,6 +183,14 @@ class MqttServer:
         """
         self._broker.publish(message, self.now())
 
+    def respond(self, client_id: str, message: Publish) -> bool:
+        """Route a message of the node itself to that client's matching subscriptions; False where there is none.
+
+        Raises:
+            LocalProtocolError: the topic or the properties cannot be sent.
+        """
+        return self._broker.respond(client_id, message, self.now())
+
     def deliver(self, client_id: str, message: Publish) -> bool:
         """Put a message straight into that client's session, exactly once, subscribed or not.
 

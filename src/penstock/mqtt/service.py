@@ -23,15 +23,29 @@ class Connection(Protocol):
         """Whether it has ended, or ends once what is queued was sent."""
         ...
 
+    def end(self, reason_code: int, reason_string: str) -> None:
+        """Queue DISCONNECT, take nothing more in and close; nothing where it has ended."""
+        ...
+
 
 class Inbound:
     """A message of a client, handed to one service, to be settled exactly once.
 
     ``publish`` is shared with the other takers and must not be changed; its ``dup`` and ``packet_id`` are those of the
     network connection. ``received_ms`` is the wall clock at arrival. ``username`` is None where the client gave none.
+    ``principal`` is who the client is for the policies, in their own terms; services hand it on unread.
     """
 
-    __slots__ = ("_connection", "_settle", "client_id", "protocol_version", "publish", "received_ms", "username")
+    __slots__ = (
+        "_connection",
+        "_settle",
+        "client_id",
+        "principal",
+        "protocol_version",
+        "publish",
+        "received_ms",
+        "username",
+    )
 
     def __init__(
         self,
@@ -40,6 +54,7 @@ class Inbound:
         received_ms: int,
         *,
         username: str | None = None,
+        principal: object = None,
         protocol_version: int = 5,
         connection: Connection | None = None,
         settle: Callable[[int, str], None] | None = None,
@@ -48,6 +63,7 @@ class Inbound:
         self.client_id = client_id
         self.received_ms = received_ms
         self.username = username
+        self.principal = principal
         self.protocol_version = protocol_version
         self._connection = connection
         self._settle = settle
@@ -59,6 +75,14 @@ class Inbound:
         The client may be back on another one, which has nothing to do with this message. False for a will.
         """
         return self._connection is not None and not self._connection.closing
+
+    def disconnect(self, reason_code: int, reason_string: str = "") -> None:
+        """End the network connection that brought the message, which then gets no PUBACK: DISCONNECT with the reason.
+
+        Nothing where it has ended: a newer connection of the same client is not meant, and a will has none.
+        """
+        if self._connection is not None:
+            self._connection.end(reason_code, reason_string)
 
     def settle(self, reason_code: int = 0, reason_string: str = "") -> None:
         """Say that this service is done with the message, now or later, in the broker's thread.
@@ -100,6 +124,13 @@ class Outlet(Protocol):
 
     def publish(self, message: Publish) -> None:
         """Route ``message`` as one of the node itself."""
+        ...
+
+    def respond(self, client_id: str, message: Publish) -> bool:
+        """Route ``message``, one of the node itself, to the matching subscriptions of that client and of nobody else.
+
+        No Local does not apply. False where the client has no session or none of its subscriptions matches.
+        """
         ...
 
     def deliver(self, client_id: str, message: Publish) -> bool:

@@ -201,7 +201,6 @@ class Node:
             service = RuleService(
                 rule,
                 broker.append,
-                server.disconnect,
                 partitions=partition_ids(shape.partitions, shape.stores),
                 identities=identities,
             )

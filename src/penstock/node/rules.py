@@ -21,7 +21,7 @@ from penstock.node.config import Rule
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.record import Record
 
-__all__ = ["Append", "Disconnect", "Identities", "RuleService", "Stats"]
+__all__ = ["Append", "Identities", "RuleService", "Stats"]
 
 _log = logging.getLogger("penstock.rules")
 
@@ -37,12 +37,6 @@ class Append(Protocol):
     def __call__(
         self, topic: str, partition: int | None, data: bytes, flag: int, msg_type: str | None, done: Done
     ) -> None: ...
-
-
-class Disconnect(Protocol):
-    """Ends a client's connection with a reason."""
-
-    def __call__(self, client_id: str, reason_code: int, reason_string: str = "") -> None: ...
 
 
 class Identities:
@@ -95,7 +89,6 @@ class RuleService:
         self,
         rule: Rule,
         append: Append,
-        disconnect: Disconnect,
         *,
         partitions: Sequence[int],
         identities: Identities,
@@ -104,7 +97,6 @@ class RuleService:
         self.filters: Sequence[str] = (rule.filter,)
         self.stats = Stats()
         self._append = append
-        self._disconnect = disconnect
         self._partitions = list(partitions)
         self._identities = identities
         self._key = None if rule.key.is_topic else rule.key
@@ -195,8 +187,7 @@ class RuleService:
             return
         self.stats.refused += 1
         if code is ReasonCode.SERVER_UNAVAILABLE or message.protocol_version < 5:
-            # A client that came back on another connection will send this message again there.
-            if message.connected:
-                self._disconnect(message.client_id, code, reason)
+            # Nothing where the client came back on another connection: it sends this message again there.
+            message.disconnect(code, reason)
         else:
             message.settle(code, reason)

@@ -122,6 +122,7 @@ def read_request(
     now_ms: int,
     forced: Dialect | None = None,
     username: str | None = None,
+    principal: object = None,
 ) -> Ask | Refusal:
     """What to do with a message to an invoke topic; ``forced`` overrules the form that the request has chosen."""
     properties = publish.optional_properties
@@ -155,7 +156,7 @@ def read_request(
     if correlation is None:
         fields = [("__stMsg", "correlation data is missing"), ("__propName", "Correlation Data")]
         return Refusal(0, "", status_response(response_topic, None, dialect, expires_at, now_ms, 400, fields))
-    if user.protocol_version is not None and not _is_supported(user.protocol_version):
+    if dialect.status and user.protocol_version is not None and not _is_supported(user.protocol_version):
         fields = [
             ("__stMsg", "the protocol version is not supported"),
             ("__supProtMajVer", "1"),
@@ -164,7 +165,8 @@ def read_request(
         return Refusal(0, "", status_response(response_topic, correlation, dialect, expires_at, now_ms, 505, fields))
     timestamp = user.values.get(dialect.timestamp_property)
     token = user.values.get(dialect.fence_property)
-    return Ask(response_topic, correlation, Context(client_id, dialect, timestamp, token, username), expires_at)
+    context = Context(client_id, dialect, timestamp, token, username, principal)
+    return Ask(response_topic, correlation, context, expires_at)
 
 
 def response(ask: Ask, answer: Answer, now_ms: int) -> Publish | None:

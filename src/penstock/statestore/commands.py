@@ -104,6 +104,12 @@ class Command:
         self.ttl_ms = ttl_ms
         self.stop = stop
 
+    def access(self, *, strict_read: bool) -> Access:
+        """What a policy must grant; ``strict_read``: also Read where the answer tells something of the value."""
+        if strict_read and (self.condition is not Condition.ALWAYS or self.verb is Verb.VDEL):
+            return self.spec.access | Access.READ
+        return self.spec.access
+
     def __repr__(self) -> str:
         return f"<{self.verb} {self.key!r}>"
 

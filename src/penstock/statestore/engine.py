@@ -79,9 +79,12 @@ class Answer:
 
 
 class Context:
-    """Who asks, and with what: texts as they arrived, None where absent; what is not a clock value is malformed."""
+    """Who asks, and with what: texts as they arrived, None where absent; what is not a clock value is malformed.
 
-    __slots__ = ("client_id", "dialect", "fencing_token", "timestamp", "username")
+    ``principal`` is who that is for the policies, in their own terms.
+    """
+
+    __slots__ = ("client_id", "dialect", "fencing_token", "principal", "timestamp", "username")
 
     def __init__(
         self,
@@ -90,15 +93,18 @@ class Context:
         timestamp: str | None = None,
         fencing_token: str | None = None,
         username: str | None = None,
+        principal: object = None,
     ) -> None:
         self.client_id = client_id
         self.dialect = dialect
         self.timestamp = timestamp
         self.fencing_token = fencing_token
         self.username = username
+        self.principal = principal
 
 
 Authorise = Callable[[Context, Access, bytes], bool]
+"""Whether a client may do this to a key; of several flags all must be granted. Asked once a key, before any look-up."""
 Executed = tuple[Answer, list[Change]]
 
 _DONE: Final = Answer(AnswerKind.OK)
@@ -113,14 +119,23 @@ class Engine:
     Args:
         node: node id of the versions it gives; the document's is ``StateStore``.
         max_keys: quota, 0 = none. Overwriting is always allowed, and keys that are past their expiry do not count.
-        authorise: asked before anything is looked up; None = everybody may do everything.
+        authorise: None = everybody may do everything.
+        strict_read: NX, NEX and VDEL need Read beside Write, since their answers tell whether a value was guessed.
     """
 
-    def __init__(self, *, node: str = "StateStore", max_keys: int = 0, authorise: Authorise | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        node: str = "StateStore",
+        max_keys: int = 0,
+        authorise: Authorise | None = None,
+        strict_read: bool = False,
+    ) -> None:
         self.clock = Hlc(0, 0, node)
         self.max_keys = max_keys
         self.expired = 0
         self._authorise = authorise
+        self._strict_read = strict_read
         self._records: dict[bytes, Record] = {}
         self._deadlines: list[tuple[int, bytes]] = []
         self._volatile = 0
@@ -156,7 +171,9 @@ class Engine:
         neither value, expiry nor fence, and does not move the clock.
         """
         spec = command.spec
-        if self._authorise is not None and not self._authorise(context, spec.access, command.key):
+        if self._authorise is not None and not self._authorise(
+            context, command.access(strict_read=self._strict_read), command.key
+        ):
             return _ERRORS[StoreError.NOT_AUTHORIZED], []
         timestamp = None
         if context.timestamp is not None:

@@ -5,8 +5,8 @@ its PUBACK and its notifications leave when that commit is done. An answer that 
 is not committed yet waits for that commit, and answers to one client never overtake each other; everything else
 leaves at once. All waiting is for numbered commits, which finish in order.
 
-An answer is an ordinary message of the store, published on the response topic for whoever subscribes to it. A
-notification is for its observer alone and goes straight into that client's session, subscribed or not.
+An answer is a message of the store on the response topic, for the subscriptions of the client that asked and for no
+other's. A notification goes straight into the observer's session, subscribed or not.
 
 After a failed commit the store is read-only: nothing is acknowledged any more, what had been committed can be read.
 """
@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from penstock.errors import LocalProtocolError, StorageError
 from penstock.mqtt.codec.packets import Publish
@@ -38,12 +38,12 @@ from penstock.statestore.binding import (
     response,
     topic_fits,
 )
-from penstock.statestore.commands import StoreError, Verb, parse_payload
-from penstock.statestore.engine import Answer, AnswerKind, Authorise, Engine
+from penstock.statestore.commands import Access, StoreError, Verb, parse_payload
+from penstock.statestore.engine import Answer, AnswerKind, Context, Engine
 from penstock.statestore.record import Change
 from penstock.statestore.storage import Recovered, Storage
 
-__all__ = ["StateStoreService", "Stats"]
+__all__ = ["Policy", "StateStoreService", "Stats"]
 
 _log = logging.getLogger("penstock.statestore")
 
@@ -75,9 +75,9 @@ class Stats:
     def __init__(self) -> None:
         self.requests = 0
         self.responses = 0
-        """Answers published; whether anybody subscribes to the response topic is not known here."""
+        """Answers put into the session of the client that asked."""
         self.unanswered = 0
-        """Answers that could not be published, because of their topic or size."""
+        """Answers that nobody could get: the client does not subscribe to its response topic, or that is no topic."""
         self.refused = 0
         """Requests that broke the rules of the transport and were not executed."""
         self.notifications = 0
@@ -85,6 +85,18 @@ class Stats:
         """Notifications whose observer has no session any more."""
         self.recovered = 0
         self.quarantined = 0
+
+
+class Policy(Protocol):
+    """What the node's policies say of the clients of the store; every method is called on the packet path."""
+
+    def may_access(self, context: Context, access: Access, key: bytes) -> bool:
+        """Whether the client may do this to the key; of several flags all must be granted."""
+        ...
+
+    def may_answer_on(self, context: Context, topic: str) -> bool:
+        """Whether the client may publish to the response topic that it names: the store does so on its word."""
+        ...
 
 
 class _Waiting(NamedTuple):
@@ -105,7 +117,8 @@ class StateStoreService:
         steady: instant in ms since the epoch that never jumps, for expiry.
         dialect: ``auto`` (each request chooses), or the name of the one dialect to speak.
         max_keys: quota, 0 = none.
-        authorise: asked for client, access and key before anything else; None = everything is allowed.
+        policy: what clients may do; None = everything.
+        strict_read: NX, NEX and VDEL need the right to read beside that to write.
     """
 
     filters: Sequence[str] = (INVOKE, OLDER_INVOKE)
@@ -120,7 +133,8 @@ class StateStoreService:
         steady: Callable[[], int] | None = None,
         dialect: str = "auto",
         max_keys: int = 0,
-        authorise: Authorise | None = None,
+        policy: Policy | None = None,
+        strict_read: bool = False,
     ) -> None:
         self.stats = Stats()
         self.recovered: Recovered | None = None
@@ -128,7 +142,10 @@ class StateStoreService:
         self._clock = clock or wall_clock_ms
         self._steady = steady or clock or steady_clock()
         self._forced = dialect_named(dialect)
-        self._engine = Engine(max_keys=max_keys, authorise=authorise)
+        self._policy = policy
+        self._engine = Engine(
+            max_keys=max_keys, authorise=policy.may_access if policy is not None else None, strict_read=strict_read
+        )
         self._storage = Storage(path, durability)
         self._committer: GroupCommitter[list[Change]] = GroupCommitter(
             self._commit, name="statestore", on_failure=self._failed
@@ -204,8 +221,17 @@ class StateStoreService:
             return
         now_ms = self._clock()
         ask = read_request(
-            message.publish, message.client_id, message.received_ms, now_ms, self._forced, message.username
+            message.publish,
+            message.client_id,
+            message.received_ms,
+            now_ms,
+            self._forced,
+            message.username,
+            message.principal,
         )
+        policy = self._policy
+        if policy is not None and isinstance(ask, Ask) and not policy.may_answer_on(ask.context, ask.response_topic):
+            ask = Refusal(ReasonCode.NOT_AUTHORIZED, "the client may not publish to its own response topic")
         if isinstance(ask, Refusal):
             self._refuse(message, ask)
             return
@@ -312,10 +338,10 @@ class StateStoreService:
     def _release(self, item: _Waiting) -> None:
         if isinstance(item.ask, Refusal):
             item.message.settle(item.ask.reason_code, item.ask.reason)
-            self._send(item.ask.response)
+            self._send(item.message.client_id, item.ask.response)
         elif item.answer is not None:
             item.message.settle()
-            self._send(response(item.ask, item.answer, self._clock()))
+            self._send(item.message.client_id, response(item.ask, item.answer, self._clock()))
 
     def _fail(self, item: _Waiting) -> None:
         if item.answer is not None:
@@ -325,23 +351,26 @@ class StateStoreService:
 
     def _refuse(self, message: Inbound, refusal: Refusal) -> None:
         self.stats.refused += 1
-        if refusal.disconnect and self._outlet is not None:
-            # Without a PUBACK: the connection ends at once.
-            self._outlet.disconnect(message.client_id, refusal.reason_code, refusal.reason)
+        if refusal.disconnect:
+            # Without a PUBACK, and only the connection that brought it: a will of a client that is back has none.
+            message.disconnect(refusal.reason_code, refusal.reason)
         else:
             self._answer(_Waiting(message, refusal, None), 0)
 
-    def _send(self, message: Publish | None) -> None:
-        """Publish on the response topic, as the store's own message: No Local must not keep it from the requester."""
+    def _send(self, client_id: str, message: Publish | None) -> None:
+        """Answer the requester on its response topic, as the store: No Local must not keep it from the client."""
         if message is None or self._outlet is None:
             return
         try:
-            self._outlet.publish(message)
+            heard = self._outlet.respond(client_id, message)
         except LocalProtocolError as error:
             self.stats.unanswered += 1
             _log.warning("no answer on topic=%r: %s", message.topic, error)
         else:
-            self.stats.responses += 1
+            if heard:
+                self.stats.responses += 1
+            else:
+                self.stats.unanswered += 1
 
     def _notify(self, changes: list[Change]) -> None:
         if self._outlet is None or self.failure is not None:

@@ -180,6 +180,28 @@ def test_disconnect_by_the_node() -> None:
     bench.broker.disconnect("nobody", 0x98, bench.now)
 
 
+def test_a_service_ends_the_connection_of_a_message_and_no_other() -> None:
+    service = RecordingService("ask")
+    bench = Bench(service)
+    old = bench.connect("c", expiry=10)
+    old.subscribe("news")
+    old.send(Publish("ask", b"", 1, packet_id=1))
+    service.taken[0].disconnect(0x90, "not there")
+    bench.broker.publish(Publish("news", b"", 1), bench.now)
+    service.taken[0].settle()
+    assert not service.taken[0].connected
+    old.send(Publish("ask", b"", 1, packet_id=2))
+    # Neither the PUBACK nor the message may follow DISCONNECT; the session keeps the message.
+    assert old.only() == Disconnect(0x90, Properties(reason_string="not there"))
+    assert old.closed
+    assert service.gone == ["c"]
+    new = bench.connect("c", clean_start=False)
+    service.taken[0].disconnect(0x90, "again")
+    assert new.topics() == ["news"]
+    assert not new.closed
+    assert len(service.taken) == 1
+
+
 def test_disconnect_from_within_receive_stops_the_rest() -> None:
     class Closing(RecordingService):
         def receive(self, message: object) -> None:

@@ -17,7 +17,7 @@ from penstock.statestore.binding import INVOKE
 from penstock.statestore.codec import encode_array
 from penstock.statestore.hlc import Hlc, parse
 from penstock.statestore.record import Change
-from penstock.statestore.service import StateStoreService
+from penstock.statestore.service import Policy, StateStoreService
 
 __all__ = ["NOW", "Delivery", "FakeOutlet", "ManualClock", "ManualCommitter", "Peer", "open_service"]
 
@@ -37,10 +37,11 @@ class ManualClock:
 
 
 class Delivery(NamedTuple):
-    """A message for the session of ``client_id``, or, where that is None, for whoever subscribes to its topic."""
+    """A message straight into the session of ``client_id``, or, where None, to the subscriptions of ``asked_by``."""
 
     client_id: str | None
     publish: Publish
+    asked_by: str | None = None
 
     @property
     def payload(self) -> bytes:
@@ -64,25 +65,40 @@ class FakeOutlet:
 
     def __init__(self) -> None:
         self.deliveries: list[Delivery] = []
-        self.disconnects: list[tuple[str, int, str]] = []
+        self.disconnects: list[tuple[int, str]] = []
         self.settled: list[tuple[bytes | None, int, str]] = []
         self.gone: set[str] = set()
 
     def publish(self, message: Publish) -> None:
+        raise AssertionError(f"the store publishes nothing for everybody: {message}")
+
+    def respond(self, client_id: str, message: Publish) -> bool:
         validate_topic_name(message.topic)
-        self.deliveries.append(Delivery(None, message))
+        self.deliveries.append(Delivery(None, message, client_id))
+        return client_id not in self.gone
 
     def deliver(self, client_id: str, message: Publish) -> bool:
         self.deliveries.append(Delivery(client_id, message))
         return client_id not in self.gone
 
     def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:
-        self.disconnects.append((client_id, reason_code, reason_string))
+        raise AssertionError(f"{client_id}: by its id, whichever connection that has: {reason_code} {reason_string}")
 
     def taken(self) -> list[Delivery]:
         """What was published or delivered since the last call."""
         taken, self.deliveries = self.deliveries, []
         return taken
+
+
+class FakeConnection:
+    """The network connection of a peer; it stays usable, so that tests can go on after its end."""
+
+    def __init__(self, outlet: FakeOutlet) -> None:
+        self.outlet = outlet
+        self.closing = False
+
+    def end(self, reason_code: int, reason_string: str) -> None:
+        self.outlet.disconnects.append((reason_code, reason_string))
 
 
 class ManualCommitter:
@@ -142,6 +158,7 @@ class Peer:
         self.topic = topic
         self.form = form
         self.timestamp_property = timestamp_property
+        self.connection: FakeConnection | None = FakeConnection(outlet)
         self.sent = 0
 
     def send(
@@ -182,6 +199,7 @@ class Peer:
             self.client_id,
             self.clock.now_ms,
             protocol_version=protocol_version,
+            connection=self.connection,
             settle=lambda code, reason: settled.append((correlation, code, reason)),
         )
         self.service.receive(inbound)
@@ -194,7 +212,7 @@ class Peer:
         correlation = self.send(words, ts=ts, ft=ft)
         found = [d for d in self.outlet.deliveries if d.correlation == correlation]
         assert len(found) == 1, self.outlet.deliveries
-        assert (found[0].client_id, found[0].publish.topic) == (None, self.response_topic)
+        assert (found[0].asked_by, found[0].publish.topic) == (self.client_id, self.response_topic)
         self.outlet.deliveries.remove(found[0])
         return found[0]
 
@@ -207,9 +225,10 @@ async def open_service(
     durability: Durability = Durability.MEMORY,
     committer: ManualCommitter | None = None,
     dialect: str = "auto",
+    policy: Policy | None = None,
 ) -> StateStoreService:
     """A started service; with ``memory`` answers leave at once, which spares most tests the waiting."""
-    service = StateStoreService(path, durability, clock, dialect=dialect)
+    service = StateStoreService(path, durability, clock, dialect=dialect, policy=policy)
     if committer is not None:
         service._committer = cast("GroupCommitter[list[Change]]", committer)
     await service.start(outlet)

@@ -22,9 +22,17 @@ def test_whether_the_end_of_the_connection_can_still_tell_the_client() -> None:
     class Connection:
         closing = False
 
+        def end(self, reason_code: int, reason_string: str) -> None:
+            ended.append((reason_code, reason_string))
+
+    ended: list[tuple[int, str]] = []
     connection = Connection()
     message = Inbound(Publish("a", b"", 1), "c", 0, connection=connection)
     before = message.connected
     connection.closing = True
     assert (before, message.connected) == (True, False)
-    assert not Inbound(Publish("a", b"", 1), "c", 0).connected, "a will: its connection is gone"
+    message.disconnect(0x89, "busy")
+    assert ended == [(0x89, "busy")], "the connection itself knows whether it has ended"
+    will = Inbound(Publish("a", b"", 1), "c", 0)
+    will.disconnect(0x89, "busy")
+    assert (will.connected, ended) == (False, [(0x89, "busy")])

@@ -42,9 +42,16 @@ class Log:
 
 
 class Connection:
-    """The network connection of a client."""
+    """The network connection of a client; as the broker's, it ends once."""
 
-    closing = False
+    def __init__(self) -> None:
+        self.closing = False
+        self.ends: list[tuple[int, str]] = []
+
+    def end(self, reason_code: int, reason_string: str) -> None:
+        if not self.closing:
+            self.closing = True
+            self.ends.append((reason_code, reason_string))
 
 
 class Broker:
@@ -53,10 +60,10 @@ class Broker:
     def __init__(self) -> None:
         self.connection = Connection()
         self.settled: list[tuple[int, str]] = []
-        self.disconnected: list[tuple[str, int, str]] = []
 
-    def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:
-        self.disconnected.append((client_id, reason_code, reason_string))
+    @property
+    def disconnected(self) -> list[tuple[int, str]]:
+        return self.connection.ends
 
     def inbound(self, publish: Publish, *, client_id: str = "dev", version: int = 5) -> Inbound:
         return Inbound(
@@ -83,7 +90,6 @@ def service(log: Log, broker: Broker, rule: Rule | None = None, partitions: tupl
     return RuleService(
         rule or Rule(filter="plant/#", topic="water"),
         log.append,
-        broker.disconnect,
         partitions=partitions,
         identities=Identities("r1"),
     )
@@ -180,7 +186,7 @@ def test_a_log_that_is_away_ends_the_connection_so_that_the_publisher_keeps_the_
     rule.receive(broker.inbound(Publish("plant/a", b"", 1)))
     log.waiting.pop()(error)
     assert broker.settled == []
-    assert broker.disconnected == [("dev", ReasonCode.SERVER_UNAVAILABLE, error.what)]
+    assert broker.disconnected == [(ReasonCode.SERVER_UNAVAILABLE, error.what)]
 
 
 def test_a_client_that_came_back_is_not_thrown_out_for_a_message_of_its_old_connection(
@@ -199,7 +205,7 @@ def test_mqtt_3_has_no_failure_codes_so_every_refusal_ends_the_connection(log: L
     rule.receive(broker.inbound(Publish("plant/a", b"", 1), version=4))
     log.waiting.pop()(RefusedError("full", code=ErrCode.SERVER_RECEIVE_OVERFLOW))
     assert broker.settled == []
-    assert broker.disconnected == [("dev", ReasonCode.QUOTA_EXCEEDED, "full")]
+    assert broker.disconnected == [(ReasonCode.QUOTA_EXCEEDED, "full")]
 
 
 def test_at_qos_0_what_is_not_taken_is_counted(log: Log, broker: Broker) -> None:

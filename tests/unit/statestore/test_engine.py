@@ -330,6 +330,34 @@ def test_authorisation_comes_before_the_timestamp() -> None:
     assert asked == [("c", Access.WRITE, b"k"), ("c", Access.READ, b"k")]
 
 
+@pytest.mark.parametrize(
+    ("words", "plain", "strict"),
+    [
+        ("SET k v", Access.WRITE, Access.WRITE),
+        ("SET k v PX 5", Access.WRITE, Access.WRITE),
+        ("SET k v NX", Access.WRITE, Access.WRITE | Access.READ),
+        ("SET k v NEX", Access.WRITE, Access.WRITE | Access.READ),
+        ("DEL k", Access.WRITE, Access.WRITE),
+        ("VDEL k v", Access.WRITE, Access.WRITE | Access.READ),
+        ("GET k", Access.READ, Access.READ),
+        ("KEYNOTIFY k", Access.READ, Access.READ),
+    ],
+)
+def test_strict_read_also_asks_for_read_where_the_answer_tells_of_the_value(
+    words: str, plain: Access, strict: Access
+) -> None:
+    for strict_read, expected in ((False, plain), (True, strict)):
+        asked: list[Access] = []
+
+        def authorise(_: Context, access: Access, __: bytes, asked: list[Access] = asked) -> bool:
+            asked.append(access)
+            return False
+
+        store = Store(Engine(authorise=authorise, strict_read=strict_read))
+        assert store.error(words) is StoreError.NOT_AUTHORIZED
+        assert asked == [expected]
+
+
 PRECEDENCE = [
     # What is wrong with the request, from the last rule to the first; each line adds the next error to be found.
     ("SET full v NX", "now", None, StoreError.QUOTA),

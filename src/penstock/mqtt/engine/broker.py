@@ -109,6 +109,8 @@ class Broker:
         self._targets_kept = 0
         self._dirty: list[BrokerConnection] = []
         self._throttled: list[BrokerConnection] = []
+        self.ended: list[BrokerConnection] = []
+        """Connections that a service ended since the last flush."""
         self._connections = 0
         for service in services:
             self.add_service(service)
@@ -136,6 +138,10 @@ class Broker:
 
     def flush(self, now: int) -> list[Output]:
         """What is to be written, one piece a connection. ``wake`` was called when there is more in the next turn."""
+        if self.ended:
+            ended, self.ended = self.ended, []
+            for connection in ended:
+                self.connection_ended(connection, now)
         throttled = self._throttled
         if throttled:
             self._throttled = []
@@ -205,6 +211,23 @@ class Broker:
         if publish.retain and not self.retained.store(publish.topic, message):
             raise LocalProtocolError("mqtt: no room for another retained message", do="raise max_retained_messages")
         self._fan_out(self._route(publish.topic), message, None, now)
+
+    def respond(self, client_id: str, publish: Publish, now: int) -> bool:
+        """Route a message of the node itself to one session's subscriptions; False where none matches.
+
+        Raises:
+            LocalProtocolError: the topic or the properties cannot be sent.
+        """
+        route = self._routes.get(publish.topic)
+        if route is None:
+            validate_topic_name(publish.topic)
+            route = self._route(publish.topic)
+        for target in route.targets:
+            session = target.session
+            if session.client_id == client_id:
+                session.deliver(Message(publish, now), min(target.qos, publish.qos), 0, target.identifiers, now)
+                return True
+        return False
 
     def deliver(self, client_id: str, publish: Publish, now: int) -> bool:
         """Put a message straight into one session, subscribed or not; False where there is no such session.

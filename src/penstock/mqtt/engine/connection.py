@@ -296,10 +296,21 @@ class BrokerConnection(Timed):
         """End the connection: DISCONNECT with the code once it is accepted, just a close before [MQTT-3.14.0-1]."""
         if self.closing:
             return
+        self._say_goodbye(reason_code, reason_string)
+        self._broker.connection_ended(self, now)
+
+    def end(self, reason_code: int, reason_string: str) -> None:
+        """As :meth:`disconnect`, for who does not know the time: the session goes offline with the next flush."""
+        if self.closing:
+            return
+        self._say_goodbye(reason_code, reason_string)
+        self.writable = False  # nothing may follow: messages wait in the session
+        self._broker.ended.append(self)
+
+    def _say_goodbye(self, reason_code: int, reason_string: str) -> None:
         if self.session is not None:
             self.send(Disconnect(int(reason_code), _diagnosis(reason_string)))
         self.close()
-        self._broker.connection_ended(self, now)
 
     def close(self) -> None:
         """Close after what is queued."""

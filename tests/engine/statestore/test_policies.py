@@ -1,0 +1,50 @@
+"""What policies decide, and that nothing happens before they did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.statestore.commands import Access
+from penstock.statestore.engine import Context
+from tests.engine.statestore import FakeOutlet, ManualClock, Peer, open_service
+
+
+class Rules:
+    """Clients may do what ``granted`` says, and answer on topics below ``clients/``."""
+
+    def __init__(self, granted: Access) -> None:
+        self.granted = granted
+        self.asked: list[tuple[str, bytes]] = []
+
+    def may_access(self, context: Context, access: Access, key: bytes) -> bool:
+        self.asked.append((context.client_id, key))
+        return access in self.granted
+
+    def may_answer_on(self, context: Context, topic: str) -> bool:
+        return topic.startswith(f"clients/{context.client_id}/")
+
+
+async def test_a_client_with_write_alone_writes_and_releases_locks_and_reads_nothing(tmp_path: Path) -> None:
+    outlet, clock, rules = FakeOutlet(), ManualClock(), Rules(Access.WRITE)
+    service = await open_service(tmp_path, outlet, clock, policy=rules)
+    peer = Peer(service, outlet, clock)
+    for words in ("SET k v NEX PX 1000", "VDEL k v", "SET k v", "DEL k"):
+        assert not peer.ask(words).payload.startswith(b"-"), words
+    for words in ("GET k", "KEYNOTIFY k", "KEYNOTIFY k STOP"):
+        assert peer.ask(words).payload == b"-ERR not authorized\r\n"
+    assert rules.asked[-1] == ("client-id1", b"k")
+    await service.close()
+
+
+async def test_no_answer_goes_where_the_requester_may_not_publish(tmp_path: Path) -> None:
+    outlet, clock = FakeOutlet(), ManualClock()
+    service = await open_service(tmp_path, outlet, clock, policy=Rules(Access.READ | Access.WRITE))
+    peer = Peer(service, outlet, clock)
+    peer.send("SET k v", response_topic="clients/other/response")
+    ((_, code, reason),) = outlet.settled
+    assert (code, outlet.taken()) == (ReasonCode.NOT_AUTHORIZED, [])
+    assert "response topic" in reason
+    assert service.stats.refused == 1
+    assert peer.ask("GET k").payload == b"$-1\r\n"
+    await service.close()
