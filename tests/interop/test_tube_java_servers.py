@@ -1,0 +1,155 @@
+"""Our producer and consumer against Apache's master and broker; brokers of one at the master of the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import LocalProtocolError, RefusedError
+from penstock.tube.consumer import Consumer
+from penstock.tube.producer import Producer
+from penstock.tube.record import Record
+from tests.interop.tube_java.clients import JavaClients, body, number
+from tests.interop.tube_java.jars import Jars
+from tests.interop.tube_java.server import JavaTube, free_ports, start_broker
+from tests.unit.tube.servers import Tube, until
+
+COUNT = 300
+# The master gives partitions out at its balance, once a second here, and the news travels by heartbeat.
+HEARTBEAT_S = 0.2
+
+
+@pytest.fixture
+def masters(java_tube: JavaTube) -> str:
+    """Apache's master, when its topics can be used."""
+    return java_tube.ready()
+
+
+async def read(masters: str, group: str, topic: str, count: int, **options: object) -> list[tuple[int, int]]:
+    """(partition, number) of the messages, until ``count`` different ones came; all of them are confirmed."""
+    seen: list[tuple[int, int]] = []
+    async with Consumer(masters, group, [topic], heartbeat_s=HEARTBEAT_S, **options) as consumer:  # type: ignore[arg-type]
+        async with asyncio.timeout(30):
+            async for message in consumer:
+                seen.append((message.partition, number(message.record.value)))
+                if len(set(seen)) == count:
+                    break
+        await consumer.confirm()
+    return seen
+
+
+async def send(masters: str, topic: str, count: int, **options: object) -> None:
+    async with Producer(masters, heartbeat_s=HEARTBEAT_S) as producer, asyncio.TaskGroup() as group:
+        for n in range(count):
+            group.create_task(producer.send(topic, body(n), **options))  # type: ignore[arg-type]
+
+
+def in_order(seen: list[tuple[int, int]]) -> bool:
+    parts: dict[int, list[int]] = defaultdict(list)
+    for partition, n in seen:
+        parts[partition].append(n)
+    return all(numbers == sorted(numbers) for numbers in parts.values())
+
+
+async def test_produce_and_consume(masters: str) -> None:
+    await send(masters, "pulled", COUNT)
+    seen = await read(masters, "ours", "pulled", COUNT)
+    assert sorted(n for _, n in seen) == list(range(COUNT)), "each once"
+    assert {partition for partition, _ in seen} == {0, 1, 2}
+    assert in_order(seen)
+    # The position is kept: a new member of the group gets what came after.
+    async with Producer(masters) as producer:
+        await producer.send("pulled", body(COUNT))
+    assert [n for _, n in await read(masters, "ours", "pulled", 1)] == [COUNT]
+
+
+async def test_filters_and_records(masters: str) -> None:
+    async with Producer(masters, heartbeat_s=HEARTBEAT_S) as producer:
+        for n in range(30):
+            record = Record(body(n), b"k%d" % n, [("unit", "l/s")], msg_type=("flow", "heat", "level")[n % 3])
+            await producer.send("filtered", record)
+    async with Consumer(masters, "some", ["filtered"], filters=["flow", "level"], heartbeat_s=HEARTBEAT_S) as consumer:
+        seen = {}
+        # Apache's broker shows messages to a filter only once they are in its files.
+        async with asyncio.timeout(30):
+            async for message in consumer:
+                seen[number(message.record.value)] = message.record
+                if len(seen) == 20:
+                    break
+    assert sorted(seen) == [n for n in range(30) if n % 3 != 1]
+    assert seen[3] == Record(body(3), b"k3", [("unit", "l/s")], msg_type="flow")
+
+
+async def test_members_share_the_partitions(masters: str) -> None:
+    first = Consumer(masters, "pair", ["shared"], heartbeat_s=HEARTBEAT_S)
+    second = Consumer(masters, "pair", ["shared"], heartbeat_s=HEARTBEAT_S)
+    seen: list[int] = []
+
+    async def follow(consumer: Consumer) -> None:
+        async for message in consumer:
+            seen.append(number(message.record.value))  # noqa: PERF401 - never ends
+
+    async with first, second:
+        async with asyncio.timeout(30):
+            while not (first.assignment and second.assignment and len(first.assignment | second.assignment) == 3):
+                await asyncio.sleep(0.05)
+        assert not first.assignment & second.assignment
+        tasks = [asyncio.create_task(follow(first)), asyncio.create_task(follow(second))]
+        await send(masters, "shared", COUNT)
+        await until(lambda: len(set(seen)) == COUNT, 20)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    assert sorted(seen) == list(range(COUNT))
+
+
+async def test_large_messages(masters: str) -> None:
+    async with Producer(masters, heartbeat_s=HEARTBEAT_S) as producer:
+        for n in range(4):
+            await producer.send("large", body(n, 1 << 20))
+        with pytest.raises(LocalProtocolError, match="1048576"):
+            await producer.send("large", bytes((1 << 20) + 1))
+    seen = await read(masters, "large", "large", 4)
+    assert sorted(n for _, n in seen) == [0, 1, 2, 3]
+
+
+async def test_a_topic_that_is_not_there(masters: str) -> None:
+    async with Producer(masters, topic_timeout_s=0.5) as producer:
+        with pytest.raises(RefusedError, match="no partition"):
+            await producer.send("nowhere", b"x")
+    with pytest.raises(RefusedError) as caught:
+        await Consumer(masters, "ours", ["nowhere"]).start()
+    assert caught.value.code == 431
+
+
+async def test_our_broker_at_their_master(masters: str, java_clients: JavaClients) -> None:
+    """Our producer, Apache's consumer, and the other way round."""
+    await send(masters, "ours", COUNT)
+    found = await asyncio.wrap_future(java_clients.consume(masters, "theirs", "ours", COUNT))
+    assert sorted(item.number for item in found) == list(range(COUNT))
+    assert {item.partition for item in found} == {f"2:ours:{n}" for n in range(3)}
+    await asyncio.wrap_future(java_clients.produce(masters, "ours", 30, from_=COUNT, window=10))
+    seen = await read(masters, "ours", "ours", COUNT + 30)
+    assert {n for _, n in seen} == set(range(COUNT + 30))
+
+
+async def test_their_broker_at_our_master(java: Jars, java_clients: JavaClients, tmp_path: Path) -> None:
+    ours = Tube(tmp_path)
+    master = await ours.start_master()
+    port, web = free_ports(2)
+    process = await asyncio.to_thread(start_broker, java, tmp_path / "theirs", ours.masters, 7, port, web)
+    try:
+        await until(lambda: 7 in master.engine.cluster.brokers, 60)
+        await master.create_topic("demo", 3, ready_s=20)
+        await send(ours.masters, "demo", COUNT)
+        seen = await read(ours.masters, "ours", "demo", COUNT)
+        assert sorted(n for _, n in seen) == list(range(COUNT))
+        found = await asyncio.wrap_future(java_clients.consume(ours.masters, "theirs", "demo", COUNT))
+        assert sorted(item.number for item in found) == list(range(COUNT))
+    finally:
+        process.kill()
+        await asyncio.to_thread(process.wait)
+        await ours.close()

@@ -1,0 +1,427 @@
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Collections;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.TreeSet;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.Executor;
+import java.util.concurrent.Semaphore;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
+import org.apache.inlong.tubemq.client.common.ConfirmResult;
+import org.apache.inlong.tubemq.client.common.ConsumeResult;
+import org.apache.inlong.tubemq.client.common.PeerInfo;
+import org.apache.inlong.tubemq.client.common.QueryMetaResult;
+import org.apache.inlong.tubemq.client.config.ConsumerConfig;
+import org.apache.inlong.tubemq.client.config.TubeClientConfig;
+import org.apache.inlong.tubemq.client.consumer.ClientBalanceConsumer;
+import org.apache.inlong.tubemq.client.consumer.ConsumePosition;
+import org.apache.inlong.tubemq.client.consumer.ConsumerResult;
+import org.apache.inlong.tubemq.client.consumer.MessageListener;
+import org.apache.inlong.tubemq.client.consumer.PullMessageConsumer;
+import org.apache.inlong.tubemq.client.consumer.PushMessageConsumer;
+import org.apache.inlong.tubemq.client.factory.MessageSessionFactory;
+import org.apache.inlong.tubemq.client.factory.TubeMultiSessionFactory;
+import org.apache.inlong.tubemq.client.producer.MessageProducer;
+import org.apache.inlong.tubemq.client.producer.MessageSentCallback;
+import org.apache.inlong.tubemq.client.producer.MessageSentResult;
+import org.apache.inlong.tubemq.corebase.Message;
+import org.apache.inlong.tubemq.corebase.rv.ProcessResult;
+
+/**
+ * Apache TubeMQ's own client, driven by lines on standard input.
+ *
+ * A line is {@code id verb name=value ...}, separated by tabs; each runs on a thread of its own and is answered with
+ * {@code id ok text} or {@code id error text}. A message is its number in decimal, '|', and bytes that follow from the
+ * number, so that both sides can check every byte.
+ */
+public final class TubePeer {
+
+    public static void main(String[] args) throws Exception {
+        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        answer("0", "ok", "ready");
+        for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+            String[] parts = line.split("\t");
+            Map<String, String> options = new HashMap<>();
+            for (String part : Arrays.asList(parts).subList(2, parts.length)) {
+                int equals = part.indexOf('=');
+                options.put(part.substring(0, equals), part.substring(equals + 1));
+            }
+            Thread thread = new Thread(() -> run(parts[0], parts[1], options));
+            thread.setDaemon(true);
+            thread.start();
+        }
+        System.exit(0);
+    }
+
+    private static void run(String id, String verb, Map<String, String> options) {
+        try {
+            switch (verb) {
+                case "produce":
+                    answer(id, "ok", new Produce(options).run());
+                    break;
+                case "consume":
+                    answer(id, "ok", new Consume(options).run());
+                    break;
+                default:
+                    throw new IllegalArgumentException("no verb " + verb);
+            }
+        } catch (Throwable error) {
+            error.printStackTrace();
+            String text = error.getCause() == null ? error.toString() : error + ": " + error.getCause();
+            answer(id, "error", text.replaceAll("\\s", " "));
+        }
+    }
+
+    private static synchronized void answer(String id, String status, String text) {
+        System.out.println(id + "\t" + status + "\t" + text);
+        System.out.flush();
+    }
+
+    static byte[] body(int number, int size) {
+        byte[] head = (number + "|").getBytes(StandardCharsets.US_ASCII);
+        byte[] body = Arrays.copyOf(head, Math.max(size, head.length));
+        for (int at = head.length; at < body.length; at++) {
+            body[at] = (byte) ((number + at) % 251);
+        }
+        return body;
+    }
+
+    /** The number of a message whose every byte is right. */
+    static int number(byte[] body) {
+        int end = 0;
+        while (body[end] != '|') {
+            end++;
+        }
+        int number = Integer.parseInt(new String(body, 0, end, StandardCharsets.US_ASCII));
+        if (!Arrays.equals(body, body(number, body.length))) {
+            throw new IllegalStateException("message " + number + " is damaged");
+        }
+        return number;
+    }
+
+    private static MessageSessionFactory factory(TubeClientConfig config) throws Exception {
+        config.setHeartbeatPeriodMs(1000);
+        config.setHeartbeatPeriodAfterFail(1000);
+        config.setRegFailWaitPeriodMs(200);
+        config.setRpcTimeoutMs(3000);
+        config.setLinkStatsMaxAllowedFailTimes(100000);
+        return new TubeMultiSessionFactory(config);
+    }
+
+    /** Sends numbered messages; what fails is sent again until it is acknowledged. */
+    private static final class Produce {
+
+        private final String topic;
+        private final int from;
+        private final int count;
+        private final int size;
+        private final int window;
+        private final int pauseMs;
+        private final String[] types;
+        private final String masters;
+        private final AtomicInteger again = new AtomicInteger();
+
+        Produce(Map<String, String> options) {
+            masters = options.get("masters");
+            topic = options.get("topic");
+            from = Integer.parseInt(options.getOrDefault("from", "0"));
+            count = Integer.parseInt(options.get("count"));
+            size = Integer.parseInt(options.getOrDefault("size", "0"));
+            window = Integer.parseInt(options.getOrDefault("window", "0"));
+            pauseMs = Integer.parseInt(options.getOrDefault("pause_ms", "0"));
+            types = options.containsKey("types") ? options.get("types").split(",") : new String[0];
+        }
+
+        String run() throws Exception {
+            MessageSessionFactory factory = factory(new TubeClientConfig(masters));
+            try {
+                MessageProducer producer = factory.createProducer();
+                publish(producer);
+                long started = System.nanoTime();
+                if (window > 0) {
+                    sendAhead(producer);
+                } else {
+                    for (int number = from; number < from + count; number++) {
+                        sendOne(producer, number);
+                        Thread.sleep(pauseMs);
+                    }
+                }
+                return "again=" + again + " seconds=" + (System.nanoTime() - started) / 1e9;
+            } finally {
+                factory.shutdown();
+            }
+        }
+
+        private void publish(MessageProducer producer) throws Exception {
+            for (int attempt = 0;; attempt++) {
+                try {
+                    producer.publish(topic);
+                    if (producer.isTopicCurAcceptPublish(topic)) {
+                        return;
+                    }
+                } catch (Exception error) {
+                    if (attempt == 100) {
+                        throw error;
+                    }
+                }
+                Thread.sleep(100);
+            }
+        }
+
+        private Message message(int number) {
+            Message message = new Message(topic, body(number, size));
+            if (types.length > 0) {
+                message.putSystemHeader(types[number % types.length], "202401010101");
+            }
+            return message;
+        }
+
+        private void sendOne(MessageProducer producer, int number) throws Exception {
+            for (int attempt = 0; attempt < 500; attempt++) {
+                String why;
+                try {
+                    MessageSentResult result = producer.sendMessage(message(number));
+                    if (result.isSuccess()) {
+                        return;
+                    }
+                    why = result.getErrCode() + " " + result.getErrMsg();
+                } catch (Exception error) {
+                    why = String.valueOf(error);
+                }
+                again.incrementAndGet();
+                System.err.println("produce " + number + ": " + why);
+                Thread.sleep(20);
+            }
+            throw new IllegalStateException("message " + number + " was never acknowledged");
+        }
+
+        private void sendAhead(MessageProducer producer) throws Exception {
+            Semaphore places = new Semaphore(window);
+            Set<Integer> failed = ConcurrentHashMap.newKeySet();
+            for (int number = from; number < from + count; number++) {
+                int current = number;
+                places.acquire();
+                try {
+                    producer.sendMessage(message(number), new MessageSentCallback() {
+
+                        @Override
+                        public void onMessageSent(MessageSentResult result) {
+                            if (!result.isSuccess()) {
+                                failed.add(current);
+                            }
+                            places.release();
+                        }
+
+                        @Override
+                        public void onException(Throwable error) {
+                            failed.add(current);
+                            places.release();
+                        }
+                    });
+                } catch (Exception error) { // no connection yet, or too much in flight
+                    failed.add(current);
+                    places.release();
+                }
+            }
+            if (!places.tryAcquire(window, 30, TimeUnit.SECONDS)) {
+                throw new IllegalStateException("messages without an answer: " + (window - places.availablePermits()));
+            }
+            for (int number : failed) {
+                again.incrementAndGet();
+                sendOne(producer, number);
+            }
+        }
+    }
+
+    /** Reads until {@code count} different messages came, then leaves its group in order. */
+    private static final class Consume {
+
+        private final Map<String, String> options;
+        private final String topic;
+        private final int count;
+        private final long deadline;
+        private final Set<Integer> seen = ConcurrentHashMap.newKeySet();
+        private final List<String> got = Collections.synchronizedList(new ArrayList<>());
+        private final CountDownLatch done = new CountDownLatch(1);
+        private volatile Throwable failure;
+        private volatile long first;
+
+        Consume(Map<String, String> options) {
+            this.options = options;
+            topic = options.get("topic");
+            count = Integer.parseInt(options.get("count"));
+            deadline = System.currentTimeMillis() + Long.parseLong(options.getOrDefault("timeout_ms", "20000"));
+        }
+
+        String run() throws Exception {
+            int members = Integer.parseInt(options.getOrDefault("members", "1"));
+            List<Thread> threads = new ArrayList<>();
+            long started = System.nanoTime();
+            for (int member = 0; member < members; member++) {
+                int index = member;
+                Thread thread = new Thread(() -> {
+                    try {
+                        member(index);
+                    } catch (Throwable error) {
+                        failure = error;
+                        done.countDown();
+                    }
+                });
+                thread.start();
+                threads.add(thread);
+            }
+            for (Thread thread : threads) {
+                thread.join();
+            }
+            if (failure != null) {
+                throw new IllegalStateException("after " + seen.size() + " messages", failure);
+            }
+            if (seen.size() < count) {
+                throw new IllegalStateException(seen.size() + " of " + count + " messages came in time");
+            }
+            String times = "first_s=" + (first - started) / 1e9 + " seconds=" + (System.nanoTime() - first) / 1e9;
+            return options.containsKey("quiet") ? times : String.join(" ", got);
+        }
+
+        private void member(int index) throws Throwable {
+            ConsumerConfig config = new ConsumerConfig(options.get("masters"), options.get("group"));
+            config.setConsumePosition("latest".equals(options.get("from"))
+                    ? ConsumePosition.CONSUMER_FROM_LATEST_OFFSET : ConsumePosition.CONSUMER_FROM_FIRST_OFFSET);
+            config.setMsgNotFoundWaitPeriodMs(20);
+            config.setPullConsumeReadyWaitPeriodMs(500);
+            config.setShutDownRebalanceWaitPeriodMs(2000);
+            MessageSessionFactory factory = factory(config);
+            try {
+                switch (options.getOrDefault("kind", "pull")) {
+                    case "push":
+                        push(factory.createPushConsumer(config), index);
+                        break;
+                    case "balance":
+                        balance(factory.createBalanceConsumer(config), index);
+                        break;
+                    default:
+                        pull(factory.createPullConsumer(config), index);
+                }
+            } finally {
+                factory.shutdown();
+            }
+        }
+
+        private boolean more() {
+            return done.getCount() > 0 && System.currentTimeMillis() < deadline;
+        }
+
+        private void take(int member, String partition, List<Message> messages) {
+            if (first == 0) {
+                first = System.nanoTime();
+            }
+            for (Message message : messages) {
+                int number = number(message.getData());
+                seen.add(number);
+                if (!options.containsKey("quiet")) {
+                    got.add(member + "," + partition + "," + number + "," + message.getMsgType());
+                }
+            }
+            if (seen.size() >= count) {
+                done.countDown();
+            }
+        }
+
+        private TreeSet<String> filters() {
+            String text = options.get("filters");
+            return text == null ? null : new TreeSet<>(Arrays.asList(text.split(",")));
+        }
+
+        private void pull(PullMessageConsumer consumer, int index) throws Throwable {
+            consumer.subscribe(topic, filters());
+            String bound = options.get("bound");
+            if (bound == null) {
+                consumer.completeSubscribe();
+            } else {
+                Map<String, Long> offsets = new HashMap<>();
+                for (String item : bound.split(",")) {
+                    String[] pair = item.split("=");
+                    offsets.put(pair[0], Long.parseLong(pair[1]));
+                }
+                consumer.completeSubscribe(options.get("session"), 1, false, offsets);
+            }
+            while (more()) {
+                ConsumerResult result = consumer.getMessage();
+                if (result.isSuccess()) {
+                    take(index, result.getPartitionKey(), result.getMessageList());
+                    consumer.confirmConsume(result.getConfirmContext(), true);
+                }
+            }
+            consumer.shutdown();
+        }
+
+        private void push(PushMessageConsumer consumer, int index) throws Throwable {
+            consumer.subscribe(topic, filters(), new MessageListener() {
+
+                @Override
+                public void receiveMessages(PeerInfo peer, List<Message> messages) {
+                    try {
+                        take(index, peer.getPartitionKey(), messages);
+                    } catch (RuntimeException error) {
+                        failure = error;
+                        done.countDown();
+                    }
+                }
+
+                @Override
+                public Executor getExecutor() {
+                    return null;
+                }
+
+                @Override
+                public void stop() {
+                }
+            });
+            consumer.completeSubscribe();
+            done.await(deadline - System.currentTimeMillis(), TimeUnit.MILLISECONDS);
+            consumer.shutdown();
+        }
+
+        private void balance(ClientBalanceConsumer consumer, int index) throws Throwable {
+            Map<String, TreeSet<String>> topics = new HashMap<>();
+            TreeSet<String> filters = filters();
+            topics.put(topic, filters == null ? new TreeSet<>() : filters);
+            ProcessResult outcome = new ProcessResult();
+            if (!consumer.start(topics, -1, 0, outcome)) {
+                throw new IllegalStateException("start: " + outcome.getErrMsg());
+            }
+            Set<String> connected = new HashSet<>();
+            while (more()) {
+                if (connected.isEmpty()) {
+                    QueryMetaResult known = new QueryMetaResult();
+                    if (consumer.getPartitionMetaInfo(known)) {
+                        for (Map.Entry<String, Boolean> partition : known.getPartStatusMap().entrySet()) {
+                            if (partition.getValue() && consumer.connect2Partition(partition.getKey(), -1, outcome)) {
+                                connected.add(partition.getKey());
+                            }
+                        }
+                    }
+                }
+                if (connected.isEmpty() || !consumer.isPartitionsReady(100)) {
+                    Thread.sleep(100);
+                    continue;
+                }
+                ConsumeResult result = new ConsumeResult();
+                if (consumer.getMessage(result) && result.isSuccess()) {
+                    take(index, result.getPartitionKey(), result.getMessageList());
+                    consumer.confirmConsume(result.getConfirmContext(), true, new ConfirmResult());
+                }
+            }
+            consumer.shutdown();
+        }
+    }
+}

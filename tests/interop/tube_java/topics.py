@@ -1,0 +1,8 @@
+"""The topics of Apache's master: named before its brokers register, so that they share one activation."""
+
+__all__ = ["OURS", "THEIRS"]
+
+THEIRS = ("pulled", "filtered", "shared", "large", "balanced", "bound", "quick")
+"""On Apache's broker."""
+OURS = ("ours",)
+"""On our broker."""
