@@ -45,6 +45,7 @@ RULES = [
     Rule("penstock.mqtt.codec", ("mqtt.codec",), IMPURE),
     Rule("penstock.mqtt.engine", ("mqtt.codec", "mqtt.engine", "mqtt.service"), IMPURE),
     Rule("penstock.mqtt.service", ("mqtt.codec",), IMPURE),
+    Rule("penstock.mqtt.storage", ("mqtt.codec", "mqtt.engine", "mqtt.storage", "runtime"), IO | SPARK),
     Rule("penstock.mqtt", ("mqtt", "runtime", "security"), SPARK),
     Rule("penstock.statestore.codec", ("statestore.codec",), IMPURE),
     Rule("penstock.statestore.commands", ("statestore.codec", "statestore.hlc", "statestore.commands"), IMPURE),

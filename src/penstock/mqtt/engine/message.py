@@ -26,9 +26,24 @@ def identifier_block(identifiers: Iterable[int]) -> bytes:
 
 
 class Message:
-    """One accepted application message. ``expires_at``: instant in ms, 0 = never. ``qos`` as published."""
+    """One accepted application message. ``expires_at``: instant in ms, 0 = never. ``qos`` as published.
 
-    __slots__ = ("accepted_at", "expires_at", "payload", "properties_wire", "publish", "qos", "retain", "topic_wire")
+    ``stored`` and ``receivers`` are the journal's: 0 = stored with each delivery, -1 = to be stored once for all, else
+    the number under which it is stored, and for how many deliveries.
+    """
+
+    __slots__ = (
+        "accepted_at",
+        "expires_at",
+        "payload",
+        "properties_wire",
+        "publish",
+        "qos",
+        "receivers",
+        "retain",
+        "stored",
+        "topic_wire",
+    )
 
     def __init__(self, publish: Publish, now: int) -> None:
         self.publish = publish
@@ -38,6 +53,8 @@ class Message:
         self.topic_wire = publish.topic_wire or encode_string(publish.topic, "the topic")
         self.accepted_at = now
         self.expires_at = 0
+        self.stored = 0
+        self.receivers = 0
         properties = publish.optional_properties
         if properties is None:
             self.properties_wire = b"\x00"

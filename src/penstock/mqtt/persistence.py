@@ -1,0 +1,166 @@
+"""Commits what the engine's journal collects: one transaction at a time, each with all that came since the one before.
+
+While a commit runs in its thread the journal goes on collecting, so a message that its receivers acknowledged meanwhile
+is never written, and a slow disk makes the batches larger instead of the line longer. In durability ``memory`` nobody
+waits, so changes are written behind, at most :data:`WRITE_BEHIND_S` later; those that asked for the disk are not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from penstock.errors import StorageError
+from penstock.mqtt.engine.journal import Batch, Journal, Recovered
+from penstock.mqtt.storage.store import SessionStore
+from penstock.runtime.committer import GroupCommitter
+from penstock.runtime.durability import Durability
+
+__all__ = ["WRITE_BEHIND_S", "Persistence"]
+
+logger = logging.getLogger("penstock.mqtt")
+
+WRITE_BEHIND_S: Final = 1.0
+"""How old a change may become in memory that nobody waits for."""
+_WRITE_BEHIND_CHANGES: Final = 50_000
+"""How many of them there may be before they are written earlier: one transaction must stay short."""
+
+
+class Persistence:
+    """Sessions and retained messages in the directory ``path``; ``journal`` is what the broker engine records into.
+
+    ``await open()``, hand the journal to the engine, then :meth:`start`. Call everything in the loop's thread.
+    """
+
+    def __init__(self, path: Path, durability: Durability = Durability.DURABLE) -> None:
+        self.durability = durability
+        self.journal = Journal(promise_all=durability is not Durability.MEMORY)
+        self._store = SessionStore(path, durability)
+        self._committer: GroupCommitter[Batch] = GroupCommitter(self._commit, name="mqtt", on_failure=self._failed)
+        self._committed: Callable[[], None] = lambda: None
+        self._on_failure: Callable[[StorageError], None] = lambda _error: None
+        self._wall_offset: Callable[[], int] = lambda: 0
+        self._committing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.changes = 0
+        """Changes committed since the start."""
+
+    @property
+    def failure(self) -> StorageError | None:
+        """Why nothing can be promised any more; None while it can."""
+        return self._committer.failure
+
+    @property
+    def commits(self) -> int:
+        """Transactions since the start."""
+        return self._committer.commits
+
+    @property
+    def stored_bytes(self) -> int:
+        """Size of the file's part that is in use."""
+        return self._store.stored_bytes
+
+    async def open(self, wall_offset: Callable[[], int]) -> Recovered:
+        """Load what is stored. ``wall_offset``: wall clock minus the engine's clock, now, in ms.
+
+        Raises:
+            StorageError: the directory cannot be opened; a damaged value alone does not stop it.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._wall_offset = wall_offset
+        recovered = await asyncio.to_thread(self._store.open, wall_offset())
+        self.journal.start_at(recovered.next_number)
+        for name in recovered.quarantined:
+            logger.error("quarantined path=%s record=%s: checksum does not match", self._store.path, name)
+        return recovered
+
+    def start(self, *, committed: Callable[[], None], failed: Callable[[StorageError], None]) -> None:
+        """Accept commits; ``committed`` is called after each, ``failed`` once, when one cannot be done."""
+        self._committed = committed
+        self._on_failure = failed
+        self._committer.start()
+
+    def submit(self) -> None:
+        """Start a commit of what was recorded, unless one runs (its end starts the next) or it may wait.
+
+        Called at the end of a loop turn.
+        """
+        if self._committing or self._loop is None:
+            return
+        journal = self.journal
+        if self.failure is not None:
+            journal.cut(0)
+            return
+        if not journal.urgent:
+            waiting = journal.waiting
+            if not waiting:
+                return
+            if self.durability is Durability.MEMORY and waiting < _WRITE_BEHIND_CHANGES:
+                if self._timer is None:
+                    self._timer = self._loop.call_later(WRITE_BEHIND_S, self._write_behind)
+                return
+        self._cut()
+
+    async def drain(self) -> None:
+        """Commit all that was recorded; returns when it is done or has failed."""
+        while True:
+            await self._idle.wait()
+            if self.failure is not None or not (self.journal.waiting or self.journal.urgent):
+                return
+            self._cut()
+
+    async def close(self) -> None:
+        """Commit what was recorded and close the files; may be called twice."""
+        if self._loop is None:
+            return
+        await self.drain()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        await self._committer.close()
+        self._loop = None
+        await asyncio.to_thread(self._store.close)
+
+    def _write_behind(self) -> None:
+        self._timer = None
+        if not self._committing and self.journal.waiting:
+            self._cut()
+
+    def _cut(self) -> None:
+        batch = self.journal.cut(self._wall_offset())
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not batch:
+            # All of it was taken back: there is nothing that could be lost.
+            self.journal.committed = batch.number
+            self._committed()
+            return
+        self._committing = True
+        self._idle.clear()
+        self._committer.submit(batch, partial(self._done, batch))
+
+    def _commit(self, batches: Sequence[Batch]) -> None:
+        for batch in batches:
+            self._store.commit(batch)
+
+    def _done(self, batch: Batch, failure: StorageError | None) -> None:
+        self._committing = False
+        self._idle.set()
+        if failure is None:
+            self.changes += len(batch)
+            self.journal.committed = batch.number
+            self._committed()
+            self.submit()
+
+    def _failed(self, failure: StorageError) -> None:
+        logger.critical("nothing is acknowledged for kept sessions any more path=%s: %s", self._store.path, failure)
+        self.journal.failure = failure.what
+        self._on_failure(failure)

@@ -1,0 +1,1 @@
+"""Sessions and retained messages on disk."""

@@ -1,0 +1,325 @@
+"""Sessions and retained messages on disk: one LMDB environment, one writer, every value checksummed.
+
+Databases: ``sessions``, ``subscriptions``, ``messages`` (those that several deliveries share), ``deliveries``,
+``progress`` (packet identifiers of what waited before it was sent, and what is past PUBREC), ``incoming`` (QoS 2
+messages of clients without PUBREL), ``retained``, ``meta`` (``schema``) and ``quarantine`` (what did not pass its
+checksum). Deliveries are numbered over all sessions, so that new ones go to the end of their database and one page
+takes many. A commit is one transaction: all of it or nothing.
+
+What a commit promises depends on the durability: ``durable`` = fsynced; ``flushed`` and ``memory`` = written to the
+page cache, fsynced when the kernel likes, when somebody asked for it and on :meth:`SessionStore.close`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from struct import Struct
+from typing import Final, TypeVar
+
+import lmdb
+
+from penstock.errors import StorageError
+from penstock.mqtt.engine.journal import (
+    Batch,
+    DeliveryRow,
+    MessageRow,
+    ProgressRow,
+    Recovered,
+    SessionRow,
+    SubscriptionRow,
+)
+from penstock.mqtt.storage.records import (
+    decode_delivery,
+    decode_message,
+    decode_progress,
+    decode_session,
+    decode_subscription,
+    digest_of,
+    encode_delivery,
+    encode_message,
+    encode_progress,
+    encode_session,
+    encode_subscription,
+    incoming_key,
+    number_key,
+    shared_of,
+    subscription_key,
+)
+from penstock.runtime.durability import Durability
+
+__all__ = ["SCHEMA", "SessionStore"]
+
+SCHEMA: Final = 1
+"""Layout of the databases; a newer one is refused, an older one would be converted here."""
+
+_INITIAL_MAP_BYTES: Final = 1 << 30
+"""Address space, not disk: the file grows with its content. Doubled whenever it is full."""
+
+_SCHEMA: Final = Struct(">I")
+_NUMBER: Final = Struct(">Q")
+_INCOMING: Final = Struct(">QH")
+_TABLES: Final = (
+    *("sessions", "subscriptions", "messages", "deliveries", "progress", "incoming", "retained"),
+    *("meta", "quarantine"),
+)
+
+# LMDB must not be opened twice in one process: its locks belong to the process, and closing one frees both.
+_open_paths: set[Path] = set()
+
+T = TypeVar("T")
+Puts = dict[str, list[tuple[bytes, bytes]]]
+Deletes = dict[str, list[bytes]]
+
+
+class SessionStore:
+    """The LMDB environment in the directory ``path``; made where it does not exist."""
+
+    def __init__(
+        self, path: Path, durability: Durability = Durability.DURABLE, *, map_bytes: int = _INITIAL_MAP_BYTES
+    ) -> None:
+        self.path = path.resolve()
+        self.stored_bytes = 0
+        """Size of what is in use, as of the last commit."""
+        self._durability = durability
+        self._map_bytes = map_bytes
+        self._env: lmdb.Environment | None = None
+        self._tables: dict[str, lmdb._Database] = {}
+
+    def open(self, wall_offset: int) -> Recovered:
+        """Open, check the schema and load everything; instants become those of a clock ``wall_offset`` behind.
+
+        Raises:
+            StorageError: already open in this process, made by a newer version, or not readable as a whole.
+        """
+        if self.path in _open_paths:
+            raise StorageError(
+                f"mqtt sessions {self.path} are already open in this process",
+                path=str(self.path),
+                why="an LMDB environment may be opened once per process",
+                do="use the broker that has them, or another directory",
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            env = self._env = lmdb.open(
+                str(self.path),
+                map_size=self._map_bytes,
+                max_dbs=len(_TABLES),
+                sync=self._durability is Durability.DURABLE,
+                writemap=False,
+            )
+            _open_paths.add(self.path)
+            # A reopened environment keeps the size that it had grown to.
+            self._map_bytes = max(self._map_bytes, env.info()["map_size"])
+            self._tables = {name: env.open_db(name.encode()) for name in _TABLES}
+            return self._load(env, wall_offset)
+        except StorageError:
+            self.close()
+            raise
+        except (lmdb.Error, OSError) as error:
+            self.close()
+            raise StorageError(
+                f"mqtt sessions {self.path} cannot be opened: {error}",
+                path=str(self.path),
+                do="look at the disk and the permissions, or restore the directory from a copy",
+            ) from error
+
+    def commit(self, batch: Batch) -> None:
+        """Write the changes as one transaction.
+
+        Raises:
+            StorageError: nothing of it is known to be on disk.
+        """
+        if not batch:
+            return
+        puts, deletes = _writes(batch)
+        while True:
+            try:
+                self._write(puts, deletes)
+                if batch.promised and self._durability is Durability.MEMORY:
+                    assert self._env is not None
+                    self._env.sync(True)  # noqa: FBT003 - LMDB's own signature
+                return
+            except lmdb.MapFullError:
+                self._grow()
+            except lmdb.Error as error:
+                raise StorageError(
+                    f"mqtt sessions {self.path}: commit of {len(batch)} changes failed: {error}",
+                    path=str(self.path),
+                    why="the operating system refused a write or an fsync; nothing of it counts as written",
+                    do="look at the disk (space, health), then restart: what was acknowledged is kept",
+                ) from error
+
+    def close(self) -> None:
+        """Make everything durable and close; may be called twice."""
+        env, self._env = self._env, None
+        if env is None:
+            return
+        _open_paths.discard(self.path)
+        try:
+            env.sync(True)  # noqa: FBT003 - LMDB's own signature
+        except lmdb.Error as error:
+            raise StorageError(f"mqtt sessions {self.path}: fsync failed: {error}", path=str(self.path)) from error
+        finally:
+            env.close()
+
+    def _write(self, puts: Puts, deletes: Deletes) -> None:
+        env = self._env
+        assert env is not None, "open() comes first"
+        with env.begin(write=True) as transaction:
+            for name, keys in deletes.items():
+                table = self._tables[name]
+                for key in keys:
+                    transaction.delete(key, db=table)
+            for name, items in puts.items():
+                transaction.cursor(db=self._tables[name]).putmulti(items)
+        info = env.info()
+        self.stored_bytes = info["last_pgno"] * env.stat()["psize"]
+
+    def _grow(self) -> None:
+        assert self._env is not None
+        self._map_bytes *= 2
+        self._env.set_mapsize(self._map_bytes)
+
+    def _load(self, env: lmdb.Environment, offset: int) -> Recovered:
+        with env.begin(write=True) as transaction:
+            self._check_schema(transaction)
+            return _Loader(transaction, self._tables, offset).load()
+
+    def _check_schema(self, transaction: lmdb.Transaction) -> None:
+        schema = transaction.get(b"schema", db=self._tables["meta"])
+        if schema is None:
+            transaction.put(b"schema", _SCHEMA.pack(SCHEMA), db=self._tables["meta"])
+        elif len(schema) != _SCHEMA.size or _SCHEMA.unpack(schema)[0] > SCHEMA:
+            raise StorageError(
+                f"mqtt sessions {self.path} have schema {schema.hex()}, this version reads up to {SCHEMA}",
+                path=str(self.path),
+                why="a newer version of penstock has written them",
+                do="start that version, or restore the directory from a copy",
+            )
+
+
+def _writes(batch: Batch) -> tuple[Puts, Deletes]:
+    """The batch as keys and values, encoded here, in the thread that commits."""
+    puts: Puts = {}
+    deletes: Deletes = {}
+    offset = batch.wall_offset
+
+    def add(name: str, changes: Iterable[tuple[bytes, T | None]], encode: Callable[[T], bytes]) -> None:
+        changed = [(key, encode(value)) for key, value in changes if value is not None]
+        if changed:
+            puts[name] = changed
+
+    def remove(name: str, keys: list[bytes]) -> None:
+        if keys:
+            deletes[name] = keys
+
+    numbered = number_key
+    add("sessions", ((numbered(n), row) for n, row in batch.sessions.items()), lambda row: encode_session(row, offset))
+    remove("sessions", [numbered(n) for n, row in batch.sessions.items() if row is None])
+    add(
+        "subscriptions",
+        ((subscription_key(*key), row) for key, row in batch.subscriptions.items()),
+        encode_subscription,
+    )
+    remove("subscriptions", [subscription_key(*key) for key, row in batch.subscriptions.items() if row is None])
+    add("messages", ((numbered(n), m) for n, m in batch.messages.items()), lambda m: encode_message(m, offset))
+    remove("messages", [numbered(n) for n, message in batch.messages.items() if message is None])
+    add("deliveries", ((numbered(n), d) for n, d in batch.deliveries.items()), lambda d: encode_delivery(*d, offset))
+    remove("deliveries", [numbered(n) for n, delivery in batch.deliveries.items() if delivery is None])
+    add("progress", ((numbered(n), p) for n, p in batch.progress.items()), lambda p: encode_progress(*p))
+    remove("progress", [numbered(n) for n, progress in batch.progress.items() if progress is None])
+    add("incoming", ((incoming_key(*key), state) for key, state in batch.incoming.items()), lambda s: bytes((s,)))
+    remove("incoming", [incoming_key(*key) for key, state in batch.incoming.items() if state is None])
+    add("retained", ((digest_of(t), m) for t, m in batch.retained.items()), lambda m: encode_message(m, offset))
+    remove("retained", [digest_of(topic) for topic, message in batch.retained.items() if message is None])
+    return puts, deletes
+
+
+class _Loader:
+    """Reads every database once; what is damaged goes to the quarantine, what belongs to nothing is removed."""
+
+    def __init__(self, transaction: lmdb.Transaction, tables: dict[str, lmdb._Database], offset: int) -> None:
+        self._transaction = transaction
+        self._tables = tables
+        self._offset = offset
+        self._quarantined: list[str] = []
+        self._next = 1
+
+    def load(self) -> Recovered:
+        offset = self._offset
+        sessions: dict[int, SessionRow] = self._numbered("sessions", lambda n, raw: decode_session(n, raw, offset))
+        shared: dict[int, MessageRow] = self._numbered("messages", lambda _, raw: decode_message(raw, offset))
+        referred: set[int] = set()
+
+        def delivery(number: int, raw: bytes) -> DeliveryRow | None:
+            row = decode_delivery(number, raw, offset, shared)
+            if row is not None:
+                referred.add(shared_of(raw))
+            return row
+
+        deliveries = self._numbered("deliveries", delivery)
+        progress: dict[int, ProgressRow] = self._numbered("progress", decode_progress)
+        subscriptions: list[SubscriptionRow] = self._values("subscriptions", decode_subscription)
+        retained: list[MessageRow] = self._values("retained", lambda raw: decode_message(raw, offset))
+        incoming = [
+            (*_INCOMING.unpack(key), state[0])
+            for key, state in self._items("incoming")
+            if len(key) == _INCOMING.size and state
+        ]
+        # A session whose record is lost takes what is its own with it; everything lies in the quarantine's report.
+        for number in [n for n, row in deliveries.items() if row.session not in sessions]:
+            del deliveries[number]
+            self._delete("deliveries", number_key(number))
+        for number in [n for n, p in progress.items() if p.session not in sessions]:
+            del progress[number]
+            self._delete("progress", number_key(number))
+        for number in shared.keys() - referred:
+            self._delete("messages", number_key(number))
+        for row in [row for row in subscriptions if row.session not in sessions]:
+            self._delete("subscriptions", subscription_key(row.session, row.topic_filter))
+        for session, packet_id, _ in [row for row in incoming if row[0] not in sessions]:
+            self._delete("incoming", incoming_key(session, packet_id))
+        return Recovered(
+            list(sessions.values()),
+            [row for row in subscriptions if row.session in sessions],
+            list(deliveries.values()),
+            list(progress.values()),
+            [row for row in incoming if row[0] in sessions],
+            retained,
+            self._next,
+            self._quarantined,
+        )
+
+    def _items(self, name: str) -> list[tuple[bytes, bytes]]:
+        return [(bytes(key), bytes(value)) for key, value in self._transaction.cursor(db=self._tables[name])]
+
+    def _numbered(self, name: str, decode: Callable[[int, bytes], T | None]) -> dict[int, T]:
+        found: dict[int, T] = {}
+        for key, stored in self._items(name):
+            number = int(_NUMBER.unpack(key)[0])
+            self._next = max(self._next, number + 1)
+            row = decode(number, stored)
+            if row is None:
+                self._set_aside(name, key, stored)
+            else:
+                found[number] = row
+        return found
+
+    def _values(self, name: str, decode: Callable[[bytes], T | None]) -> list[T]:
+        found: list[T] = []
+        for key, stored in self._items(name):
+            row = decode(stored)
+            if row is None:
+                self._set_aside(name, key, stored)
+            else:
+                found.append(row)
+        return found
+
+    def _set_aside(self, name: str, key: bytes, stored: bytes) -> None:
+        self._quarantined.append(f"{name}/{key.hex()}")
+        self._transaction.put(name.encode() + b"/" + key, stored, db=self._tables["quarantine"])
+        self._delete(name, key)
+
+    def _delete(self, name: str, key: bytes) -> None:
+        self._transaction.delete(key, db=self._tables[name])

@@ -1,0 +1,196 @@
+"""LMDB: what was committed comes back, damage is put aside, the map grows, and errors are ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from penstock.errors import StorageError
+from penstock.mqtt.codec.packets import Publish, Will
+from penstock.mqtt.engine.journal import Batch, Journal, ProgressRow, Recovered, SessionRow, Stage, SubscriptionRow
+from penstock.mqtt.engine.message import Message
+from penstock.mqtt.storage.records import number_key
+from penstock.mqtt.storage.store import SessionStore
+from penstock.runtime.durability import Durability
+
+OFFSET = 1_700_000_000_000
+TABLES = 9
+
+
+def session(number: int) -> SessionRow:
+    return SessionRow(number, f"c{number}", "anna", 5, 60, 0, Will("gone"), 0, promised=True)
+
+
+def open_at(path: Path) -> Recovered:
+    store = SessionStore(path)
+    try:
+        return store.open(OFFSET)
+    finally:
+        store.close()
+
+
+def edit(path: Path, database: bytes, key: bytes, value: bytes) -> None:
+    with lmdb.open(str(path), max_dbs=TABLES) as env, env.begin(write=True) as transaction:
+        transaction.put(key, value, db=env.open_db(database, txn=transaction))
+
+
+def content(path: Path, database: bytes) -> dict[bytes, bytes]:
+    with lmdb.open(str(path), max_dbs=TABLES) as env, env.begin() as transaction:
+        return dict(transaction.cursor(db=env.open_db(database, txn=transaction, create=False)))
+
+
+class Fill:
+    """A journal with two sessions: one shared message for both, one of its own, one retained."""
+
+    def __init__(self) -> None:
+        self.journal = journal = Journal()
+        self.shared = Message(Publish("a/shared", b"s" * 100, 1), 1_000)
+        self.shared.stored = -1
+        self.own = Message(Publish("a/own", b"o", 2), 1_001)
+        self.kept = Message(Publish("a/kept", b"k", 0, retain=True), 1_002)
+        self.sessions = [journal.new_number(), journal.new_number()]
+        for number in self.sessions:
+            journal.session(session(number))
+            journal.subscribed(SubscriptionRow(number, "a/#", 2, False, True, b"\x0b\x05"), promised=True)
+        self.first = journal.queue(self.sessions[0], self.shared, 1, 0, b"", 1, promised=True)
+        self.second = journal.queue(self.sessions[1], self.shared, 1, 0, b"\x0b\x05", 0, promised=True)
+        self.third = journal.queue(self.sessions[0], self.own, 2, 1, b"", 0, promised=True)
+        journal.sent(self.sessions[0], self.third, 2, promised=True)
+        journal.incoming(self.sessions[1], 65_535, 1, promised=True)
+        journal.retained("a/kept", self.kept)
+
+    def cut(self) -> Batch:
+        return self.journal.cut(OFFSET)
+
+
+@pytest.mark.parametrize("durability", Durability)
+def test_what_was_committed_comes_back(tmp_path: Path, durability: Durability) -> None:
+    path = tmp_path / "deep" / "mqtt"
+    store = SessionStore(path, durability)
+    assert store.open(OFFSET) == ([], [], [], [], [], [], 1, [])
+    fill = Fill()
+    store.commit(fill.cut())
+    assert store.stored_bytes > 0
+    store.close()
+    found = open_at(path)
+    one, two = fill.sessions
+    assert found.sessions == [session(one), session(two)]
+    assert sorted(row.session for row in found.subscriptions) == [one, two]
+    assert [(d.number, d.session, d.message.payload, d.packet_id) for d in found.deliveries] == [
+        (fill.first, one, b"s" * 100, 1),
+        (fill.second, two, b"s" * 100, 0),
+        (fill.third, one, b"o", 0),
+    ]
+    assert found.deliveries[0].message is found.deliveries[1].message
+    assert found.progress == [ProgressRow(fill.third, one, 2, Stage.SENT)]
+    assert found.incoming == [(two, 65_535, 1)]
+    assert [row.payload for row in found.retained] == [b"k"]
+    assert found.next_number > max(fill.first, fill.second, fill.third, fill.shared.stored)
+    assert found.quarantined == []
+
+
+def test_what_was_taken_back_is_gone(tmp_path: Path) -> None:
+    store = SessionStore(tmp_path)
+    store.open(OFFSET)
+    fill = Fill()
+    journal = fill.journal
+    store.commit(fill.cut())
+    journal.done(fill.first, fill.shared)
+    journal.done(fill.second, fill.shared)
+    journal.released(fill.sessions[0], fill.third, 2, fill.own, promised=True)
+    journal.done(fill.third, None)
+    for number in fill.sessions:
+        journal.unsubscribed(number, "a/#", promised=True)
+        journal.session_ended(number, promised=True)
+    journal.incoming_done(fill.sessions[1], 65_535, promised=True)
+    journal.retained("a/kept", None)
+    store.commit(fill.cut())
+    store.close()
+    assert open_at(tmp_path) == ([], [], [], [], [], [], 1, [])
+    assert content(tmp_path, b"messages") == {}
+
+
+def test_damage_is_put_aside_and_named_and_the_rest_is_served(tmp_path: Path) -> None:
+    store = SessionStore(tmp_path)
+    store.open(OFFSET)
+    fill = Fill()
+    store.commit(fill.cut())
+    store.close()
+    edit(tmp_path, b"deliveries", number_key(fill.third), b"rubbish that is long enough to be a delivery")
+    edit(tmp_path, b"sessions", number_key(fill.sessions[1]), b"")
+    found = open_at(tmp_path)
+    assert sorted(found.quarantined) == sorted(
+        [f"deliveries/{number_key(fill.third).hex()}", f"sessions/{number_key(fill.sessions[1]).hex()}"]
+    )
+    # What belonged to the lost session goes with it; the other session keeps its message.
+    assert [row.number for row in found.sessions] == [fill.sessions[0]]
+    assert [row.number for row in found.deliveries] == [fill.first]
+    assert {row.session for row in found.subscriptions} == {fill.sessions[0]}
+    assert found.incoming == []
+    assert b"deliveries/" + number_key(fill.third) in content(tmp_path, b"quarantine")
+    assert open_at(tmp_path).quarantined == []
+
+
+def test_a_message_that_no_delivery_names_is_removed(tmp_path: Path) -> None:
+    store = SessionStore(tmp_path)
+    store.open(OFFSET)
+    batch = Batch(1)
+    batch.messages[5] = Message(Publish("t", b"x", 1), 0)
+    store.commit(batch)
+    store.close()
+    assert open_at(tmp_path).next_number == 6
+    assert content(tmp_path, b"messages") == {}
+
+
+def test_the_map_grows_and_keeps_its_size(tmp_path: Path) -> None:
+    store = SessionStore(tmp_path, map_bytes=256 * 1024)
+    store.open(OFFSET)
+    journal = Journal()
+    journal.session(session(journal.new_number()))
+    for n in range(40):
+        for _ in range(20):
+            journal.queue(1, Message(Publish("t", bytes((n,)) * 4000, 1), 0), 1, 0, b"", 0, promised=True)
+        store.commit(journal.cut(OFFSET))
+    store.close()
+    again = SessionStore(tmp_path, map_bytes=256 * 1024)
+    assert len(again.open(OFFSET).deliveries) == 800
+    journal.retained("t", Message(Publish("t", b"more", 0), 0))
+    again.commit(journal.cut(OFFSET))
+    again.close()
+
+
+def test_a_second_open_a_newer_schema_and_an_unusable_directory_are_refused(tmp_path: Path) -> None:
+    store = SessionStore(tmp_path / "a")
+    store.open(OFFSET)
+    with pytest.raises(StorageError, match="already open"):
+        SessionStore(tmp_path / "a").open(OFFSET)
+    store.close()
+    store.close()
+    edit(tmp_path / "a", b"meta", b"schema", (2).to_bytes(4, "big"))
+    with pytest.raises(StorageError, match="have schema 00000002, this version reads up to 1"):
+        open_at(tmp_path / "a")
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="cannot be opened"):
+        open_at(tmp_path / "file")
+
+
+def test_a_failed_commit_is_an_error_of_ours_and_leaves_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SessionStore(tmp_path)
+    store.open(OFFSET)
+    fill = Fill()
+    store.commit(fill.cut())
+
+    def full(*_: object) -> None:
+        raise lmdb.DiskError("mdb_txn_commit: No space left on device")
+
+    monkeypatch.setattr(store, "_write", full)
+    fill.journal.retained("other", fill.kept)
+    with pytest.raises(StorageError, match="commit of 1 changes failed: mdb_txn_commit: No space left"):
+        store.commit(fill.cut())
+    monkeypatch.undo()
+    store.close()
+    assert len(open_at(tmp_path).retained) == 1
