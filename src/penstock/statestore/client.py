@@ -1,4 +1,4 @@
-"""The state store for programs: get, set, delete and observe over an MQTT 5 connection.
+"""The state store for programs: get, set, delete, scan and observe over an MQTT 5 connection.
 
 Requests have the form of the SDKs, so any broker with a state store will do. Every answer is awaited by correlation
 data; a version that arrives moves the client's own clock on, as hybrid logical clocks want it.
@@ -17,14 +17,18 @@ from collections.abc import AsyncIterator, Callable
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
-from penstock.errors import LocalProtocolError, PenstockError, RefusedError, RemoteProtocolError, UnavailableError
+from penstock.errors import LocalProtocolError, PenstockError, RemoteProtocolError, UnavailableError
 from penstock.mqtt.client import MqttClient, parse_url
 from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.runtime.clock import wall_clock_ms
 from penstock.statestore.binding import client_response_topic, key_of_notification, notify_filter, request
-from penstock.statestore.codec import Reply, ReplyKind, decode_notification, decode_reply
+from penstock.statestore.codec import Reply, ReplyKind, decode_notification, decode_page, decode_reply
 from penstock.statestore.commands import Condition, StoreError
-from penstock.statestore.hlc import Hlc, parse
+from penstock.statestore.errors import as_text, refusal, status_refusal
+from penstock.statestore.hlc import Hlc
+from penstock.statestore.observation import Change, Entry, Observation, Watched
+from penstock.statestore.request_clock import RequestClock
 
 __all__ = ["Change", "Condition", "Entry", "Observation", "SetResult", "StateStoreClient", "as_bytes"]
 
@@ -33,21 +37,11 @@ _log = logging.getLogger("penstock.statestore")
 _SESSION_EXPIRY_S: Final = 300
 """How long the broker keeps the session of a lost connection: answers and notifications wait there meanwhile."""
 
-_MAX_UNREAD: Final = 10_000
-"""Changes kept for an observer that does not read; then the oldest go and are counted in ``Observation.dropped``."""
-
 _PAUSE_S: Final = 0.1
 """Wait before an observation that could not be restored is tried again."""
 
 _STOP_TIMEOUT_S: Final = 2.0
 """An observation ends with the connection anyway, so nobody waits long for the answer to STOP."""
-
-
-class Entry(NamedTuple):
-    """A key that exists: its value and version."""
-
-    value: bytes
-    version: Hlc
 
 
 class SetResult(NamedTuple):
@@ -57,104 +51,24 @@ class SetResult(NamedTuple):
     version: Hlc | None
 
 
-class Change(NamedTuple):
-    """One change of an observed key.
-
-    ``operation`` is ``SET`` with a value, or ``DELETE`` without (a deletion or an expiry). ``version`` is None only
-    for a deletion that happened while there was no connection.
-    """
-
-    key: bytes
-    operation: str
-    value: bytes | None
-    version: Hlc | None
-
-
-class Observation:
-    """The changes of one key, in order; an asynchronous iterator that ends when the client is closed."""
-
-    def __init__(self) -> None:
-        self.dropped = 0
-        self._changes: deque[Change] = deque()
-        self._closed = False
-        self._error: PenstockError | None = None
-        self._wake = asyncio.Event()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Change:
-        while not self._changes:
-            if self._error is not None:
-                raise self._error
-            if self._closed:
-                raise StopAsyncIteration
-            self._wake.clear()
-            await self._wake.wait()
-        return self._changes.popleft()
-
-    def put(self, change: Change) -> None:
-        """Add ``change``; without room for it the oldest goes."""
-        if len(self._changes) >= _MAX_UNREAD:
-            self._changes.popleft()
-            self.dropped += 1
-        self._changes.append(change)
-        self._wake.set()
-
-    def close(self, error: PenstockError | None = None) -> None:
-        """Let the iteration end after what is there, with ``error`` if there is one."""
-        self._closed = True
-        self._error = error
-        self._wake.set()
-
-
-class _Watched:
-    """What is known of an observed key: its last version, whether it exists, and who wants to know."""
-
-    __slots__ = ("active", "exists", "key", "lock", "observations", "users", "version")
-
-    def __init__(self, key: bytes) -> None:
-        self.key = key
-        self.active = False
-        self.exists = False
-        self.version: Hlc | None = None
-        self.observations: set[Observation] = set()
-        self.users = 0
-        self.lock = asyncio.Lock()
-
-    def is_used(self) -> bool:
-        """Whether anybody observes the key or is about to."""
-        return self.users > 0
-
-    def accept(self, change: Change) -> bool:
-        """Take ``change`` over and tell the observers; False where it is not news."""
-        if change.version is not None:
-            if self.version is not None and change.version <= self.version:
-                return False
-            self.version = change.version
-        self.exists = change.operation == "SET"
-        for observation in self.observations:
-            observation.put(change)
-        return True
-
-    def found(self, entry: Entry | None) -> None:
-        """Compare with what a GET has found; a difference is a change that nobody was told of."""
-        if entry is not None:
-            self.accept(Change(self.key, "SET", entry.value, entry.version))
-        elif self.exists:
-            self.accept(Change(self.key, "DELETE", None, None))
-
-
 class StateStoreClient:
     """A client of the state store.
 
     Either over an MQTT client that the caller has connected (``async with StateStoreClient(mqtt) as store``), or with a
-    connection of its own (``async with StateStoreClient.connect(url) as store``), which it closes. ``reconnect`` says
-    whether the MQTT client comes back after a lost connection.
+    connection of its own (``async with StateStoreClient.connect(url) as store``), which it closes.
+
+    Args:
+        mqtt: the MQTT client.
+        timeout_s: how long a request waits for its answer, unless the call says otherwise.
+        reconnect: whether the MQTT client comes back after a lost connection.
+        server_clock: stamp requests by the store's clock; for machines whose own clock is wrong.
+        high_priority: ask the broker to let the requests pass its back-pressure (``$high_priority``).
+        clock: wall clock in ms.
 
     Keys and values are bytes; text is encoded as UTF-8. Every method may raise:
 
-    * ``RefusedError``: the store or the broker said no; ``text`` is the store's error text.
+    * ``StateStoreError``: the store said no; its subclasses say why, ``text`` is the store's error text.
+    * ``RefusedError``: the broker said no.
     * ``UnavailableError``: no answer in time; ``applied`` is None, since the request may have been carried out.
     * ``RemoteProtocolError``: an answer that is not of this protocol.
     """
@@ -165,26 +79,35 @@ class StateStoreClient:
         *,
         timeout_s: float = 10.0,
         reconnect: bool = True,
+        server_clock: bool = False,
+        high_priority: bool = False,
         clock: Callable[[], int] | None = None,
     ) -> None:
         self.timeout_s = timeout_s
         self._mqtt = mqtt
         self._owns_mqtt = False
         self._reconnect = reconnect
-        self._clock = clock or wall_clock_ms
-        self._hlc = Hlc(0, 0, uuid.uuid4().hex)
+        self._clock = RequestClock(uuid.uuid4().hex, clock or wall_clock_ms, server_clock=server_clock)
+        self._extra = {"$high_priority": ""} if high_priority else {}
         self._prefix = os.urandom(8)
         self._requests = 0
         # An error is a result too: set as an exception it would be reported where its waiter had gone already.
         self._waiting: dict[bytes, asyncio.Future[Publish | UnavailableError]] = {}
-        self._watched: dict[bytes, _Watched] = {}
+        self._watched: dict[bytes, Watched] = {}
         self._restoring: asyncio.Task[None] | None = None
         self._unlisten: list[Callable[[], None]] = []
         self._open = False
 
     @classmethod
     def connect(
-        cls, url: str, *, client_id: str | None = None, timeout_s: float = 10.0, reconnect: bool = True
+        cls,
+        url: str,
+        *,
+        client_id: str | None = None,
+        timeout_s: float = 10.0,
+        reconnect: bool = True,
+        server_clock: bool = False,
+        high_priority: bool = False,
     ) -> StateStoreClient:
         """A client with a connection of its own to ``mqtt://host:port``, opened by ``async with``."""
         host, port = parse_url(url)
@@ -196,7 +119,9 @@ class StateStoreClient:
             session_expiry_s=_SESSION_EXPIRY_S,
             reconnect=reconnect,
         )
-        client = cls(mqtt, timeout_s=timeout_s, reconnect=reconnect)
+        client = cls(
+            mqtt, timeout_s=timeout_s, reconnect=reconnect, server_clock=server_clock, high_priority=high_priority
+        )
         client._owns_mqtt = True
         return client
 
@@ -254,9 +179,17 @@ class StateStoreClient:
         """The MQTT client id, by which the store knows this client."""
         return self._mqtt.client_id
 
-    async def get(self, key: bytes | str) -> Entry | None:
+    @property
+    def clock_behind_ms(self) -> int | None:
+        """How far the store's newest version was ahead of this machine's clock when it arrived; None before the first.
+
+        More than a few ms say that this machine's clock is behind the store's, or another client's.
+        """
+        return self._clock.behind_ms
+
+    async def get(self, key: bytes | str, *, timeout_s: float | None = None) -> Entry | None:
         """The value and version of ``key``; None where there is no such key."""
-        reply, version = await self._request([b"GET", _key(key)])
+        reply, version = await self._request([b"GET", _key(key)], timeout_s=timeout_s)
         if reply.kind is ReplyKind.MISSING:
             return None
         if reply.kind is not ReplyKind.VALUE or version is None:
@@ -271,51 +204,85 @@ class StateStoreClient:
         condition: Condition = Condition.ALWAYS,
         ttl_ms: int | None = None,
         fencing_token: Hlc | None = None,
+        persist: bool = False,
         timeout_s: float | None = None,
     ) -> SetResult:
         """Set ``key`` to ``value``, for ``ttl_ms`` milliseconds or for good.
 
         With ``Condition.NX`` only where the key does not exist, with ``NEX`` also where it has this very value.
-        Without ``ttl_ms`` an earlier expiry is removed. ``timeout_s`` overrules the client's.
+        Without ``ttl_ms`` an earlier expiry is removed. ``persist`` asks a store that keeps its keys in memory to have
+        this one on disk. ``timeout_s`` overrules the client's.
         """
         args = [b"SET", _key(key), as_bytes(value)]
         if condition is not Condition.ALWAYS:
             args.append(condition.value.encode())
         if ttl_ms is not None:
             if ttl_ms < 1:
-                raise LocalProtocolError(f"set {key!r}: ttl_ms is {ttl_ms}, expected at least 1")
+                raise LocalProtocolError(
+                    f"state store: SET {as_text(args[1])}: ttl_ms is {ttl_ms}", do="give at least 1, or no ttl_ms"
+                )
             args += (b"PX", b"%d" % ttl_ms)
-        reply, version = await self._request(args, fencing_token, timeout_s=timeout_s)
+        extra = {"aio-persistence": "true"} if persist else {}
+        reply, version = await self._request(args, fencing_token, timeout_s=timeout_s, extra=extra)
         if reply.kind is ReplyKind.OK:
             return SetResult(applied=True, version=version)
         if reply.kind is ReplyKind.INTEGER and reply.number <= 0 and condition is not Condition.ALWAYS:
             return SetResult(applied=False, version=version)
         raise _unexpected("SET", reply)
 
-    async def delete(self, key: bytes | str, *, fencing_token: Hlc | None = None) -> int:
+    async def delete(
+        self, key: bytes | str, *, fencing_token: Hlc | None = None, timeout_s: float | None = None
+    ) -> int:
         """Delete ``key``; how many keys that deleted: 1, or 0 where there was none."""
-        return await self._count([b"DEL", _key(key)], fencing_token)
+        return await self._count([b"DEL", _key(key)], fencing_token, timeout_s)
 
-    async def vdelete(self, key: bytes | str, value: bytes | str, *, fencing_token: Hlc | None = None) -> int:
+    async def vdelete(
+        self,
+        key: bytes | str,
+        value: bytes | str,
+        *,
+        fencing_token: Hlc | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
         """Delete ``key`` if it has ``value``: 1, 0 where there was no such key, -1 where it has another value."""
-        return await self._count([b"VDEL", _key(key), as_bytes(value)], fencing_token)
+        return await self._count([b"VDEL", _key(key), as_bytes(value)], fencing_token, timeout_s)
+
+    async def scan(self, pattern: bytes | str = b"*", *, timeout_s: float | None = None) -> AsyncIterator[bytes]:
+        """The keys that match the glob ``pattern``, page by page as they are read; each key once.
+
+        ``*`` is any bytes, ``?`` one, ``[ab]`` and ``[0-9]`` one of these, ``[!ab]`` any other, ``[*]`` the character
+        itself. Keys that come or go meanwhile may be there or not. Older stores have no SCAN: ``InvalidRequestError``.
+        """
+        wanted = as_bytes(pattern)
+        if not wanted:
+            raise LocalProtocolError("state store: SCAN with an empty pattern", do="give '*' for all keys")
+        token: bytes | None = None
+        while True:
+            args = [b"SCAN", wanted] if token is None else [b"SCAN", wanted, token]
+            payload, _ = await self._exchange(args, timeout_s=timeout_s)
+            keys, token = decode_page(payload)
+            for key in keys:
+                yield key
+            if token is None:
+                return
 
     @contextlib.asynccontextmanager
     async def observe(self, key: bytes | str) -> AsyncIterator[Observation]:
         """Observe ``key`` inside the block: ``async with store.observe(key) as changes: async for change in changes``.
 
-        Every change after the block was entered is there, in the order of versions, also this client's own. A lost
-        connection is survived: once it is back, a difference is told as one change, so changes that were overwritten
-        meanwhile are not seen singly.
+        ``changes.entry`` is what the key holds at the start. Every change after that is there, in the order of
+        versions, also this client's own. A lost connection is survived: once it is back, a difference is told as one
+        change with ``missed`` true, so changes that were overwritten meanwhile are not seen singly.
         """
         name = _key(key)
-        watched = self._watched.setdefault(name, _Watched(name))
+        watched = self._watched.setdefault(name, Watched(name))
         watched.users += 1
         observation = Observation()
         try:
             async with watched.lock:
                 if not watched.active:
                     await self._begin(watched)
+                observation.entry = watched.entry
                 watched.observations.add(observation)
             yield observation
         finally:
@@ -323,7 +290,7 @@ class StateStoreClient:
             watched.users -= 1
             await self._end(watched)
 
-    async def _begin(self, watched: _Watched) -> None:
+    async def _begin(self, watched: Watched) -> None:
         reply, _ = await self._request([b"KEYNOTIFY", watched.key])
         if reply.kind not in (ReplyKind.OK, ReplyKind.INTEGER):
             raise _unexpected("KEYNOTIFY", reply)
@@ -331,93 +298,105 @@ class StateStoreClient:
         watched.found(await self.get(watched.key))
         watched.active = True
 
-    async def _end(self, watched: _Watched) -> None:
+    async def _end(self, watched: Watched) -> None:
         """Stop observing where nobody is left; whoever comes meanwhile waits for the lock and begins again."""
-        if watched.is_used():
+        if _in_use(watched):
             return
         async with watched.lock:
-            if watched.active and not watched.is_used():
+            if watched.active and not _in_use(watched):
                 watched.active = False
                 if self._open:
                     with contextlib.suppress(PenstockError):
                         await self._request([b"KEYNOTIFY", watched.key, b"STOP"], timeout_s=_STOP_TIMEOUT_S)
-        if not watched.is_used():
+        if not _in_use(watched):
             self._watched.pop(watched.key, None)
 
-    async def _count(self, args: list[bytes], fencing_token: Hlc | None) -> int:
-        reply, _ = await self._request(args, fencing_token)
+    async def _count(self, args: list[bytes], fencing_token: Hlc | None, timeout_s: float | None) -> int:
+        reply, _ = await self._request(args, fencing_token, timeout_s=timeout_s)
         if reply.kind is not ReplyKind.INTEGER:
             raise _unexpected(args[0].decode(), reply)
         return reply.number
 
     async def _request(
-        self, args: list[bytes], fencing_token: Hlc | None = None, *, timeout_s: float | None = None
+        self,
+        args: list[bytes],
+        fencing_token: Hlc | None = None,
+        *,
+        timeout_s: float | None = None,
+        extra: dict[str, str] | None = None,
     ) -> tuple[Reply, Hlc | None]:
-        """Send one request and wait for its answer."""
+        payload, version = await self._exchange(args, fencing_token, timeout_s=timeout_s, extra=extra)
+        return decode_reply(payload), version
+
+    async def _exchange(
+        self,
+        args: list[bytes],
+        fencing_token: Hlc | None = None,
+        *,
+        timeout_s: float | None = None,
+        extra: dict[str, str] | None = None,
+    ) -> tuple[bytes, Hlc | None]:
+        """Send one request and wait for its answer: the payload, which is no error, and its version."""
         timeout_s = timeout_s or self.timeout_s
-        self._hlc = self._hlc.following(None, self._clock())
         self._requests += 1
         correlation = self._prefix + self._requests.to_bytes(8, "big")
         publish = request(
             args,
             self._mqtt.client_id,
             correlation,
-            self._hlc,
+            self._clock.stamp(),
             fencing_token=fencing_token,
             expiry_s=max(1, math.ceil(timeout_s)),
+            extra={**self._extra, **extra} if extra else self._extra,
         )
+        taken: int | None = None
         future = self._waiting[correlation] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(timeout_s):
                 # Not queued while there is no connection: a write must not be carried out long after its timeout.
                 await self._mqtt.wait_connected()
-                await self._mqtt.publish(publish.topic, publish.payload, qos=1, properties=publish.properties)
+                taken = await self._mqtt.publish(publish.topic, publish.payload, qos=1, properties=publish.properties)
                 message = await future
         except TimeoutError:
-            raise UnavailableError(
-                f"state store: no answer to {args[0].decode()} {args[1]!r} within {timeout_s:g} s",
-                applied=None,
-                why="no connection, or no state store at this broker, or it is overloaded",
-                do="read the key again to see what happened, then repeat",
-            ) from None
+            raise self._no_answer(args, timeout_s, taken) from None
         finally:
             del self._waiting[correlation]
         if isinstance(message, UnavailableError):
             raise message
-        return self._answer(args, message)
+        return self._answer(args, fencing_token, message)
 
-    def _answer(self, args: list[bytes], message: Publish) -> tuple[Reply, Hlc | None]:
+    def _no_answer(self, args: list[bytes], timeout_s: float, taken: int | None) -> UnavailableError:
+        if not self._mqtt.connected:
+            why, do = "there is no connection to the broker", "repeat it once the broker is back"
+        elif taken == ReasonCode.NO_MATCHING_SUBSCRIBERS:
+            why = "the broker says that nobody takes requests to a state store"
+            do = "name a broker that has one (penstock up), or attach one: penstock statestore --broker URL"
+        else:
+            why = "no state store at this broker, or it is overloaded"
+            do = "read the key again to see what happened, then repeat"
+        return UnavailableError(
+            f"state store: no answer to {args[0].decode()} {as_text(args[1])} within {timeout_s:g} s",
+            applied=None,
+            why=why,
+            do=do,
+        )
+
+    def _answer(self, args: list[bytes], token: Hlc | None, message: Publish) -> tuple[bytes, Hlc | None]:
         properties = message.properties
+        command, key = args[0].decode(), args[1]
         status = properties.user_property("__stat")
         if status != "200":
-            text = properties.user_property("__stMsg") or f"status {status}"
-            raise RefusedError(
-                f"state store refused {args[0].decode()} {args[1]!r}: {text}",
-                code=int(status) if status and status.isascii() and status.isdigit() else 0,
-                text=text,
-                peer="state store",
-            )
-        version = self._seen(properties.user_property("__ts"))
-        reply = decode_reply(message.payload)
-        if reply.kind is ReplyKind.ERROR:
-            raise RefusedError(
-                f"state store refused {args[0].decode()} {args[1]!r}: {reply.text}",
-                text=reply.text,
-                peer="state store",
-                do=_HINTS.get(reply.text),
-            )
-        return reply, version
-
-    def _seen(self, text: str | None) -> Hlc | None:
-        """The version in ``text``, which moves our clock on unless it is too far ahead of it."""
-        version = parse(text) if text is not None else None
-        if version is not None:
-            try:
-                self._hlc = self._hlc.merged(version, self._clock())
-            except RemoteProtocolError as error:
-                # The answer is true all the same; the next request says which clock is wrong.
-                _log.warning("%s", error)
-        return version
+            text, field = properties.user_property("__stMsg"), properties.user_property("__propName")
+            raise status_refusal(command, key, status, text, field)
+        payload = message.payload
+        if not payload.startswith(b"-"):
+            return payload, self._clock.saw(properties.user_property("__ts"))
+        text = decode_reply(payload).text
+        why, skew_ms = None, None
+        if text == StoreError.TIMESTAMP_TOO_FAR_AHEAD:
+            skew_ms, why = self._clock.skew()
+        self._clock.saw(properties.user_property("__ts"))
+        raise refusal(command, key, text, token=token, why=why, skew_ms=skew_ms)
 
     def _answered(self, message: Publish) -> None:
         correlation = message.properties.correlation_data
@@ -436,7 +415,7 @@ class StateStoreClient:
         except RemoteProtocolError as error:
             _log.warning("%s", error)
             return
-        version = self._seen(message.properties.user_property("__ts"))
+        version = self._clock.saw(message.properties.user_property("__ts"))
         watched.accept(Change(watched.key, operation, value, version))
 
     def _connected(self, _session_present: bool) -> None:  # noqa: FBT001 - the MQTT client's callback
@@ -463,23 +442,13 @@ class StateStoreClient:
                         await self._begin(watched)
             except UnavailableError as error:
                 # A further reconnect starts all of this again.
-                _log.warning("observation not restored yet key=%r: %s", watched.key, error.what)
+                _log.warning("observation not restored yet key=%s: %s", as_text(watched.key), error.what)
                 await asyncio.sleep(_PAUSE_S)
                 continue
             except PenstockError as error:
                 for observation in watched.observations:
                     observation.close(error)
             todo.popleft()
-
-
-_HINTS: Final[dict[str, str]] = {
-    StoreError.TIMESTAMP_TOO_FAR_AHEAD: "synchronize this machine's clock and the broker's (NTP)",
-    StoreError.FENCE_TOO_FAR_AHEAD: "take the token from the version that acquired the lock, or synchronize the clocks",
-    StoreError.FENCE_REQUIRED: "write with the fencing token of the lock that protects the key",
-    StoreError.FENCE_LOWER: "stop writing: a later holder of the lock has written; acquire the lock again",
-    StoreError.QUOTA: "delete keys, or raise the store's quota",
-    StoreError.NOT_AUTHORIZED: "have the broker's policy grant access to the key",
-}
 
 
 def as_bytes(text: bytes | str) -> bytes:
@@ -493,5 +462,12 @@ def _key(key: bytes | str) -> bytes:
     return as_bytes(key)
 
 
+def _in_use(watched: Watched) -> bool:
+    return watched.users > 0
+
+
 def _unexpected(command: str, reply: Reply) -> RemoteProtocolError:
-    return RemoteProtocolError(f"state store: answer to {command} was {reply.kind} {reply.number or reply.data!r}")
+    return RemoteProtocolError(
+        f"state store: answer to {command} was {reply.kind} {reply.number or reply.data[:100]!r}",
+        why="what answers on the state store's topic does not speak its protocol",
+    )

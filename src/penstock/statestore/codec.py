@@ -31,6 +31,7 @@ __all__ = [
     "ReplyKind",
     "decode_array",
     "decode_notification",
+    "decode_page",
     "decode_reply",
     "encode_array",
     "encode_bulk",
@@ -160,6 +161,33 @@ def decode_notification(payload: bytes) -> Notification:
             return Notification("DELETE")
         case _:
             raise _malformed(payload, 0, "not a notification of the state store")
+
+
+def decode_page(payload: bytes) -> tuple[list[bytes], bytes | None]:
+    """The keys of one page of SCAN and the token of the next page; None on the last one.
+
+    ``*1`` with an array of keys, or ``*2`` with the array and the token; empty pages with a token are legal.
+
+    Raises:
+        RemoteProtocolError: anything else.
+    """
+    elements, position = _header(payload, 0, _ARRAY)
+    if elements not in (1, 2):
+        raise _malformed(payload, 0, "an array of one or two elements expected")
+    count, position = _header(payload, position, _ARRAY)
+    if count * _SHORTEST_ELEMENT > len(payload) - position:
+        raise _malformed(payload, position, f"{count} keys cannot be here")
+    found: list[bytes] = []
+    for _ in range(count + elements - 1):
+        length, start = _header(payload, position, _BULK)
+        end = start + length
+        position = end + 2
+        if payload[end:position] != b"\r\n":
+            raise _malformed(payload, start, f"{length} bytes and CRLF expected")
+        found.append(payload[start:end])
+    if position != len(payload):
+        raise _malformed(payload, position, f"{len(payload) - position} bytes too many")
+    return (found, None) if elements == 1 else (found[:-1], found[-1])
 
 
 def _header(payload: bytes, position: int, kind: int) -> tuple[int, int]:

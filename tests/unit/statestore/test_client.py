@@ -12,7 +12,11 @@ from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.server import MqttServer
+from penstock.mqtt.service import Inbound
+from penstock.runtime.clock import wall_clock_ms
 from penstock.statestore.client import Change, Condition, Observation, SetResult, StateStoreClient
+from penstock.statestore.codec import decode_array
+from penstock.statestore.errors import ClockSkewError
 from penstock.statestore.hlc import Hlc
 from tests.conformance.statestore.node import StoreNode
 
@@ -110,7 +114,7 @@ async def test_without_a_state_store_the_request_times_out() -> None:
     server = MqttServer()
     _, port = await server.start("127.0.0.1", 0)
     async with StateStoreClient.connect(f"mqtt://127.0.0.1:{port}", timeout_s=0.05) as store:
-        with pytest.raises(UnavailableError, match=r"no answer to GET b'k' within 0\.05 s") as raised:
+        with pytest.raises(UnavailableError, match=r"no answer to GET 'k' within 0\.05 s") as raised:
             await store.get("k")
         assert raised.value.applied is None
     await server.close()
@@ -160,7 +164,7 @@ OK = [("__stat", "200")]
         (b"-ERR a new text\r\n", OK, RefusedError, "a new text"),
         (b"", [("__stat", "505"), ("__stMsg", "the version is not supported")], RefusedError, "version is not"),
         (b"", [("__stat", "500")], RefusedError, "status 500"),
-        (b"$-1\r\n", [], RefusedError, "status None"),
+        (b"$-1\r\n", [], RefusedError, "has no status"),
     ],
 )
 async def test_odd_answers(payload: bytes, user: list[tuple[str, str]], error: type[PenstockError], text: str) -> None:
@@ -249,9 +253,9 @@ async def test_an_observation_survives_a_restart_and_tells_what_was_missed(node:
             await node.close()
             node.port = port
             await node.start()
-            assert await next_of(kept) == Change(b"kept", "SET", b"newest", newest.version)
-            assert await next_of(gone) == Change(b"gone", "DELETE", None, None)
-            assert await next_of(new) == Change(b"new", "SET", b"v", created.version)
+            assert await next_of(kept) == Change(b"kept", "SET", b"newest", newest.version, missed=True)
+            assert await next_of(gone) == Change(b"gone", "DELETE", None, None, missed=True)
+            assert await next_of(new) == Change(b"new", "SET", b"v", created.version, missed=True)
             # And what comes now is told as ever.
             async with asyncio.timeout(10):
                 while node.service.observations < 4:
@@ -293,13 +297,90 @@ async def test_an_iteration_ends_with_the_error_when_the_connection_is_gone_for_
             await store.get("k")
 
 
-async def test_a_slow_observer_loses_the_oldest_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.statestore.client._MAX_UNREAD", 2)
-    observation = Observation()
-    for n in range(3):
-        observation.put(Change(b"k", "SET", b"%d" % n, Hlc(n, 0, "n")))
-    assert observation.dropped == 1
-    assert [(await next_of(observation)).value for _ in range(2)] == [b"1", b"2"]
+class Pages:
+    """A store that answers SCAN page by page and keeps what it was asked."""
+
+    filters = ("statestore/#",)
+    exclusive = True
+
+    def __init__(self, *pages: bytes) -> None:
+        self.pages = list(pages)
+        self.asked: list[list[bytes]] = []
+        self.server = MqttServer(services=[self])
+
+    def receive(self, message: Inbound) -> None:
+        given = message.publish.properties
+        self.asked.append(decode_array(message.publish.payload))
+        message.settle()
+        properties = Properties(correlation_data=given.correlation_data, user_properties=OK)
+        assert given.response_topic is not None
+        self.server.publish(Publish(given.response_topic, self.pages.pop(0), 1, properties=properties))
+
+    def disconnected(self, client_id: str) -> None:
+        """Nothing to forget."""
+
+
+async def test_scan_reads_page_by_page_and_gives_the_token_back_unchanged() -> None:
+    pages = Pages(
+        b"*2\r\n*2\r\n$2\r\nk1\r\n$2\r\n\r\n\r\n$3\r\n\x00\xffx\r\n",
+        b"*2\r\n*0\r\n$1\r\nt\r\n",
+        b"*1\r\n*1\r\n$2\r\nk3\r\n",
+    )
+    _, port = await pages.server.start("127.0.0.1", 0)
+    async with StateStoreClient.connect(f"mqtt://127.0.0.1:{port}") as store:
+        assert [key async for key in store.scan("k*")] == [b"k1", b"\r\n", b"k3"]
+        assert pages.asked == [[b"SCAN", b"k*"], [b"SCAN", b"k*", b"\x00\xffx"], [b"SCAN", b"k*", b"t"]]
+        with pytest.raises(LocalProtocolError, match="empty pattern"):
+            await anext(aiter(store.scan("")))
+    await pages.server.close()
+
+
+async def test_the_persistence_and_priority_switches_are_user_properties() -> None:
+    pages = Pages(b"+OK\r\n", b"+OK\r\n")
+    seen: list[list[tuple[str, str]]] = []
+    receive = pages.receive
+
+    def remember(message: Inbound) -> None:
+        seen.append(message.publish.properties.user_properties)
+        receive(message)
+
+    pages.receive = remember  # type: ignore[method-assign]
+    _, port = await pages.server.start("127.0.0.1", 0)
+    async with StateStoreClient.connect(f"mqtt://127.0.0.1:{port}", high_priority=True) as store:
+        await store.set("k", "v", persist=True)
+        await store.set("k", "v")
+    assert ("aio-persistence", "true") in seen[0]
+    assert ("$high_priority", "") in seen[0]
+    assert "aio-persistence" not in dict(seen[1])
+    await pages.server.close()
+
+
+async def test_a_machine_with_a_wrong_clock_may_go_by_the_servers(node: StoreNode) -> None:
+    async with (
+        MqttClient("127.0.0.1", node.port, client_id="fast") as mqtt,
+        StateStoreClient(mqtt, clock=lambda: 10**14, server_clock=True) as store,
+    ):
+        written = await store.set("k", "v")
+        assert await store.get("k") == (b"v", written.version)
+        assert store.clock_behind_ms is not None
+        assert store.clock_behind_ms < 0
+
+
+async def test_a_clock_that_became_fast_is_told_by_how_much(node: StoreNode) -> None:
+    ahead = 0
+    async with (
+        MqttClient("127.0.0.1", node.port, client_id="fast") as mqtt,
+        StateStoreClient(mqtt, clock=lambda: wall_clock_ms() + ahead) as store,
+    ):
+        await store.set("k", "v")
+        ahead = 100_000
+        with pytest.raises(ClockSkewError) as raised:
+            await store.set("k", "v")
+        assert raised.value.skew_ms is not None
+        assert 100_000 <= raised.value.skew_ms < 110_000
+        assert "100 s ahead of the newest version seen" in (raised.value.why or "")
+        ahead = 0
+        assert (await store.set("k", "set back")).applied
 
 
 async def test_values_survive_the_server(node: StoreNode, tmp_path: Path) -> None:

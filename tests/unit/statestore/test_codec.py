@@ -17,6 +17,7 @@ from penstock.statestore.codec import (
     ReplyKind,
     decode_array,
     decode_notification,
+    decode_page,
     decode_reply,
     encode_array,
     encode_bulk,
@@ -154,3 +155,38 @@ def test_any_bytes_give_a_result_or_our_error(payload: bytes) -> None:
     for decode in (decode_array, decode_reply, decode_notification):
         with suppress(RemoteProtocolError):
             decode(payload)
+
+
+@pytest.mark.parametrize(
+    ("payload", "keys", "token"),
+    [
+        (b"*1\r\n*0\r\n", [], None),
+        (b"*1\r\n*2\r\n$1\r\na\r\n$2\r\n\r\n\r\n", [b"a", b"\r\n"], None),
+        (b"*2\r\n*0\r\n$3\r\n\x00\xffx\r\n", [], b"\x00\xffx"),
+        (b"*2\r\n*1\r\n$1\r\na\r\n$0\r\n\r\n", [b"a"], b""),
+    ],
+)
+def test_pages_of_scan(payload: bytes, keys: list[bytes], token: bytes | None) -> None:
+    assert decode_page(payload) == (keys, token)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"+OK\r\n",
+        b"*0\r\n",
+        b"*3\r\n*0\r\n$1\r\na\r\n$1\r\nb\r\n",
+        b"*1\r\n*a\r\n",
+        b"*1\r\n$0\r\n\r\n",
+        b"*1\r\n*1\r\n$4\r\nkey\r\n",
+        b"*2\r\n*0\r\n",
+        b"*1\r\n*0\r\ntrailing",
+        b"*1\r\n*-1\r\n",
+        b"*1\r\n*1\r\n$-1\r\n",
+        b"*1\r\n*1000000000\r\n",
+    ],
+)
+def test_what_is_no_page_of_scan(payload: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_page(payload)

@@ -9,6 +9,8 @@ import pytest
 
 from penstock.errors import LocalProtocolError, RefusedError, UnavailableError
 from penstock.statestore.client import StateStoreClient
+from penstock.statestore.errors import FencingError, LeaseLostError, LockHeldError
+from penstock.statestore.hlc import Hlc
 from penstock.statestore.lock import Lease
 from tests.conformance.statestore.node import StoreNode
 
@@ -48,9 +50,11 @@ async def test_acquire_release_and_acquire_again(store: StateStoreClient) -> Non
 async def test_a_second_holder_waits_for_the_release(store: StateStoreClient, other: StateStoreClient) -> None:
     mine, theirs = Lease(store, "lock", holder="a", ttl_ms=60_000), Lease(other, "lock", holder="b", ttl_ms=60_000)
     first = await mine.acquire()
-    with pytest.raises(UnavailableError, match="not to be had within") as raised:
+    with pytest.raises(LockHeldError, match="lock 'lock' was not to be had within") as raised:
         await theirs.acquire(timeout_s=0.05)
     assert raised.value.applied is False
+    assert (raised.value.name, raised.value.holder) == (b"lock", b"a")
+    assert (raised.value.why or "").startswith("'a' holds it; acquired or renewed last at ")
     waiting = asyncio.create_task(theirs.acquire(timeout_s=10))
     async with asyncio.timeout(10):
         while not other._watched:
@@ -183,3 +187,77 @@ async def test_only_one_of_many_holds_it(store: StateStoreClient, other: StateSt
 async def test_ttl_must_be_positive(store: StateStoreClient) -> None:
     with pytest.raises(LocalProtocolError):
         Lease(store, "lock", holder="me", ttl_ms=0)
+
+
+async def test_try_acquire_asks_once(store: StateStoreClient, other: StateStoreClient) -> None:
+    mine, theirs = Lease(store, "lock", holder="a"), Lease(other, "lock", holder="b")
+    assert await mine.current_holder() is None
+    token = await mine.try_acquire()
+    assert token == mine.token
+    assert await theirs.try_acquire() is None
+    assert await theirs.current_holder() == b"a"
+    await mine.release()
+    assert await theirs.try_acquire() is not None
+    await theirs.release()
+
+
+async def test_run_gives_what_the_work_gave_and_releases(store: StateStoreClient) -> None:
+    lease = Lease(store, "lock", holder="me")
+
+    async def work(token: Hlc) -> Hlc:
+        assert await lease.current_holder() == b"me"
+        return token
+
+    assert isinstance(await lease.run(work), Hlc)
+    assert await store.get("lock") is None
+
+    async def fail(_: Hlc) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await lease.run(fail)
+    assert await store.get("lock") is None
+
+
+async def test_run_cancels_the_work_when_the_lease_is_lost(store: StateStoreClient, other: StateStoreClient) -> None:
+    lease = Lease(store, "lock", holder="me", ttl_ms=90)
+    ended = asyncio.Event()
+
+    async def work(_: Hlc) -> None:
+        await other.set("lock", "thief")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    with pytest.raises(LeaseLostError, match="lock 'lock' was lost") as raised:
+        await lease.run(work)
+    assert ended.is_set()
+    assert raised.value.why == "another holder has it"
+    assert (await other.get("lock") or (None,))[0] == b"thief"
+
+
+async def test_edit_reads_and_writes_under_the_lock(store: StateStoreClient, other: StateStoreClient) -> None:
+    async def count(client: StateStoreClient, holder: str) -> None:
+        lease = Lease(client, "lock", holder=holder)
+        for _ in range(5):
+            await lease.edit("n", lambda entry: b"%d" % (int(entry.value if entry else b"0") + 1))
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(count(store, "a"), count(other, "b"))
+    assert (await store.get("n") or (None,))[0] == b"10"
+    with pytest.raises(FencingError):
+        await store.set("n", "without the lock")
+    await Lease(store, "lock", holder="a").edit("n", lambda _: None)
+    assert await store.get("n") is None
+
+
+async def test_edit_of_a_key_under_another_lock_is_refused(store: StateStoreClient) -> None:
+    lease = Lease(store, "lock", holder="a")
+    token = await lease.acquire()
+    ahead = Hlc(token.wall_ms + 30_000, 0, "other")
+    await store.set("n", "v", fencing_token=ahead)
+    await lease.release()
+    with pytest.raises(FencingError):
+        await lease.edit("n", lambda _: "w")
+    assert await store.get("lock") is None
