@@ -2,14 +2,78 @@
 
 from __future__ import annotations
 
-from typing import Final
-from urllib.parse import urlsplit
+from typing import Final, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from penstock.errors import ConfigError
 
-__all__ = ["DEFAULT_PORT", "parse_url"]
+__all__ = ["DEFAULT_PORT", "BrokerUrl", "parse_broker_url", "parse_url"]
 
 DEFAULT_PORT: Final = 1883
+
+_PORTS: Final = {"mqtt": DEFAULT_PORT, "mqtts": 8883, "ws": 80, "wss": 443}
+
+
+class BrokerUrl(NamedTuple):
+    """Where a server is and how it is spoken to: ``mqtt`` (TCP), ``mqtts`` (TLS), ``ws`` and ``wss`` (WebSocket).
+
+    ``path`` (with its query) is of WebSocket alone. ``username`` and ``password`` come from ``user:password@``.
+    """
+
+    scheme: str
+    host: str
+    port: int
+    path: str = ""
+    username: str | None = None
+    password: str | None = None
+
+    @property
+    def tls(self) -> bool:
+        """Whether the connection is encrypted."""
+        return self.scheme in ("mqtts", "wss")
+
+    @property
+    def websocket(self) -> bool:
+        """Whether MQTT travels in WebSocket frames."""
+        return self.scheme in ("ws", "wss")
+
+    @property
+    def authority(self) -> str:
+        """HOST:PORT."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def __str__(self) -> str:
+        """The URL without what is secret; HOST:PORT for plain TCP."""
+        return self.authority if self.scheme == "mqtt" else f"{self.scheme}://{self.authority}{self.path}"
+
+
+def parse_broker_url(url: str) -> BrokerUrl:
+    """The parts of ``mqtt://``, ``mqtts://``, ``ws://`` or ``wss://`` ``[user[:password]@]host[:port][/path]``.
+
+    Raises:
+        ConfigError: another scheme, no host, a port that is none, a path where there can be none.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as e:
+        raise ConfigError(f"broker URL {_without_secret(url)!r} cannot be read", option="broker", why=str(e)) from e
+    websocket = parts.scheme in ("ws", "wss")
+    path = parts.path + (f"?{parts.query}" if parts.query else "")
+    if parts.scheme not in _PORTS or not host or parts.fragment or (path not in ("", "/") and not websocket):
+        raise ConfigError(
+            f"broker URL {_without_secret(url)!r} cannot be used",
+            option="broker",
+            do="write mqtt://HOST, mqtts://HOST:PORT, ws://HOST:PORT/PATH or wss://HOST:PORT/PATH",
+        )
+    return BrokerUrl(
+        parts.scheme,
+        host,
+        port or _PORTS[parts.scheme],
+        (path or "/") if websocket else "",
+        None if parts.username is None else unquote(parts.username),
+        None if parts.password is None else unquote(parts.password),
+    )
 
 
 def parse_url(url: str) -> tuple[str, int]:
@@ -18,13 +82,16 @@ def parse_url(url: str) -> tuple[str, int]:
     Raises:
         ConfigError: another scheme, no host, a port that is none.
     """
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError as e:
-        raise ConfigError(f"broker URL {url!r} cannot be read", option="broker", why=str(e)) from e
-    if parts.scheme != "mqtt" or not host or parts.path not in ("", "/") or parts.username is not None:
+    broker = parse_broker_url(url)
+    if broker.scheme != "mqtt" or broker.username is not None:
         raise ConfigError(
-            f"broker URL {url!r} cannot be used", option="broker", do="write mqtt://HOST or mqtt://HOST:PORT"
+            f"broker URL {_without_secret(url)!r} cannot be used",
+            option="broker",
+            do="write mqtt://HOST or mqtt://HOST:PORT",
         )
-    return host, port or DEFAULT_PORT
+    return broker.host, broker.port
+
+
+def _without_secret(url: str) -> str:
+    scheme, colon, rest = url.partition("://")
+    return f"{scheme}{colon}***@{rest.rpartition('@')[2]}" if "@" in rest else url

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.mqtt.client.inbox import MAX_UNREAD, Inbox
 from penstock.mqtt.codec.packets import Publish
-from penstock.mqtt.inbox import MAX_UNREAD, Inbox
 
 
 class Reading:
@@ -18,7 +18,8 @@ def test_listeners_come_before_the_callback() -> None:
     reading = Reading()
     rest: list[Publish] = []
     heard: list[Publish] = []
-    inbox = Inbox(rest.append, reading)
+    done: list[Publish] = []
+    inbox = Inbox(rest.append, reading, done.append)
     remove = inbox.listen("a/#", heard.append)
     inbox.put(Publish("a/b"))
     inbox.put(Publish("z"))
@@ -30,13 +31,13 @@ def test_listeners_come_before_the_callback() -> None:
 
 async def test_reading_pauses_at_the_mark_and_goes_on_at_half_of_it() -> None:
     reading = Reading()
-    inbox = Inbox(None, reading)
+    inbox = Inbox(None, reading, lambda _: None)
     for n in range(MAX_UNREAD):
         assert reading.calls == []
         inbox.put(Publish(str(n)))
     inbox.put(Publish("more"))
     assert (reading.calls, inbox.paused) == ([True], True)
-    inbox.close()
+    inbox.close(None)
     read = 0
     async for _ in inbox.messages():
         read += 1

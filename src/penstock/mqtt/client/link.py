@@ -6,6 +6,8 @@ import asyncio
 import socket
 from typing import Protocol, cast
 
+from penstock.errors import PenstockError
+
 __all__ = ["Link", "LinkOwner"]
 
 
@@ -26,25 +28,35 @@ class LinkOwner(Protocol):
 
 
 class Link(asyncio.Protocol):
-    """One connection. ``answered``: CONNACK came, or it never will; ``ended``: the connection is gone."""
+    """One connection over TCP or TLS.
+
+    ``ready``: MQTT may be spoken (or never, see ``failure``); ``answered``: CONNACK came, or it never will; ``ended``:
+    the connection is gone.
+    """
 
     def __init__(self, owner: LinkOwner) -> None:
         self._owner = owner
-        self.transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport | None = None
+        self.failure: PenstockError | None = None
+        """Why the transport under MQTT gave up, where it knows."""
         loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[None] = loop.create_future()
         self.answered: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
 
     @property
     def open(self) -> bool:
         """Whether bytes may be written."""
-        return self.transport is not None and not self.transport.is_closing()
+        return self._transport is not None and not self._transport.is_closing()
+
+    # asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one, without being a subclass
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one, without being a subclass
         tcp = transport.get_extra_info("socket")
         if tcp is not None:
             tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.opened()
 
     def data_received(self, data: bytes) -> None:
         self._owner.received(self, data)
@@ -56,14 +68,35 @@ class Link(asyncio.Protocol):
         self._owner.resume_writing(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the name is asyncio's
-        for future in (self.answered, self.ended):
+        for future in (self.ready, self.answered, self.ended):
             if not future.done():
                 future.set_result(None)
 
+    # The owner's side
+
+    def opened(self) -> None:
+        """The transport is there."""
+        self.ready.set_result(None)
+
+    def write(self, data: bytes) -> None:
+        """Send bytes of MQTT."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Close once what is buffered was sent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Cut the connection."""
+        if self._transport is not None:
+            self._transport.abort()
+
     def set_reading(self, *, paused: bool) -> None:
         """Read from the network, or leave the bytes there."""
-        if self.transport is not None and self.open:
+        if self._transport is not None and self.open:
             if paused:
-                self.transport.pause_reading()
+                self._transport.pause_reading()
             else:
-                self.transport.resume_reading()
+                self._transport.resume_reading()

@@ -1,0 +1,136 @@
+"""What to tell the user of a client when something failed: what, why, and what to do about it."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from typing import Final
+
+from penstock.errors import PenstockError, RefusedError, UnavailableError
+from penstock.mqtt.codec.packets import ConnAck
+from penstock.mqtt.codec.reasons import ReasonCode, reason_name
+from penstock.mqtt.engine.client_events import Closed
+from penstock.mqtt.url import BrokerUrl
+
+__all__ = ["closed", "connect_refused", "given_up", "lost", "no_answer", "not_connected", "refused"]
+
+_TRANSIENT: Final = frozenset(
+    (
+        ReasonCode.SERVER_UNAVAILABLE,
+        ReasonCode.SERVER_BUSY,
+        ReasonCode.QUOTA_EXCEEDED,
+        ReasonCode.CONNECTION_RATE_EXCEEDED,
+    )
+)
+"""Refusals of CONNECT that may be over at the next try."""
+
+_CONNECT_HINTS: Final[dict[int, str]] = {
+    ReasonCode.BAD_USER_NAME_OR_PASSWORD: "give the user name and the password that this server knows",
+    ReasonCode.NOT_AUTHORIZED: "ask who runs the server to permit this client, or give other credentials",
+    ReasonCode.CLIENT_IDENTIFIER_NOT_VALID: "choose another client identifier",
+    ReasonCode.BAD_AUTHENTICATION_METHOD: "use a method of enhanced authentication that this server has",
+    ReasonCode.UNSUPPORTED_PROTOCOL_VERSION: "this client speaks MQTT 5 alone: connect to a server that does",
+    ReasonCode.BANNED: "ask who runs the server why",
+    ReasonCode.QUOTA_EXCEEDED: "try again later, or raise the server's limits",
+    ReasonCode.PACKET_TOO_LARGE: "send less in CONNECT: its will and its user properties",
+}
+
+_START: Final = "start a node (penstock up), or correct the address"
+
+
+def not_connected(url: BrokerUrl, error: OSError) -> UnavailableError:
+    """There is no connection."""
+    why, do = str(error) or "no answer in time", _START
+    if isinstance(error, ssl.SSLCertVerificationError):
+        why = f"the server's certificate was not accepted: {error.verify_message}"
+        do = "trust its authority (ca_file), or connect by the name that the certificate bears"
+    elif isinstance(error, ssl.SSLError):
+        why = f"TLS failed: {error.reason or error}"
+        do = "check that this port speaks TLS, and whether the server wants a client certificate"
+    elif isinstance(error, socket.gaierror):
+        why, do = f"the host name {url.host!r} is not known: {error.strerror}", "correct the address"
+    elif isinstance(error, TimeoutError):
+        why = "nobody answered in time: the host is down, or a firewall drops what is sent to it"
+    elif isinstance(error, ConnectionRefusedError) or _all_refused(error):
+        why = "nothing listens there (connection refused)"
+    elif error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+        why, do = "there is no route to that host", "correct the address, or look at the network"
+    elif isinstance(error, ConnectionResetError):
+        why = "the connection was cut as soon as it was made"
+        do = "check that this port speaks what the address says" if url.tls else _START
+    return UnavailableError(f"mqtt: no connection to {url}", applied=False, why=why, do=do)
+
+
+def no_answer(url: BrokerUrl, seconds: float) -> UnavailableError:
+    """There is a connection, and no CONNACK."""
+    return UnavailableError(
+        f"mqtt: {url} does not answer CONNECT",
+        applied=False,
+        why=f"nothing came within {seconds:g} s",
+        do="check that this port speaks MQTT" + ("" if url.tls else " without TLS"),
+    )
+
+
+def lost(url: BrokerUrl, *, accepted: bool) -> UnavailableError:
+    """The connection ended without a word."""
+    if accepted:
+        return UnavailableError(f"mqtt: the connection to {url} was lost")
+    return UnavailableError(
+        f"mqtt: {url} closed the connection instead of answering CONNECT",
+        applied=False,
+        do="check that this port speaks MQTT 5" + ("" if url.tls else " without TLS"),
+    )
+
+
+def refused(url: BrokerUrl, what: str, code: int, text: str, do: str | None = None) -> RefusedError:
+    """The server refused ``what``."""
+    return RefusedError(
+        f"mqtt: {url} refused {what}: {reason_name(code)}", code=code, text=text, peer=str(url), why=text or None, do=do
+    )
+
+
+def connect_refused(url: BrokerUrl, packet: ConnAck) -> RefusedError:
+    """CONNACK said no."""
+    properties = packet.properties
+    hint = _CONNECT_HINTS.get(packet.reason_code)
+    if properties.server_reference is not None:
+        hint = f"connect to {properties.server_reference}, where the server sends its clients"
+    error = refused(url, "CONNECT", packet.reason_code, properties.reason_string or "", hint)
+    error.retriable = packet.reason_code in _TRANSIENT
+    return error
+
+
+def closed(url: BrokerUrl, event: Closed, client_id: str) -> PenstockError:
+    """DISCONNECT, or what made us end the connection."""
+    if event.error is not None:
+        return event.error
+    who = "the server" if event.by_server else "the client"
+    what = f"mqtt: {who} ended the connection to {url}: {reason_name(event.reason_code)}"
+    if event.by_server and event.reason_code == ReasonCode.SESSION_TAKEN_OVER:
+        return RefusedError(  # coming back would throw the other one out, and so on
+            what,
+            code=event.reason_code,
+            text=event.reason_string,
+            peer=str(url),
+            why=f"another client connected with the client identifier {client_id!r}",
+            do="give each client its own",
+        )
+    reference = event.server_reference
+    return UnavailableError(
+        what, why=event.reason_string or None, do=None if reference is None else f"connect to {reference}"
+    )
+
+
+def given_up(over: PenstockError | None, *, sent: bool) -> UnavailableError:
+    """An operation that gets no answer any more."""
+    return UnavailableError(
+        "mqtt: the connection is gone for good, and there was no answer",
+        applied=None if sent else False,
+        why=over.what if over is not None else "the client was disconnected",
+    )
+
+
+def _all_refused(error: OSError) -> bool:
+    """Whether a host with several addresses refused on each: asyncio then makes one error of all."""
+    return error.errno is None and "Multiple exceptions" in str(error) and "refused" in str(error).lower()

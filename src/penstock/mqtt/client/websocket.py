@@ -1,0 +1,144 @@
+"""MQTT in WebSocket frames: the handshake, then one binary frame a write [MQTT 5.0 section 6].
+
+The protocol is that of the ``websockets`` library, without its IO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidHandshake
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Request, Response
+from websockets.protocol import State
+from websockets.typing import Subprotocol
+from websockets.uri import parse_uri
+
+from penstock.errors import PenstockError, RefusedError, RemoteProtocolError, UnavailableError
+from penstock.mqtt.client.link import Link, LinkOwner
+from penstock.mqtt.url import BrokerUrl
+
+__all__ = ["WebSocketLink"]
+
+_SUBPROTOCOL: Final = Subprotocol("mqtt")  # [MQTT-6.0.0-3]
+
+
+class WebSocketLink(Link):
+    """One connection over WebSocket. ``headers`` go with the handshake (a bearer token, an Origin)."""
+
+    def __init__(self, owner: LinkOwner, url: BrokerUrl, headers: Sequence[tuple[str, str]], max_size: int) -> None:
+        super().__init__(owner)
+        self._url = url
+        self._protocol = ClientProtocol(
+            parse_uri(f"{url.scheme}://{url.authority}{url.path}"), subprotocols=[_SUBPROTOCOL], max_size=max_size
+        )
+        self._headers = headers
+
+    def opened(self) -> None:
+        request = self._protocol.connect()
+        for name, value in self._headers:
+            request.headers[name] = value
+        self._send_request(request)
+
+    def data_received(self, data: bytes) -> None:
+        self._protocol.receive_data(data)
+        self._handle_events()
+
+    def eof_received(self) -> None:
+        self._protocol.receive_eof()
+        self._handle_events()
+
+    def _handle_events(self) -> None:
+        pieces: list[bytes] = []
+        for event in self._protocol.events_received():
+            if isinstance(event, Response):
+                self._handshake(event)
+            elif isinstance(event, Frame):
+                self._frame(event, pieces)
+        if self._protocol.handshake_exc is not None and self.failure is None:
+            self._give_up(
+                RemoteProtocolError(
+                    f"mqtt: {self._url} does not speak WebSocket", why=str(self._protocol.handshake_exc)
+                )
+            )
+        self._flush()
+        if pieces:
+            self._owner.received(self, b"".join(pieces) if len(pieces) > 1 else pieces[0])
+        if self._protocol.close_expected() and self.open:
+            self.close_transport()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.ready.done() and self.failure is None:
+            self.failure = UnavailableError(
+                f"mqtt: {self._url} closed the connection during the WebSocket handshake", applied=False
+            )
+        super().connection_lost(exc)
+
+    def write(self, data: bytes) -> None:
+        if self._protocol.state is State.OPEN:
+            self._protocol.send_binary(data)
+            self._flush()
+
+    def close(self) -> None:
+        if self._protocol.state is State.OPEN:
+            self._protocol.send_close(1000)
+            self._flush()
+        self.close_transport()
+
+    def close_transport(self) -> None:
+        """Close what is below WebSocket, once what is buffered was sent."""
+        super().close()
+
+    def _send_request(self, request: Request) -> None:
+        self._protocol.send_request(request)
+        self._flush()
+
+    def _handshake(self, response: Response) -> None:
+        if self._protocol.handshake_exc is not None:
+            self._give_up(self._refusal(response, self._protocol.handshake_exc))
+        elif self._protocol.subprotocol != _SUBPROTOCOL:
+            self._give_up(
+                RemoteProtocolError(
+                    f"mqtt: {self._url} speaks WebSocket, but not MQTT in it",
+                    why="it did not choose the subprotocol 'mqtt'",
+                    do="check the path of the address",
+                )
+            )
+        else:
+            self.ready.set_result(None)
+
+    def _frame(self, frame: Frame, pieces: list[bytes]) -> None:
+        # MQTT packets need not be aligned to frames, so fragments are simply more bytes [MQTT-6.0.0-2].
+        if frame.opcode in (Opcode.BINARY, Opcode.CONT):
+            pieces.append(bytes(frame.data))
+        elif frame.opcode is Opcode.TEXT:  # [MQTT-6.0.0-1]
+            self._give_up(RemoteProtocolError(f"mqtt: {self._url} sent a WebSocket text frame"))
+
+    def _refusal(self, response: Response, error: Exception) -> PenstockError:
+        if isinstance(error, InvalidHandshake) and response.status_code != 101:
+            return RefusedError(
+                f"mqtt: {self._url} refused the WebSocket: HTTP {response.status_code} {response.reason_phrase}",
+                code=response.status_code,
+                text=response.reason_phrase,
+                peer=self._url.authority,
+                do="check the path of the address, and what the server wants for authentication",
+            )
+        return RemoteProtocolError(f"mqtt: {self._url} does not speak WebSocket", why=str(error))
+
+    def _give_up(self, error: PenstockError) -> None:
+        self.failure = error
+        if not self.ready.done():
+            self.ready.set_result(None)
+        if self._protocol.state is State.OPEN:
+            self._protocol.fail(1003)
+        self._flush()
+        self.close_transport()
+
+    def _flush(self) -> None:
+        for data in self._protocol.data_to_send():
+            if data:
+                super().write(data)
+            elif self.open:
+                self.close_transport()

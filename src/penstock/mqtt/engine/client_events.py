@@ -1,0 +1,65 @@
+"""What the client engine reports to its shell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.errors import PenstockError
+from penstock.mqtt.codec.packets import ConnAck, Publish
+
+__all__ = ["Answered", "Closed", "Connected", "Event", "Refused", "Unsubscribed"]
+
+
+@dataclass(slots=True)
+class Connected:
+    """The server accepted CONNECT."""
+
+    packet: ConnAck
+
+
+@dataclass(slots=True)
+class Refused:
+    """The server refused CONNECT; close the network connection."""
+
+    packet: ConnAck
+
+
+@dataclass(slots=True)
+class Answered:
+    """An operation is done: reason codes (one of a publish, one a filter else) and the server's words.
+
+    ``error`` is set where it was given up here: the protocol or the server's announcements forbid it, or its message
+    expiry is used up.
+    """
+
+    token: object
+    reason_codes: Sequence[int]
+    reason_string: str
+    error: PenstockError | None = None
+
+
+@dataclass(slots=True)
+class Closed:
+    """Close the network connection: the server said DISCONNECT, or one of the two broke the protocol or fell silent.
+
+    ``error`` is set where the client's own authentication method ended it.
+    """
+
+    reason_code: int
+    reason_string: str
+    by_server: bool
+    server_reference: str | None = None
+    error: PenstockError | None = None
+
+
+@dataclass(slots=True)
+class Unsubscribed:
+    """A subscription that was in force is no more: the server lost the session and refused to make it again."""
+
+    topic_filter: str
+    reason_code: int
+
+
+Event = Connected | Refused | Answered | Closed | Unsubscribed | Publish
+"""What :meth:`ClientEngine.receive` and :meth:`ClientEngine.tick` report; a Publish is a message that came in."""

@@ -1,0 +1,173 @@
+"""Messages that come in to a client: topic aliases, Receive Maximum, acknowledgements in order, QoS 2 exactly once.
+
+A message counts as received once it was settled: by the owner with :meth:`Incoming.acknowledge`, or at once where the
+client acknowledges by itself. Acknowledgements leave in the order in which the messages came, whatever the order in
+which they were settled [MQTT-4.6.0-2], [MQTT-4.6.0-3]. So Receive Maximum is the back pressure: a server stops where
+that many wait for their owner, and everything else on the connection goes on.
+
+Source: MQTT 5.0 sections 3.3.2.3.4, 4.3, 4.6, 4.9.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from penstock.errors import RemoteProtocolError
+from penstock.mqtt.codec.packets import PubAck, PubComp, Publish, PubRec, PubRel
+from penstock.mqtt.codec.primitives import protocol_error
+from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.engine.client_events import Event
+from penstock.mqtt.engine.outbox import Outbox
+
+__all__ = ["Incoming"]
+
+
+class _Receipt:
+    """A message of this connection that has no acknowledgement yet. ``code``: None until it is settled."""
+
+    __slots__ = ("code", "publish")
+
+    def __init__(self, publish: Publish, code: int | None = None) -> None:
+        self.publish = publish
+        self.code = code
+
+
+class Incoming:
+    """The receiving half of a client. ``automatic``: every message counts as received when it came."""
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        events: list[Event],
+        *,
+        receive_maximum: int,
+        topic_alias_maximum: int,
+        automatic: bool,
+    ) -> None:
+        self._outbox = outbox
+        self._events = events
+        self._receive_maximum = receive_maximum
+        self._topic_alias_maximum = topic_alias_maximum
+        self._automatic = automatic
+        self._aliases: dict[int, str] = {}
+        self._order: deque[_Receipt] = deque()
+        self._open: dict[int, _Receipt] = {}
+        """Those in ``_order`` by packet identifier."""
+        self._exactly_once: dict[int, Publish | None] = {}
+        """QoS 2 messages of the session up to their PUBREL; None once the owner has settled them."""
+        self._awaiting_release: set[int] = set()
+        """Their identifiers, of this connection and after PUBREC: they count against Receive Maximum."""
+
+    def begin(self) -> None:
+        """A new network connection: aliases, order and quota start anew; QoS 2 identifiers belong to the session."""
+        self._aliases.clear()
+        self._order.clear()
+        self._open.clear()
+        self._awaiting_release.clear()
+
+    def session_lost(self) -> None:
+        """The server has a new session: it knows none of the old identifiers."""
+        self._exactly_once.clear()
+
+    def publish(self, publish: Publish, now: int) -> None:
+        """A PUBLISH came in.
+
+        Raises:
+            RemoteProtocolError: a Topic Alias that is none, more than Receive Maximum, an identifier in use.
+        """
+        given = publish.optional_properties
+        if given is not None and given.topic_alias is not None:
+            self._resolve(publish, given.topic_alias)
+        qos = publish.qos
+        if qos == 0:
+            self._events.append(publish)
+        elif qos == 1 and self._automatic and not self._order:
+            self._outbox.add((0x40020000 | publish.packet_id).to_bytes(4, "big"), now)
+            self._events.append(publish)
+        else:
+            self._take(publish, now)
+
+    def release(self, packet: PubRel, now: int) -> None:
+        """PUBREL: the end of a QoS 2 message [MQTT-4.3.3-11]."""
+        packet_id = packet.packet_id
+        if self._exactly_once.get(packet_id) is not None:
+            raise protocol_error(f"PUBREL {packet_id} before its PUBREC")
+        known = packet_id in self._exactly_once
+        self._exactly_once.pop(packet_id, None)
+        self._awaiting_release.discard(packet_id)
+        self._outbox.send(PubComp(packet_id, 0 if known else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND), now)
+
+    def acknowledge(self, publish: Publish, code: int, now: int) -> None:
+        """The owner is done with a message; nothing for QoS 0, and for a QoS 1 message of an earlier connection.
+
+        ``code`` 0x80 and above refuses it.
+        """
+        packet_id = publish.packet_id
+        receipt = self._open.get(packet_id)
+        if receipt is not None and receipt.publish is publish:
+            receipt.code = code
+            self._acknowledge_settled(now)
+        elif publish.qos == 2 and self._exactly_once.get(packet_id) is publish:
+            # Settled between two connections: when the server sends it again, it gets its PUBREC and nobody else it.
+            if code < 0x80:
+                self._exactly_once[packet_id] = None
+            else:
+                del self._exactly_once[packet_id]
+
+    @property
+    def unsettled(self) -> int:
+        """Messages of this connection that have no acknowledgement yet."""
+        return len(self._order)
+
+    def _resolve(self, publish: Publish, alias: int) -> None:
+        if not 1 <= alias <= self._topic_alias_maximum:  # [MQTT-3.3.2-9]
+            raise RemoteProtocolError(
+                f"mqtt: Topic Alias {alias}, where 1 to {self._topic_alias_maximum} are allowed", reason_code=0x94
+            )
+        if publish.topic:
+            self._aliases[alias] = publish.topic
+            return
+        topic = self._aliases.get(alias)
+        if topic is None:
+            raise protocol_error(f"Topic Alias {alias} was never set")
+        publish.topic = topic
+
+    def _take(self, publish: Publish, now: int) -> None:
+        packet_id = publish.packet_id
+        if packet_id in self._open or packet_id in self._awaiting_release:
+            raise protocol_error(f"PUBLISH with the packet identifier {packet_id}, which is in use [MQTT-2.2.1-4]")
+        if len(self._open) + len(self._awaiting_release) >= self._receive_maximum:  # [MQTT-3.3.4-9]
+            raise RemoteProtocolError(
+                f"mqtt: more than the Receive Maximum of {self._receive_maximum} messages without acknowledgement",
+                reason_code=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,
+            )
+        receipt = _Receipt(publish)
+        if publish.qos == 2 and packet_id in self._exactly_once:  # sent again after a reconnect [MQTT-4.3.3-10]
+            before = self._exactly_once[packet_id]
+            receipt = _Receipt(publish, 0) if before is None else _Receipt(before)
+        else:
+            if publish.qos == 2:
+                self._exactly_once[packet_id] = publish
+            self._events.append(publish)
+            if self._automatic:
+                receipt.code = 0
+        self._order.append(receipt)
+        self._open[packet_id] = receipt
+        self._acknowledge_settled(now)
+
+    def _acknowledge_settled(self, now: int) -> None:
+        """Send what is settled, up to the first that is not."""
+        order = self._order
+        while order and (code := order[0].code) is not None:
+            publish = order.popleft().publish
+            packet_id = publish.packet_id
+            del self._open[packet_id]
+            if publish.qos == 1:
+                self._outbox.send(PubAck(packet_id, code), now)
+                continue
+            if code < 0x80:
+                self._exactly_once[packet_id] = None
+                self._awaiting_release.add(packet_id)
+            else:
+                self._exactly_once.pop(packet_id, None)
+            self._outbox.send(PubRec(packet_id, code), now)

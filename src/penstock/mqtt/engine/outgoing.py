@@ -1,0 +1,414 @@
+"""What a client asked its server for and has no answer to: messages at QoS 1 and 2, SUBSCRIBE, UNSUBSCRIBE.
+
+It outlives network connections. After a CONNACK with the session, PUBREL and PUBLISH (with DUP) are sent again in
+their order [MQTT-4.4.0-1]; without it, messages go as new and subscriptions are made anew. A QoS 2 message whose PUBREC
+came is the server's: if the session is lost then, it is answered and not sent again, for that would make a second one.
+
+Source: MQTT 5.0 sections 4.3, 4.4, 4.6, 4.9; 3.3.2.3.4 for topic aliases.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from penstock.errors import LocalProtocolError, PenstockError, UnavailableError
+from penstock.mqtt.codec.encoder import encode
+from penstock.mqtt.codec.packets import (
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    SubAck,
+    Subscribe,
+    Subscription,
+    UnsubAck,
+    Unsubscribe,
+)
+from penstock.mqtt.codec.primitives import protocol_error
+from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.engine.client_events import Answered, Event, Unsubscribed
+from penstock.mqtt.engine.inflight import Inflight
+from penstock.mqtt.engine.outbox import Outbox
+
+__all__ = ["MAX_OPEN", "Outgoing"]
+
+MAX_OPEN: Final = 65_000
+"""Operations that may wait for an answer at once, so that packet identifiers are always free."""
+
+_NO_PROPERTIES: Final = Properties()
+
+
+class _Operation:
+    """Something the server has to answer.
+
+    ``sent``: in its session, as far as we know; ``seen``: maybe in an older one. ``received``: the reason code of its
+    PUBREC, None before. ``counted``: it takes room of the server's Receive Maximum. ``expires_at``: when the message is
+    worth nothing any more, in ms; 0 = never.
+    """
+
+    __slots__ = ("counted", "expires_at", "packet", "received", "seen", "sent", "token")
+
+    def __init__(self, packet: Publish | Subscribe | Unsubscribe, token: object, expires_at: int = 0) -> None:
+        self.packet = packet
+        self.token = token
+        self.expires_at = expires_at
+        self.sent = False
+        self.seen = False
+        self.counted = False
+        self.received: int | None = None
+
+
+class Outgoing:
+    """The asking half of a client. ``topic_aliases``: how many topics it may name by a number, where the server can."""
+
+    def __init__(self, outbox: Outbox, events: list[Event], *, topic_aliases: int = 0) -> None:
+        self.writable = True
+        self.subscriptions: dict[str, tuple[Subscription, list[int]]] = {}
+        """What the server granted, with the subscription identifiers: made anew when it lost the session."""
+        self.next_expiry = 0
+        """When a message that waits for a connection expires, 0 for never; not kept while there is one."""
+        self._outbox = outbox
+        self._events = events
+        self._online = False
+        self._announced = _NO_PROPERTIES
+        self._send_maximum = 65_535
+        self._open_publishes = 0
+        self._inflight: Inflight[_Operation] = Inflight()
+        self._waiting: deque[_Operation] = deque()
+        self._topic_aliases = topic_aliases
+        self._aliases: dict[str, int] = {}
+        self._alias_maximum = 0
+
+    @property
+    def open(self) -> int:
+        """Operations that have no answer."""
+        return len(self._inflight) + len(self._waiting)
+
+    # Network connections
+
+    def resume(self, announced: Properties, now: int, *, present: bool) -> None:
+        """CONNACK came: send again what has no answer: PUBREL and control packets first, then messages in order."""
+        self._online = True
+        self._announced = announced
+        self._send_maximum = announced.receive_maximum or 65_535
+        self._alias_maximum = min(self._topic_aliases, announced.topic_alias_maximum or 0)
+        control = [op for op in self._inflight.values() if not isinstance(op.packet, Publish)]
+        received = [op for op in self._inflight.values() if op.received is not None]
+        if present:
+            for operation in received:
+                self._outbox.send(PubRel(operation.packet.packet_id), now)
+        else:  # [MQTT-3.2.2-5]
+            self._inflight.clear()
+            for operation in received:
+                self._answer(operation, (operation.received or 0,), None)
+            for operation in (*control, *self._waiting):
+                operation.packet.packet_id = 0
+                operation.sent = False
+            for wanted, identifiers in list(self.subscriptions.values()):
+                self._control(Subscribe(0, [wanted], Properties(subscription_identifiers=identifiers)), None, now)
+        for operation in control:
+            self._send_control(operation, now)
+        self.pump(now)
+
+    def stop(self) -> None:
+        """The connection is about to end: send nothing more on it."""
+        self._online = False
+
+    def lost(self) -> None:
+        """The network connection is gone; what has no answer waits for the next one."""
+        self._online = False
+        unanswered = [
+            op for op in self._inflight.values() if isinstance(op.packet, Publish) and op.sent and op.received is None
+        ]
+        already = set(map(id, self._waiting))
+        self._waiting.extendleft(op for op in reversed(unanswered) if id(op) not in already)
+        for operation in self._inflight.values():
+            operation.counted = False
+        self._open_publishes = 0
+        self._aliases.clear()
+        self._find_next_expiry()
+
+    def abandon(self) -> list[tuple[object, bool]]:
+        """Give up everything that waits for an answer: its tokens, and whether the server may have seen it."""
+        operations = {id(op): op for op in (*self._inflight.values(), *self._waiting)}
+        self._inflight.clear()
+        self._waiting.clear()
+        self._open_publishes = 0
+        return [(op.token, op.seen) for op in operations.values() if op.token is not None]
+
+    def withdraw(self, token: object) -> None:
+        """Nobody waits for the answer any more: forget the operation, unless it has been sent."""
+        for operation in self._waiting:
+            if operation.token is token:
+                operation.token = None
+                if not operation.sent:
+                    self._waiting.remove(operation)
+                return
+        for packet_id, operation in self._inflight.items():
+            if operation.token is token:
+                operation.token = None
+                if not operation.sent:
+                    del self._inflight[packet_id]
+                return
+
+    # What is asked for
+
+    def publish(self, publish: Publish, token: object, now: int, since: int) -> None:
+        """Send a QoS 1 or 2 message as soon as connection and Receive Maximum allow."""
+        given = publish.optional_properties
+        expires_at = 0
+        if given is not None and given.message_expiry_interval is not None:
+            expires_at = since + given.message_expiry_interval * 1000
+            if not self.next_expiry or expires_at < self.next_expiry:
+                self.next_expiry = expires_at
+        self._waiting.append(_Operation(publish, token, expires_at))
+        self.pump(now)
+
+    def publish_qos0(self, publish: Publish, now: int) -> None:
+        """Send a QoS 0 message.
+
+        Raises:
+            LocalProtocolError: it cannot be sent, or the server announced that it takes no such message.
+        """
+        self._outbox.add(self._encode(publish), now)
+
+    def subscribe(self, subscriptions: list[Subscription], properties: Properties, token: object, now: int) -> None:
+        """Ask for subscriptions; sent again after a reconnect until it is answered.
+
+        Raises:
+            LocalProtocolError: the server announced that it has no such subscriptions, or too much is open.
+        """
+        if self._online:
+            self._check_subscriptions(subscriptions, properties)
+        self._control(Subscribe(0, subscriptions, properties), token, now)
+
+    def unsubscribe(self, topic_filters: list[str], properties: Properties, token: object, now: int) -> None:
+        """End subscriptions; sent again after a reconnect until it is answered."""
+        for topic_filter in topic_filters:
+            self.subscriptions.pop(topic_filter, None)
+        self._control(Unsubscribe(0, topic_filters, properties), token, now)
+
+    # What the server answers
+
+    def acknowledged(self, packet: PubAck, now: int) -> None:
+        """PUBACK; one that answers nothing is late and means nothing."""
+        operation = self._inflight.get(packet.packet_id)
+        if operation is None or not isinstance(operation.packet, Publish):
+            return
+        if operation.packet.qos != 1:
+            raise protocol_error("PUBACK answers a QoS 2 message")
+        given = packet.optional_properties
+        self._finish(operation, packet.reason_code, given.reason_string if given is not None else None, now)
+
+    def received(self, packet: PubRec, now: int) -> None:
+        """PUBREC: the server has the message, or refuses it [MQTT-4.3.3-4]."""
+        operation = self._inflight.get(packet.packet_id)
+        if operation is None or not isinstance(operation.packet, Publish):
+            self._outbox.send(PubRel(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND), now)
+        elif operation.packet.qos != 2:
+            raise protocol_error("PUBREC answers a QoS 1 message")
+        elif packet.reason_code >= 0x80:
+            self._finish(operation, packet.reason_code, packet.properties.reason_string, now)
+        else:
+            operation.received = packet.reason_code
+            self._outbox.send(PubRel(packet.packet_id), now)
+
+    def completed(self, packet: PubComp, now: int) -> None:
+        """PUBCOMP. The code 0x92 says that the server has forgotten the identifier: it had the message."""
+        operation = self._inflight.get(packet.packet_id)
+        if operation is not None and operation.received is not None:
+            self._finish(operation, operation.received, None, now)
+
+    def answered(self, packet: SubAck | UnsubAck) -> None:
+        """SUBACK or UNSUBACK."""
+        operation = self._inflight.get(packet.packet_id)
+        if operation is None:
+            return
+        asked = operation.packet
+        if isinstance(asked, Subscribe) and isinstance(packet, SubAck):
+            expected = len(asked.subscriptions)
+        elif isinstance(asked, Unsubscribe) and isinstance(packet, UnsubAck):
+            expected = len(asked.topic_filters)
+        else:
+            raise protocol_error(f"{type(packet).__name__} answers another packet")
+        if len(packet.reason_codes) != expected:
+            raise protocol_error(f"{len(packet.reason_codes)} reason codes for {expected} topic filters [MQTT-3.8.4-6]")
+        del self._inflight[packet.packet_id]
+        if isinstance(asked, Subscribe):
+            for wanted, code in zip(asked.subscriptions, packet.reason_codes, strict=True):
+                if code < 0x80:
+                    self.subscriptions[wanted.topic_filter] = (wanted, asked.properties.subscription_identifiers)
+                elif operation.token is None and self.subscriptions.pop(wanted.topic_filter, None) is not None:
+                    self._events.append(Unsubscribed(wanted.topic_filter, code))
+        self._answer(operation, packet.reason_codes, packet.properties.reason_string)
+
+    # Time and room
+
+    def pump(self, now: int) -> None:
+        """Send messages that wait, as far as connection and Receive Maximum allow."""
+        if not self._online:
+            return
+        waiting = self._waiting
+        inflight = self._inflight
+        while waiting and self.writable and self._open_publishes < self._send_maximum and len(inflight) < MAX_OPEN:
+            operation = waiting.popleft()
+            publish = operation.packet
+            assert isinstance(publish, Publish)
+            if operation.expires_at and not self._count_down(operation, publish, now):
+                continue
+            if publish.packet_id == 0:
+                publish.packet_id = inflight.free_id()
+            publish.dup = operation.sent  # [MQTT-3.3.1-1]
+            try:
+                data = self._encode(publish)
+            except LocalProtocolError as e:
+                self._give_up(operation, e)
+                continue
+            inflight[publish.packet_id] = operation
+            operation.sent = operation.seen = operation.counted = True
+            self._open_publishes += 1
+            self._outbox.add(data, now)
+
+    def give_up_expired(self, now: int) -> None:
+        """Answer the messages that expired while there is no connection."""
+        expired = [op for op in self._waiting if op.expires_at and op.expires_at <= now and not _bound(op)]
+        for operation in expired:
+            self._waiting.remove(operation)
+            assert isinstance(operation.packet, Publish)
+            self._give_up(operation, _expired(operation.packet, operation))
+        self._find_next_expiry()
+
+    # Inside
+
+    def _finish(self, operation: _Operation, code: int, reason_string: str | None, now: int) -> None:
+        """A message has its last answer."""
+        del self._inflight[operation.packet.packet_id]
+        if operation.counted:
+            self._open_publishes -= 1
+        self._answer(operation, (code,), reason_string)
+        if self._waiting:
+            self.pump(now)
+
+    def _answer(self, operation: _Operation, reason_codes: Sequence[int], reason_string: str | None) -> None:
+        if operation.token is not None:
+            self._events.append(Answered(operation.token, reason_codes, reason_string or ""))
+
+    def _give_up(self, operation: _Operation, error: PenstockError) -> None:
+        """Answer a message that is not sent (any more)."""
+        self._inflight.pop(operation.packet.packet_id, None)
+        if operation.token is not None:
+            self._events.append(Answered(operation.token, (), "", error))
+
+    def _count_down(self, operation: _Operation, publish: Publish, now: int) -> bool:
+        """Let the message leave with what is left of its expiry; False when nothing is, and it was given up."""
+        if _bound(operation):
+            return True
+        left = -((now - operation.expires_at) // 1000)
+        if left < 0 or (left == 0 and publish.properties.message_expiry_interval):
+            self._give_up(operation, _expired(publish, operation))
+            return False
+        if left < (publish.properties.message_expiry_interval or 0):
+            publish.optional_properties = replace(publish.properties, message_expiry_interval=left)
+        return True
+
+    def _find_next_expiry(self) -> None:
+        self.next_expiry = min((op.expires_at for op in self._waiting if op.expires_at and not _bound(op)), default=0)
+
+    def _encode(self, publish: Publish) -> bytes:
+        """The message as bytes, by a topic alias where that is possible.
+
+        Raises:
+            LocalProtocolError: the server would close the connection for it.
+        """
+        if not self._alias_maximum:
+            data = encode(publish)
+            self._check_announced(publish, len(data))
+            return data
+        alias = self._aliases.get(publish.topic)
+        new = alias is None and len(self._aliases) < self._alias_maximum
+        if alias is None and not new:
+            data = encode(publish)
+        else:
+            number = len(self._aliases) + 1 if alias is None else alias
+            given = publish.optional_properties or _NO_PROPERTIES
+            data = encode(
+                Publish(
+                    publish.topic if new else "",
+                    publish.payload,
+                    publish.qos,
+                    retain=publish.retain,
+                    dup=publish.dup,
+                    packet_id=publish.packet_id,
+                    properties=replace(given, topic_alias=number),
+                )
+            )
+        self._check_announced(publish, len(data))
+        if new:
+            self._aliases[publish.topic] = len(self._aliases) + 1
+        return data
+
+    def _check_announced(self, publish: Publish, size: int) -> None:
+        """Refuse what the server would close the connection for [MQTT-3.2.2-11], [MQTT-3.2.2-14], [MQTT-3.2.2-15]."""
+        announced = self._announced
+        if announced.maximum_packet_size is not None and size > announced.maximum_packet_size:
+            why = f"it has {size} bytes, the server's Maximum Packet Size is {announced.maximum_packet_size}"
+        elif announced.maximum_qos is not None and publish.qos > announced.maximum_qos:
+            why = f"its QoS is {publish.qos}, the server's Maximum QoS is {announced.maximum_qos}"
+        elif publish.retain and announced.retain_available == 0:
+            why = "it is to be retained, and the server has no retained messages"
+        else:
+            return
+        raise LocalProtocolError(f"mqtt: the message to {publish.topic!r} was not sent", why=why)
+
+    def _check_subscriptions(self, subscriptions: list[Subscription], properties: Properties) -> None:
+        """Refuse what a server without that capability would close the connection for."""
+        announced = self._announced
+        for wanted in subscriptions:
+            topic_filter = wanted.topic_filter
+            if announced.wildcard_subscription_available == 0 and ("+" in topic_filter or "#" in topic_filter):
+                why = "the server has no wildcard subscriptions"
+            elif announced.shared_subscription_available == 0 and topic_filter.startswith("$share/"):
+                why = "the server has no shared subscriptions"
+            elif announced.subscription_identifier_available == 0 and properties.subscription_identifiers:
+                why = "the server has no subscription identifiers"
+            else:
+                continue
+            raise LocalProtocolError(f"mqtt: the subscription to {topic_filter!r} was not sent", why=why)
+
+    def _control(self, packet: Subscribe | Unsubscribe, token: object, now: int) -> None:
+        if len(self._inflight) >= MAX_OPEN:
+            raise LocalProtocolError(f"mqtt: {MAX_OPEN} operations wait for an answer", do="wait for some of them")
+        operation = _Operation(packet, token)
+        packet.packet_id = self._inflight.free_id()
+        self._inflight[packet.packet_id] = operation
+        if self._online:
+            self._send_control(operation, now)
+
+    def _send_control(self, operation: _Operation, now: int) -> None:
+        packet = operation.packet
+        if packet.packet_id == 0:
+            packet.packet_id = self._inflight.free_id()
+        self._inflight[packet.packet_id] = operation
+        operation.sent = operation.seen = True
+        self._outbox.send(packet, now)
+
+
+def _bound(operation: _Operation) -> bool:
+    """Whether the server's session may hold the QoS 2 message: then it goes to its end, expired or not.
+
+    [MQTT-4.3.3-7]; an identifier that was given up and used again would make the server drop another message.
+    """
+    return operation.sent and isinstance(operation.packet, Publish) and operation.packet.qos == 2
+
+
+def _expired(publish: Publish, operation: _Operation) -> UnavailableError:
+    return UnavailableError(
+        f"mqtt: the message to {publish.topic!r} expired before it was acknowledged",
+        applied=None if operation.seen else False,
+        why="its message expiry was used up while the server was away or took no more",
+    )
