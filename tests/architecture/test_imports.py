@@ -73,7 +73,7 @@ RULES = [
     Rule("penstock.tube.storage", ("tube.codec", "tube.storage"), IO | SPARK),
     Rule("penstock.tube", ("tube", "runtime", "security"), SPARK),
     Rule("penstock.runtime", ("runtime",), SPARK),
-    Rule("penstock.security", ("security",), IO | SPARK),
+    Rule("penstock.security", ("security", "runtime.config", "runtime.document"), IO | SPARK),
     Rule("penstock.node", ("node", "mqtt", "statestore", "tube", "runtime", "security", "console"), SPARK),
     Rule(
         "penstock.spark", ("spark", "tube.reader", "tube.record", "statestore.client", "statestore.hlc", "mqtt.client")

@@ -1,0 +1,317 @@
+r"""Patterns of a policy: topic filters, and globs for keys and names, both with placeholders.
+
+A placeholder stands for what is known of the principal. What is put in its place is text and nothing else: a client
+that calls itself ``+`` or ``a/#`` gains nothing by it. In a topic filter it never crosses a level either, so a name
+that holds a ``/`` matches nothing. A pattern whose placeholder has no value (``{user}`` of an anonymous client) matches
+nothing at all.
+
+    {clientId}  {principal.clientId}          the client identifier
+    {user}      {principal.username}          the user, or the name in the client certificate
+    {attributes.NAME}  {principal.attributes.NAME}
+
+``{{`` and ``}}`` stand for the braces themselves. A glob has ``*`` (any text), ``?`` (one character; of a key: one
+byte), ``[a-z]`` and ``[!a-z]``; ``\`` takes the next character as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from penstock.security.principal import Principal
+
+__all__ = ["BoundGlob", "BoundTopic", "Glob", "TopicPattern"]
+
+MAX_PATTERN: Final = 65_535
+"""Characters of one pattern: as many as a topic filter may have bytes."""
+
+_KNOWN: Final = "{clientId}, {user}, {attributes.NAME}"
+_BRACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+
+Piece = tuple[bool, str]
+"""Literal text (False), or the name of a placeholder (True)."""
+
+
+class BoundTopic:
+    """A topic filter of a policy with the placeholders filled in. ``None`` stands for ``+``."""
+
+    __slots__ = ("_levels", "_rest")
+
+    def __init__(self, levels: tuple[str | None, ...], *, rest: bool) -> None:
+        self._levels = levels
+        self._rest = rest
+
+    def matches(self, levels: list[str]) -> bool:
+        """Whether the topic name, split into levels, is one of those meant [MQTT 5.0 section 4.7]."""
+        mine = self._levels
+        if len(levels) < len(mine) or (len(levels) > len(mine) and not self._rest):
+            return False
+        if levels[0][:1] == "$" and (not mine or mine[0] is None):  # [MQTT-4.7.2-1]
+            return False
+        return all(level is None or level == other for level, other in zip(mine, levels, strict=False))
+
+    def covers(self, levels: list[str]) -> bool:
+        """Whether every topic that the well-formed filter, split into levels, matches is one of those meant."""
+        mine = self._levels
+        asked_rest = levels[-1] == "#"
+        asked = levels[:-1] if asked_rest else levels
+        if asked_rest and not self._rest:
+            return False
+        if asked_rest and not asked:
+            asked = ["+"]  # a topic has at least one level, so # is +/#
+        # A filter x/# matches x as well, so its levels must reach as far as mine all the same.
+        if len(asked) < len(mine) or (len(asked) > len(mine) and not self._rest):
+            return False
+        if asked and asked[0][:1] == "$" and (not mine or mine[0] is None):
+            return False
+        return all(
+            level is None or (level == other and other != "+") for level, other in zip(mine, asked, strict=False)
+        )
+
+
+class TopicPattern:
+    """A topic filter with placeholders, as it stands in a policy."""
+
+    __slots__ = ("_levels", "_rest", "personal", "text")
+
+    def __init__(self, text: str) -> None:
+        """Parse ``text``; raises ValueError saying what is accepted."""
+        if not text or "\0" in text or len(text.encode(errors="replace")) > MAX_PATTERN:
+            raise ValueError("expected a topic filter of 1 to 65,535 bytes without U+0000")
+        if text.startswith("$share/"):
+            raise ValueError("expected the plain filter: what it allows may also be shared")
+        levels = text.split("/")
+        self._rest = levels[-1] == "#"
+        if self._rest:
+            levels.pop()
+        self._levels: list[list[Piece] | None] = []
+        for level in levels:
+            if level == "+":
+                self._levels.append(None)
+            elif "+" in level or "#" in level:
+                raise ValueError("expected a topic filter: + fills a whole level, # the last one")
+            else:
+                self._levels.append(_pieces(level))
+        self.text = text
+        self.personal = any(_personal(level) for level in self._levels if level is not None)
+        """Whether it says something else for each principal."""
+
+    def bind(self, principal: Principal) -> BoundTopic | None:
+        """The filter for one principal; None where a placeholder has no value."""
+        levels: list[str | None] = []
+        for pieces in self._levels:
+            if pieces is None:
+                levels.append(None)
+                continue
+            text = ""
+            for is_name, piece in pieces:
+                value = _value(piece, principal) if is_name else piece
+                if value is None:
+                    return None
+                text += value
+            levels.append(text)
+        return BoundTopic(tuple(levels), rest=self._rest)
+
+
+_STAR: Final = "*"
+_ANY: Final = "?"
+Token = str | frozenset[str] | tuple[frozenset[str]]
+"""Of a bound glob: ``*``, ``?``, one of a set, none of a set (in a tuple), or ``=`` and a literal character."""
+
+
+class BoundGlob:
+    """A glob with the placeholders filled in: fixed-length parts, with any text between them."""
+
+    __slots__ = ("_first", "_last", "_middle", "_open")
+
+    def __init__(self, tokens: list[Token]) -> None:
+        parts: list[list[Token]] = [[]]
+        for token in tokens:
+            if token == _STAR:
+                parts.append([])
+            else:
+                parts[-1].append(token)
+        self._open = len(parts) > 1
+        self._first = _Part(parts[0])
+        self._middle = [_Part(part) for part in parts[1:-1] if part]
+        self._last = _Part(parts[-1]) if self._open else self._first
+
+    def matches(self, text: str) -> bool:
+        """Whether it matches all of ``text``. Linear: the earliest place of each part in turn is the best one."""
+        if not self._open:
+            return len(text) == self._first.length and self._first.at(text, 0)
+        end = len(text) - self._last.length
+        position = self._first.length
+        if position > end or not self._first.at(text, 0):
+            return False
+        for part in self._middle:
+            position = part.find(text, position, end)
+            if position < 0:
+                return False
+            position += part.length
+        return self._last.at(text, end)
+
+
+class _Part:
+    """A piece of a glob without a star. Literal text, as nearly all are, is compared and searched for as such."""
+
+    __slots__ = ("_literal", "_regex", "length")
+
+    def __init__(self, tokens: list[Token]) -> None:
+        self.length = len(tokens)
+        self._literal: str | None = "".join([t[1:] for t in tokens if isinstance(t, str) and t != _ANY])
+        self._regex: re.Pattern[str] | None = None
+        if len(self._literal) < self.length:
+            self._literal = None
+            self._regex = re.compile("".join(map(_regex, tokens)), re.DOTALL)
+
+    def at(self, text: str, position: int) -> bool:
+        if self._literal is not None:
+            return text.startswith(self._literal, position)
+        return self._regex is not None and self._regex.match(text, position) is not None
+
+    def find(self, text: str, start: int, end: int) -> int:
+        """Where it first stands between ``start`` and ``end``; -1 where it does not."""
+        if self._literal is not None:
+            return text.find(self._literal, start, end)
+        found = None if self._regex is None else self._regex.search(text, start, end)
+        return -1 if found is None else found.start()
+
+
+def _regex(token: Token) -> str:
+    if isinstance(token, str):
+        return "." if token == _ANY else re.escape(token[1:])
+    negated = isinstance(token, tuple)
+    members = "".join(map(re.escape, sorted(token[0] if isinstance(token, tuple) else token)))
+    return f"[{'^' if negated else ''}{members}]" if members else ("." if negated else "(?!).")
+
+
+class Glob:
+    """A glob with placeholders, as it stands in a policy. ``keys``: it is for keys, whose text is bytes."""
+
+    __slots__ = ("_keys", "_parts", "personal", "text")
+
+    def __init__(self, text: str, *, keys: bool = False) -> None:
+        """Parse ``text``; raises ValueError saying what is accepted."""
+        if not text or len(text) > MAX_PATTERN:
+            raise ValueError("expected a pattern of 1 to 65,535 characters")
+        self.text = text
+        self._keys = keys
+        self._parts: list[str | list[Token]] = []
+        pieces = _pieces(text)
+        for is_name, piece in pieces:
+            self._parts.append(piece if is_name else _tokens(_as_bytes(piece) if keys else piece))
+        self.personal = any(is_name for is_name, _ in pieces)
+        """Whether it says something else for each principal."""
+
+    @classmethod
+    def exactly(cls, key: bytes) -> Glob:
+        """One that matches this key and no other."""
+        glob = cls("?", keys=True)
+        glob.text = repr(key)
+        glob._parts = [[f"={character}" for character in key.decode("latin-1")]]
+        return glob
+
+    def bind(self, principal: Principal) -> BoundGlob | None:
+        """The glob for one principal; None where a placeholder has no value."""
+        tokens: list[Token] = []
+        for part in self._parts:
+            if isinstance(part, list):
+                tokens += part
+                continue
+            value = _value(part, principal)
+            if value is None:
+                return None
+            tokens += [f"={character}" for character in (_as_bytes(value) if self._keys else value)]
+        return BoundGlob(tokens)
+
+
+def _as_bytes(text: str) -> str:
+    """The UTF-8 of ``text``, a character for each byte, as keys are compared."""
+    return text.encode(errors="surrogatepass").decode("latin-1")
+
+
+def _tokens(text: str) -> list[Token]:
+    tokens: list[Token] = []
+    i = 0
+    while i < len(text):
+        character = text[i]
+        i += 1
+        if character == "*":
+            if tokens[-1:] != [_STAR]:
+                tokens.append(_STAR)
+        elif character == "?":
+            tokens.append(_ANY)
+        elif character == "[":
+            token, i = _set(text, i)
+            tokens.append(token)
+        elif character == "\\":
+            if i == len(text):
+                raise ValueError("expected a character after the last \\; a \\ itself is written \\\\")
+            tokens.append(f"={text[i]}")
+            i += 1
+        else:
+            tokens.append(f"={character}")
+    return tokens
+
+
+def _set(text: str, start: int) -> tuple[Token, int]:
+    """The set that begins at ``start``, after its bracket, and where the text goes on."""
+    end = text.find("]", start + 1 + (text[start : start + 1] in ("!", "^")))
+    if end < 0:
+        raise ValueError("expected a ] after [; a [ itself is written \\[")
+    inside = text[start:end]
+    negated = inside[:1] in ("!", "^")
+    inside = inside[negated:]
+    if not inside.isascii():
+        raise ValueError("expected ASCII characters between [ and ]")
+    members: set[str] = set()
+    i = 0
+    while i < len(inside):
+        if inside[i + 1 : i + 2] == "-" and i + 2 < len(inside):
+            low, high = inside[i], inside[i + 2]
+            if low > high:
+                raise ValueError(f"expected a range from low to high, got {low}-{high}")
+            members.update(map(chr, range(ord(low), ord(high) + 1)))
+            i += 3
+        else:
+            members.add(inside[i])
+            i += 1
+    found = frozenset(members)
+    return ((found,) if negated else found), end + 1
+
+
+def _pieces(text: str) -> list[Piece]:
+    pieces: list[Piece] = []
+    position = 0
+    for match in _BRACE.finditer(text):
+        pieces.append((False, text[position : match.start()]))
+        position = match.end()
+        if match[0] in {"{{", "}}"}:
+            pieces.append((False, match[0][0]))
+            continue
+        name = (match[1] or "").removeprefix("principal.")
+        name = {"username": "user"}.get(name, name)
+        if name not in {"clientId", "user"} and not (name.startswith("attributes.") and len(name) > 11):
+            raise ValueError(f"expected one of {_KNOWN} in place of {match[0]}; a lone brace is written twice")
+        pieces.append((True, name))
+    pieces.append((False, text[position:]))
+    joined: list[Piece] = []
+    for is_name, piece in pieces:
+        if not is_name and joined and not joined[-1][0]:
+            joined[-1] = (False, joined[-1][1] + piece)
+        elif is_name or piece or not joined:
+            joined.append((is_name, piece))
+    return joined
+
+
+def _personal(pieces: list[Piece]) -> bool:
+    return any(is_name for is_name, _ in pieces)
+
+
+def _value(name: str, principal: Principal) -> str | None:
+    if name == "clientId":
+        return principal.client_id or None
+    if name == "user":
+        return principal.name or None
+    return principal.attributes.get(name.removeprefix("attributes.")) or None

@@ -1,0 +1,267 @@
+"""What a principal may do. Deny by default: without a rule that allows it, nothing is.
+
+A :class:`Policy` is made from a policy file (``policy_file``), once a load. For each connection it gives
+:class:`Permissions`, which answer the questions of the broker and of the state store. Decisions about topics and keys
+are remembered, within bounds: a client publishes to few topics, many times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar
+
+from penstock.security.patterns import BoundGlob, BoundTopic, Glob, TopicPattern
+from penstock.security.principal import Principal
+
+__all__ = ["NOTHING", "Grants", "Permissions", "Policy", "Profile", "Rule", "Who"]
+
+DECISIONS_KEPT: Final = 1024
+"""Decisions remembered for each kind of question and connection; then they are forgotten and made anew."""
+LONGEST_KEPT: Final = 1024
+"""Characters of a topic or bytes of a key whose decision is remembered: so a hostile client fills 1 MB at most."""
+SHARED_KEPT: Final = 1024
+"""Permissions that principals share because no placeholder tells them apart."""
+
+
+class Grants:
+    """What one rule allows. Every list is a list of alternatives; an empty one allows nothing."""
+
+    __slots__ = ("connect", "high_priority", "publish", "read", "subscribe", "write")
+
+    def __init__(self) -> None:
+        self.connect: list[Glob] = []
+        """Client identifiers."""
+        self.publish: list[TopicPattern] = []
+        self.subscribe: list[TopicPattern] = []
+        self.high_priority: list[TopicPattern] = []
+        """Topics on which ``$high_priority`` counts."""
+        self.read: list[Glob] = []
+        """Keys of the state store, as are those of ``write``."""
+        self.write: list[Glob] = []
+
+    @property
+    def personal(self) -> bool:
+        """Whether a placeholder makes it differ between principals."""
+        return any(pattern.personal for name in self.__slots__ for pattern in getattr(self, name))
+
+
+class Who:
+    """Whom a rule is for: anyone who is in one of its lists. An attribute mapping asks for all of its attributes."""
+
+    __slots__ = ("attributes", "certificates", "client_ids", "groups", "usernames")
+
+    def __init__(
+        self,
+        *,
+        client_ids: Sequence[Glob] = (),
+        usernames: Sequence[Glob] = (),
+        certificates: Sequence[Glob] = (),
+        groups: Sequence[str] = (),
+        attributes: Sequence[Mapping[str, str]] = (),
+    ) -> None:
+        self.client_ids = client_ids
+        self.usernames = usernames
+        self.certificates = certificates
+        self.groups = frozenset(groups)
+        self.attributes = attributes
+
+    def includes(self, principal: Principal) -> bool:
+        """Whether the rule is for this principal."""
+        if not self.groups.isdisjoint(principal.groups):
+            return True
+        if any(
+            value is not None and any(_matches(glob, principal, value) for glob in globs)
+            for globs, value in (
+                (self.client_ids, principal.client_id),
+                (self.usernames, principal.user),
+                (self.certificates, principal.certificate),
+            )
+        ):
+            return True
+        has = principal.attributes
+        return any(all(has.get(name) == value for name, value in wanted.items()) for wanted in self.attributes)
+
+
+class Rule:
+    """One rule: whom it is for, and what it allows."""
+
+    __slots__ = ("grants", "who")
+
+    def __init__(self, who: Who, grants: Grants) -> None:
+        self.who = who
+        self.grants = grants
+
+
+class Profile:
+    """What the policy file says of a user or a certificate beside its name."""
+
+    __slots__ = ("attributes", "groups")
+
+    def __init__(self, groups: Sequence[str] = (), attributes: Mapping[str, str] | None = None) -> None:
+        self.groups = frozenset(groups)
+        self.attributes = dict(attributes or {})
+
+
+class Permissions:
+    """The answers for one principal, or for several that no placeholder tells apart. Unchangeable but for its memory.
+
+    ``strict_read``: conditional writes and VDEL, which tell whether a key has a value, need read access as well.
+    """
+
+    __slots__ = (
+        "_connect",
+        "_high_priority",
+        "_publish",
+        "_published",
+        "_read",
+        "_reads",
+        "_subscribe",
+        "_write",
+        "_writes",
+        "strict_read",
+    )
+
+    def __init__(self, grants: Sequence[Grants], principal: Principal, *, strict_read: bool) -> None:
+        self._connect = _globs([g.connect for g in grants], principal)
+        self._publish = _topics([g.publish for g in grants], principal)
+        self._subscribe = _topics([g.subscribe for g in grants], principal)
+        self._high_priority = _topics([g.high_priority for g in grants], principal)
+        self._read = _globs([g.read for g in grants], principal)
+        self._write = _globs([g.write for g in grants], principal)
+        self.strict_read = strict_read
+        self._published: dict[str, bool] = {}
+        self._reads: dict[bytes, bool] = {}
+        self._writes: dict[bytes, bool] = {}
+
+    def may_connect(self, client_id: str) -> bool:
+        """With this client identifier."""
+        return any(glob.matches(client_id) for glob in self._connect)
+
+    def may_publish(self, topic: str) -> bool:
+        """To this topic name; asked for every message."""
+        decision = self._published.get(topic)
+        if decision is None:
+            levels = topic.split("/")
+            decision = any(allowed.matches(levels) for allowed in self._publish)
+            _remember(self._published, topic, decision=decision)
+        return decision
+
+    def may_subscribe(self, topic_filter: str) -> bool:
+        """To everything that the well-formed filter matches: it must lie within one that is allowed.
+
+        Of a shared subscription it is the filter that counts, not the name.
+        """
+        if topic_filter.startswith("$share/"):
+            topic_filter = topic_filter.split("/", 2)[2]
+        levels = topic_filter.split("/")
+        return any(allowed.covers(levels) for allowed in self._subscribe)
+
+    def may_pass_first(self, topic: str) -> bool:
+        """Whether ``$high_priority`` on a message to this topic counts."""
+        levels = topic.split("/")
+        return any(allowed.matches(levels) for allowed in self._high_priority)
+
+    def may_read(self, key: bytes) -> bool:
+        """This key of the state store: GET, KEYNOTIFY, SCAN."""
+        return self._key(self._reads, self._read, key)
+
+    def may_write(self, key: bytes) -> bool:
+        """This key of the state store: SET, DEL, VDEL."""
+        return self._key(self._writes, self._write, key)
+
+    @staticmethod
+    def _key(kept: dict[bytes, bool], allowed: list[BoundGlob], key: bytes) -> bool:
+        decision = kept.get(key)
+        if decision is None:
+            text = key.decode("latin-1")
+            decision = any(glob.matches(text) for glob in allowed)
+            _remember(kept, key, decision=decision)
+        return decision
+
+
+class Policy:
+    """All rules of one policy file."""
+
+    def __init__(
+        self,
+        rules: Sequence[Rule] = (),
+        *,
+        users: Mapping[str, Profile] | None = None,
+        certificates: Mapping[str, Profile] | None = None,
+        strict_read: bool = False,
+    ) -> None:
+        self._rules = rules
+        self._users = dict(users or {})
+        self._certificates = dict(certificates or {})
+        self._strict_read = strict_read
+        self._shared: dict[tuple[int, ...], Permissions] = {}
+
+    def describe(self, principal: Principal) -> Principal:
+        """The principal with the groups and attributes that the file gives to its user and certificate."""
+        found = [
+            profiles[name]
+            for profiles, name in ((self._certificates, principal.certificate), (self._users, principal.user))
+            if name is not None and name in profiles
+        ]
+        if not found:
+            return principal
+        attributes = dict(principal.attributes)
+        groups = principal.groups
+        for profile in found:
+            attributes |= profile.attributes
+            groups |= profile.groups
+        return Principal(
+            principal.client_id,
+            user=principal.user,
+            certificate=principal.certificate,
+            groups=groups,
+            attributes=attributes,
+        )
+
+    def permissions(self, principal: Principal) -> Permissions:
+        """What it may do; ``principal`` as :meth:`describe` gave it."""
+        indexes = tuple(i for i, rule in enumerate(self._rules) if rule.who.includes(principal))
+        shared = self._shared.get(indexes)
+        if shared is not None:
+            return shared
+        grants = [self._rules[i].grants for i in indexes]
+        permissions = Permissions(grants, principal, strict_read=self._strict_read)
+        if len(self._shared) < SHARED_KEPT and not any(grant.personal for grant in grants):
+            self._shared[indexes] = permissions
+        return permissions
+
+
+K = TypeVar("K", str, bytes)
+
+
+def _remember(kept: dict[K, bool], question: K, *, decision: bool) -> None:
+    if len(question) <= LONGEST_KEPT:
+        if len(kept) >= DECISIONS_KEPT:
+            kept.clear()
+        kept[question] = decision
+
+
+def _matches(glob: Glob, principal: Principal, value: str) -> bool:
+    bound = glob.bind(principal)
+    return bound is not None and bound.matches(value)
+
+
+def _topics(patterns: Sequence[Sequence[TopicPattern]], principal: Principal) -> list[BoundTopic]:
+    return _bound(patterns, lambda pattern: pattern.bind(principal))
+
+
+def _globs(patterns: Sequence[Sequence[Glob]], principal: Principal) -> list[BoundGlob]:
+    return _bound(patterns, lambda pattern: pattern.bind(principal))
+
+
+P = TypeVar("P")
+B = TypeVar("B")
+
+
+def _bound(patterns: Sequence[Sequence[P]], bind: Callable[[P], B | None]) -> list[B]:
+    found = (bind(pattern) for group in patterns for pattern in group)
+    return [bound for bound in found if bound is not None]
+
+
+NOTHING: Final = Permissions((), Principal(""), strict_read=False)
+"""Nothing is allowed."""

@@ -1,0 +1,230 @@
+"""The policy file: rules as YAML, in the shape of Azure IoT Operations' BrokerAuthorization, checked with positions.
+
+``rules`` of that resource work here as they are. Beyond it: ``groups`` and ``certificates`` as principals, patterns in
+place of plain names, the method ``HighPriority``, the short placeholders ``{clientId}`` and ``{user}``, and ``users``
+and ``certificates``, which say to which groups a user belongs and which attributes it has.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
+
+from penstock.runtime.config import load, parse
+from penstock.security.patterns import Glob, TopicPattern
+from penstock.security.policy import Grants, Policy, Profile, Rule, Who
+
+__all__ = ["PolicyFile", "load_policy", "parse_policy"]
+
+T = TypeVar("T")
+
+
+def _reader(make: Callable[[str], T], kind: type[T]) -> Callable[[object], T]:
+    def read(value: object) -> T:
+        if isinstance(value, kind):
+            return value
+        if not isinstance(value, str):
+            raise ValueError("expected text (quote a value that looks like a number)")  # noqa: TRY004 - pydantic's way
+        return make(value)
+
+    return read
+
+
+def _spelled(*names: str) -> BeforeValidator:
+    """Any case of these words, as BrokerAuthorization has it."""
+    by_lower = {name.lower(): name for name in names}
+    return BeforeValidator(lambda value: by_lower.get(value.lower(), value) if isinstance(value, str) else value)
+
+
+TopicText = Annotated[
+    TopicPattern,
+    PlainValidator(_reader(TopicPattern, TopicPattern), json_schema_input_type=str),
+    PlainSerializer(lambda pattern: pattern.text, return_type=str),
+]
+GlobText = Annotated[
+    Glob,
+    PlainValidator(_reader(Glob, Glob), json_schema_input_type=str),
+    PlainSerializer(lambda glob: glob.text, return_type=str),
+]
+BrokerMethod = Annotated[
+    Literal["Connect", "Publish", "Subscribe", "HighPriority"],
+    _spelled("Connect", "Publish", "Subscribe", "HighPriority"),
+]
+StoreMethod = Annotated[Literal["Read", "Write", "ReadWrite"], _spelled("Read", "Write", "ReadWrite")]
+KeyType = Annotated[Literal["Pattern", "String", "Binary"], _spelled("Pattern", "String", "Binary")]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+class Principals(_Part):
+    """Whom a rule is for: a client that is in one of these lists."""
+
+    clientIds: list[GlobText] = Field(  # noqa: N815 - the resource's own names
+        default_factory=list, description="client identifiers; `*` is every client"
+    )
+    usernames: list[GlobText] = Field(default_factory=list, description="users that proved who they are")
+    certificates: list[GlobText] = Field(default_factory=list, description="names in client certificates")
+    groups: list[str] = Field(default_factory=list, description="groups that `users` or `certificates` give")
+    attributes: list[dict[str, str]] = Field(
+        default_factory=list, description="attributes; a client needs all those of one of the mappings"
+    )
+
+    @model_validator(mode="after")
+    def _somebody(self) -> Principals:
+        if not any((self.clientIds, self.usernames, self.certificates, self.groups, self.attributes)):
+            raise ValueError("expected at least one list that is not empty; `clientIds: ['*']` is every client")
+        if any(not wanted for wanted in self.attributes):
+            raise ValueError("expected at least one attribute in each mapping of `attributes`")
+        return self
+
+    def who(self) -> Who:
+        return Who(
+            client_ids=self.clientIds,
+            usernames=self.usernames,
+            certificates=self.certificates,
+            groups=self.groups,
+            attributes=self.attributes,
+        )
+
+
+class BrokerResource(_Part):
+    """What a rule allows at the broker."""
+
+    method: BrokerMethod = Field(description="what is allowed")
+    clientIds: list[GlobText] = Field(  # noqa: N815
+        default_factory=list, description="Connect: with these client identifiers, default: any"
+    )
+    topics: list[TopicText] = Field(
+        default_factory=list, description="Publish, Subscribe: topic filters; HighPriority: default any"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> BrokerResource:
+        if self.method in {"Publish", "Subscribe"} and not self.topics:
+            raise ValueError(f"{self.method} needs `topics`; all of them are `topics: ['#']`")
+        if self.method == "Connect" and self.topics:
+            raise ValueError("Connect takes `clientIds`, not `topics`")
+        if self.method != "Connect" and self.clientIds:
+            raise ValueError(f"{self.method} takes `topics`, not `clientIds`; whom a rule is for is in `principals`")
+        return self
+
+    def add_to(self, grants: Grants) -> None:
+        if self.method == "Connect":
+            grants.connect += self.clientIds or [Glob("*")]
+        elif self.method == "Publish":
+            grants.publish += self.topics
+        elif self.method == "Subscribe":
+            grants.subscribe += self.topics
+        else:
+            grants.high_priority += self.topics or [TopicPattern("#")]
+
+
+class StateStoreResource(_Part):
+    """What a rule allows in the state store."""
+
+    method: StoreMethod = Field(description="Read: GET, KEYNOTIFY, SCAN; Write: SET, DEL, VDEL")
+    keyType: KeyType = Field(  # noqa: N815
+        default="Pattern", description="Pattern: a glob with placeholders; String: the key; Binary: the key in base64"
+    )
+    keys: list[str] = Field(min_length=1, description="the keys")
+
+    @model_validator(mode="after")
+    def _readable(self) -> StateStoreResource:
+        self.globs()
+        return self
+
+    def globs(self) -> list[Glob]:
+        """The keys as patterns."""
+        return [self._glob(key) for key in self.keys]
+
+    def _glob(self, key: str) -> Glob:
+        if self.keyType == "Pattern":
+            return Glob(key, keys=True)
+        if self.keyType == "Binary":
+            try:
+                return Glob.exactly(base64.b64decode(key, validate=True))
+            except binascii.Error as error:
+                raise ValueError(f"expected base64 for keyType Binary, got {key!r}") from error
+        return Glob.exactly(key.encode(errors="surrogatepass"))
+
+    def add_to(self, grants: Grants) -> None:
+        globs = self.globs()
+        if self.method != "Write":
+            grants.read += globs
+        if self.method != "Read":
+            grants.write += globs
+
+
+class PolicyRule(_Part):
+    """One rule. What no rule allows is denied."""
+
+    name: str = Field(default="", max_length=128, description="for people")
+    principals: Principals = Field(description="whom it is for")
+    brokerResources: list[BrokerResource] = Field(  # noqa: N815
+        default_factory=list, description="what it allows at the broker"
+    )
+    stateStoreResources: list[StateStoreResource] = Field(  # noqa: N815
+        default_factory=list, description="what it allows in the state store"
+    )
+
+    def rule(self) -> Rule:
+        grants = Grants()
+        for broker_resource in self.brokerResources:
+            broker_resource.add_to(grants)
+        for store_resource in self.stateStoreResources:
+            store_resource.add_to(grants)
+        return Rule(self.principals.who(), grants)
+
+
+class Known(_Part):
+    """What is known of a user or a certificate beside its name."""
+
+    groups: list[str] = Field(default_factory=list, description="groups it belongs to")
+    attributes: dict[str, str] = Field(default_factory=dict, description="attributes, for `principals` and patterns")
+
+    def profile(self) -> Profile:
+        return Profile(self.groups, self.attributes)
+
+
+class PolicyFile(_Part):
+    """A policy file. An empty one denies everything."""
+
+    rules: list[PolicyRule] = Field(default_factory=list, description="what is allowed, and to whom")
+    users: dict[str, Known] = Field(default_factory=dict, description="user name to groups and attributes")
+    certificates: dict[str, Known] = Field(
+        default_factory=dict, description="name in a client certificate to groups and attributes"
+    )
+    strict_read: bool = Field(
+        default=False,
+        description="whether SET with NX or NEX, and VDEL, need Read as well: they tell what a key holds",
+    )
+
+    def policy(self) -> Policy:
+        """The rules, ready to be asked."""
+        return Policy(
+            [rule.rule() for rule in self.rules],
+            users={name: known.profile() for name, known in self.users.items()},
+            certificates={name: known.profile() for name, known in self.certificates.items()},
+            strict_read=self.strict_read,
+        )
+
+
+def load_policy(path: Path) -> Policy:
+    """Read the policy file at ``path``; ``${NAME}`` is filled in from the environment, as in every file.
+
+    Raises:
+        ConfigError: it cannot be read or used; file, line and column are named.
+    """
+    return load(path, PolicyFile).policy()
+
+
+def parse_policy(text: str, name: str = "policies") -> Policy:
+    """As :func:`load_policy`, from text that is already in memory."""
+    return parse(text, PolicyFile, name=name).policy()

@@ -1,0 +1,57 @@
+"""The principal: what is known for certain of the client behind a connection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+__all__ = ["ANONYMOUS", "Principal"]
+
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
+ANONYMOUS: Final = "anonymous"
+"""The identity of every client that proved nothing: they all are one."""
+
+
+class Principal:
+    """Who is connected. Made once a connection, never changed.
+
+    ``user`` was proved by a password, SCRAM or a token, ``certificate`` by a client certificate; None where that was
+    not so. A user name that was only claimed is in neither. ``client_id`` is what the client chose to be called, or
+    what the broker called it.
+    """
+
+    __slots__ = ("attributes", "certificate", "client_id", "groups", "user")
+
+    def __init__(
+        self,
+        client_id: str,
+        *,
+        user: str | None = None,
+        certificate: str | None = None,
+        groups: frozenset[str] = frozenset(),
+        attributes: Mapping[str, str] = _NOTHING,
+    ) -> None:
+        self.client_id = client_id
+        self.user = user
+        self.certificate = certificate
+        self.groups = groups
+        self.attributes = attributes
+
+    @property
+    def name(self) -> str | None:
+        """What ``{user}`` stands for: the user, else the name in the certificate."""
+        return self.certificate if self.user is None else self.user
+
+    @property
+    def identity(self) -> str:
+        """Whose a session is; two connections with the same identity may resume each other's sessions."""
+        if self.user is not None:
+            return f"user:{self.user}"
+        if self.certificate is not None:
+            return f"certificate:{self.certificate}"
+        return ANONYMOUS
+
+    def __repr__(self) -> str:
+        return f"<Principal {self.identity!r} as {self.client_id!r}>"
