@@ -313,5 +313,5 @@ def _value(name: str, principal: Principal) -> str | None:
     if name == "clientId":
         return principal.client_id or None
     if name == "user":
-        return principal.name or None
+        return principal.proved or None
     return principal.attributes.get(name.removeprefix("attributes.")) or None

@@ -19,7 +19,16 @@ from penstock.runtime.config import load, parse
 from penstock.security.patterns import Glob, TopicPattern
 from penstock.security.policy import Grants, Policy, Profile, Rule, Who
 
-__all__ = ["PolicyFile", "load_policy", "parse_policy"]
+__all__ = [
+    "BrokerResource",
+    "Known",
+    "PolicyFile",
+    "PolicyRule",
+    "Principals",
+    "StateStoreResource",
+    "load_policy",
+    "parse_policy",
+]
 
 T = TypeVar("T")
 

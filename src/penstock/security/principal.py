@@ -11,7 +11,7 @@ __all__ = ["ANONYMOUS", "Principal"]
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 ANONYMOUS: Final = "anonymous"
-"""The identity of every client that proved nothing: they all are one."""
+"""The name of every client that proved nothing: they all are one."""
 
 
 class Principal:
@@ -40,13 +40,13 @@ class Principal:
         self.attributes = attributes
 
     @property
-    def name(self) -> str | None:
+    def proved(self) -> str | None:
         """What ``{user}`` stands for: the user, else the name in the certificate."""
         return self.certificate if self.user is None else self.user
 
     @property
-    def identity(self) -> str:
-        """Whose a session is; two connections with the same identity may resume each other's sessions."""
+    def name(self) -> str:
+        """Whose a session is; two connections with the same name may resume each other's sessions."""
         if self.user is not None:
             return f"user:{self.user}"
         if self.certificate is not None:
@@ -54,4 +54,4 @@ class Principal:
         return ANONYMOUS
 
     def __repr__(self) -> str:
-        return f"<Principal {self.identity!r} as {self.client_id!r}>"
+        return f"<Principal {self.name!r} as {self.client_id!r}>"

@@ -38,9 +38,8 @@ from penstock.security.principal import Principal
             "# the last one",
         ),
         (
-            "rules:\n  - principals: {usernames: [a]}\n    stateStoreResources:\n"
-             "      - {method: Read, keyType: Binary, keys: ['?']}\n",
-            "p:4:9",
+            "rules:\n- principals: {groups: [a]}\n  stateStoreResources: [{method: Read, keys: [x], keyType: Binary}]",
+            "p:3:25",
             "expected base64",
         ),
         (
