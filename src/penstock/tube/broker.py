@@ -107,6 +107,7 @@ class TubeBroker:
         self._next = Commit()
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
         self._retention_timer: asyncio.TimerHandle | None = None
 
     @property
@@ -137,10 +138,12 @@ class TubeBroker:
             "requests": self.requests,
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,
-            "produced_messages": engine.produced_messages,
-            "produced_bytes": engine.produced_bytes,
-            "fetched_messages": engine.fetched_messages,
+            "produced_messages": engine.sending.messages,
+            "produced_bytes": engine.sending.bytes,
+            "produced_duplicates": engine.sending.duplicates,
+            "fetched_messages": engine.reading.messages,
             "gets": engine.gets,
+            "waiting_gets": engine.reading.parked,
             "refused": engine.refused,
             "dropped_late": engine.dropped_late,
             "registrations": engine.registrations,
@@ -308,8 +311,13 @@ class TubeBroker:
         engine.dirty_stores.clear()
         commit.works += [(store, work, self._must_sync(store)) for store, work in works]
         now = self.clock()
+        engine.readable([store for store, _ in works if store.immediate], now)
         commit.offsets = [GroupOffset(*key, offset, now) for key, offset in engine.offsets.take_dirty()]
         waiting, self._waiting = self._waiting, _Waiting()
+        touched: dict[BrokerConnection, None] = {}
+        self._answer_ready(touched)
+        for connection in touched:
+            connection.flush()
         try:
             self._committer.submit(commit, lambda error: self._committed(works, waiting, error))
         except StorageError as error:  # closing: what came too late is told so
@@ -324,7 +332,10 @@ class TubeBroker:
             for store, work in works:
                 store.written(work)
         now = self.clock()
+        if error is None and works:
+            self.engine.readable([store for store, _ in works], now)
         touched: dict[BrokerConnection, None] = {}
+        self._answer_ready(touched)
         for connection, serial, method, body, expires_ms in waiting.replies:
             if expires_ms and now >= expires_ms:
                 self.engine.dropped_late += 1
@@ -337,6 +348,14 @@ class TubeBroker:
             connection.turned()
         for done, result in waiting.appended:
             done(result if error is None else error)
+
+    def _answer_ready(self, touched: dict[BrokerConnection, None]) -> None:
+        """Collect the answers to gets that waited; the connections they are for go into ``touched``."""
+        for address, serial, answer in self.engine.ready:
+            assert isinstance(address, BrokerConnection)
+            address.put(serial, answer.body)
+            touched[address] = None
+        self.engine.ready.clear()
 
     def _failed(self, error: StorageError) -> None:
         self.failure = self.engine.failure = error
@@ -351,14 +370,24 @@ class TubeBroker:
     def arm(self) -> None:
         """Make sure that the timer runs for the engine's next deadline."""
         deadline = self.engine.next_deadline()
-        if self._timer is None and deadline is not None:
-            assert self._loop is not None
-            delay_s = max(deadline - self.clock(), 0) / 1000
-            self._timer = self._loop.call_later(delay_s, self._tick)
+        if deadline is None or (self._timer is not None and self._timer_at <= deadline):
+            return
+        assert self._loop is not None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = self._loop.call_later(max(deadline - self.clock(), 0) / 1000, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
         self.engine.tick(self.clock())
+        touched: dict[BrokerConnection, None] = {}
+        self._answer_ready(touched)
+        for connection in touched:
+            connection.flush()
+            connection.turned()
+        if self.engine.offsets.dirty:
+            self.schedule()
         self.arm()
 
     def _retain(self) -> None:
@@ -407,7 +436,7 @@ class TubeBroker:
                 self._remove_topic(name)
 
     def _remove_topic(self, name: str) -> None:
-        self.engine.remove_topic(name)
+        self.engine.remove_topic(name, self.clock())
         self._next.removed_topics.append((name, self.disk.forget(name)))
         self.schedule()
         _log.info("tube topic removed", extra={"fields": {"broker_id": self.broker_id, "topic": name}})

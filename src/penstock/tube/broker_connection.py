@@ -25,6 +25,10 @@ class BrokerConnection(ServerConnection):
     def now_ms(self) -> int:
         return self._broker.clock()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._broker.engine.gone(self)
+
     def data_received(self, data: bytes) -> None:
         self._broker.bytes_in += len(data)
         super().data_received(data)
@@ -37,7 +41,7 @@ class BrokerConnection(ServerConnection):
         except RemoteProtocolError as error:
             self.put(serial, encode_error(exceptions.EXCEPTION, error.what, fatal=True))
             return
-        answer = broker.engine.receive(request, self.arrived_ms, broker.clock())
+        answer = broker.engine.receive(request, self.arrived_ms, broker.clock(), self)
         if answer is None:
             return
         if answer.wait:

@@ -20,6 +20,7 @@ from tests.unit.tube.storage.recorded_disk import RecordedDisk
 
 NOW = 1_700_000_000_000
 SESSION_MS = 30_000
+_NUMBERS = ("producerId", "sequence", "oldest")
 
 
 class Talk:
@@ -41,8 +42,9 @@ class Talk:
         config = TopicConfig(name, partitions=partitions, stores=stores, **more)
         self.engine.topics.apply(self.engine.topics.default, [config])
 
-    def answer(self, request: Request, *, waited_ms: int = 0) -> Answer | None:
-        return self.engine.receive(decode_request(7, encode_request(request)), self.now - waited_ms, self.now)
+    def answer(self, request: Request, *, waited_ms: int = 0, address: object | None = None) -> Answer | None:
+        request = decode_request(request.serial, encode_request(request))
+        return self.engine.receive(request, self.now - waited_ms, self.now, address)
 
     def raw(self, request: Request) -> Response:
         answer = self.answer(request)
@@ -63,7 +65,9 @@ class Talk:
             store.write(work)
             store.sync(work)
             store.written(work)
+        stores = list(self.engine.dirty_stores)
         self.engine.dirty_stores.clear()
+        self.engine.readable(stores, self.now)
 
     def send(self, data: bytes, partition: int = 0, **fields: Any) -> Any:
         base: dict[str, Any] = {"clientId": "p1", "topicName": "demo", "partitionId": partition, "data": data}
@@ -74,6 +78,14 @@ class Talk:
         for message in messages:
             assert self.send(message, partition, **fields).success
         self.commit()
+
+    def send_batch(self, *datas: bytes, partition: int = 0, **fields: Any) -> Any:
+        """``producer``: (id, sequence) or (id, sequence, oldest); ``flags`` and ``types`` of the batch."""
+        batch = pb.SendBatch(datas=datas, flags=fields.pop("flags", ()), msgTypes=fields.pop("types", ()))
+        numbers = fields.pop("producer", None)
+        if numbers is not None:
+            fields["producer"] = pb.ProducerSequence(**dict(zip(_NUMBERS, numbers, strict=False)))
+        return self.send(b"", partition, batch=batch, **fields)
 
     def register(self, partition: int = 0, **fields: Any) -> Any:
         base: dict[str, Any] = {"opType": 31, "clientId": "c1", "groupName": "group", "topicName": "demo"}

@@ -11,18 +11,22 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from penstock.errors import LocalProtocolError
 from penstock.tube.codec.strings import java_trim
-from penstock.tube.codec.varint import encode_varint
+from penstock.tube.codec.varint import decode_varint, encode_varint
 
 __all__ = [
     "HAS_ATTRIBUTES",
     "MSG_TIME",
     "MSG_TYPE",
     "NO_KEY",
+    "Marker",
     "check_sum",
+    "decode_marker",
     "encode_data",
+    "encode_marker",
     "encode_stored",
     "filter_key",
     "format_attributes",
@@ -116,12 +120,46 @@ def split_data(data: bytes, flag: int) -> tuple[str, bytes] | None:
     return data[4 : 4 + length].decode("utf-8", "replace"), data[4 + length :]
 
 
-def encode_stored(message_id: int, checksum: int, data: bytes, flag: int) -> bytes:
+def encode_stored(message_id: int, checksum: int, data: bytes, flag: int, marker: bytes = b"") -> bytes:
     """A stored message as a get response needs it: field 4 (TransferedMessage), tag and length included.
 
-    A response is then gathered from such slices, nothing is encoded again.
+    A response is then gathered from such slices, nothing is encoded again. ``marker``: from `encode_marker`.
     """
     size = len(data)
     head = b"\x08%b\x10%b\x1a%b" % (encode_varint(message_id), encode_varint(checksum), encode_varint(size))
-    tail = b"\x20" + encode_varint(flag)
+    tail = b"\x20" + encode_varint(flag) + marker
     return b"\x22%b%b%b%b" % (encode_varint(len(head) + size + len(tail)), head, data, tail)
+
+
+class Marker(NamedTuple):
+    """An idempotent producer sent this message and the ``size - 1`` that follow it in the log."""
+
+    producer: int
+    sequence: int
+    size: int
+
+
+def encode_marker(producer: int, sequence: int, count: int) -> bytes:
+    """Fields 1000 to 1002 of TransferedMessage, for `encode_stored`."""
+    return b"\xc0\x3e%b\xc8\x3e%b\xd0\x3e%b" % (
+        encode_varint(producer),
+        encode_varint(sequence),
+        encode_varint(count),
+    )
+
+
+def decode_marker(message: bytes) -> Marker | None:
+    """The marker of a stored message (from `encode_stored`), None for one without."""
+    # tag, length, then id, checksum and the payload's length: what stands behind the payload decides.
+    _, at = decode_varint(message, 1)
+    for _ in range(2):
+        _, at = decode_varint(message, at + 1)
+    size, at = decode_varint(message, at + 1)
+    _, at = decode_varint(message, at + size + 1)
+    if at >= len(message):
+        return None
+    numbers = []
+    for _ in range(3):
+        number, at = decode_varint(message, at + 2)
+        numbers.append(number)
+    return Marker(*numbers)

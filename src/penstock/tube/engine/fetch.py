@@ -8,7 +8,7 @@ from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.engine.topics import LogRead, LogStore
 
-__all__ = ["GET_BYTES", "answer_range", "get_failure", "get_success"]
+__all__ = ["GET_BYTES", "answer_range", "get_failure", "get_success", "range_extension"]
 
 GET_BYTES = 512 << 10
 """Most bytes in one get, the reference's transferSize. A single larger message still goes, alone."""
@@ -26,10 +26,16 @@ def _head(code: int, text: str, *, success: bool) -> bytes:
 _OK_HEAD = _head(ErrCode.SUCCESS, "OK!", success=True)
 
 
-def get_failure(code: int, text: str) -> bytes:
-    """A get that returns nothing: the fields the reference's clients look at are filled."""
+def get_failure(code: int, text: str, wait_ms: int = -1) -> bytes:
+    """A get that returns nothing: the fields the reference's clients look at are filled. ``wait_ms``: ask then."""
     return pb.GetMessageResponseB2C(
-        success=False, errCode=code, errMsg=text, currOffset=-1, minLimitTime=-1, escFlowCtrl=False, currDataDlt=-1
+        success=False,
+        errCode=code,
+        errMsg=text,
+        currOffset=-1,
+        minLimitTime=wait_ms,
+        escFlowCtrl=False,
+        currDataDlt=-1,
     ).SerializeToString()
 
 
@@ -44,10 +50,18 @@ def get_success(messages: list[bytes], *, start: int, end: int, behind_bytes: in
 def answer_range(store: LogStore, partition_id: int, wanted: pb.RangeRequest) -> tuple[bytes, int]:
     """The answer to a get with ``range`` and how many messages it holds; see the .proto file for the meaning."""
     low, high = store.min_offset, store.durable_end
-    answer = pb.RangeResponse(minOffset=low, maxOffset=high)
+    epoch = store.epochs[-1][0] if store.epochs else 0
+    answer = pb.RangeResponse(minOffset=low, maxOffset=high, logEpoch=epoch)
     if not wanted.HasField("startOffset"):
+        if wanted.HasField("timeMs"):
+            answer.timeOffset = store.offset_at(wanted.timeMs)
         return _with_range([], answer), 0
     start = wanted.startOffset
+    cut = _truncated(store, start, wanted.logEpoch) if wanted.HasField("logEpoch") else None
+    if cut is not None:
+        answer.lostStart, answer.lostEnd, answer.truncatedTo = cut, start, cut
+        text = f"a restart lost the messages from offset {cut} on, which had been readable"
+        return _range_failure(ErrCode.INTERNAL_SERVER_ERROR, text, answer), 0
     end = min(wanted.endOffset, high) if wanted.HasField("endOffset") else high
     if start < low:
         text = f"offset {start} is no longer kept, the oldest is {low}"
@@ -78,6 +92,13 @@ def answer_range(store: LogStore, partition_id: int, wanted: pb.RangeRequest) ->
     return _with_range(messages, answer), len(messages)
 
 
+def _truncated(store: LogStore, start: int, epoch: int) -> int | None:
+    """Where the log was cut below ``start`` since ``epoch``; None if it was not."""
+    cuts = [begin for number, begin in store.epochs if number > epoch]
+    lowest = min(cuts, default=start)
+    return lowest if lowest < start else None
+
+
 def _first_loss(store: LogStore, read: LogRead, start: int) -> tuple[int, int] | None:
     """The first stretch that ``read``, which began at ``start``, should have brought and did not."""
     gap = store.first_gap(start, read.next_offset)
@@ -90,10 +111,13 @@ def _first_loss(store: LogStore, read: LogRead, start: int) -> tuple[int, int] |
 
 
 def _range_failure(code: int, text: str, answer: pb.RangeResponse) -> bytes:
-    extension = pb.GetMessageResponseB2C(range=answer).SerializePartialToString()
-    return get_failure(code, text) + extension
+    return get_failure(code, text) + range_extension(answer)
 
 
 def _with_range(messages: list[bytes], answer: pb.RangeResponse) -> bytes:
-    tail = pb.GetMessageResponseB2C(range=answer).SerializePartialToString()
-    return b"".join([_OK_HEAD, *messages, tail])
+    return b"".join([_OK_HEAD, *messages, range_extension(answer)])
+
+
+def range_extension(answer: pb.RangeResponse) -> bytes:
+    """``answer`` as the field that goes behind an encoded get response."""
+    return pb.GetMessageResponseB2C(range=answer).SerializePartialToString()

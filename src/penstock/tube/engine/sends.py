@@ -27,8 +27,11 @@ class SendReader:
         self._before: dict[bytes, tuple[str, str, int]] = {}
         self._behind: dict[bytes, tuple[int, int, str, int]] = {}
 
-    def read(self, payload: bytes) -> Send:
-        """The fields of the request. Raises RemoteProtocolError as `codec.schema.decode` does."""
+    def read(self, payload: bytes) -> Send | pb.SendMessageRequestP2B:
+        """The fields of the request, or the request itself when it is a batch or numbered by its producer.
+
+        Raises RemoteProtocolError as `codec.schema.decode` does.
+        """
         place = _data_at(payload)
         if place is not None:
             start, begin, end = place
@@ -37,6 +40,8 @@ class SendReader:
             if before is not None and behind is not None:
                 return (*before, payload[begin:end], *behind)
         request = decode(pb.SendMessageRequestP2B, payload)
+        if request.HasField("batch") or request.HasField("producer"):
+            return request
         before = (request.clientId, request.topicName, request.partitionId)
         behind = (request.flag, request.checkSum, request.msgType, request.authInfo.visitAuthorizedToken)
         if place is not None:

@@ -38,8 +38,18 @@ class LogStore(Protocol):
     unwritten_bytes: int
     immediate: bool
 
+    epochs: list[tuple[int, int]]
+
     def append(
-        self, partition_id: int, data: bytes, flag: int, checksum: int, key_code: int, message_id: int, now_ms: int
+        self,
+        partition_id: int,
+        data: bytes,
+        flag: int,
+        checksum: int,
+        key_code: int,
+        message_id: int,
+        now_ms: int,
+        marker: bytes = ...,
     ) -> tuple[int, int]: ...
 
     def read(
@@ -58,6 +68,10 @@ class LogStore(Protocol):
     def times(self, offsets: Sequence[int]) -> list[int]: ...
 
     def plan(self, partition_id: int, start: int, end: int | None, max_messages: int) -> tuple[int, int]: ...
+
+    def offset_at(self, time_ms: int) -> int: ...
+
+    def data_position(self, offset: int) -> int: ...
 
 
 class Topic:

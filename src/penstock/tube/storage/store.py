@@ -122,6 +122,9 @@ class Store:
         self.limits = limits
         self.immediate = False
         """Whether readers see messages before they are written (durability "memory")."""
+        self.epochs: list[tuple[int, int]] = []
+        """(epoch, end of the log when it began), rising: a restart began one when messages that had been readable may
+        be gone. Kept by whoever opens the store."""
         self.damaged_reads = 0
         self.removed_segments = 0
         self.unwritten_bytes = 0
@@ -155,11 +158,20 @@ class Store:
         return self._segments[0].data_start if self._segments else 0
 
     def append(
-        self, partition_id: int, data: bytes, flag: int, checksum: int, key_code: int, message_id: int, now_ms: int
+        self,
+        partition_id: int,
+        data: bytes,
+        flag: int,
+        checksum: int,
+        key_code: int,
+        message_id: int,
+        now_ms: int,
+        marker: bytes = b"",
     ) -> tuple[int, int]:
         """Add a message in memory; its index offset and its append time (never before an earlier message's).
 
-        It is durable, and readable, after the next `take`, `write`, `sync` and `written`.
+        It is durable, and readable, after the next `take`, `write`, `sync` and `written`. ``marker``: which producer
+        sent it and the ones behind it (`codec.message.encode_marker`).
         """
         segment = self._segments[-1] if self._segments else None
         piece = self._pieces[-1] if self._pieces else None
@@ -172,7 +184,7 @@ class Store:
             self._pieces.append(piece)
         time_ms = max(self.last_time, now_ms)
         self.last_time = time_ms
-        message = encode_stored(message_id, checksum, data, flag)
+        message = encode_stored(message_id, checksum, data, flag, marker)
         unacknowledged = (self.end_offset - max(self.durable_end, segment.start)) // INDEX_RECORD_BYTES
         record, size = encode_record(
             message, len(data), self.data_end, segment.count, partition_id % 10000, key_code, time_ms, unacknowledged

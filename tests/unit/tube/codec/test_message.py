@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from penstock.errors import LocalProtocolError
 from penstock.tube.codec import message
 from penstock.tube.codec.framing import FrameDecoder
+from penstock.tube.codec.message import Marker, decode_marker, encode_marker, encode_stored
 from penstock.tube.codec.proto import broker_pb2
 from tests.unit.tube.vectors import frames
 
@@ -74,3 +75,15 @@ def test_stored_form_is_what_protobuf_writes(message_id: int, data: bytes, flag:
     head = response.SerializeToString()
     response.messages.add(messageId=message_id, checkSum=checksum, payLoadData=data, flag=flag)
     assert head + message.encode_stored(message_id, checksum, data, flag) == response.SerializeToString()
+
+
+@pytest.mark.parametrize("size", [1, 127, 128, 70_000])
+@pytest.mark.parametrize("marker", [Marker(1, 0, 1), Marker((1 << 62) + 5, 1 << 40, 8192)])
+def test_a_marker_is_found_behind_any_payload(size: int, marker: Marker) -> None:
+    data = bytes(size)
+    plain = encode_stored(1 << 60, 5, data, 1)
+    marked = encode_stored(1 << 60, 5, data, 1, encode_marker(*marker))
+    assert (decode_marker(plain), decode_marker(marked)) == (None, marker)
+    answer = broker_pb2.GetMessageResponseB2C.FromString(b"\x08\x01\x10\x01" + marked)
+    (found,) = answer.messages
+    assert (found.payLoadData, found.producerId, found.sequence, found.batchCount) == (data, *marker)

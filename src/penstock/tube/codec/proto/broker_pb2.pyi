@@ -88,7 +88,7 @@ class SendMessageResponseB2P(_message.Message):
     def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ..., requireAuth: bool = ..., messageId: _Optional[int] = ..., appendTime: _Optional[int] = ..., appendOffset: _Optional[int] = ..., result: _Optional[_Union[SendResult, _Mapping[str, object]]] = ...) -> None: ...
 
 class RegisterRequestC2B(_message.Message):
-    __slots__ = ("opType", "clientId", "groupName", "topicName", "partitionId", "readStatus", "filterCondStr", "currOffset", "sessionKey", "sessionTime", "ssdStoreId", "qryPriorityId", "authInfo")
+    __slots__ = ("opType", "clientId", "groupName", "topicName", "partitionId", "readStatus", "filterCondStr", "currOffset", "sessionKey", "sessionTime", "ssdStoreId", "qryPriorityId", "authInfo", "extensions")
     OPTYPE_FIELD_NUMBER: _ClassVar[int]
     CLIENTID_FIELD_NUMBER: _ClassVar[int]
     GROUPNAME_FIELD_NUMBER: _ClassVar[int]
@@ -102,6 +102,7 @@ class RegisterRequestC2B(_message.Message):
     SSDSTOREID_FIELD_NUMBER: _ClassVar[int]
     QRYPRIORITYID_FIELD_NUMBER: _ClassVar[int]
     AUTHINFO_FIELD_NUMBER: _ClassVar[int]
+    EXTENSIONS_FIELD_NUMBER: _ClassVar[int]
     opType: int
     clientId: str
     groupName: str
@@ -115,7 +116,8 @@ class RegisterRequestC2B(_message.Message):
     ssdStoreId: int
     qryPriorityId: int
     authInfo: _shared_pb2.AuthorizedInfo
-    def __init__(self, opType: _Optional[int] = ..., clientId: _Optional[str] = ..., groupName: _Optional[str] = ..., topicName: _Optional[str] = ..., partitionId: _Optional[int] = ..., readStatus: _Optional[int] = ..., filterCondStr: _Optional[_Iterable[str]] = ..., currOffset: _Optional[int] = ..., sessionKey: _Optional[str] = ..., sessionTime: _Optional[int] = ..., ssdStoreId: _Optional[int] = ..., qryPriorityId: _Optional[int] = ..., authInfo: _Optional[_Union[_shared_pb2.AuthorizedInfo, _Mapping[str, object]]] = ...) -> None: ...
+    extensions: int
+    def __init__(self, opType: _Optional[int] = ..., clientId: _Optional[str] = ..., groupName: _Optional[str] = ..., topicName: _Optional[str] = ..., partitionId: _Optional[int] = ..., readStatus: _Optional[int] = ..., filterCondStr: _Optional[_Iterable[str]] = ..., currOffset: _Optional[int] = ..., sessionKey: _Optional[str] = ..., sessionTime: _Optional[int] = ..., ssdStoreId: _Optional[int] = ..., qryPriorityId: _Optional[int] = ..., authInfo: _Optional[_Union[_shared_pb2.AuthorizedInfo, _Mapping[str, object]]] = ..., extensions: _Optional[int] = ...) -> None: ...
 
 class RegisterResponseB2C(_message.Message):
     __slots__ = ("success", "errCode", "errMsg", "currOffset", "maxOffset", "extensions")

@@ -1,0 +1,87 @@
+"""Who may do what on a broker right now, and how its answers look: shared by everything that answers a request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from penstock.errors import StorageError
+from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.envelope import encode_response
+
+__all__ = ["EXTENSIONS", "OK", "Answer", "Gate", "Refusal", "answer"]
+
+OK = "OK!"
+EXTENSIONS = 1
+"""Version of the extensions (fields 1000 and up) that this broker speaks."""
+_MAX_CLIENT_ID = 1024
+_TOKENS_KEPT = 6
+
+
+class Answer:
+    """The body of a response frame; ``wait``: it may leave only after the commit of what happened so far."""
+
+    __slots__ = ("body", "wait")
+
+    def __init__(self, body: bytes, *, wait: bool = False) -> None:
+        self.body = body
+        self.wait = wait
+
+
+class Refusal(NamedTuple):
+    """An error code of the protocol and its text."""
+
+    code: int
+    text: str
+
+
+class Gate:
+    """What the master ordered and what the disk allows. ``refused`` counts the requests that were turned away."""
+
+    def __init__(self) -> None:
+        self.read_stopped = False
+        self.write_stopped = False
+        self.failure: StorageError | None = None
+        """Set by the shell after a failed commit: nothing is acknowledged any more."""
+        self.tokens: list[int] = []
+        self.check_tokens = False
+        self.refused = 0
+
+    def refuse_writer(self, client_id: str, token: int) -> Refusal | None:
+        """Why this client may not send, if so."""
+        if self.failure is not None:
+            return Refusal(ErrCode.SERVICE_UNAVAILABLE, f"the broker stores nothing any more: {self.failure.what}")
+        if self.write_stopped:
+            return Refusal(ErrCode.SERVICE_UNAVAILABLE, "writing is stopped on this broker")
+        return self._refuse_token(token) or _refuse_client(client_id)
+
+    def refuse_reader(self, token: int | None, client_id: str) -> Refusal | None:
+        """Why this client may not read; ``token`` None where the protocol carries none (get and commit)."""
+        if self.read_stopped:
+            return Refusal(ErrCode.SERVICE_UNAVAILABLE, "reading is stopped on this broker")
+        refusal = None if token is None else self._refuse_token(token)
+        return refusal or _refuse_client(client_id)
+
+    def _refuse_token(self, token: int) -> Refusal | None:
+        if self.check_tokens and token not in self.tokens:
+            return Refusal(ErrCode.CERTIFICATE_FAILURE, "the visit token is not one of this cluster (any more)")
+        return None
+
+    def add_tokens(self, tokens: Iterable[int]) -> None:
+        """Visit tokens the master announced; the last six stay valid."""
+        for token in tokens:
+            if token in self.tokens:
+                self.tokens.remove(token)
+            self.tokens.append(token)
+        del self.tokens[:-_TOKENS_KEPT]
+
+
+def answer(method: int, payload: bytes, *, wait: bool = False) -> Answer:
+    """A successful answer to ``method``."""
+    return Answer(encode_response(method, payload), wait=wait)
+
+
+def _refuse_client(client_id: str) -> Refusal | None:
+    if not client_id.strip() or len(client_id) > _MAX_CLIENT_ID:
+        return Refusal(ErrCode.BAD_REQUEST, f"clientId is blank or longer than {_MAX_CLIENT_ID}")
+    return None

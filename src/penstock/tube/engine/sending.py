@@ -1,0 +1,281 @@
+"""Sending (method 13): one message, a batch of them, and producers whose messages are stored once.
+
+The answer to a send waits for the commit that holds its messages, except in topics of durability "memory".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from penstock.errors import RefusedError, UnavailableError
+from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.message import check_sum, encode_marker, filter_key
+from penstock.tube.codec.methods import MethodId
+from penstock.tube.codec.proto import broker_pb2 as pb
+from penstock.tube.codec.strings import java_trim
+from penstock.tube.engine.gate import EXTENSIONS, OK, Answer, Gate, Refusal, answer
+from penstock.tube.engine.producers import Producers
+from penstock.tube.engine.sends import SendReader, encode_sent
+from penstock.tube.engine.topics import LogStore, Topic, Topics
+
+__all__ = ["MAX_BATCH", "MAX_BATCH_BYTES", "AppendResult", "Sending"]
+
+MAX_BATCH = 8192
+MAX_BATCH_BYTES = 4 << 20
+_KEYS_CACHED = 4096
+_MAX_TYPE_CHARS = 1024
+"""Longest message type: hashing walks over it. The reference's clients send up to 256 characters."""
+
+
+class AppendResult(NamedTuple):
+    """Where a message landed. ``append_offset``: its position in the index of its store, 28 bytes a message."""
+
+    message_id: int
+    append_time_ms: int
+    append_offset: int
+    partition: int
+
+
+class _Sequence(NamedTuple):
+    producer: int
+    first: int
+
+
+class Sending:
+    """Stores what producers send. ``dirty_stores``: stores with something to write, for the shell."""
+
+    def __init__(self, gate: Gate, topics: Topics, *, unwritten_bytes: int, last_time: int) -> None:
+        self.dirty_stores: dict[LogStore, None] = {}
+        self.producers = Producers()
+        self.messages = 0
+        self.bytes = 0
+        self.duplicates = 0
+        self._gate = gate
+        self._topics = topics
+        self._unwritten_bytes = unwritten_bytes
+        self._last_id = last_time + 1 << 20
+        self._keys: dict[str, int] = {}
+        self._reader = SendReader()
+
+    def send(self, payload: bytes, now_ms: int) -> Answer:
+        """Answer method 13."""
+        found = self._reader.read(payload)
+        if isinstance(found, pb.SendMessageRequestP2B):
+            return self._send_extended(found, now_ms)
+        client_id, name, partition_id, data, flag, checksum, msg_type, token = found
+        name = name.strip()
+        topic = self._topics.by_name.get(name)
+        refusal = self._refuse(client_id, name, topic, partition_id, token)
+        if refusal is None and topic is not None:
+            stored = self._store(topic, partition_id, data, flag, checksum, msg_type, now_ms)
+            if isinstance(stored, AppendResult):
+                body = encode_sent(stored.message_id, stored.append_time_ms, stored.append_offset)
+                wait = not self._topics.store(topic, partition_id).immediate
+                return answer(MethodId.SEND_MESSAGE, body, wait=wait)
+            refusal = stored
+        assert refusal is not None
+        return self._refused(refusal)
+
+    def _refused(self, refusal: Refusal, result: pb.SendResult | None = None) -> Answer:
+        self._gate.refused += 1
+        failed = pb.SendMessageResponseB2P(success=False, errCode=refusal.code, errMsg=refusal.text, result=result)
+        return answer(MethodId.SEND_MESSAGE, failed.SerializeToString())
+
+    def _refuse(self, client_id: str, name: str, topic: Topic | None, partition_id: int, token: int) -> Refusal | None:
+        refusal = self._gate.refuse_writer(client_id, token)
+        if refusal is not None:
+            return refusal
+        if not name:
+            return Refusal(ErrCode.BAD_REQUEST, "topicName is blank")
+        if topic is None or not topic.writable:
+            state = "is unknown on this broker" if topic is None else "does not accept messages"
+            return Refusal(ErrCode.FORBIDDEN, f"topic {name} {state}")
+        if not topic.has(partition_id):
+            return Refusal(ErrCode.FORBIDDEN, f"topic {name} has no partition {partition_id} on this broker")
+        return None
+
+    def _store(
+        self, topic: Topic, partition_id: int, data: bytes, flag: int, checksum: int, msg_type: str, now_ms: int
+    ) -> AppendResult | Refusal:
+        if not 0 < len(data) <= topic.max_data_bytes:
+            return _refuse_size(topic, len(data))
+        own_sum = check_sum(data)
+        if checksum not in (-1, own_sum):
+            return Refusal(ErrCode.FORBIDDEN, f"checkSum {checksum} does not fit the data ({own_sum})")
+        store = self._topics.store(topic, partition_id)
+        if store.unwritten_bytes > self._unwritten_bytes:
+            return _OVERFLOW
+        key = self._keys.get(msg_type)
+        if key is None:
+            found = self._key(msg_type)
+            if isinstance(found, Refusal):
+                return found
+            key = found
+        # Rises with time, also over restarts; nine bytes as a varint for the next centuries.
+        message_id = self._last_id = max(self._last_id + 1, now_ms << 20)
+        offset, time_ms = store.append(partition_id, data, flag, own_sum, key, message_id, now_ms)
+        self.dirty_stores[store] = None
+        self.messages += 1
+        self.bytes += len(data)
+        return AppendResult(message_id, time_ms, offset, partition_id)
+
+    def _key(self, msg_type: str) -> int | Refusal:
+        if len(msg_type) > _MAX_TYPE_CHARS:
+            text = f"msgType has {len(msg_type)} characters, at most {_MAX_TYPE_CHARS} are possible"
+            return Refusal(ErrCode.BAD_REQUEST, text)
+        if len(self._keys) >= _KEYS_CACHED:
+            self._keys.clear()
+        key = self._keys[msg_type] = filter_key(msg_type)
+        return key
+
+    # The extensions: batches, and messages numbered by their producer.
+
+    def _send_extended(self, request: pb.SendMessageRequestP2B, now_ms: int) -> Answer:
+        name = java_trim(request.topicName)
+        topic = self._topics.by_name.get(name)
+        token = request.authInfo.visitAuthorizedToken
+        refusal = self._refuse(request.clientId, name, topic, request.partitionId, token)
+        if refusal is not None or topic is None:
+            assert refusal is not None
+            return self._refused(refusal)
+        batch = request.batch
+        datas = list(batch.datas) if request.HasField("batch") else [request.data]
+        known = self.producers.expected(
+            (name, request.partitionId), request.producer.producerId, request.producer.oldest
+        )
+        if not datas:
+            return self._about(known if request.HasField("producer") else None)
+        refusal = self._refuse_batch(request, topic, datas)
+        if refusal is not None:
+            return self._refused(refusal)
+        sequence: _Sequence | None = None
+        duplicates = 0
+        if request.HasField("producer"):
+            sequence = _Sequence(request.producer.producerId, request.producer.sequence)
+            if sequence.producer <= 0 or sequence.first < 0:
+                return self._refused(Refusal(ErrCode.BAD_REQUEST, "producerId has to be > 0, sequence >= 0"))
+            if sequence.first > known:
+                text = f"sequence {sequence.first} of producer {sequence.producer}: {known} has to come first"
+                result = pb.SendResult(extensions=EXTENSIONS, expectedSequence=known)
+                return self._refused(Refusal(ErrCode.BAD_REQUEST, text), result)
+            duplicates = min(known - sequence.first, len(datas))
+        return self._append_batch(topic, request, datas, sequence, duplicates, now_ms)
+
+    def _about(self, expected: int | None) -> Answer:
+        result = pb.SendResult(extensions=EXTENSIONS, count=0, expectedSequence=expected)
+        done = pb.SendMessageResponseB2P(
+            success=True, errCode=ErrCode.SUCCESS, errMsg=OK, requireAuth=False, result=result
+        )
+        return answer(MethodId.SEND_MESSAGE, done.SerializeToString())
+
+    def _refuse_batch(self, request: pb.SendMessageRequestP2B, topic: Topic, datas: Sequence[bytes]) -> Refusal | None:
+        count, batch = len(datas), request.batch
+        if count > MAX_BATCH:
+            return Refusal(ErrCode.BAD_REQUEST, f"a batch of {count} messages; at most {MAX_BATCH} are accepted")
+        size = sum(map(len, datas))
+        if count > 1 and size > MAX_BATCH_BYTES:
+            return Refusal(ErrCode.BAD_REQUEST, f"a batch of {size} bytes; at most {MAX_BATCH_BYTES} are accepted")
+        if len(batch.flags) not in (0, count) or len(batch.msgTypes) not in (0, count):
+            text = f"{len(batch.flags)} flags and {len(batch.msgTypes)} types do not fit {count} messages"
+            return Refusal(ErrCode.BAD_REQUEST, text)
+        for length in (min(map(len, datas)), max(map(len, datas))):
+            if not 0 < length <= topic.max_data_bytes:
+                return _refuse_size(topic, length)
+        if not request.HasField("batch") and request.checkSum not in (-1, check_sum(datas[0])):
+            return Refusal(ErrCode.FORBIDDEN, f"checkSum {request.checkSum} does not fit the data")
+        for text in {request.msgType, *batch.msgTypes}:
+            found = self._key(text)
+            if isinstance(found, Refusal):
+                return found
+        if self._topics.store(topic, request.partitionId).unwritten_bytes > self._unwritten_bytes:
+            return _OVERFLOW
+        return None
+
+    def _append_batch(
+        self,
+        topic: Topic,
+        request: pb.SendMessageRequestP2B,
+        datas: list[bytes],
+        sequence: _Sequence | None,
+        duplicates: int,
+        now_ms: int,
+    ) -> Answer:
+        partition = request.partitionId
+        store = self._topics.store(topic, partition)
+        count = len(datas)
+        flags = list(request.batch.flags) or [request.flag] * count
+        types = request.batch.msgTypes
+        keys = [filter_key(text) for text in types] if types else [filter_key(request.msgType)] * count
+        first_id, first_offset, first_time = 0, -1, now_ms
+        marker = b""
+        if sequence is not None and duplicates < count:
+            marker = encode_marker(sequence.producer, sequence.first + duplicates, count - duplicates)
+        message_id = max(self._last_id + 1, now_ms << 20)
+        append = store.append
+        for k in range(duplicates, count):
+            data = datas[k]
+            offset, time_ms = append(partition, data, flags[k], check_sum(data), keys[k], message_id, now_ms, marker)
+            if first_offset < 0:
+                first_id, first_offset, first_time = message_id, offset, time_ms
+                marker = b""
+            message_id += 1
+        stored = count - duplicates
+        if stored:
+            self._last_id = message_id - 1
+            self.dirty_stores[store] = None
+            self.messages += stored
+            self.bytes += sum(map(len, datas[duplicates:]))
+        self.duplicates += duplicates
+        if sequence is not None:
+            self.producers.stored((topic.name, partition), sequence.producer, sequence.first + count - 1, now_ms)
+        done = pb.SendMessageResponseB2P(
+            success=True,
+            errCode=ErrCode.SUCCESS,
+            errMsg=str(first_id),
+            requireAuth=False,
+            messageId=first_id,
+            appendTime=first_time,
+            appendOffset=first_offset,
+            result=pb.SendResult(extensions=EXTENSIONS, count=count, duplicates=duplicates),
+        )
+        # Duplicates wait as well: the commit of what they repeat may still be running.
+        return answer(MethodId.SEND_MESSAGE, done.SerializeToString(), wait=not store.immediate)
+
+    # The node's own messages
+
+    def append(
+        self, topic_name: str, partition_id: int | None, data: bytes, flag: int, msg_type: str | None, now_ms: int
+    ) -> AppendResult:
+        """Store a message of the node itself; durable after the next commit. ``partition_id`` None: in turn.
+
+        Raises:
+            RefusedError: with the error code a client would get. UnavailableError: not now (419, 503).
+        """
+        gate = self._gate
+        topic = self._topics.by_name.get(topic_name)
+        refusal: Refusal | None = None
+        if gate.failure is not None or gate.write_stopped:
+            why = "writing is stopped" if gate.failure is None else gate.failure.what
+            refusal = Refusal(ErrCode.SERVICE_UNAVAILABLE, why)
+        elif topic is None or not topic.writable:
+            refusal = Refusal(ErrCode.FORBIDDEN, "it is unknown" if topic is None else "it does not accept messages")
+        elif partition_id is not None and not topic.has(partition_id):
+            refusal = Refusal(ErrCode.FORBIDDEN, f"it has no partition {partition_id}")
+        else:
+            partition = topic.next_partition_id() if partition_id is None else partition_id
+            stored = self._store(topic, partition, data, flag, -1, msg_type or "", now_ms)
+            if isinstance(stored, AppendResult):
+                return stored
+            refusal = stored
+        what = f"tube: a message for topic {topic_name!r} was not stored"
+        if refusal.code in {ErrCode.SERVICE_UNAVAILABLE, ErrCode.SERVER_RECEIVE_OVERFLOW}:
+            raise UnavailableError(what, applied=False, why=refusal.text)
+        raise RefusedError(what, code=refusal.code, text=refusal.text, peer="broker", why=refusal.text)
+
+
+_OVERFLOW = Refusal(ErrCode.SERVER_RECEIVE_OVERFLOW, "the disk does not keep up with what is sent")
+
+
+def _refuse_size(topic: Topic, size: int) -> Refusal:
+    return Refusal(ErrCode.BAD_REQUEST, f"data has {size} bytes; 1 to {topic.max_data_bytes} are accepted")

@@ -1,0 +1,170 @@
+"""Gets that wait for messages (extension of method 17), offsets in ordinary gets, offsets by time, log epochs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.tube.codec.envelope import Request, decode_response
+from penstock.tube.codec.proto import broker_pb2 as pb
+from tests.engine.tube.broker_talk import NOW, Talk, texts
+
+
+def ask(talk: Talk, address: object, serial: int = 1, *, timeout: int | None = None, **fields: Any) -> Any:
+    base: dict[str, Any] = {"clientId": "c1", "groupName": "group", "topicName": "demo", "partitionId": 0}
+    message = pb.GetMessageRequestC2B(**{**base, "maxWaitMs": 1000, **fields})
+    answer = talk.answer(Request(serial, 2, 17, message.SerializeToString(), timeout=timeout), address=address)
+    return None if answer is None else parse(answer.body)
+
+
+def parse(body: bytes) -> Any:
+    return pb.GetMessageResponseB2C.FromString(decode_response(1, body).payload)
+
+
+def ready(talk: Talk) -> list[tuple[object, int, Any]]:
+    found = [(address, serial, parse(answer.body)) for address, serial, answer in talk.engine.ready]
+    talk.engine.ready.clear()
+    return found
+
+
+def test_a_get_waits_until_a_message_is_committed() -> None:
+    talk, address = Talk(), object()
+    talk.register()
+    assert ask(talk, address, 5) is None
+    talk.send(b"x")
+    assert ready(talk) == []
+    talk.commit()
+    ((who, serial, found),) = ready(talk)
+    assert (who is address, serial, texts(found)) == (True, 5, [b"x"])
+    assert talk.engine.reading.parked == 0
+
+
+def test_what_is_there_comes_at_once_and_without_an_address_nothing_waits() -> None:
+    talk = Talk()
+    talk.fill(b"x")
+    talk.register()
+    assert texts(ask(talk, object())) == [b"x"]
+    assert ask(talk, None, lastPackConsumed=True).errCode == 404
+
+
+def test_a_get_that_waited_long_enough_is_answered_404() -> None:
+    talk = Talk()
+    talk.register()
+    assert ask(talk, object()) is None
+    assert talk.engine.next_deadline() == NOW + 1000
+    talk.engine.tick(NOW + 999)
+    assert ready(talk) == []
+    talk.now += 1000
+    talk.engine.tick(talk.now)
+    assert [found.errCode for _, _, found in ready(talk)] == [404]
+    assert talk.engine.registrations == 1
+
+
+def test_a_get_never_waits_past_its_own_timeout() -> None:
+    talk = Talk()
+    talk.register()
+    assert ask(talk, object(), timeout=400) is None
+    assert talk.engine.next_deadline() == NOW + 300
+
+
+def test_messages_of_other_partitions_do_not_end_the_wait() -> None:
+    talk = Talk()
+    talk.register()
+    assert ask(talk, object()) is None
+    talk.fill(b"other", partition=1)
+    assert (ready(talk), talk.engine.reading.parked) == ([], 1)
+    talk.fill(b"own")
+    assert [texts(found) for _, _, found in ready(talk)] == [[b"own"]]
+
+
+def test_a_filtered_get_waits_for_what_matches() -> None:
+    talk = Talk()
+    talk.register(filterCondStr=["yes"])
+    assert ask(talk, object()) is None
+    talk.fill(b"1", msgType="no")
+    assert ready(talk) == []
+    assert talk.offsets.committed(("group", "demo", 0)) == 28  # it walked past it all the same
+    talk.fill(b"2", msgType="yes")
+    assert [texts(found) for _, _, found in ready(talk)] == [[b"2"]]
+
+
+def test_who_lost_the_partition_while_waiting_is_told() -> None:
+    talk = Talk()
+    talk.register()
+    assert ask(talk, object()) is None
+    talk.register(opType=32, readStatus=1)
+    talk.register(clientId="c2")
+    talk.fill(b"x")
+    assert [found.errCode for _, _, found in ready(talk)] == [412]
+
+
+def test_a_closed_connection_is_forgotten_and_a_removed_topic_answers() -> None:
+    talk, gone, there = Talk(), object(), object()
+    talk.register()
+    talk.register(1)
+    assert ask(talk, gone) is None
+    assert ask(talk, there, partitionId=1) is None
+    talk.engine.gone(gone)
+    assert talk.engine.reading.parked == 1
+    talk.engine.remove_topic("demo", NOW)
+    assert [(who is there, found.errCode) for who, _, found in ready(talk)] == [(True, 411)]
+
+
+def test_a_range_at_the_end_waits() -> None:
+    talk = Talk()
+    talk.fill(b"a")
+    span = pb.RangeRequest(startOffset=28)
+    assert ask(talk, object(), range=span) is None
+    talk.fill(b"b")
+    ((_, _, found),) = ready(talk)
+    assert (texts(found), list(found.range.messageOffsets)) == ([b"b"], [28])
+    # One that ends with nothing says where it stands.
+    assert ask(talk, object(), range=pb.RangeRequest(startOffset=56)) is None
+    talk.now += 1000
+    talk.engine.tick(talk.now)
+    ((_, _, found),) = ready(talk)
+    assert (found.errCode, found.range.nextOffset, texts(found)) == (200, 56, [])
+
+
+def test_an_ordinary_get_tells_offsets_and_times_when_asked() -> None:
+    talk = Talk()
+    talk.fill(b"a")
+    talk.fill(b"other", partition=1)
+    talk.now += 5
+    talk.fill(b"b")
+    talk.register()
+    found = talk.get(wantOffsets=True)
+    assert list(found.range.messageOffsets) == [0, 56]
+    assert list(found.range.appendTimes) == [NOW, NOW + 5]
+    assert (found.range.nextOffset, found.range.maxOffset) == (84, 84)
+    assert not talk.get().HasField("range")
+
+
+def bounds(talk: Talk, **fields: int) -> Any:
+    return talk.get(range=pb.RangeRequest(**fields)).range  # type: ignore[arg-type]
+
+
+def test_offset_by_time() -> None:
+    talk = Talk()
+    for _ in range(3):
+        talk.fill(b"x")
+        talk.now += 10
+    assert [bounds(talk, timeMs=NOW + t).timeOffset for t in (-5, 0, 1, 10, 20, 21)] == [0, 0, 28, 28, 56, 84]
+    assert not bounds(talk).HasField("timeOffset")
+
+
+def test_a_log_that_was_cut_is_told_to_who_had_read_further() -> None:
+    talk = Talk()
+    talk.fill(b"a", b"b", b"c")
+    talk.stores["demo", 0].epochs = [(1, 28)]
+    answer = talk.get(range=pb.RangeRequest(startOffset=84, logEpoch=0))
+    lost = answer.range
+    assert (answer.errCode, lost.truncatedTo, lost.lostStart, lost.lostEnd, lost.logEpoch) == (500, 28, 28, 84, 1)
+    assert texts(talk.get(range=pb.RangeRequest(startOffset=28, logEpoch=0))) == [b"b", b"c"]
+    assert talk.get(range=pb.RangeRequest(startOffset=84, logEpoch=1)).errCode == 200
+    assert talk.get(range=pb.RangeRequest(startOffset=84)).errCode == 200
+
+
+def test_a_broker_tells_its_extensions_to_who_asks() -> None:
+    talk = Talk()
+    assert talk.register(extensions=1).extensions == 1
+    assert not talk.register().HasField("extensions")
