@@ -1,17 +1,39 @@
-"""URLs of MQTT servers."""
+"""MQTT addresses as URLs."""
 
 from __future__ import annotations
 
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.mqtt.url import parse_url
+from penstock.mqtt.url import BrokerUrl, parse_broker_url, parse_url
 
 
-def test_urls() -> None:
+def test_plain_urls() -> None:
     assert parse_url("mqtt://127.0.0.1:1884") == ("127.0.0.1", 1884)
     assert parse_url("mqtt://host") == ("host", 1883)
     assert parse_url("mqtt://[::1]:9/") == ("::1", 9)
-    for bad in ("mqtts://h", "h:1883", "mqtt://", "mqtt://h:x", "mqtt://h:99999", "mqtt://h/path", "mqtt://u:p@h"):
+    for bad in ("host:1883", "http://host", "mqtt://", "mqtt://host:x", "mqtt://host/path", "mqtt://u@host", "ws://h"):
         with pytest.raises(ConfigError):
             parse_url(bad)
+
+
+def test_every_transport() -> None:
+    assert parse_broker_url("mqtts://h") == BrokerUrl("mqtts", "h", 8883)
+    assert parse_broker_url("ws://h/mqtt?x=1") == BrokerUrl("ws", "h", 80, "/mqtt?x=1")
+    assert parse_broker_url("wss://h:1") == BrokerUrl("wss", "h", 1, "/")
+    given = parse_broker_url("mqtts://us%40er:p%3Aw@[::1]:9")
+    assert given == BrokerUrl("mqtts", "::1", 9, "", "us@er", "p:w")
+    assert [str(parse_broker_url(u)) for u in ("mqtt://h", "mqtts://u:p@h", "ws://[::1]/m")] == [
+        "h:1883",
+        "mqtts://h:8883",
+        "ws://[::1]:80/m",
+    ]
+
+
+@pytest.mark.parametrize(
+    "bad", ["mqtt://u:secret@h/path", "mqtt://u:secret@h:x", "ftp://u:secret@h", "ws://u:secret@#"]
+)
+def test_passwords_are_not_shown(bad: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_broker_url(bad)
+    assert "secret" not in str(caught.value)

@@ -7,6 +7,7 @@ method shows a token, read anew for each authentication so that a file that is r
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,18 +24,16 @@ class ScramAuthentication:
     def __init__(self, username: str, password: str, method: str = "SCRAM-SHA-256") -> None:
         if method not in SCRAM_METHODS:
             raise ConfigError(f"authentication method {method!r} is not one of {', '.join(SCRAM_METHODS)}")
-        from scramp import ScramMechanism  # type: ignore[import-untyped]
+        from scramp import ScramClient  # type: ignore[import-untyped]
 
         self.method = method
-        self._username = username
-        self._password = password
-        self._mechanism = ScramMechanism
-        self._client = ScramMechanism(method).make_client(username, password)
+        self._make = partial(ScramClient, [method], username, password)
+        self._client = self._make()
         self._answered = False
 
     def start(self) -> bytes:
         """The client's first message."""
-        self._client = self._mechanism(self.method).make_client(self._username, self._password)
+        self._client = self._make()
         self._answered = False
         first: str = self._client.get_client_first()
         return first.encode()

@@ -46,7 +46,7 @@ def not_connected(url: BrokerUrl, error: OSError) -> UnavailableError:
         why = f"the server's certificate was not accepted: {error.verify_message}"
         do = "trust its authority (ca_file), or connect by the name that the certificate bears"
     elif isinstance(error, ssl.SSLError):
-        why = f"TLS failed: {error.reason or error}"
+        why = f"TLS failed: {getattr(error, 'reason', None) or error}"
         do = "check that this port speaks TLS, and whether the server wants a client certificate"
     elif isinstance(error, socket.gaierror):
         why, do = f"the host name {url.host!r} is not known: {error.strerror}", "correct the address"
