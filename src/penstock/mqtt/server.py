@@ -39,7 +39,10 @@ class _Link(asyncio.Protocol):
         self._server = server
         self._connection: BrokerConnection | None = None
         self._abort: asyncio.TimerHandle | None = None
+        self._full = False
         self.transport: asyncio.Transport | None = None
+        self.held = False
+        """A service cannot take more: nothing is read until it can."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's is one, without being a subclass
@@ -59,15 +62,30 @@ class _Link(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         if self._connection is not None and self.transport is not None:
+            self._full = True
             self._connection.pause(self._server.now())
             if not self.transport.is_closing():
                 self.transport.pause_reading()
 
     def resume_writing(self) -> None:
         if self._connection is not None and self.transport is not None and not self.transport.is_closing():
-            if self._server.receiving:
-                self.transport.resume_reading()
+            self._full = False
+            self.read_on()
             self._connection.unpause(self._server.now())
+
+    def read_on(self) -> None:
+        """Read again, if nothing else stands against it."""
+        self.held = self._connection is not None and self._connection.holds > 0
+        transport = self.transport
+        if transport is None or transport.is_closing() or self.held or self._full or not self._server.receiving:
+            return
+        transport.resume_reading()
+
+    def hold(self) -> None:
+        """Read nothing for now; :meth:`read_on` ends it."""
+        self.held = True
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the name is asyncio's
         if self._abort is not None:
@@ -227,6 +245,8 @@ class MqttServer:
         """Bytes came in. A failure of ours ends this connection and no other."""
         try:
             connection.receive(data, self.now(), self._clock())
+            if connection.holds and not link.held:
+                link.hold()
         except Exception:
             logger.exception("internal error; closing %r", connection)
             if link.transport is not None:
@@ -257,6 +277,8 @@ class MqttServer:
                 link.transport.write(data)
             if close:
                 link.close()
+            elif link.held and not connection.holds:
+                link.read_on()
         self._arm()
 
     def _arm(self) -> None:

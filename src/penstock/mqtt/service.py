@@ -27,6 +27,14 @@ class Connection(Protocol):
         """Queue DISCONNECT, take nothing more in and close; nothing where it has ended."""
         ...
 
+    def hold(self) -> None:
+        """Read nothing more from it until :meth:`release` was called as often; what was read is still handled."""
+        ...
+
+    def release(self) -> None:
+        """Undo one :meth:`hold`."""
+        ...
+
 
 class Inbound:
     """A message of a client, handed to one service, to be settled exactly once.
@@ -75,6 +83,11 @@ class Inbound:
         The client may be back on another one, which has nothing to do with this message. False for a will.
         """
         return self._connection is not None and not self._connection.closing
+
+    @property
+    def connection(self) -> Connection | None:
+        """The network connection that brought the message; None for a will and for what the node publishes."""
+        return self._connection
 
     def disconnect(self, reason_code: int, reason_string: str = "") -> None:
         """End the network connection that brought the message, which then gets no PUBACK: DISCONNECT with the reason.

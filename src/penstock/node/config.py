@@ -7,6 +7,7 @@ the one description: validation, the command line and the reference page read th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -36,6 +37,7 @@ __all__ = [
     "TubeBrokerHttpListener",
     "TubeBrokerListener",
     "TubeMasterListener",
+    "WhenFull",
     "load_config",
 ]
 
@@ -82,6 +84,7 @@ TemplateText = Annotated[
     PlainSerializer(lambda t: t.text, return_type=str),
 ]
 TopicName = Annotated[str, BeforeValidator(lambda value: _tube_topic(value) if isinstance(value, str) else value)]
+AttributeName = Annotated[str, Field(min_length=1, max_length=256)]
 FilterText = Annotated[str, BeforeValidator(lambda value: _filter(value) if isinstance(value, str) else value)]
 
 
@@ -173,6 +176,15 @@ class Tube(_Part):
         return value
 
 
+class WhenFull(StrEnum):
+    """What a rule does with messages for which there is no room while the log is away."""
+
+    WAIT = "wait"
+    """The connections that go on sending are not read, so that their senders wait."""
+    REFUSE = "refuse"
+    """QoS 1 and 2 messages are answered 0x97 Quota exceeded, QoS 0 ones are dropped."""
+
+
 class Rule(_Part):
     """MQTT messages that match ``filter`` become records of the tube topic ``topic``."""
 
@@ -194,8 +206,14 @@ class Rule(_Part):
         ge=0,
         description="partition of all records; default: chosen by the key, whose records stay in order",
     )
-    max_pending_bytes: int = Field(
-        default=64 * 1024 * 1024, ge=1, description="bytes that may wait for the log; beyond, messages are refused"
+    attributes: dict[AttributeName, TemplateText] = Field(
+        default_factory=dict,
+        description="attributes of the record beside the message's user properties; one that comes out empty is left"
+        " out",
+    )
+    max_pending_bytes: int = Field(default=64 * 1024 * 1024, ge=1, description="bytes that may wait for the log")
+    when_full: WhenFull = Field(
+        default=WhenFull.WAIT, description="beyond them: `wait` stops reading who sends, `refuse` answers 0x97"
     )
 
 

@@ -40,7 +40,7 @@ _MQTT_GAUGES = (
 )
 _TUBE_GAUGES = ("connections", "registrations", "topics", "stores", "stored_bytes", "unwritten_bytes", "failed")
 _STORE_GAUGES = ("keys", "failed")
-_RULE_GAUGES = ("pending", "pending_bytes")
+_RULE_GAUGES = ("pending", "pending_bytes", "waiting", "held")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +203,10 @@ class Node:
                 broker.append,
                 partitions=partition_ids(shape.partitions, shape.stores),
                 identities=identities,
+                later=asyncio.get_running_loop().call_later,
             )
             server.add_service(service)
+            self._parts.callback(service.close)
             self._show(service)
         self.metrics.add("mqtt", lambda: figures(server.stats), gauges=_MQTT_GAUGES)
         bound = await self._listen("mqtt", self.config.mqtt, server.start)

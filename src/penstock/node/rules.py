@@ -1,10 +1,13 @@
 """Rules: what matches an MQTT topic filter becomes a record of a tube topic, and is acknowledged once the log has it.
 
-The PUBACK leaves after the tube's own acknowledgement, so a publisher that has it can forget the message. What the log
-does not take is answered by its kind: a limit or a record that can never be taken is a PUBACK with a failure code and
-the reason; a log that is not there is no answer at all, but the end of the connection (Server unavailable), because a
-publisher keeps what has no PUBACK and sends it again, and drops what has one. MQTT 3.1.1 has no failure codes: there
-every refusal is the end of the connection.
+The PUBACK (at QoS 2 the PUBREC) leaves after the tube's own acknowledgement, so a publisher that has it can forget the
+message. What the log does not take is answered by its kind:
+
+* A log that is full or does not accept writes for now: the message waits and is tried again, in order. Once more than
+  ``max_pending_bytes`` wait, the connections that brought them are not read, so that their senders wait too.
+* A record that can never be taken is an answer with a failure code and the reason.
+* A log whose disk failed gives no answer at all but ends the connection, because a publisher keeps what has no answer
+  and sends it again, and drops what has one. MQTT 3.1.1 has no failure codes: there every refusal is such an end.
 """
 
 from __future__ import annotations
@@ -12,21 +15,28 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from heapq import heappop, heappush
+from typing import Final, Protocol
 
-from penstock.errors import LocalProtocolError, PenstockError, RefusedError
+from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.service import Inbound
-from penstock.node.config import Rule
+from penstock.mqtt.service import Connection, Inbound
+from penstock.node.config import Rule, WhenFull
+from penstock.node.template import Template
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.record import Record
 
-__all__ = ["Append", "Identities", "RuleService", "Stats"]
+__all__ = ["Append", "Identities", "Later", "RuleService", "Stats"]
 
 _log = logging.getLogger("penstock.rules")
 
-_RECORD_OVERHEAD = 512
+_RECORD_OVERHEAD: Final = 512
 """Bytes that a waiting message is counted with beside its payload and topic: the objects that hold it."""
+_FIRST_RETRY_S: Final = 0.02
+_LONGEST_RETRY_S: Final = 2.0
+"""How soon a log that was full or stopped is tried again; twice as late each time, up to this."""
+_HIGH_PRIORITY: Final = "$high_priority"
+"""User property of control traffic, which back pressure of data traffic must not stop."""
 
 Done = Callable[[object], None]
 
@@ -37,6 +47,12 @@ class Append(Protocol):
     def __call__(
         self, topic: str, partition: int | None, data: bytes, flag: int, msg_type: str | None, done: Done
     ) -> None: ...
+
+
+class Later(Protocol):
+    """Calls something after so many seconds, in the loop; the loop's own ``call_later``."""
+
+    def __call__(self, delay: float, callback: Callable[[], None], /) -> object: ...
 
 
 class Identities:
@@ -60,27 +76,64 @@ class Identities:
 
 
 class Stats:
-    """Counters of one rule since the start; ``pending`` and ``pending_bytes`` fall again."""
+    """Counters of one rule since the start; ``pending``, ``pending_bytes``, ``waiting`` and ``held`` fall again."""
 
-    __slots__ = ("bytes_received", "dropped", "logged", "pending", "pending_bytes", "received", "refused")
+    __slots__ = (
+        "bytes_received",
+        "dropped",
+        "held",
+        "logged",
+        "pending",
+        "pending_bytes",
+        "received",
+        "refused",
+        "retried",
+        "waiting",
+    )
 
     def __init__(self) -> None:
         self.received = 0
         self.bytes_received = 0
         self.logged = 0
         self.refused = 0
-        """QoS 1 messages that the log did not take; their publishers were told."""
+        """QoS 1 and 2 messages that the log did not take; their publishers were told."""
         self.dropped = 0
-        """QoS 0 messages that the log did not take; nobody can be told."""
+        """Messages that the log did not take and nobody can be told of: QoS 0, wills."""
+        self.retried = 0
+        """Attempts to append a message that the log had not accepted for the time being."""
         self.pending = 0
+        """Messages taken and not settled: on their way into the log, or waiting for it."""
         self.pending_bytes = 0
+        self.waiting = 0
+        """Those of them that the log did not accept for the time being."""
+        self.held = 0
+        """Connections that are not read because of it."""
+
+
+class _Item:
+    """A message on its way into the log."""
+
+    __slots__ = ("data", "flag", "message", "msg_type", "number", "partition", "size")
+
+    def __init__(
+        self, number: int, message: Inbound, size: int, partition: int, data: bytes, flag: int, msg_type: str | None
+    ) -> None:
+        self.number = number
+        self.message = message
+        self.size = size
+        self.partition = partition
+        self.data = data
+        self.flag = flag
+        self.msg_type = msg_type
 
 
 class RuleService:
     """One rule as a service of the MQTT broker.
 
-    Bound: ``rule.max_pending_bytes`` of messages that wait for the log; beyond, messages are refused (Quota exceeded).
-    Each connection is bounded before that by its receive maximum.
+    Bound: ``rule.max_pending_bytes`` of messages that wait for the log. Beyond it the connections that go on sending
+    are not read (what one read brought may still come on top), or messages are refused with Quota exceeded, as
+    ``rule.when_full`` says. At twice the bound every message is refused. A ``$high_priority`` message passes the first
+    bound without its connection being held.
     """
 
     exclusive = False
@@ -92,16 +145,26 @@ class RuleService:
         *,
         partitions: Sequence[int],
         identities: Identities,
+        later: Later,
     ) -> None:
         self.rule = rule
         self.filters: Sequence[str] = (rule.filter,)
         self.stats = Stats()
         self._append = append
+        self._later = later
         self._partitions = list(partitions)
         self._identities = identities
         self._key = None if rule.key.is_topic else rule.key
         self._msg_type = None if rule.msg_type.text == "{level.-1}" else rule.msg_type
+        self._attributes: Sequence[tuple[str, Template]] = tuple(rule.attributes.items())
         self._failing = False
+        self._closed = False
+        self._waiting: list[tuple[int, _Item]] = []
+        """What the log did not accept for the time being: a heap, by the order in which it came."""
+        self._retry_s = 0.0
+        """The last pause before a retry; 0 while none is under way."""
+        self._probing: _Item | None = None
+        self._held: dict[Connection, None] = {}
 
     def receive(self, message: Inbound) -> None:
         """Append the message; settle it when the log answers."""
@@ -109,7 +172,7 @@ class RuleService:
         size = len(publish.payload) + len(publish.topic) + _RECORD_OVERHEAD
         stats.received += 1
         stats.bytes_received += len(publish.payload)
-        if stats.pending_bytes + size > self.rule.max_pending_bytes:
+        if stats.pending_bytes + size > self.rule.max_pending_bytes and not self._make_wait(message, size):
             self._refuse(
                 message,
                 ReasonCode.QUOTA_EXCEEDED,
@@ -124,70 +187,178 @@ class RuleService:
             return
         partition = self.rule.partition
         if partition is None:
+            # As producers choose it, so that a key has one partition whoever writes.
             partition = self._partitions[zlib.crc32(record.key or b"") % len(self._partitions)]
         stats.pending += 1
         stats.pending_bytes += size
-
-        def done(result: object) -> None:
-            stats.pending -= 1
-            stats.pending_bytes -= size
-            if isinstance(result, PenstockError):
-                self._failed(message, result)
-                return
-            stats.logged += 1
-            self._failing = False
-            message.settle()
-
-        try:
-            self._append(self.rule.topic, partition, data, flag, msg_type, done)
-        except PenstockError as error:
-            done(error)
+        item = _Item(stats.received, message, size, partition, data, flag, msg_type)
+        if self._retry_s:  # behind those that wait already
+            self._push(item)
+        else:
+            self._submit(item)
 
     def disconnected(self, client_id: str) -> None:
-        """Nothing: what was appended stays appended, and settling a message of a gone connection does nothing."""
+        """Nothing: what was taken goes into the log, whether its publisher is still there or not."""
+
+    def close(self) -> None:
+        """The node ends: what waits gets no answer, so that its publishers keep it."""
+        self._closed = True
+        while self._waiting:
+            self.stats.waiting -= 1
+            _, item = heappop(self._waiting)
+            self._forget(item)
+            self._end(item.message, "the node is shutting down")
+
+    def _submit(self, item: _Item) -> None:
+        try:
+            self._append(
+                self.rule.topic,
+                item.partition,
+                item.data,
+                item.flag,
+                item.msg_type,
+                lambda result: self._answered(item, result),
+            )
+        except PenstockError as error:
+            raised = error  # later, like every answer: what waits behind it must not be overtaken
+            self._later(0.0, lambda: self._answered(item, raised))
+
+    def _answered(self, item: _Item, result: object) -> None:
+        """The log took the message, or why it did not."""
+        if isinstance(result, PenstockError) and _for_now(result) and not self._closed:
+            self._wait(item, result)
+            return
+        self._forget(item)
+        if isinstance(result, PenstockError):
+            self._failed(item.message, result)
+            return
+        self.stats.logged += 1
+        self._failing = False
+        item.message.settle()
+        if self._retry_s:
+            self._log_is_back()
+
+    def _wait(self, item: _Item, error: PenstockError) -> None:
+        """Try again later. The item is the one that was tried, or one that was sent before its failure was known."""
+        self._warn(item.message, error)
+        self._push(item)
+        if not self._retry_s:
+            self._retry_s = _FIRST_RETRY_S
+        elif self._probing is item:
+            self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
+        else:
+            return
+        self._probing = None
+        self._later(self._retry_s, self._probe)
+
+    def _probe(self) -> None:
+        """Try the oldest; the others follow when the log takes it."""
+        if self._waiting and not self._closed:
+            self._probing = self._next()
+            self._submit(self._probing)
+
+    def _log_is_back(self) -> None:
+        self._retry_s = 0.0
+        self._probing = None
+        while self._waiting:
+            self._submit(self._next())
+
+    def _push(self, item: _Item) -> None:
+        self.stats.waiting += 1
+        heappush(self._waiting, (item.number, item))
+
+    def _next(self) -> _Item:
+        self.stats.waiting -= 1
+        self.stats.retried += 1
+        return heappop(self._waiting)[1]
+
+    def _make_wait(self, message: Inbound, size: int) -> bool:
+        """Whether there is room for it beyond the bound; then its connection is not read for a while."""
+        bound = self.rule.max_pending_bytes
+        if self.rule.when_full is WhenFull.REFUSE or self.stats.pending_bytes + size > 2 * bound:
+            return False
+        connection = message.connection
+        if connection is None or connection in self._held:
+            return True
+        properties = message.publish.optional_properties
+        if properties is None or properties.user_property(_HIGH_PRIORITY) is None:
+            self._held[connection] = None
+            self.stats.held = len(self._held)
+            connection.hold()
+        return True
+
+    def _forget(self, item: _Item) -> None:
+        stats = self.stats
+        stats.pending -= 1
+        stats.pending_bytes -= item.size
+        if self._held and stats.pending_bytes <= self.rule.max_pending_bytes // 2:
+            held, self._held = self._held, {}
+            stats.held = 0
+            for connection in held:
+                connection.release()
 
     def _record(self, message: Inbound) -> Record:
         publish = message.publish
         properties = publish.optional_properties
-        user = properties.user_properties if properties is not None else ()
         key = self._key
         msg_type = self._msg_type
-        return Record.from_mqtt(
+        record = Record.from_mqtt(
             publish.topic,
             publish.payload,
             default_id=self._identities.next(message.client_id),
-            key=None if key is None else key.expand(publish.topic, message.client_id, user).encode(),
+            key=None if key is None else key.expand(message).encode(),
             content_type=properties.content_type if properties is not None else None,
-            msg_type=None if msg_type is None else msg_type.expand(publish.topic, message.client_id, user),
-            user_properties=user,
+            msg_type=None if msg_type is None else msg_type.expand(message),
+            user_properties=properties.user_properties if properties is not None else (),
         )
+        for name, template in self._attributes:
+            text = template.expand(message)
+            if text:
+                record.headers.append((name, text))
+        return record
 
-    def _failed(self, message: Inbound, error: PenstockError) -> None:
+    def _warn(self, message: Inbound, error: PenstockError) -> None:
+        """Once for a series: a log that is away fails every message."""
         if not self._failing:
-            # Once for a series: a log that is away fails every message.
             self._failing = True
             _log.warning(
-                "the tube did not take a message: %s",
+                "the tube did not take a message: %s%s",
                 error.what,
+                f" ({error.why})" if error.why else "",
                 extra={"fields": {"rule": self.rule.name or self.rule.topic, "topic": message.publish.topic}},
             )
-        if isinstance(error, RefusedError):
-            full = error.code in {ErrCode.SERVER_RECEIVE_OVERFLOW, ErrCode.SERVER_CONSUME_SPEED_LIMIT}
-            code = ReasonCode.QUOTA_EXCEEDED if full else ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
-            self._refuse(message, code, error.what)
-        elif isinstance(error, LocalProtocolError):
+
+    def _failed(self, message: Inbound, error: PenstockError) -> None:
+        self._warn(message, error)
+        if isinstance(error, RefusedError | LocalProtocolError):
             self._refuse(message, ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, error.what)
         else:
-            self._refuse(message, ReasonCode.SERVER_UNAVAILABLE, error.what)
+            self._end(message, error.what)
 
     def _refuse(self, message: Inbound, code: ReasonCode, reason: str) -> None:
-        if message.publish.qos == 0:
+        if message.publish.qos == 0 or message.connection is None:
             self.stats.dropped += 1
             message.settle()
             return
         self.stats.refused += 1
-        if code is ReasonCode.SERVER_UNAVAILABLE or message.protocol_version < 5:
+        if message.protocol_version < 5:
             # Nothing where the client came back on another connection: it sends this message again there.
             message.disconnect(code, reason)
         else:
             message.settle(code, reason)
+
+    def _end(self, message: Inbound, reason: str) -> None:
+        """No answer, but the end of the connection: the publisher keeps the message."""
+        if message.publish.qos == 0 or message.connection is None:
+            self.stats.dropped += 1
+            message.settle()
+            return
+        self.stats.refused += 1
+        message.disconnect(ReasonCode.SERVER_BUSY, reason)
+
+
+def _for_now(error: PenstockError) -> bool:
+    """Whether the same append may succeed later, and was certainly not carried out."""
+    if isinstance(error, RefusedError):
+        return error.code == ErrCode.SERVER_RECEIVE_OVERFLOW
+    return isinstance(error, UnavailableError) and error.applied is False

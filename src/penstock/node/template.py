@@ -1,62 +1,96 @@
-"""Text made from a message: ``{topic}``, ``{level.2}``, ``{level.-1}``, ``{client_id}``, ``{user.line}``.
+"""Text made from a message: ``{topic}``, ``{level.2}``, ``{levels.2}``, ``{user.line|none}``.
 
-Levels count from 1, or from the end with a minus; user properties are the MQTT ones, the first of a repeated name.
-What a message does not have becomes nothing. ``{{`` and ``}}`` stand for the braces themselves.
+A part names what it takes from the message, and after ``|`` what stands there when the message does not have it (else
+nothing). Levels of the topic count from 1, or from the end with a minus; ``levels.N`` is that level and all after it.
+User properties are the MQTT ones, the first of a repeated name. ``{{`` and ``}}`` stand for the braces themselves.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
+
+from penstock.mqtt.service import Inbound
 
 __all__ = ["Template"]
 
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
-_KNOWN = "{topic}, {level.N}, {client_id}, {user.NAME}"
+_INDEX = re.compile(r"-?[1-9][0-9]{0,2}")
+
+_Take = Callable[[Inbound, str], str]
+
+
+def _level(message: Inbound, argument: str) -> str:
+    levels = message.publish.topic.split("/")
+    index = int(argument)
+    index = index - 1 if index > 0 else index
+    return levels[index] if -len(levels) <= index < len(levels) else ""
+
+
+def _levels(message: Inbound, argument: str) -> str:
+    levels = message.publish.topic.split("/")
+    index = int(argument)
+    return "/".join(levels[index - 1 if index > 0 else index :])
+
+
+def _user(message: Inbound, argument: str) -> str:
+    properties = message.publish.optional_properties
+    found = properties.user_property(argument) if properties is not None else None
+    return found or ""
+
+
+def _content_type(message: Inbound, _: str) -> str:
+    properties = message.publish.optional_properties
+    return (properties.content_type if properties is not None else None) or ""
+
+
+def _response_topic(message: Inbound, _: str) -> str:
+    properties = message.publish.optional_properties
+    return (properties.response_topic if properties is not None else None) or ""
+
+
+_PLAIN: dict[str, _Take] = {
+    "topic": lambda message, _: message.publish.topic,
+    "client_id": lambda message, _: message.client_id,
+    "username": lambda message, _: message.username or "",
+    "content_type": _content_type,
+    "response_topic": _response_topic,
+    "qos": lambda message, _: str(message.publish.qos),
+    "retain": lambda message, _: "1" if message.publish.retain else "0",
+}
+_INDEXED: dict[str, _Take] = {"level": _level, "levels": _levels, "user": _user}
+_KNOWN = (
+    "{topic}, {level.N}, {levels.N}, {user.NAME}, {client_id}, {username}, {content_type}, {response_topic}, {qos},"
+    " {retain}, each possibly with |DEFAULT"
+)
 
 
 class Template:
-    """A parsed template. ``names`` tells whether it needs more than the topic."""
+    """A parsed template."""
 
     __slots__ = ("_parts", "text")
 
     def __init__(self, text: str) -> None:
         """Parse ``text``; raises ValueError saying what is accepted."""
         self.text = text
-        parts: list[tuple[str, str]] = []
+        self._parts: list[str | tuple[_Take, str, str]] = []
         position = 0
         for match in _PART.finditer(text):
-            parts.append(("text", text[position : match.start()]))
+            self._parts += (text[position : match.start()], _part(match))
             position = match.end()
-            parts.append(_part(match))
-        parts.append(("text", text[position:]))
-        self._parts = [part for part in parts if part != ("text", "")]
+        self._parts.append(text[position:])
+        self._parts = [part for part in self._parts if part != ""]
 
     @property
     def is_topic(self) -> bool:
         """Whether it is just ``{topic}``, so that the caller can take the short way."""
-        return self._parts == [("topic", "")]
+        return self._parts == [(_PLAIN["topic"], "", "")]
 
-    def expand(self, topic: str, client_id: str, user_properties: Sequence[tuple[str, str]]) -> str:
+    def expand(self, message: Inbound) -> str:
         """The text for one message."""
-        out: list[str] = []
-        levels: list[str] | None = None
-        for kind, argument in self._parts:
-            if kind == "text":
-                out.append(argument)
-            elif kind == "topic":
-                out.append(topic)
-            elif kind == "client_id":
-                out.append(client_id)
-            elif kind == "level":
-                levels = topic.split("/") if levels is None else levels
-                index = int(argument)
-                index = index - 1 if index > 0 else index
-                if -len(levels) <= index < len(levels):
-                    out.append(levels[index])
-            else:
-                out.append(next((value for name, value in user_properties if name == argument), ""))
-        return "".join(out)
+        return "".join(
+            [part if isinstance(part, str) else part[0](message, part[1]) or part[2] for part in self._parts]
+        )
 
     def __repr__(self) -> str:
         return f"Template({self.text!r})"
@@ -68,17 +102,16 @@ class Template:
         return hash(self.text)
 
 
-def _part(match: re.Match[str]) -> tuple[str, str]:
+def _part(match: re.Match[str]) -> str | tuple[_Take, str, str]:
     if match[0] in {"{{", "}}"}:
-        return "text", match[0][0]
+        return match[0][0]
     inside = match[1]
     if inside is None:
         raise ValueError(f"expected text with {_KNOWN}; a lone brace is written {match[0] * 2}")
-    if inside in {"topic", "client_id"}:
-        return inside, ""
-    kind, dot, argument = inside.partition(".")
-    if kind == "level" and dot and re.fullmatch(r"-?[1-9][0-9]{0,2}", argument):
-        return kind, argument
-    if kind == "user" and argument:
-        return kind, argument
+    what, _, default = inside.partition("|")
+    if what in _PLAIN:
+        return _PLAIN[what], "", default
+    kind, _, argument = what.partition(".")
+    if (kind in {"level", "levels"} and _INDEX.fullmatch(argument)) or (kind == "user" and argument):
+        return _INDEXED[kind], argument, default
     raise ValueError(f"expected one of {_KNOWN} in place of {{{inside}}}")

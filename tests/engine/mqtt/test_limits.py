@@ -316,3 +316,20 @@ def test_a_storm_of_takeovers_leaves_one_connection_and_one_session() -> None:
     assert (stats.connections, stats.sessions) == (2, 2)
     bench.advance(60_000)
     assert not peers[-1].closed
+
+
+def test_the_silence_of_a_client_that_is_not_read_is_not_its_own() -> None:
+    service = RecordingService("#")
+    bench = Bench(service)
+    peer = bench.connect("c", keep_alive=10)
+    peer.send(Publish("t", b"", 1, packet_id=1))
+    connection = service.taken[0].connection
+    assert connection is not None
+    connection.hold()
+    bench.advance(60_000)
+    assert not peer.closed
+    connection.release()
+    bench.advance(14_000)
+    assert not peer.closed
+    bench.advance(30_000)
+    assert peer.closed

@@ -100,6 +100,10 @@ class FakeConnection:
     def end(self, reason_code: int, reason_string: str) -> None:
         self.outlet.disconnects.append((reason_code, reason_string))
 
+    def hold(self) -> None: ...
+
+    def release(self) -> None: ...
+
 
 class ManualCommitter:
     """A committer whose commits finish when the test says so."""

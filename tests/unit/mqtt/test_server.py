@@ -221,3 +221,44 @@ def test_the_same_on_uvloop() -> None:
         await wire.close()
 
     uvloop.run(conversation())
+
+
+class Holding:
+    """A service that takes what it is handed and wants no more after the first message."""
+
+    filters = ("hold/#",)
+    exclusive = False
+
+    def __init__(self) -> None:
+        self.taken: list[Inbound] = []
+
+    def receive(self, message: Inbound) -> None:
+        self.taken.append(message)
+        message.settle()
+        if len(self.taken) == 1:
+            assert message.connection is not None
+            message.connection.hold()
+
+    def disconnected(self, client_id: str) -> None: ...
+
+
+async def test_a_held_connection_is_not_read_and_others_are() -> None:
+    service = Holding()
+    broker = MqttServer(services=[service])
+    address = await broker.start("127.0.0.1", 0)
+    held = await (await Wire.open(address)).connect("held")
+    other = await (await Wire.open(address)).connect("other")
+    held.send(Publish("hold/a", b"1", 1, packet_id=1))
+    assert await held.next() == PubAck(1)
+    held.send(Publish("hold/a", b"2", 1, packet_id=2))
+    for _ in range(3):
+        other.send(Publish("x", b"", 1, packet_id=3), PingReq())
+        assert [await other.next(), await other.next()] == [PubAck(3, 0x10), PingResp()]
+    assert len(service.taken) == 1
+    assert service.taken[0].connection is not None
+    service.taken[0].connection.release()
+    assert await held.next() == PubAck(2)
+    assert len(service.taken) == 2
+    for client in (held, other):
+        await client.close()
+    await broker.close()

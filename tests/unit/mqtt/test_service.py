@@ -25,6 +25,10 @@ def test_whether_the_end_of_the_connection_can_still_tell_the_client() -> None:
         def end(self, reason_code: int, reason_string: str) -> None:
             ended.append((reason_code, reason_string))
 
+        def hold(self) -> None: ...
+
+        def release(self) -> None: ...
+
     ended: list[tuple[int, str]] = []
     connection = Connection()
     message = Inbound(Publish("a", b"", 1), "c", 0, connection=connection)

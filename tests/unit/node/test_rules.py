@@ -47,6 +47,13 @@ class Connection:
     def __init__(self) -> None:
         self.closing = False
         self.ends: list[tuple[int, str]] = []
+        self.holds = 0
+
+    def hold(self) -> None:
+        self.holds += 1
+
+    def release(self) -> None:
+        self.holds -= 1
 
     def end(self, reason_code: int, reason_string: str) -> None:
         if not self.closing:
@@ -86,12 +93,36 @@ def broker() -> Broker:
     return Broker()
 
 
-def service(log: Log, broker: Broker, rule: Rule | None = None, partitions: tuple[int, ...] = (0, 1, 2)) -> RuleService:
+class Later:
+    """Timers that the test lets run."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[float, Callable[[], None]]] = []
+
+    def __call__(self, delay: float, callback: Callable[[], None], /) -> None:
+        self.calls.append((delay, callback))
+
+    def run(self) -> float:
+        """Let the one timer run; how long it was set for."""
+        ((delay, callback),) = self.calls
+        self.calls.clear()
+        callback()
+        return delay
+
+
+def service(
+    log: Log,
+    broker: Broker,
+    rule: Rule | None = None,
+    partitions: tuple[int, ...] = (0, 1, 2),
+    later: Later | None = None,
+) -> RuleService:
     return RuleService(
         rule or Rule(filter="plant/#", topic="water"),
         log.append,
         partitions=partitions,
         identities=Identities("r1"),
+        later=later or (lambda _delay, callback: callback()),
     )
 
 
@@ -156,11 +187,14 @@ def test_ids_repeat_neither_within_a_run_nor_in_the_next(log: Log, broker: Broke
 
 
 REFUSED = [
-    (RefusedError("full", code=ErrCode.SERVER_RECEIVE_OVERFLOW), ReasonCode.QUOTA_EXCEEDED),
     (RefusedError("no such topic", code=ErrCode.FORBIDDEN), ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR),
     (LocalProtocolError("too long"), ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR),
 ]
-AWAY = [StorageError("disk gone"), UnavailableError("closing", applied=False)]
+AWAY = [StorageError("disk gone"), UnavailableError("lost on the way", applied=None)]
+FOR_NOW = [
+    UnavailableError("full", applied=False, why="the disk does not keep up"),
+    RefusedError("full", code=ErrCode.SERVER_RECEIVE_OVERFLOW),
+]
 
 
 @pytest.mark.parametrize(("error", "code"), REFUSED)
@@ -186,7 +220,7 @@ def test_a_log_that_is_away_ends_the_connection_so_that_the_publisher_keeps_the_
     rule.receive(broker.inbound(Publish("plant/a", b"", 1)))
     log.waiting.pop()(error)
     assert broker.settled == []
-    assert broker.disconnected == [(ReasonCode.SERVER_UNAVAILABLE, error.what)]
+    assert broker.disconnected == [(ReasonCode.SERVER_BUSY, error.what)]
 
 
 def test_a_client_that_came_back_is_not_thrown_out_for_a_message_of_its_old_connection(
@@ -203,9 +237,9 @@ def test_a_client_that_came_back_is_not_thrown_out_for_a_message_of_its_old_conn
 def test_mqtt_3_has_no_failure_codes_so_every_refusal_ends_the_connection(log: Log, broker: Broker) -> None:
     rule = service(log, broker)
     rule.receive(broker.inbound(Publish("plant/a", b"", 1), version=4))
-    log.waiting.pop()(RefusedError("full", code=ErrCode.SERVER_RECEIVE_OVERFLOW))
+    log.waiting.pop()(RefusedError("no such topic", code=ErrCode.FORBIDDEN))
     assert broker.settled == []
-    assert broker.disconnected == [(ReasonCode.QUOTA_EXCEEDED, "full")]
+    assert broker.disconnected == [(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "no such topic")]
 
 
 def test_at_qos_0_what_is_not_taken_is_counted(log: Log, broker: Broker) -> None:
@@ -216,13 +250,148 @@ def test_at_qos_0_what_is_not_taken_is_counted(log: Log, broker: Broker) -> None
     assert (rule.stats.dropped, rule.stats.refused) == (1, 0)
 
 
-def test_waiting_messages_are_bounded(log: Log, broker: Broker) -> None:
-    rule = service(log, broker, Rule(filter="#", topic="water", max_pending_bytes=2000))
-    for _ in range(3):
-        rule.receive(broker.inbound(Publish("a", b"x" * 400, 1)))
+def test_a_will_that_the_log_refuses_is_counted_since_nobody_can_be_told(log: Log, broker: Broker) -> None:
+    rule = service(log, broker)
+    rule.receive(Inbound(Publish("plant/a", b"", 1), "dev", 0))
+    log.waiting.pop()(StorageError("disk gone"))
+    assert (rule.stats.dropped, rule.stats.refused) == (1, 0)
+
+
+def test_attributes_come_from_templates_after_the_user_properties(log: Log, broker: Broker) -> None:
+    rule = Rule(
+        filter="#",
+        topic="water",
+        attributes={"site": Template("{level.1}"), "unit": Template("{user.unit|bar}"), "none": Template("{user.x}")},
+    )
+    properties = Properties(user_properties=[("line", "3")])
+    service(log, broker, rule).receive(broker.inbound(Publish("plant/7", b"", 1, properties=properties)))
+    assert log.records[0][2].headers == [("line", "3"), ("site", "plant"), ("unit", "bar")]
+
+
+def small(**more: object) -> Rule:
+    return Rule.model_validate({"filter": "#", "topic": "water", "max_pending_bytes": 2000, **more})
+
+
+def send(rule: RuleService, broker: Broker, text: str, size: int = 400, qos: int = 1, **properties: object) -> None:
+    given = Properties(**properties) if properties else None  # type: ignore[arg-type]
+    rule.receive(broker.inbound(Publish("a", text.encode().ljust(size, b"."), qos, properties=given)))
+
+
+def texts(log: Log) -> str:
+    return "".join(record.value[:1].decode() for _, _, record, _ in log.records)
+
+
+def test_waiting_messages_are_bounded_and_refused_where_that_was_chosen(log: Log, broker: Broker) -> None:
+    rule = service(log, broker, small(when_full="refuse"))
+    for text in "abc":
+        send(rule, broker, text)
     assert len(log.records) == 2
     assert broker.settled == [(ReasonCode.QUOTA_EXCEEDED, "rule water: 2 messages wait for the log")]
+    assert broker.connection.holds == 0
     log.waiting.pop()(object())
-    rule.receive(broker.inbound(Publish("a", b"x" * 400, 1)))
+    send(rule, broker, "d")
     assert len(log.records) == 3
     rule.disconnected("dev")
+
+
+def test_who_sends_more_than_may_wait_is_not_read_until_half_of_it_is_gone(log: Log, broker: Broker) -> None:
+    rule = service(log, broker, small())
+    for text in "abcd":
+        send(rule, broker, text)
+    assert texts(log) == "abcd", "what was read is taken"
+    assert (broker.connection.holds, rule.stats.held) == (1, 1)
+    for waiting, holds in ((3, 1), (2, 1), (1, 0), (0, 0)):
+        log.waiting.pop(0)(object())
+        assert (rule.stats.pending, broker.connection.holds) == (waiting, holds)
+    assert broker.settled == [(0, "")] * 4
+
+
+def test_twice_the_bound_is_the_end_of_it(log: Log, broker: Broker) -> None:
+    rule = service(log, broker, small())
+    for text in "abcde":
+        send(rule, broker, text)
+    assert texts(log) == "abcd"
+    assert broker.settled == [(ReasonCode.QUOTA_EXCEEDED, "rule water: 4 messages wait for the log")]
+
+
+def test_high_priority_passes_without_its_connection_being_held(log: Log, broker: Broker) -> None:
+    rule = service(log, broker, small())
+    send(rule, broker, "a")
+    send(rule, broker, "b")
+    send(rule, broker, "c", user_properties=[("$high_priority", "")])
+    assert (texts(log), broker.connection.holds) == ("abc", 0)
+
+
+@pytest.mark.parametrize("error", FOR_NOW)
+def test_a_log_that_is_full_for_now_is_tried_again_in_order(log: Log, broker: Broker, error: PenstockError) -> None:
+    later = Later()
+    rule = service(log, broker, later=later)
+    for text in "abc":
+        send(rule, broker, text)
+    first = log.waiting.pop(0)
+    first(error)
+    send(rule, broker, "d")
+    for _ in range(2):
+        log.waiting.pop(0)(error)
+    assert texts(log) == "abc"
+    assert (rule.stats.waiting, rule.stats.pending, broker.settled) == (4, 4, [])
+    # The oldest alone is tried, twice as late each time.
+    assert later.run() == pytest.approx(0.02)
+    assert texts(log) == "abca"
+    send(rule, broker, "e")
+    log.waiting.pop(0)(error)
+    assert later.run() == pytest.approx(0.04)
+    assert texts(log) == "abcaa"
+    log.waiting.pop(0)(object())
+    assert texts(log) == "abcaabcde"
+    assert broker.settled == [(0, "")]
+    for _ in range(4):
+        log.waiting.pop(0)(object())
+    assert broker.settled == [(0, "")] * 5
+    assert (rule.stats.waiting, rule.stats.pending, rule.stats.pending_bytes, rule.stats.retried) == (0, 0, 0, 6)
+    assert (later.calls, rule.stats.refused, rule.stats.dropped) == ([], 0, 0)
+
+
+def test_a_log_that_fills_up_again_keeps_the_order(log: Log, broker: Broker) -> None:
+    later = Later()
+    rule = service(log, broker, later=later)
+    error = FOR_NOW[0]
+    for text in "abc":
+        send(rule, broker, text)
+    for _ in range(3):
+        log.waiting.pop(0)(error)
+    later.run()
+    log.waiting.pop(0)(object())
+    for _ in range(2):
+        log.waiting.pop(0)(error)
+    later.run()
+    log.waiting.pop(0)(object())
+    log.waiting.pop(0)(object())
+    assert texts(log) == "abcabcbc"
+    assert broker.settled == [(0, "")] * 3
+
+
+def test_pauses_between_attempts_are_bounded(log: Log, broker: Broker) -> None:
+    later = Later()
+    rule = service(log, broker, later=later)
+    send(rule, broker, "a")
+    pauses = []
+    for _ in range(9):
+        log.waiting.pop(0)(FOR_NOW[0])
+        pauses.append(later.run())
+    assert pauses[0] == pytest.approx(0.02)
+    assert pauses[-1] == pytest.approx(2.0)
+    assert pauses == sorted(pauses)
+
+
+def test_what_waits_at_the_end_of_the_node_stays_with_its_publisher(log: Log, broker: Broker) -> None:
+    later = Later()
+    rule = service(log, broker, later=later)
+    send(rule, broker, "a")
+    log.waiting.pop(0)(FOR_NOW[0])
+    send(rule, broker, "b", qos=0)
+    rule.close()
+    assert broker.disconnected == [(ReasonCode.SERVER_BUSY, "the node is shutting down")]
+    assert (rule.stats.refused, rule.stats.dropped, rule.stats.pending, rule.stats.waiting) == (1, 1, 0, 0)
+    later.run()
+    assert texts(log) == "a"

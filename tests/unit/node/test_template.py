@@ -4,9 +4,28 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.service import Inbound
 from penstock.node.template import Template
 
-USER = [("line", "3"), ("line", "4"), ("a.b", "dotted")]
+FULL = Inbound(
+    Publish(
+        "plant/7/flow",
+        b"",
+        1,
+        retain=True,
+        properties=Properties(
+            user_properties=[("line", "3"), ("line", "4"), ("a.b", "dotted"), ("empty", "")],
+            content_type="text/plain",
+            response_topic="answers",
+        ),
+    ),
+    "dev",
+    0,
+    username="anna",
+)
+BARE = Inbound(Publish("plant/7/flow"), "dev", 0)
 
 CASES = [
     ("{topic}", "plant/7/flow"),
@@ -14,9 +33,17 @@ CASES = [
     ("{level.-1}", "flow"),
     ("{level.-3}", "plant"),
     ("[{level.4}{level.-4}]", "[]"),
+    ("{levels.2}", "7/flow"),
+    ("{levels.-1}", "flow"),
+    ("{levels.1}={levels.-9}", "plant/7/flow=plant/7/flow"),
+    ("[{levels.4}]", "[]"),
     ("{client_id}/{user.line}", "dev/3"),
     ("{user.a.b}", "dotted"),
     ("{user.none}", ""),
+    ("{user.none|no line}", "no line"),
+    ("{user.empty|x}{level.9||}", "x|"),
+    ("{user.line|x}", "3"),
+    ("{username} {content_type} {response_topic} {qos} {retain}", "anna text/plain answers 1 1"),
     ("{{x}}", "{x}"),
     ("plain", "plain"),
     ("", ""),
@@ -25,10 +52,18 @@ CASES = [
 
 @pytest.mark.parametrize(("text", "expected"), CASES)
 def test_expand(text: str, expected: str) -> None:
-    assert Template(text).expand("plant/7/flow", "dev", USER) == expected
+    assert Template(text).expand(FULL) == expected
 
 
-@pytest.mark.parametrize("text", ["{", "}", "{}", "{nothing}", "{level.0}", "{level.x}", "{level}", "{user.}", "{a{b}"])
+def test_a_message_without_properties_has_the_defaults() -> None:
+    text = "{user.line|-}{username|-}{content_type|-}{response_topic|-}{qos}{retain}"
+    assert Template(text).expand(BARE) == "----00"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", "}", "{}", "{nothing}", "{level.0}", "{level.x}", "{level}", "{levels.}", "{user.}", "{a{b}", "{topic.1}"],
+)
 def test_what_is_no_template_says_what_is(text: str) -> None:
     with pytest.raises(ValueError, match="expected"):
         Template(text)
@@ -37,5 +72,6 @@ def test_what_is_no_template_says_what_is(text: str) -> None:
 def test_the_plain_topic_is_known_and_templates_compare() -> None:
     assert Template("{topic}").is_topic
     assert not Template("{topic}x").is_topic
+    assert not Template("{topic|x}").is_topic
     assert Template("a") == Template("a")
     assert len({Template("a"), Template("a"), Template("b")}) == 2

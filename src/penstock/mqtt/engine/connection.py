@@ -102,9 +102,11 @@ class BrokerConnection(Timed):
         "_maximum_out",
         "_problem_information",
         "_stats",
+        "_was_held",
         "closing",
         "connected_at",
         "dirty",
+        "holds",
         "keep_alive_ms",
         "name",
         "out",
@@ -144,6 +146,10 @@ class BrokerConnection(Timed):
         self.out_bytes = 0
         """Of the messages in ``out``; answers are bounded by the input."""
         self.dirty = False
+        self._was_held = False
+        """Whether it was held since the last look at its keep alive."""
+        self.holds = 0
+        """While it is not 0 the shell reads nothing: a service cannot take more."""
         self.closing = False
 
     # Input
@@ -220,6 +226,9 @@ class BrokerConnection(Timed):
                 return
             self._broker.timers.arm(self, deadline)
             return
+        if self._was_held:  # its silence was ours
+            self._was_held = self.holds > 0
+            self._last_received = now
         if self.keep_alive_ms:
             deadline = self._last_received + self.keep_alive_ms
             if now >= deadline:  # [MQTT-3.1.2-22]
@@ -306,6 +315,17 @@ class BrokerConnection(Timed):
         self._say_goodbye(reason_code, reason_string)
         self.writable = False  # nothing may follow: messages wait in the session
         self._broker.ended.append(self)
+
+    def hold(self) -> None:
+        """Have the shell read nothing more until :meth:`release` was called as often."""
+        self.holds += 1
+        self._was_held = True
+
+    def release(self) -> None:
+        """Undo one :meth:`hold`."""
+        self.holds -= 1
+        if not self.holds:
+            self.mark()
 
     def _say_goodbye(self, reason_code: int, reason_string: str) -> None:
         if self.session is not None:
