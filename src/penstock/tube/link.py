@@ -11,7 +11,8 @@ import itertools
 import os
 import socket
 from collections.abc import Callable, Sequence
-from typing import TypeVar, cast
+from types import TracebackType
+from typing import Self, TypeVar, cast
 
 from google.protobuf.message import Message
 
@@ -24,7 +25,7 @@ from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.schema import decode
 
-__all__ = ["Link", "MasterLink", "new_client_id"]
+__all__ = ["Link", "Links", "MasterLink", "new_client_id"]
 
 M = TypeVar("M", bound=Message)
 
@@ -46,6 +47,10 @@ class Link(asyncio.Protocol):
         self.address = address
         self.peer = f"{address[0]}:{address[1]}"
         self.closed = False
+        self.extensions: int | None = None
+        """Version of our extensions that the peer speaks: 0 none, None not known yet; who asks notes it here."""
+        self.on_lost: list[Callable[[], None]] = []
+        """Called once, when the connection has ended and those who wait were told."""
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._decoder = FrameDecoder()
@@ -129,11 +134,16 @@ class Link(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    async def close(self) -> None:
-        """Send what is waiting to be sent, end the connection."""
+    def finish(self) -> None:
+        """Send what is waiting to be sent, then the connection ends."""
         if self._transport is not None:
             self._flush()
             self._transport.close()
+
+    async def close(self) -> None:
+        """As :meth:`finish`, and wait for the end."""
+        if self._transport is not None:
+            self.finish()
             await self._gone
 
     # --- asyncio.Protocol ---
@@ -164,6 +174,9 @@ class Link(asyncio.Protocol):
         error = self._lost(applied=None)
         for done in waiting.values():
             done(error)
+        for lost in self.on_lost:
+            lost()
+        self.on_lost.clear()
         if not self._gone.done():
             self._gone.set_result(None)
 
@@ -174,6 +187,73 @@ class Link(asyncio.Protocol):
         if self._out and self._transport is not None and not self._transport.is_closing():
             self._transport.write(b"".join(self._out))
         self._out.clear()
+
+
+class Links:
+    """Connections to brokers by address, one each. Clients that are given the same one share them.
+
+    ``async with Links() as links`` closes them at the end. A connection that no client uses any more is closed.
+    """
+
+    def __init__(self) -> None:
+        self._links: dict[Address, Link] = {}
+        self._users: dict[Link, set[object]] = {}
+        self._locks: dict[Address, asyncio.Lock] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def find(self, address: Address) -> Link | None:
+        """The open connection to ``address``, if there is one."""
+        link = self._links.get(address)
+        return None if link is None or link.closed else link
+
+    async def connect(self, address: Address, *, user: object) -> Link:
+        """The connection to ``address``, made if there is none; ``user`` holds it until it releases it.
+
+        Raises:
+            UnavailableError: nobody answers there in time.
+        """
+        async with self._locks.setdefault(address, asyncio.Lock()):
+            link = self.find(address)
+            if link is None:
+                link = self._links[address] = await Link.connect(address)
+                self._users[link] = set()
+                link.on_lost.append(lambda: self._forget(link))
+            self._users[link].add(user)
+            return link
+
+    def release(self, link: Link, *, user: object) -> None:
+        """``user`` does not need ``link`` any more; without users it is closed."""
+        users = self._users.get(link)
+        if users is not None:
+            users.discard(user)
+            if not users:
+                if self._links.get(link.address) is link:
+                    del self._links[link.address]
+                link.finish()
+
+    async def leave(self, user: object) -> None:
+        """Release all that ``user`` holds; what is closed by that is closed when this returns."""
+        held = [link for link, users in self._users.items() if user in users]
+        unused = [link for link in held if self._users[link] == {user}]
+        for link in held:
+            self.release(link, user=user)
+        await asyncio.gather(*(link.close() for link in unused))
+
+    async def close(self) -> None:
+        """Close them all."""
+        await asyncio.gather(*(link.close() for link in list(self._users)))
+
+    def _forget(self, link: Link) -> None:
+        self._users.pop(link, None)
+        if self._links.get(link.address) is link:
+            del self._links[link.address]
 
 
 class MasterLink:

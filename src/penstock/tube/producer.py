@@ -2,7 +2,7 @@
 
 Messages of one partition stay in order: what failed is sent again only while nothing later is in the log. A message
 whose outcome is unknown (the connection broke) is sent again too, so a record may be stored twice, never lost: its
-``id`` tells copies.
+``id`` tells copies. With ``idempotent=True`` our brokers store it once.
 """
 
 from __future__ import annotations
@@ -10,79 +10,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
-from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
+from penstock.errors import ConfigError, LocalProtocolError, PenstockError, RefusedError, UnavailableError
 from penstock.runtime.clock import monotonic_ms
 from penstock.tube.addresses import Address, local_ipv4, parse_masters
 from penstock.tube.codec.codes import ErrCode
-from penstock.tube.codec.envelope import Request, Response
-from penstock.tube.codec.methods import MethodId, Service
-from penstock.tube.codec.proto import broker_pb2, master_pb2
-from penstock.tube.codec.strings import BrokerInfo, Partition, check_client_id, ipv4_to_int
-from penstock.tube.engine.producer import AVOID_MS, Lane, Routes
-from penstock.tube.link import Link, MasterLink, new_client_id
+from penstock.tube.codec.methods import MethodId
+from penstock.tube.codec.proto import master_pb2
+from penstock.tube.codec.strings import check_client_id, ipv4_to_int
+from penstock.tube.delivery import Delivery, Outcome, Outgoing, SendResult, Settings
+from penstock.tube.engine.producer import Routes
+from penstock.tube.engine.send_requests import SendWriter
+from penstock.tube.link import Links, MasterLink, new_client_id
 from penstock.tube.record import Record
 
 __all__ = ["Producer", "SendResult"]
 
-UNREACHABLE_MS = 5_000  # round robin leaves a broker out after a connect that failed
-# Answers after which the same message may be stored later.
-RETRIABLE = frozenset({ErrCode.SERVICE_UNAVAILABLE, ErrCode.SERVER_RECEIVE_OVERFLOW})
-
-
-class SendResult(NamedTuple):
-    """Where the message is: ``append_offset`` is the index position (28 a message of the store)."""
-
-    message_id: int
-    append_time_ms: int
-    append_offset: int
-    partition: int
-    broker_id: int
-
-
-class _Message:
-    """One message on its way."""
-
-    __slots__ = ("admitted", "attempts", "data", "deadline", "error", "flag", "future", "key", "msg_time", "msg_type",
-                 "partition", "size", "topic")  # fmt: skip
-
-    def __init__(
-        self, topic: str, record: Record | bytes, partition: int | None, key: bytes | None, deadline: float
-    ) -> None:
-        self.msg_type: str | None = None
-        self.msg_time: str | None = None
-        if isinstance(record, Record):
-            self.data, self.flag, self.msg_type = record.encode()
-            self.msg_time = record.msg_time
-            self.size = len(record.value)
-            key = record.key if key is None else key
-        else:
-            self.data, self.flag, self.size = record, 0, len(record)
-        self.topic = topic
-        self.partition = partition
-        self.key = key
-        self.deadline = deadline
-        self.attempts = 0
-        self.admitted = False
-        self.error: PenstockError | None = None  # of the last attempt
-        self.future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
-
-    @property
-    def fixed(self) -> bool:
-        """Whether it must go to the partition where it is."""
-        return self.partition is not None or self.key is not None
+# A broker without batches answers each message; more than so many requests on their way to a partition bring nothing.
+MOST_REQUESTS = 1_000
 
 
 class Producer:
     """``async with Producer("127.0.0.1:8715") as producer``. Safe to use from many tasks of one loop.
 
-    At most ``max_in_flight`` messages wait for their acknowledgement; ``send`` waits for a place. A message is given up
-    after ``delivery_timeout_s`` (UnavailableError, ``applied`` None if it was ever sent).
+    ``max_in_flight`` messages and ``max_in_flight_bytes`` wait for their acknowledgement at most; who sends waits for a
+    place. A message is given up after ``delivery_timeout_s`` (UnavailableError, ``applied`` None if it was ever sent).
+
+    ``idempotent``: no copies after a retry; only with penstock's brokers, others refuse. ``reorder``: what failed is
+    sent again even behind later messages. ``links``: connections shared with other clients; else it has its own.
     """
 
     def __init__(
@@ -90,37 +49,59 @@ class Producer:
         masters: str | Sequence[Address],
         *,
         client_id: str | None = None,
-        max_in_flight: int = 2000,
+        idempotent: bool = False,
+        reorder: bool = False,
+        max_in_flight: int = 10_000,
+        max_in_flight_bytes: int = 64 << 20,
+        batch_messages: int = 2_000,
+        batch_bytes: int = 1 << 20,
         request_timeout_s: float = 10.0,
         delivery_timeout_s: float = 30.0,
         topic_timeout_s: float = 10.0,
         heartbeat_s: float = 5.0,
         retry_s: float = 0.2,
+        idle_s: float = 600.0,
+        links: Links | None = None,
     ) -> None:
+        for name, value, most in (("batch_messages", batch_messages, 8192), ("batch_bytes", batch_bytes, 4 << 20)):
+            if not 1 <= value <= most:
+                raise ConfigError(f"tube: {name} {value} is not possible", option=name, do=f"choose 1 to {most}")
+        if max_in_flight < 1:
+            raise ConfigError(f"tube: max_in_flight {max_in_flight} is not possible", option="max_in_flight")
         self.client_id = check_client_id(client_id if client_id is not None else new_client_id("producer"))
         self.sent = 0
         self.acknowledged = 0
-        self.retried = 0
         self._masters = parse_masters(masters)
-        self._request_timeout_s = request_timeout_s
-        self._delivery_timeout_s = delivery_timeout_s
+        self._settings = Settings(
+            request_timeout_s=request_timeout_s,
+            delivery_timeout_s=delivery_timeout_s,
+            retry_s=retry_s,
+            window=min(max_in_flight, MOST_REQUESTS),
+            batch_messages=batch_messages,
+            batch_bytes=batch_bytes,
+            reorder=reorder,
+            idempotent=idempotent,
+            idle_s=idle_s,
+        )
         self._topic_timeout_s = topic_timeout_s
         self._heartbeat_s = heartbeat_s
-        self._retry_s = retry_s
         self._max_in_flight = max_in_flight
+        self._max_bytes = max_in_flight_bytes
         self._in_flight = 0
-        self._pending: dict[str, deque[_Message]] = {}  # not admitted yet, in the order of the calls
+        self._bytes = 0
+        self._pending: dict[str, deque[Outgoing]] = {}  # not admitted yet, in the order of the calls
+        self._room: deque[asyncio.Future[None]] = deque()  # who waits for a place
         self._publishing: dict[str, asyncio.Task[None]] = {}
         host = local_ipv4()
-        self._address = ipv4_to_int(host)
+        self._writer = SendWriter(self.client_id, ipv4_to_int(host))
         self._routes = Routes(self.client_id, host, start=random.randrange(1 << 16))  # noqa: S311 - spreads load only
-        self._lanes: dict[str, Lane[_Message]] = {}
-        self._links: dict[int, Link] = {}
-        self._connecting: dict[int, asyncio.Task[None]] = {}
-        self._retrying: set[asyncio.TimerHandle] = set()
+        self._links = links if links is not None else Links()
+        self._own_links = links is None
         self._beating = asyncio.Lock()
         self._master: MasterLink | None = None
+        self._delivery: Delivery | None = None
         self._heart: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
 
     async def __aenter__(self) -> Self:
@@ -132,6 +113,16 @@ class Producer:
     ) -> None:
         await self.close()
 
+    @property
+    def retried(self) -> int:
+        """Messages that were sent again."""
+        return self._delivery.retried if self._delivery is not None else 0
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """The topics that are published now."""
+        return frozenset(self._routes.topics)
+
     async def start(self) -> None:
         """Register at the master.
 
@@ -139,13 +130,37 @@ class Producer:
             UnavailableError: no master answers.
             RefusedError: it does not want this producer.
         """
+        self._loop = asyncio.get_running_loop()
         self._master = MasterLink(self._masters)
         try:
             await self._register()
         except BaseException:
             await self._master.close()
             raise
+        self._delivery = Delivery(self._settings, self._routes, self._writer, self._links, self._tell_and_admit)
         self._heart = asyncio.create_task(self._beat(), name=f"tube-producer-{self.client_id}")
+
+    async def publish(self, *topics: str) -> None:
+        """Announce ``topics`` and connect to their brokers, so that the first send finds all ready.
+
+        A send does it by itself; this says earlier that a topic is not there.
+
+        Raises:
+            RefusedError: the master announces no partition of one within ``topic_timeout_s``.
+        """
+        await asyncio.gather(*(asyncio.shield(self._published(topic)) for topic in topics))
+        for topic in topics:
+            if not self._routes.partitions(topic):
+                raise self._unknown(topic)
+
+    async def unpublish(self, *topics: str) -> None:
+        """Wait for what is on its way, then take ``topics`` back. A later send publishes again."""
+        waiting = [message.future for message in self._outstanding() if message.topic in topics]
+        if waiting:
+            await asyncio.wait(waiting)
+        self._routes.topics.difference_update(topics)
+        with contextlib.suppress(PenstockError):  # the next heartbeat says it
+            await self._heartbeat()
 
     async def send(
         self, topic: str, record: Record | bytes, partition: int | None = None, key: bytes | None = None
@@ -160,18 +175,43 @@ class Producer:
             UnavailableError: not acknowledged in time; ``applied`` None: it may be stored or not.
             LocalProtocolError: it is empty or too large.
         """
-        message = _Message(topic, record, partition, key, time.monotonic() + self._delivery_timeout_s)
-        if not message.data:
-            raise LocalProtocolError("tube: a message without body and attributes cannot be stored")
         # Queued before anything is awaited, so that messages go in the order of the calls.
-        self._pending.setdefault(topic, deque()).append(message)
-        self._admit(topic)
-        return await message.future
+        return await self._accept(topic, record, partition, key)
+
+    async def queue(
+        self, topic: str, record: Record | bytes, partition: int | None = None, key: bytes | None = None
+    ) -> asyncio.Future[SendResult]:
+        """Take ``record`` once there is a place for it; the future has what :meth:`send` returns or raises."""
+        while self._full:
+            await self._place()
+        return self._accept(topic, record, partition, key)
+
+    async def send_all(
+        self, topic: str, records: Iterable[Record | bytes], partition: int | None = None, key: bytes | None = None
+    ) -> list[SendResult]:
+        """Store ``records``, many in one request; where each is. ``records`` is read as fast as there are places.
+
+        Raises:
+            PenstockError: as :meth:`send`, for the first that failed, after all have an outcome.
+        """
+        futures = []
+        try:
+            for record in records:
+                while self._full:
+                    await self._place()
+                futures.append(self._accept(topic, record, partition, key))
+        finally:
+            for future in futures:
+                if not future.done():
+                    await asyncio.wait([future])
+            failed = [error for future in futures if (error := future.exception()) is not None]
+        if failed:
+            raise failed[0]
+        return [future.result() for future in futures]
 
     async def flush(self) -> None:
         """Return when everything sent so far has an outcome."""
-        waiting = [m.future for lane in self._lanes.values() for m in lane.messages()]
-        waiting += [m.future for queue in self._pending.values() for m in queue]
+        waiting = [message.future for message in self._outstanding()]
         if waiting:
             await asyncio.wait(waiting)
 
@@ -181,19 +221,20 @@ class Producer:
             return
         await self.flush()
         self._closing = True
-        tasks = [self._heart, *self._connecting.values(), *self._publishing.values()] if self._heart is not None else []
+        tasks = [self._heart, *self._publishing.values()] if self._heart is not None else []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for timer in self._retrying:
-            timer.cancel()
+        if self._delivery is not None:
+            await self._delivery.close()
         if self._master is not None:
-            request = master_pb2.CloseRequestP2M(clientId=self.client_id)
             with contextlib.suppress(PenstockError):  # the master lets the session expire
-                await self._master.call(MethodId.PRODUCER_CLOSE, request, master_pb2.CloseResponseM2P, timeout_s=2)
+                await self._master.call(
+                    MethodId.PRODUCER_CLOSE, self._routes.close(), master_pb2.CloseResponseM2P, timeout_s=2
+                )
             await self._master.close()
-        for link in self._links.values():
-            await link.close()
+        if self._delivery is not None:
+            await self._links.leave(self._delivery)
 
     # --- the master ---
 
@@ -201,7 +242,7 @@ class Producer:
         assert self._master is not None
         answer = await self._master.call(
             MethodId.PRODUCER_REGISTER, self._routes.register(), master_pb2.RegisterResponseM2P,
-            timeout_s=self._request_timeout_s,
+            timeout_s=self._settings.request_timeout_s,
         )  # fmt: skip
         _accepted(answer.errCode, answer.errMsg, "the master refuses this producer")
         self._routes.registered(answer)
@@ -211,7 +252,7 @@ class Producer:
         async with self._beating:
             answer = await self._master.call(
                 MethodId.PRODUCER_HEARTBEAT, self._routes.heartbeat(), master_pb2.HeartResponseM2P,
-                timeout_s=self._request_timeout_s,
+                timeout_s=self._settings.request_timeout_s,
             )  # fmt: skip
             if answer.errCode == ErrCode.HB_NO_NODE:
                 await self._register()
@@ -219,6 +260,9 @@ class Producer:
             if answer.errCode != ErrCode.NOT_READY:
                 _accepted(answer.errCode, answer.errMsg, "the master refuses this producer's heartbeat")
             self._routes.heard(answer)
+        if self._delivery is not None:
+            for topic in self._routes.topics:
+                self._delivery.connect_ahead(self._routes.partitions(topic))
 
     async def _beat(self) -> None:
         while True:
@@ -228,10 +272,17 @@ class Producer:
             except PenstockError:
                 continue  # the next one tries again; what is known stays in use
 
+    def _published(self, topic: str) -> asyncio.Task[None]:
+        """The task that publishes ``topic``, started if there is none."""
+        task = self._publishing.get(topic)
+        if task is None:
+            task = self._publishing[topic] = asyncio.create_task(self._publish(topic))
+        return task
+
     async def _publish(self, topic: str) -> None:
         """Announce a topic and learn its partitions; then what waits for them goes on, or fails."""
         self._routes.topics.add(topic)
-        until = time.monotonic() + self._topic_timeout_s
+        until = asyncio.get_running_loop().time() + self._topic_timeout_s
         pause = 0.02
         failure: PenstockError | None = None
         try:
@@ -243,7 +294,7 @@ class Producer:
                     failure = error
                 if self._routes.partitions(topic):
                     break
-                if time.monotonic() + pause > until:
+                if asyncio.get_running_loop().time() + pause > until:
                     raise failure if failure is not None else self._unknown(topic)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 0.5)
@@ -257,7 +308,7 @@ class Producer:
             return
         self._routes.topics.discard(topic)
         for message in self._pending.pop(topic, ()):
-            self._resolve(message, failure)
+            self._tell(message, failure)
 
     def _unknown(self, topic: str) -> RefusedError:
         return RefusedError(
@@ -269,234 +320,97 @@ class Producer:
 
     # --- admission ---
 
+    @property
+    def _full(self) -> bool:
+        return self._in_flight >= self._max_in_flight or self._bytes >= self._max_bytes
+
+    async def _place(self) -> None:
+        """Wait until there may be a place."""
+        assert self._loop is not None, "start() comes first"
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._room.append(future)
+        await future
+
+    def _outstanding(self) -> list[Outgoing]:
+        pending = [message for queue in self._pending.values() for message in queue]
+        return [*(self._delivery.messages() if self._delivery is not None else ()), *pending]
+
+    def _accept(
+        self, topic: str, record: Record | bytes, partition: int | None, key: bytes | None
+    ) -> asyncio.Future[SendResult]:
+        if self._loop is None or self._closing:
+            raise LocalProtocolError("tube: the producer is not running: use it between start() and close()")
+        future: asyncio.Future[SendResult] = self._loop.create_future()
+        deadline = self._loop.time() + self._settings.delivery_timeout_s
+        message = Outgoing(topic, record, partition, key, deadline, future)
+        if topic not in self._pending and not self._full and self._routes.partitions(topic):
+            self._start(message)
+        else:
+            self._pending.setdefault(topic, deque()).append(message)
+            self._admit(topic)
+        return future
+
+    def _start(self, message: Outgoing) -> None:
+        """Give ``message`` a place in flight and send it on its way."""
+        assert self._delivery is not None
+        self._in_flight += 1
+        self._bytes += len(message.data)
+        message.admitted = True
+        try:
+            most = self._routes.max_bytes(message.topic)
+            if message.size > most:
+                raise LocalProtocolError(
+                    f"tube: a body of {message.size} bytes is too large for topic {message.topic!r}",
+                    why=f"its limit is {most} bytes",
+                    do="send less, or raise the topic's largest message",
+                )
+            target = self._routes.choose(message.topic, message.key, message.partition, monotonic_ms())
+            assert target is not None, "admitted only while the topic has partitions"
+        except PenstockError as error:
+            self._tell(message, error)
+            return
+        self.sent += 1
+        self._delivery.push(target, message)
+
     def _admit(self, topic: str) -> None:
         """Send what waits for ``topic``, as far as there are places in flight."""
         queue = self._pending.get(topic)
-        while queue and self._in_flight < self._max_in_flight:
+        while queue and not self._full:
             if not self._routes.partitions(topic):
-                if topic not in self._publishing:
-                    self._publishing[topic] = asyncio.create_task(self._publish(topic))
+                self._published(topic)
                 return
             message = queue.popleft()
-            if message.future.done():
-                continue
-            self._in_flight += 1
-            message.admitted = True
-            try:
-                self._route(message)
-            except PenstockError as error:
-                self._tell(message, error)
+            if not message.future.done():
+                self._start(message)
         if not queue:
             self._pending.pop(topic, None)
 
-    def _resolve(self, message: _Message, outcome: SendResult | PenstockError) -> None:
+    def _tell_and_admit(self, message: Outgoing, outcome: Outcome) -> None:
         """Tell the caller; the message's place goes to the next."""
         self._tell(message, outcome)
-        for topic in list(self._pending):
-            if self._in_flight >= self._max_in_flight:
-                return
-            self._admit(topic)
+        if self._pending:
+            for topic in list(self._pending):
+                self._admit(topic)
 
-    def _tell(self, message: _Message, outcome: SendResult | PenstockError) -> None:
+    def _tell(self, message: Outgoing, outcome: Outcome) -> None:
         if message.admitted:
             message.admitted = False
             self._in_flight -= 1
-        if not message.future.done():
-            if isinstance(outcome, PenstockError):
-                message.future.set_exception(outcome)
-            else:
-                message.future.set_result(outcome)
-
-    # --- the brokers ---
-
-    def _route(self, message: _Message) -> None:
-        most = self._routes.max_bytes(message.topic)
-        if message.size > most:
-            raise LocalProtocolError(
-                f"tube: a body of {message.size} bytes is too large for topic {message.topic!r}",
-                why=f"its limit is {most} bytes",
-                do="send less, or raise the topic's largest message",
-            )
-        target = self._routes.choose(message.topic, message.key, message.partition, monotonic_ms())
-        assert target is not None, "admitted only while the topic has partitions"
-        self.sent += 1
-        self._push(target, message)
-
-    def _push(self, target: Partition, message: _Message) -> None:
-        lane = self._lanes.get(target.key)
-        if lane is None:
-            lane = self._lanes[target.key] = Lane(target, window=self._max_in_flight)
-        lane.push(message)
-        self._pump(lane)
-
-    def _pump(self, lane: Lane[_Message]) -> None:
-        """Send what may go now."""
-        broker_id = lane.target.broker.id
-        link = self._links.get(broker_id)
-        if link is None or link.closed:
-            if len(lane) and broker_id not in self._connecting and not self._closing:
-                self._connecting[broker_id] = asyncio.create_task(self._connect(lane.target.broker))
-            return
-        while (item := lane.ready()) is not None:
-            number, message = item
-            if message.future.done():  # its caller gave up before it was sent
-                lane.refused(number)
-                self._resolve(message, _overtaken(lane.target))
-                continue
-            message.attempts += 1
-            self._send(link, lane, number, message)
-
-    def _send(self, link: Link, lane: Lane[_Message], number: int, message: _Message) -> None:
-        request = broker_pb2.SendMessageRequestP2B(
-            clientId=self.client_id,
-            topicName=message.topic,
-            partitionId=lane.target.id,
-            data=message.data,
-            flag=message.flag,
-            checkSum=-1,
-            sentAddr=self._address,
-        )
-        if message.msg_type is not None:
-            request.msgType = message.msg_type
-        if message.msg_time is not None:
-            request.msgTime = message.msg_time
-        request.authInfo.visitAuthorizedToken = self._routes.token
-        limit = asyncio.get_running_loop().call_later(self._request_timeout_s, link.abort)
-
-        def done(outcome: Response | PenstockError) -> None:
-            limit.cancel()
-            self._answered(link, lane, number, outcome)
-
-        timeout = int(self._request_timeout_s * 1000)
-        link.submit(
-            Request(0, Service.BROKER_WRITE, MethodId.SEND_MESSAGE, request.SerializeToString(), timeout=timeout), done
-        )
-
-    def _answered(self, link: Link, lane: Lane[_Message], number: int, outcome: Response | PenstockError) -> None:
-        target = lane.target
-        error: PenstockError
-        try:
-            answer = link.read(MethodId.SEND_MESSAGE, outcome, broker_pb2.SendMessageResponseB2P)
-        except UnavailableError as failure:
-            error, retry = failure, True
-        except PenstockError as failure:
-            error, retry = failure, False
-        else:
-            if answer.errCode == ErrCode.SUCCESS:
-                message = lane.succeeded(number)
-                if message is not None:
-                    self.acknowledged += 1
-                    self._resolve(message, _result(answer, target))
-                self._settle(lane)
-                return
-            retry = answer.errCode in RETRIABLE
-            error = RefusedError(
-                f"tube: broker {target.broker.address} refused a message for {target.key}: {answer.errMsg}",
-                code=answer.errCode,
-                text=answer.errMsg,
-                peer=link.peer,
-            )
-            error.retriable = retry
-            if answer.errCode == ErrCode.SERVICE_UNAVAILABLE:
-                self._routes.avoid(target.broker.id, monotonic_ms() + AVOID_MS)
-        message = lane.failed(number) if retry else lane.refused(number)
-        if message is not None:
-            message.error = error
-            if not retry:
-                self._resolve(message, error)
-        self._settle(lane)
-
-    def _settle(self, lane: Lane[_Message]) -> None:
-        """After an outcome: go on sending, or arrange the failed ones once all in flight have theirs."""
-        outcome = lane.again()
-        if outcome is None:
-            self._pump(lane)
-            return
-        retry, given_up = outcome
-        for message in given_up:
-            self._resolve(message, message.error if message.error is not None else _overtaken(lane.target))
-        self.retried += len(retry)
-        lane.held = True  # a pause before the next attempt
-        timer: asyncio.TimerHandle
-
-        def resume() -> None:
-            self._retrying.discard(timer)
-            lane.held = False
-            self._expire(lane, None)
-            self._move(lane)
-            self._pump(lane)
-
-        timer = asyncio.get_running_loop().call_later(self._retry_s, resume)
-        self._retrying.add(timer)
-
-    def _expire(self, lane: Lane[_Message], error: PenstockError | None) -> None:
-        """Give up waiting messages whose time is over."""
-        now = time.monotonic()
-        for message in lane.waiting():
-            if message.deadline <= now or message.future.done():
-                lane.drop(message)
-                applied = None if message.attempts else False
-                cause = error if error is not None else message.error
-                why = cause.what if cause is not None else f"no connection to broker {lane.target.broker.address}"
-                text = (
-                    f"tube: a message for {lane.target.key} was not acknowledged within {self._delivery_timeout_s:g} s"
-                )
-                self._resolve(message, UnavailableError(text, applied=applied, why=why))
-
-    def _move(self, lane: Lane[_Message]) -> None:
-        """Messages that go anywhere leave a broker that is avoided."""
-        now = monotonic_ms()
-        if not self._routes.avoided(lane.target.broker.id, now):
-            return
-        for message in lane.take_waiting():
-            other = None if message.fixed else self._routes.choose(message.topic, None, None, now)
-            if other is None or other.key == lane.target.key or self._routes.avoided(other.broker.id, now):
-                lane.push(message)
-            else:
-                self._push(other, message)
-
-    async def _connect(self, broker: BrokerInfo) -> None:
-        """Connect to a broker, again and again while messages wait for it."""
-        pause = 0.05
-        try:
-            while True:
-                info = self._routes.brokers.get(broker.id, broker)
-                try:
-                    self._links[broker.id] = await Link.connect((info.host, info.port))
+            self._bytes -= len(message.data)
+            while self._room and not self._full:
+                place = self._room.popleft()
+                if not place.done():  # else its caller was cancelled
+                    place.set_result(None)
                     break
-                except UnavailableError as error:
-                    self._routes.avoid(broker.id, monotonic_ms() + UNREACHABLE_MS)
-                    for lane in self._lanes_to(broker):
-                        self._expire(lane, error)
-                        self._move(lane)
-                    if not any(map(len, self._lanes_to(broker))):
-                        return
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, 1.0)
-        finally:
-            self._connecting.pop(broker.id, None)
-        for lane in self._lanes_to(broker):
-            self._pump(lane)
-
-    def _lanes_to(self, broker: BrokerInfo) -> list[Lane[_Message]]:
-        return [lane for lane in self._lanes.values() if lane.target.broker.id == broker.id]
-
-
-def _result(answer: broker_pb2.SendMessageResponseB2P, target: Partition) -> SendResult:
-    # Old servers say the id in the text only.
-    message_id = answer.messageId if answer.HasField("messageId") else int(answer.errMsg or 0)
-    return SendResult(message_id, answer.appendTime, answer.appendOffset, target.id, target.broker.id)
+        if message.future.done():
+            return
+        if isinstance(outcome, PenstockError):
+            message.future.set_exception(outcome)
+        else:
+            self.acknowledged += 1
+            message.future.set_result(outcome)
 
 
 def _accepted(code: int, text: str, what: str) -> None:
     if code != ErrCode.SUCCESS:
         raise RefusedError(f"tube: {what}: {text}", code=code, text=text)
-
-
-def _overtaken(target: Partition) -> UnavailableError:
-    return UnavailableError(
-        f"tube: a message for {target.key} was not stored, later ones were",
-        applied=None,
-        why="sending it again would change the order of the partition",
-        do="send it again if its place does not matter",
-    )

@@ -150,9 +150,11 @@ class Script:
             )
             return encode_response(request.method, heard.SerializeToString())
         if request.method == MethodId.SEND_MESSAGE:
-            code = self.codes.pop(0) if self.codes else 200
+            message = broker_pb2.SendMessageRequestP2B.FromString(request.payload)
+            # As a broker without extensions: a request without data is refused.
+            code = 400 if not message.data else self.codes.pop(0) if self.codes else 200
             if code == 200:
-                self.log.append(broker_pb2.SendMessageRequestP2B.FromString(request.payload).data)
+                self.log.append(message.data)
             if code == 0:
                 return None
             sent = broker_pb2.SendMessageResponseB2P(success=code == 200, errCode=code, errMsg="42")

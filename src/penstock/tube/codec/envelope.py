@@ -10,6 +10,7 @@ only what differs goes through protobuf.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -146,18 +147,25 @@ def decode_request(serial: int, body: bytes) -> Request:
 
 def encode_request(request: Request) -> bytes:
     """The frame body of ``request``: as every client of the reference writes it."""
-    head = pb.RequestHeader(serviceType=request.service, protocolVer=request.version)
-    third = pb.RequestBody(method=request.method, request=request.payload)
-    if request.timeout is not None:
-        third.timeout = request.timeout
-    return b"".join(
-        [
-            _delimited(pb.RpcConnHeader(flag=request.flag)),
-            _delimited(head),
-            _delimited(third),
-            request.trailing,
-        ]
-    )
+    timeout = request.timeout
+    payload = request.payload
+    size = len(payload)
+    if timeout is not None and timeout >= 0 and 0 <= request.method < 0x80:
+        inner = b"\x08%c\x10%b\x1a%b" % (request.method, encode_varint(timeout), encode_varint(size))
+    else:
+        third = pb.RequestBody(method=request.method)
+        if timeout is not None:
+            third.timeout = timeout
+        inner = b"%b\x1a%b" % (third.SerializeToString(), encode_varint(size))
+    head = _request_head(request.flag, request.service, request.version)
+    return b"%b%b%b%b%b" % (head, encode_varint(len(inner) + size), inner, payload, request.trailing)
+
+
+@cache
+def _request_head(flag: int, service: int, version: int) -> bytes:
+    """The first two messages; the requester chooses them, so there are few."""
+    header = pb.RequestHeader(serviceType=service, protocolVer=version)
+    return _delimited(pb.RpcConnHeader(flag=flag)) + _delimited(header)
 
 
 def decode_response(serial: int, body: bytes) -> Response:

@@ -1,27 +1,18 @@
-"""The producer's rules: where a message goes, what a failed one may do.
-
-Two parts. ``Routes`` is what the master told: brokers, topics, partitions, who is avoided. A ``Lane`` is the way to
-one partition: messages leave in order, many in flight, and a failed one is sent again only while that cannot change
-their order in the log.
-"""
+"""The producer's routes: brokers, topics and partitions as the master told them, and who is avoided."""
 
 from __future__ import annotations
 
 import zlib
-from collections import deque
 from collections.abc import Iterable
-from typing import Generic, TypeVar
 
 from penstock.errors import RefusedError
 from penstock.tube.codec.proto import master_pb2, shared_pb2
 from penstock.tube.codec.strings import UNDEFINED, BrokerInfo, Partition, TopicInfo, partition_ids
 
-__all__ = ["AVOID_MS", "Lane", "Routes"]
+__all__ = ["AVOID_MS", "Routes"]
 
 AVOID_MS = 50_000  # a broker that answered 503
 DEFAULT_MAX_BYTES = 1 << 20
-
-T = TypeVar("T")
 
 
 class Routes:
@@ -71,6 +62,9 @@ class Routes:
             return  # "not ready": keep what is known
         self._infos = {info.topic: info for info in map(TopicInfo.parse, answer.topicInfos)}
         self._partitions = {}
+
+    def close(self) -> master_pb2.CloseRequestP2M:
+        return master_pb2.CloseRequestP2M(clientId=self.client_id)
 
     def partitions(self, topic: str) -> list[Partition]:
         """All partitions of ``topic``, in order; empty when the master announced none."""
@@ -153,91 +147,3 @@ class Routes:
             self._check_sum = check_sum
             self.brokers = {info.id: info for info in infos}
             self._partitions = {}
-
-
-class Lane(Generic[T]):
-    """The way to one partition: ``push`` messages, send what ``ready`` gives, tell what came of it.
-
-    After a failure that may be retried nothing more leaves until all that is in flight has an outcome. Then ``again``
-    says which messages go first, and which cannot be retried because a later one is in the log already.
-    """
-
-    def __init__(self, target: Partition, *, window: int) -> None:
-        self.target = target
-        self.window = window
-        self._waiting: deque[T] = deque()
-        self._flight: dict[int, T] = {}  # in the order of sending
-        self._failed: list[tuple[int, T]] = []
-        self._sent = 0
-        self._overtaken = -1  # number of the latest message that succeeded
-        self.held = False
-
-    def __len__(self) -> int:
-        return len(self._waiting) + len(self._flight) + len(self._failed)
-
-    def push(self, message: T) -> None:
-        self._waiting.append(message)
-
-    def ready(self) -> tuple[int, T] | None:
-        """The next message to send, with the number under which to tell its outcome; None: not now."""
-        if self.held or self._failed or not self._waiting or len(self._flight) >= self.window:
-            return None
-        self._sent += 1
-        message = self._waiting.popleft()
-        self._flight[self._sent] = message
-        return self._sent, message
-
-    def succeeded(self, number: int) -> T | None:
-        """The message is in the log (or refused for good: it is through either way). None: not known any more."""
-        message = self._flight.pop(number, None)
-        if message is not None:
-            self._overtaken = max(self._overtaken, number)
-        return message
-
-    def refused(self, number: int) -> T | None:
-        """The message can never be stored: it is given up and nothing waits for it."""
-        return self._flight.pop(number, None)
-
-    def failed(self, number: int) -> T | None:
-        """The message may be tried again."""
-        message = self._flight.pop(number, None)
-        if message is not None:
-            self._failed.append((number, message))
-        return message
-
-    def again(self) -> tuple[list[T], list[T]] | None:
-        """Once nothing is in flight after a failure: messages to send again, which now wait first, and those given up.
-
-        Given up are those that a later one has overtaken: stored now they would stand behind it. None while in flight,
-        or when nothing failed.
-        """
-        if not self._failed or self._flight:
-            return None
-        failed = sorted(self._failed, key=lambda item: item[0])
-        self._failed = []
-        retry = [message for number, message in failed if number > self._overtaken]
-        given_up = [message for number, message in failed if number < self._overtaken]
-        self._waiting.extendleft(reversed(retry))
-        return retry, given_up
-
-    def drop(self, message: T) -> bool:
-        """Take a waiting message out (its time is over); False when it is not waiting."""
-        try:
-            self._waiting.remove(message)
-        except ValueError:
-            return False
-        return True
-
-    def waiting(self) -> list[T]:
-        """Messages that have not been sent, or wait to be sent again."""
-        return list(self._waiting)
-
-    def messages(self) -> list[T]:
-        """All messages without an outcome."""
-        return [*self._flight.values(), *(message for _, message in self._failed), *self._waiting]
-
-    def take_waiting(self) -> list[T]:
-        """All waiting messages, which leave this lane."""
-        waiting = list(self._waiting)
-        self._waiting.clear()
-        return waiting

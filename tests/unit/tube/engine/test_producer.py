@@ -1,17 +1,13 @@
-"""Routes of a producer and the lane to one partition, whose retries never reorder."""
+"""Routes of a producer: whose partitions take turns, who is avoided."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from penstock.errors import RefusedError
 from penstock.tube.codec.proto import master_pb2 as pb
-from penstock.tube.codec.strings import BrokerInfo, Partition
-from penstock.tube.engine.producer import Lane, Routes
-
-TARGET = Partition(BrokerInfo(1, "h", 1), "demo", 0)
+from penstock.tube.codec.strings import BrokerInfo
+from penstock.tube.engine.producer import Routes
 
 
 def routes(*infos: str, brokers: tuple[str, ...] = ("1:h:1", "2:h:2")) -> Routes:
@@ -80,83 +76,3 @@ def test_brokers_are_taken_when_their_list_has_a_new_version() -> None:
     known.heard(heard("demo#1:1:1,3:1:1#", check_sum=6, brokers=("1:h:9", "3:h:3")))
     assert [p.broker for p in known.partitions("demo")] == [BrokerInfo(1, "h", 9), BrokerInfo(3, "h", 3)]
     assert known.heartbeat().brokerCheckSum == 6
-
-
-def test_lane_sends_in_order_within_its_window() -> None:
-    lane: Lane[str] = Lane(TARGET, window=2)
-    for message in "abc":
-        lane.push(message)
-    assert lane.ready() == (1, "a")
-    assert lane.ready() == (2, "b")
-    assert lane.ready() is None
-    assert lane.succeeded(1) == "a"
-    assert lane.ready() == (3, "c")
-    assert len(lane) == 2
-    assert lane.messages() == ["b", "c"]
-
-
-def test_lane_holds_back_after_a_failure_and_sends_again_in_order() -> None:
-    lane: Lane[str] = Lane(TARGET, window=9)
-    for message in "abcd":
-        lane.push(message)
-    for _ in range(3):
-        lane.ready()
-    lane.succeeded(1)
-    lane.failed(3)
-    assert lane.ready() is None
-    assert lane.again() is None, "b is in flight"
-    lane.failed(2)
-    assert lane.again() == (["b", "c"], [])
-    assert [item[1] for item in iter(lane.ready, None)] == ["b", "c", "d"]
-
-
-def test_lane_gives_up_what_was_overtaken() -> None:
-    lane: Lane[str] = Lane(TARGET, window=9)
-    for message in "abc":
-        lane.push(message)
-        lane.ready()
-    lane.failed(1)
-    lane.succeeded(2)
-    lane.failed(3)
-    assert lane.again() == (["c"], ["a"])
-
-
-def test_lane_waiting_messages_can_leave() -> None:
-    lane: Lane[str] = Lane(TARGET, window=9)
-    for message in "abc":
-        lane.push(message)
-    assert lane.drop("b")
-    assert not lane.drop("b")
-    assert lane.waiting() == lane.take_waiting() == ["a", "c"]
-    assert lane.refused(1) is None
-    assert not len(lane)
-
-
-@given(st.data(), st.integers(1, 12), st.integers(1, 5))
-def test_retries_never_change_the_order_in_the_log(data: st.DataObject, count: int, window: int) -> None:
-    """Outcomes come in any order and fail at random, also after the message was stored (the answer was lost)."""
-    lane: Lane[int] = Lane(TARGET, window=window)
-    log: list[int] = []
-    given_up: set[int] = set()
-    for message in range(count):
-        lane.push(message)
-    flight: dict[int, int] = {}
-    for _ in range(count * 20):
-        while (item := lane.ready()) is not None:
-            flight[item[0]] = item[1]
-        if not flight:
-            break
-        number = min(flight)  # a connection's requests are carried out in order
-        message = flight.pop(number)
-        outcome = data.draw(st.sampled_from(["stored", "refused", "lost before", "lost after"]))
-        if outcome in {"stored", "lost after"}:
-            log.append(message)
-        if outcome == "stored":
-            lane.succeeded(number)
-        else:
-            lane.failed(number)
-        if (again := lane.again()) is not None:
-            given_up |= set(again[1])
-    last = {message: place for place, message in enumerate(log)}
-    stored = [message for message in sorted(last) if message not in given_up]
-    assert stored == sorted(stored, key=lambda message: last[message])

@@ -1,0 +1,443 @@
+"""The producer's way to the brokers: connections, requests in flight, what becomes of each message.
+
+A broker of ours takes many messages in one request, so the next one is made of all that came while a few are on their
+way; Apache's takes one message a request, and many requests are on their way at once. A connection is made ahead of the
+first message, closed after ten idle minutes, and given up with all that is on it when an answer is late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
+from penstock.runtime.clock import monotonic_ms
+from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.envelope import Request, Response, payload_of
+from penstock.tube.codec.methods import MethodId, Service
+from penstock.tube.codec.proto import broker_pb2
+from penstock.tube.codec.schema import decode
+from penstock.tube.codec.strings import BrokerInfo, Partition
+from penstock.tube.engine.lane import Lane
+from penstock.tube.engine.producer import AVOID_MS, Routes
+from penstock.tube.engine.send_requests import SendWriter
+from penstock.tube.link import Link, Links
+from penstock.tube.record import Record
+
+__all__ = ["Delivery", "Outcome", "Outgoing", "SendResult", "Settings"]
+
+UNREACHABLE_MS = 5_000  # round robin leaves a broker out after a connect that failed
+# Answers after which the same message may be stored later.
+RETRIABLE = frozenset({ErrCode.SERVICE_UNAVAILABLE, ErrCode.SERVER_RECEIVE_OVERFLOW})
+ENTRY = 28  # index bytes of a message: those of a batch stand one behind the other
+BATCHES_IN_FLIGHT = 4  # enough to keep broker and connection busy; more would only make the batches smaller
+
+
+class SendResult(NamedTuple):
+    """Where the message is: ``append_offset`` is the index position (28 a message of the store).
+
+    For a message that an earlier attempt had stored (``idempotent``) id and offset are -1: only that it is there is
+    known.
+    """
+
+    message_id: int
+    append_time_ms: int
+    append_offset: int
+    partition: int
+    broker_id: int
+
+
+Outcome = SendResult | PenstockError
+
+
+class Outgoing:
+    """One message on its way."""
+
+    __slots__ = ("admitted", "attempts", "data", "deadline", "error", "flag", "future", "key", "msg_time", "msg_type",
+                 "partition", "sequence", "size", "topic")  # fmt: skip
+
+    def __init__(
+        self,
+        topic: str,
+        record: Record | bytes,
+        partition: int | None,
+        key: bytes | None,
+        deadline: float,
+        future: asyncio.Future[SendResult],
+    ) -> None:
+        self.msg_type: str | None = None
+        self.msg_time: str | None = None
+        if isinstance(record, bytes):
+            self.data, self.flag, self.size = record, 0, len(record)
+        else:
+            self.data, self.flag, self.msg_type = record.encode()
+            self.msg_time = record.msg_time
+            self.size = len(record.value)
+            key = record.key if key is None else key
+        if not self.data:
+            raise LocalProtocolError("tube: a message without body and attributes cannot be stored")
+        self.topic = topic
+        self.partition = partition
+        self.key = key
+        self.deadline = deadline
+        self.sequence = -1
+        self.attempts = 0
+        self.admitted = False
+        self.error: PenstockError | None = None  # of the last attempt
+        self.future = future
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it must go to the partition where it is."""
+        return self.partition is not None or self.key is not None
+
+    @property
+    def abandoned(self) -> bool:
+        return self.future.done()
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user of a producer chose; see :class:`penstock.tube.producer.Producer`."""
+
+    request_timeout_s: float
+    delivery_timeout_s: float
+    retry_s: float
+    window: int
+    batch_messages: int
+    batch_bytes: int
+    reorder: bool
+    idempotent: bool
+    idle_s: float
+
+
+class Delivery:
+    """Brings messages to their partitions. ``tell(message, outcome)`` is called once a message (twice is harmless)."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        routes: Routes,
+        writer: SendWriter,
+        links: Links,
+        tell: Callable[[Outgoing, Outcome], None],
+    ) -> None:
+        self.retried = 0
+        self._settings = settings
+        self._routes = routes
+        self._writer = writer
+        self._links = links
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+        self._lanes: dict[tuple[str, int, int], Lane[Outgoing]] = {}
+        self._ready: dict[int, Link] = {}
+        self._used: dict[int, float] = {}
+        self._connecting: dict[int, asyncio.Task[None]] = {}
+        self._timers: set[asyncio.TimerHandle] = set()
+        self._limits: deque[tuple[float, Link, Lane[Outgoing], int]] = deque()
+        self._sweeper = asyncio.create_task(self._sweep(), name="tube-delivery")
+        self._closing = False
+
+    def push(self, target: Partition, message: Outgoing) -> None:
+        """Send ``message`` to ``target`` as soon as it may go; those of one loop turn go together."""
+        place = (target.topic, target.broker.id, target.id)  # the broker's address may change
+        lane = self._lanes.get(place)
+        if lane is None:
+            lane = self._lanes[place] = self._lane(target)
+        lane.push(message)
+        if not lane.scheduled:
+            lane.scheduled = True
+            self._loop.call_soon(self._pump, lane)
+
+    def connect_ahead(self, targets: list[Partition]) -> None:
+        """Connect to the brokers of ``targets``."""
+        for target in targets:
+            if target.broker.id not in self._ready:
+                self._connect_soon(target)
+
+    def messages(self) -> list[Outgoing]:
+        """All messages without an outcome."""
+        return [message for lane in self._lanes.values() for message in lane.messages()]
+
+    async def close(self) -> None:
+        """Stop; what is still on its way is left alone."""
+        self._closing = True
+        tasks = [self._sweeper, *self._connecting.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for timer in self._timers:
+            timer.cancel()
+
+    # --- a partition ---
+
+    def _lane(self, target: Partition) -> Lane[Outgoing]:
+        settings = self._settings
+        new_id = partial(random.randrange, 1, 1 << 62) if settings.idempotent else None
+        lane: Lane[Outgoing] = Lane(target, requests=settings.window, reorder=settings.reorder, new_producer_id=new_id)
+        link = self._ready.get(target.broker.id)
+        if link is not None:
+            self._fit(lane, link)
+        return lane
+
+    def _fit(self, lane: Lane[Outgoing], link: Link) -> None:
+        """Batches where the broker takes them."""
+        settings = self._settings
+        if link.extensions:
+            lane.batch = (settings.batch_messages, settings.batch_bytes)
+            lane.requests = BATCHES_IN_FLIGHT
+        else:
+            lane.batch = (1, 0)
+            lane.requests = settings.window
+
+    def _pump(self, lane: Lane[Outgoing]) -> None:
+        """Send what may go now."""
+        lane.scheduled = False
+        broker_id = lane.target.broker.id
+        link = self._ready.get(broker_id)
+        if link is None or link.closed:
+            if not lane.empty:
+                self._connect_soon(lane.target)
+            return
+        if self._settings.idempotent and link.extensions == 0:
+            self._refuse_numbers(lane)
+            return
+        while (item := lane.ready()) is not None:
+            self._send(link, lane, *item)
+        for message in lane.abandoned:
+            self._tell(message, _overtaken(lane.target))
+        lane.abandoned.clear()
+
+    def _send(self, link: Link, lane: Lane[Outgoing], number: int, messages: list[Outgoing]) -> None:
+        target, token = lane.target, self._routes.token
+        first = messages[0]
+        if len(messages) == 1:
+            payload = self._writer.one(target, first.data, first.flag, first.msg_type, first.msg_time, token)
+        else:
+            payload = self._writer.many(
+                target, [m.data for m in messages], [m.flag for m in messages], [m.msg_type for m in messages], token
+            )
+        if lane.producer_id:
+            payload = self._writer.numbered(payload, lane.producer_id, first.sequence, lane.oldest_sequence)
+        for message in messages:
+            message.attempts += 1
+        timeout_s = self._settings.request_timeout_s
+        self._used[target.broker.id] = now = self._loop.time()
+        self._limits.append((now + timeout_s, link, lane, number))
+        link.submit(
+            Request(0, Service.BROKER_WRITE, MethodId.SEND_MESSAGE, payload, timeout=int(timeout_s * 1000)),
+            partial(self._answered, link, lane, number),
+        )
+
+    def _answered(self, link: Link, lane: Lane[Outgoing], number: int, outcome: Response | PenstockError) -> None:
+        target = lane.target
+        error: PenstockError
+        try:
+            if isinstance(outcome, PenstockError):
+                raise outcome
+            payload = payload_of(outcome, MethodId.SEND_MESSAGE, link.peer)
+            answer = decode(broker_pb2.SendMessageResponseB2P, payload)
+        except UnavailableError as failure:
+            error, retry = failure, True
+        except PenstockError as failure:
+            error, retry = failure, False
+        else:
+            if answer.errCode == ErrCode.SUCCESS:
+                self._stored(lane.succeeded(number), answer, target)
+                self._settle(lane)
+                return
+            # A number that is not the next: what comes before it has to be sent again, too.
+            retry = answer.errCode in RETRIABLE or answer.result.HasField("expectedSequence")
+            error = RefusedError(
+                f"tube: broker {target.broker.address} refused a message for {target.key}: {answer.errMsg}",
+                code=answer.errCode,
+                text=answer.errMsg,
+                peer=link.peer,
+            )
+            error.retriable = retry
+            if answer.errCode == ErrCode.SERVICE_UNAVAILABLE:
+                self._routes.avoid(target.broker.id, monotonic_ms() + AVOID_MS)
+        for message in lane.failed(number) if retry else lane.refused(number):
+            message.error = error
+            if not retry:
+                self._tell(message, error)
+        self._settle(lane)
+
+    def _stored(self, messages: list[Outgoing], answer: broker_pb2.SendMessageResponseB2P, target: Partition) -> None:
+        # Old servers say the id in the text only.
+        message_id = answer.messageId if answer.HasField("messageId") else int(answer.errMsg or 0)
+        time_ms, offset = answer.appendTime, answer.appendOffset
+        partition, broker_id = target.id, target.broker.id
+        old = answer.result.duplicates
+        for message in messages[:old]:
+            self._tell(message, SendResult(-1, time_ms, -1, partition, broker_id))
+        tell = self._tell
+        for message in messages[old:] if old else messages:
+            tell(message, SendResult(message_id, time_ms, offset, partition, broker_id))
+            message_id += 1
+            offset += ENTRY
+
+    def _settle(self, lane: Lane[Outgoing]) -> None:
+        """After an outcome: go on sending, or arrange the failed ones once all in flight have theirs."""
+        outcome = lane.again()
+        if outcome is None:
+            if not lane.scheduled:
+                lane.scheduled = True
+                self._loop.call_soon(self._pump, lane)
+            return
+        retry, given_up = outcome
+        for message in given_up:
+            self._tell(message, message.error if message.error is not None else _overtaken(lane.target))
+        self.retried += len(retry)
+        lane.held = True  # a pause before the next attempt
+        timer: asyncio.TimerHandle
+
+        def resume() -> None:
+            self._timers.discard(timer)
+            lane.held = False
+            self._expire(lane, None)
+            self._move(lane)
+            self._pump(lane)
+
+        timer = self._loop.call_later(self._settings.retry_s, resume)
+        self._timers.add(timer)
+
+    def _expire(self, lane: Lane[Outgoing], error: PenstockError | None) -> None:
+        """Give up waiting messages whose time is over. A numbered one stays in its row, its caller is told."""
+        now = self._loop.time()
+        for message in lane.take(lambda message: message.deadline <= now or message.future.done()):
+            self._late(lane, message, error)
+        if self._settings.idempotent:
+            for message in lane.numbered():
+                if message.deadline <= now:
+                    self._late(lane, message, error)
+
+    def _late(self, lane: Lane[Outgoing], message: Outgoing, error: PenstockError | None) -> None:
+        cause = error if error is not None else message.error
+        why = cause.what if cause is not None else f"no connection to broker {lane.target.broker.address}"
+        limit = self._settings.delivery_timeout_s
+        text = f"tube: a message for {lane.target.key} was not acknowledged within {limit:g} s"
+        self._tell(message, UnavailableError(text, applied=None if message.attempts else False, why=why))
+
+    def _move(self, lane: Lane[Outgoing]) -> None:
+        """Messages that go anywhere leave a broker that is avoided."""
+        now = monotonic_ms()
+        avoided = self._routes.avoided
+        if not avoided(lane.target.broker.id, now):
+            return
+        for message in lane.take(lambda message: not message.fixed):
+            other = self._routes.choose(message.topic, None, None, now)
+            if other is None or avoided(other.broker.id, now):
+                other = lane.target
+            self.push(other, message)
+
+    def _refuse_numbers(self, lane: Lane[Outgoing]) -> None:
+        error = RefusedError(
+            f"tube: broker {lane.target.broker.address} does not know idempotent producers",
+            code=ErrCode.BAD_REQUEST,
+            why="it is not a penstock broker; Apache's brokers store a message as often as it is sent",
+            do="produce with idempotent=False, and tell copies by the record's id",
+        )
+        for message in lane.take(lambda _: True):
+            self._tell(message, error)
+
+    # --- the brokers ---
+
+    def _connect_soon(self, target: Partition) -> None:
+        broker_id = target.broker.id
+        if broker_id not in self._connecting and not self._closing:
+            self._connecting[broker_id] = asyncio.create_task(self._connect(target))
+
+    async def _connect(self, target: Partition) -> None:
+        """Connect to a broker, again and again while the master announces it, or messages wait for it."""
+        broker = target.broker
+        pause = 0.05
+        try:
+            while True:
+                broker = self._routes.brokers.get(broker.id, broker)
+                try:
+                    link = await self._links.connect((broker.host, broker.port), user=self)
+                    await self._ask(link, target)
+                    break
+                except UnavailableError as error:
+                    self._routes.avoid(broker.id, monotonic_ms() + UNREACHABLE_MS)
+                    for lane in self._lanes_to(broker):
+                        self._expire(lane, error)
+                        self._move(lane)
+                    waited_for = any(not lane.empty for lane in self._lanes_to(broker))
+                    if not waited_for and broker.id not in self._routes.brokers:
+                        return
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, 1.0)
+        finally:
+            self._connecting.pop(broker.id, None)
+        self._ready[broker.id] = link
+        self._used[broker.id] = self._loop.time()
+        link.on_lost.append(partial(self._lost, target, link))
+        for lane in self._lanes_to(broker):
+            self._fit(lane, link)
+            self._pump(lane)
+
+    async def _ask(self, link: Link, target: Partition) -> None:
+        """Learn what the broker can do: 400 is the answer of one without extensions, others say nothing yet."""
+        if link.extensions is not None:
+            return
+        question = self._writer.question(target, self._routes.token)
+        try:
+            payload = await link.exchange(
+                Service.BROKER_WRITE, MethodId.SEND_MESSAGE, question, timeout_s=self._settings.request_timeout_s
+            )
+            answer = decode(broker_pb2.SendMessageResponseB2P, payload)
+        except UnavailableError:
+            link.abort()
+            raise
+        except PenstockError:
+            return  # it failed on this; the messages will show what it does with them
+        if answer.HasField("result"):
+            link.extensions = answer.result.extensions
+        elif answer.errCode == ErrCode.BAD_REQUEST:
+            link.extensions = 0
+
+    def _lost(self, target: Partition, link: Link) -> None:
+        if self._ready.get(target.broker.id) is link:
+            del self._ready[target.broker.id]
+            # An idle link is made again only when there is something to send.
+            if target.broker.id in self._used:
+                self._connect_soon(target)
+
+    def _lanes_to(self, broker: BrokerInfo) -> list[Lane[Outgoing]]:
+        return [lane for lane in self._lanes.values() if lane.target.broker.id == broker.id]
+
+    async def _sweep(self) -> None:
+        """Watch the time limits: late answers, messages that wait for too long, idle connections."""
+        settings = self._settings
+        pause = min(max(min(settings.request_timeout_s, settings.delivery_timeout_s) / 10, 0.01), 0.5)
+        while True:
+            await asyncio.sleep(pause)
+            now = self._loop.time()
+            while self._limits and (self._limits[0][0] <= now or not self._limits[0][2].knows(self._limits[0][3])):
+                _, link, lane, number = self._limits.popleft()
+                if lane.knows(number) and not link.closed:
+                    self._routes.avoid(lane.target.broker.id, monotonic_ms() + UNREACHABLE_MS)
+                    link.abort()
+            for lane in list(self._lanes.values()):
+                if not lane.empty:
+                    self._expire(lane, None)
+            for broker_id, link in list(self._ready.items()):
+                if self._used.get(broker_id, now) <= now - settings.idle_s:
+                    del self._used[broker_id], self._ready[broker_id]
+                    self._links.release(link, user=self)
+
+
+def _overtaken(target: Partition) -> UnavailableError:
+    return UnavailableError(
+        f"tube: a message for {target.key} was not stored, later ones were",
+        applied=None,
+        why="sending it again would change the order of the partition",
+        do="send it again if its place does not matter",
+    )

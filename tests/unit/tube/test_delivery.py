@@ -1,0 +1,236 @@
+"""Batches, numbers, connections: the producer's way to brokers that take batches, and to those that vanish."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ConfigError, LocalProtocolError, RefusedError, UnavailableError
+from penstock.tube.codec.envelope import Request, encode_response
+from penstock.tube.codec.methods import MethodId
+from penstock.tube.codec.proto import broker_pb2, master_pb2
+from penstock.tube.link import Links
+from penstock.tube.producer import Producer
+from penstock.tube.record import Record
+from tests.unit.tube.servers import scripted, tube, until
+
+
+class Peer:
+    """A master and a broker with our extensions. ``codes``: what sends are answered; 0: stored, but not answered."""
+
+    def __init__(self, *codes: int) -> None:
+        self.codes = list(codes)
+        self.requests: list[list[bytes]] = []
+        self.log: list[bytes] = []
+        self.types: list[str] = []
+        self.next: dict[int, int] = {}
+        self.topics = ["demo#1:1:1#"]
+        self.published: list[str] = []
+        self.port = 0
+
+    def answer(self, request: Request) -> bytes | None:
+        broker = f"1:127.0.0.1:{self.port}"
+        payload: bytes | None
+        if request.method == MethodId.PRODUCER_REGISTER:
+            payload = master_pb2.RegisterResponseM2P(
+                success=True, errCode=200, errMsg="", brokerCheckSum=1, brokerInfos=[broker]
+            ).SerializeToString()
+        elif request.method == MethodId.PRODUCER_HEARTBEAT:
+            self.published = list(master_pb2.HeartRequestP2M.FromString(request.payload).topicList)
+            payload = master_pb2.HeartResponseM2P(
+                success=True, errCode=200, errMsg="", brokerCheckSum=1, topicInfos=self.topics
+            ).SerializeToString()
+        elif request.method == MethodId.SEND_MESSAGE:
+            payload = self.send(broker_pb2.SendMessageRequestP2B.FromString(request.payload))
+        else:
+            payload = master_pb2.CloseResponseM2P(success=True, errCode=200, errMsg="").SerializeToString()
+        return None if payload is None else encode_response(request.method, payload)
+
+    def send(self, request: broker_pb2.SendMessageRequestP2B) -> bytes | None:
+        datas = list(request.batch.datas) or [request.data]
+        answer = broker_pb2.SendMessageResponseB2P(success=True, errCode=200, errMsg="100", messageId=100)
+        answer.result.extensions = 1
+        if datas == [b""]:
+            return answer.SerializeToString()
+        code = self.codes.pop(0) if self.codes else 200
+        if code not in {0, 200}:
+            return broker_pb2.SendMessageResponseB2P(success=False, errCode=code, errMsg="no").SerializeToString()
+        self.requests.append(datas)
+        first = request.producer.sequence
+        expected = self.next.get(request.producer.producerId, request.producer.oldest)
+        if request.HasField("producer") and first > expected:
+            answer.success, answer.errCode = False, 400
+            answer.result.expectedSequence = expected
+            return answer.SerializeToString()
+        old = min(expected - first, len(datas)) if request.HasField("producer") else 0
+        if request.HasField("producer"):
+            self.next[request.producer.producerId] = max(expected, first + len(datas))
+        answer.appendOffset = len(self.log) * 28
+        answer.result.count, answer.result.duplicates = len(datas), old
+        self.log += datas[old:]
+        self.types += (list(request.batch.msgTypes) or [request.msgType] * len(datas))[old:]
+        return None if code == 0 else answer.SerializeToString()
+
+
+async def test_what_comes_together_goes_together() -> None:
+    peer = Peer()
+    async with scripted(peer.answer) as (port, _):
+        peer.port = port
+        async with Producer(f"127.0.0.1:{port}", batch_messages=4) as producer:
+            await producer.publish("demo")
+            sends = [producer.send("demo", Record(b"%d" % n, msg_type=f"t{n}")) for n in range(9)]
+            results = await asyncio.gather(*sends)
+        assert [len(datas) for datas in peer.requests] == [4, 4, 1]
+        assert [Record.decode(data, 1).value for data in peer.log] == [b"%d" % n for n in range(9)]
+        assert peer.types == [f"t{n}" for n in range(9)]
+        assert [result.append_offset for result in results] == [28 * n for n in range(9)]
+        assert [result.message_id for result in results[:4]] == [100, 101, 102, 103]
+
+
+async def test_send_all_tells_where_each_is_and_the_first_failure() -> None:
+    peer = Peer()
+    async with scripted(peer.answer) as (port, _):
+        peer.port = port
+        async with Producer(f"127.0.0.1:{port}", max_in_flight=10) as producer:
+            results = await producer.send_all("demo", (b"%03d" % n for n in range(100)))
+            assert [result.append_offset for result in results] == [28 * n for n in range(100)]
+            assert peer.log == [b"%03d" % n for n in range(100)]
+            peer.codes = [403]
+            with pytest.raises(RefusedError) as caught:
+                await producer.send_all("demo", [b"x", b"y"])
+            assert caught.value.code == 403
+            with pytest.raises(LocalProtocolError, match="without body"):
+                await producer.send_all("demo", [b"z", b""])
+            assert peer.log[-1] == b"z"
+
+
+async def test_who_sends_waits_for_a_place() -> None:
+    peer = Peer()
+    async with scripted(peer.answer) as (port, _):
+        peer.port = port
+        for limit in ({"max_in_flight": 2}, {"max_in_flight_bytes": 2}):
+            async with Producer(f"127.0.0.1:{port}", **limit) as producer:  # type: ignore[arg-type]
+                await producer.publish("demo")
+                first = await producer.queue("demo", b"1")
+                second = await producer.queue("demo", b"2")
+                third = asyncio.create_task(producer.queue("demo", b"3"))
+                await asyncio.sleep(0)
+                assert not third.done()
+                assert (await first).message_id >= 100
+                assert (await (await third)).append_offset >= 0
+                await second
+
+
+@pytest.mark.parametrize("code", [0, 419, 503])
+async def test_numbered_messages_are_stored_once(code: int) -> None:
+    peer = Peer(200, code)
+    async with scripted(peer.answer) as (port, _):
+        peer.port = port
+        options = {"retry_s": 0.01, "request_timeout_s": 0.1, "batch_messages": 3}
+        async with Producer(f"127.0.0.1:{port}", idempotent=True, **options) as producer:  # type: ignore[arg-type]
+            results = await asyncio.gather(*(producer.send("demo", b"%d" % n) for n in range(9)))
+        assert peer.log == [b"%d" % n for n in range(9)]
+        known = [result.append_offset for result in results if result.append_offset >= 0]
+        assert len(known) == (9 if code else 6), "of a message stored earlier only that it is there is known"
+
+
+async def test_broker_without_numbers_refuses_idempotent_producers(tmp_path: Path) -> None:
+    def answer(request: Request) -> bytes | None:
+        if request.method == MethodId.SEND_MESSAGE:
+            refused = broker_pb2.SendMessageResponseB2P(success=False, errCode=400, errMsg="data is empty")
+            return encode_response(request.method, refused.SerializeToString())
+        return peer.answer(request)
+
+    peer = Peer()
+    async with scripted(answer) as (port, _):
+        peer.port = port
+        async with Producer(f"127.0.0.1:{port}", idempotent=True) as producer:
+            with pytest.raises(RefusedError, match="idempotent"):
+                await producer.send("demo", b"x")
+
+
+async def test_reorder_sends_overtaken_messages_again() -> None:
+    peer = Peer(419)
+    async with scripted(peer.answer) as (port, _):
+        peer.port = port
+        async with Producer(f"127.0.0.1:{port}", reorder=True, batch_messages=1, retry_s=0.01) as producer:
+            await producer.publish("demo")
+            await asyncio.gather(*(producer.send("demo", b"%d" % n) for n in range(3)))
+        assert sorted(peer.log) == [b"0", b"1", b"2"]
+        assert peer.log[-1] == b"0"
+
+
+async def test_topics_come_and_go_while_running() -> None:
+    peer = Peer()
+    async with scripted(peer.answer) as (port, connections):
+        peer.port = port
+        async with Producer(f"127.0.0.1:{port}", topic_timeout_s=0.05) as producer:
+            await producer.publish("demo")
+            await until(lambda: len(connections) == 2)  # the broker's, ahead of the first message
+            assert peer.published == ["demo"]
+            assert producer.topics == {"demo"}
+            await producer.send("demo", b"x")
+            await producer.unpublish("demo")
+            assert peer.published == []
+            await producer.send("demo", b"y")
+            assert peer.log == [b"x", b"y"]
+            with pytest.raises(RefusedError, match="no partition"):
+                await producer.publish("other")
+
+
+async def test_idle_connections_are_closed_and_made_again() -> None:
+    peer = Peer()
+    async with scripted(peer.answer) as (port, connections):
+        peer.port = port
+        producer = Producer(f"127.0.0.1:{port}", idle_s=0.05, request_timeout_s=0.1, heartbeat_s=60)
+        async with producer:
+            await producer.send("demo", b"x")
+            broker = connections[1]
+            await until(broker.is_closing)
+            await producer.send("demo", b"y")
+            assert len(connections) == 3
+
+
+async def test_shared_connections(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo") as running, Links() as links:
+        assert running.brokers[1].peers.open == set()
+        async with Producer(running.masters, links=links) as first, Producer(running.masters, links=links) as second:
+            await first.send("demo", b"1")
+            await second.send("demo", b"2")
+            assert len(running.brokers[1].peers.open) == 1
+            await first.close()
+            await second.send("demo", b"3")
+        await until(lambda: not running.brokers[1].peers.open)
+
+
+async def test_a_caller_that_gives_up_frees_its_place() -> None:
+    peer = Peer(0)
+    async with scripted(peer.answer) as (port, _):
+        peer.port = port
+        options = {"request_timeout_s": 0.1, "delivery_timeout_s": 0.2, "retry_s": 0.01, "max_in_flight": 1}
+        async with Producer(f"127.0.0.1:{port}", **options) as producer:  # type: ignore[arg-type]
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await producer.send("demo", b"x")
+            assert (await producer.send("demo", b"y")).message_id == 100
+
+
+async def test_messages_end_with_an_error_when_time_is_over() -> None:
+    peer = Peer(*[0] * 100)
+    async with scripted(peer.answer) as (port, _):
+        peer.port = port
+        options = {"request_timeout_s": 0.05, "delivery_timeout_s": 0.1, "retry_s": 0.01}
+        for idempotent in (False, True):
+            async with Producer(f"127.0.0.1:{port}", idempotent=idempotent, **options) as producer:  # type: ignore[arg-type]
+                with pytest.raises(UnavailableError, match="not acknowledged within") as caught:
+                    await producer.send("demo", b"x")
+                assert caught.value.applied is None
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(ConfigError, match="batch_messages"):
+        Producer("127.0.0.1:1", batch_messages=0)
+    with pytest.raises(ConfigError, match="max_in_flight"):
+        Producer("127.0.0.1:1", max_in_flight=0)
