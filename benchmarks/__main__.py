@@ -13,7 +13,7 @@ from benchmarks.cases import CASES, Figure, Settings
 from benchmarks.machine import describe
 
 RESULTS = Path(__file__).resolve().parent / "results"
-PEERS = {"mqtt": "mosquitto", "statestore": "redis-server"}
+PEERS = {"mqtt": "mosquitto", "connections": "mosquitto", "statestore": "redis-server"}
 
 
 def rows(figures: list[Figure]) -> list[str]:

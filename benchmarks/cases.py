@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import uvloop
 
 from benchmarks import mqtt_load, servers
+from benchmarks.connections import connections_possible, memory_of_connections
 from penstock.tube.consumer import Consumer
 from penstock.tube.producer import Producer
 
@@ -72,6 +73,28 @@ def mqtt_qos1(settings: Settings) -> list[Figure]:
             run = partial(mqtt_load.run_qos1_pair, window=window, size=64, seconds=settings.seconds)
             runners = {"penstock": partial(run, ready["mqtt"]), "mosquitto": partial(run, peer)}
             figures += alternate(settings, f"QoS 1, 1:1, window {window}", "deliveries/s", runners)
+    return figures
+
+
+def connections(settings: Settings) -> list[Figure]:
+    """Resident memory per idle plain connection, 10,000 of them, without and with a subscription; peer Mosquitto.
+
+    A new process for each run: what the last one freed would be used again.
+    """
+    count = connections_possible(10_000)
+
+    def ours(*, subscribe: bool) -> float:
+        with servers.penstock("memory") as ready:
+            return memory_of_connections(ready["mqtt"], int(ready["pid"]), count, subscribe=subscribe)
+
+    def theirs(*, subscribe: bool) -> float:
+        with servers.mosquitto_process() as (address, pid):
+            return memory_of_connections(address, pid, count, subscribe=subscribe)
+
+    figures = []
+    for words, subscribe in (("", False), (" with a subscription", True)):
+        runners = {"penstock": partial(ours, subscribe=subscribe), "mosquitto": partial(theirs, subscribe=subscribe)}
+        figures += alternate(settings, f"{count} idle connections{words}", "bytes/connection", runners)
     return figures
 
 
@@ -202,6 +225,7 @@ def rows_per_second(frame: DataFrame, rows: int) -> float:
 
 CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "mqtt": mqtt_qos1,
+    "connections": connections,
     "statestore": state_store,
     "tube": tube,
     "spark": spark_source,

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["find", "free_port", "mosquitto", "penstock", "redis"]
+__all__ = ["find", "free_port", "mosquitto", "mosquitto_process", "penstock", "redis"]
 
 
 def free_port() -> int:
@@ -69,7 +69,14 @@ def penstock(durability: str, topics: Sequence[str] = ()) -> Iterator[dict[str, 
 
 @contextmanager
 def mosquitto() -> Iterator[str]:
-    """Mosquitto without persistence, TCP_NODELAY set, no limit on what waits; yields host:port."""
+    """Mosquitto as :func:`mosquitto_process` starts it; yields host:port."""
+    with mosquitto_process() as (address, _):
+        yield address
+
+
+@contextmanager
+def mosquitto_process() -> Iterator[tuple[str, int]]:
+    """Mosquitto without persistence, TCP_NODELAY set, no limit on what waits; yields host:port and the process id."""
     program = find("mosquitto")
     assert program is not None
     port = free_port()
@@ -83,7 +90,7 @@ def mosquitto() -> Iterator[str]:
         process = subprocess.Popen([program, "-c", str(settings)], stderr=subprocess.DEVNULL)
         with ended(process):
             wait_for(port, process)
-            yield f"127.0.0.1:{port}"
+            yield f"127.0.0.1:{port}", process.pid
 
 
 @contextmanager
