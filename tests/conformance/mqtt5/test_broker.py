@@ -117,10 +117,12 @@ def test_a_long_reason_string_goes_before_the_packet_does() -> None:
     assert peer.only() == PubAck(1, 0x97)
     bench.broker.disconnect("c", 0x98, bench.now, "y" * 100)
     assert peer.only() == Disconnect(0x98)
-    refused = bench.open().send(Connect("d", will=Will("w", b"", 2), properties=Properties(maximum_packet_size=10)))
+    refused = bench.open().send(
+        Connect("d", will=Will("$SYS/w", b"", 2), properties=Properties(maximum_packet_size=10))
+    )
     packet = refused.only()
     assert isinstance(packet, ConnAck)
-    assert (packet.reason_code, packet.properties) == (0x9B, Properties())
+    assert (packet.reason_code, packet.properties) == (0x90, Properties())
 
 
 def test_order_of_a_topic_holds_for_each_publisher_and_qos() -> None:
@@ -181,4 +183,4 @@ def test_bytes_of_an_accepted_and_of_a_refused_connack() -> None:
     assert encode(PingResp()) == b"\xd0\x00"
     (connack,) = Decoder().feed(data)
     assert isinstance(connack, ConnAck)
-    assert connack.properties.shared_subscription_available == 0
+    assert connack.reason_code == 0

@@ -82,7 +82,8 @@ class Peer:
         return ack.reason_codes
 
     def drop(self) -> None:
-        """The network connection is gone without a word."""
+        """The network connection is gone without a word, after what was sent so far."""
+        self.bench.flush()
         self.closed = True
         self.connection.lost(self.bench.now)
 
@@ -145,7 +146,7 @@ class Bench:
         expiry: int | None = None,
         keep_alive: int = 0,
         will: Will | None = None,
-        **properties: int,
+        **properties: int | str | bytes | None,
     ) -> Peer:
         """A connected client; its CONNACK is kept in ``bench.connack``."""
         peer = self.open()

@@ -92,20 +92,20 @@ def test_a_hundred_thousand_filters() -> None:
 
 
 def test_remembered_routes_are_bounded_by_their_receivers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.mqtt.engine.broker.TARGETS_KEPT", 1_000)
+    monkeypatch.setattr("penstock.mqtt.engine.routes.TARGETS_KEPT", 1_000)
     bench = Bench()
     for n in range(30):
         bench.connect(f"s{n}").subscribe(Subscription("#", 0))
     sender = bench.connect("p")
-    broker = bench.broker
+    router = bench.broker.router
     for n in range(100):
         sender.send(Publish(f"t/{n}", b""))
-        assert broker._targets_kept == sum(len(route.targets) for route in broker._routes.values()) <= 1_030
-    assert len(broker._routes) < 100
+        assert router._targets_kept == sum(len(route.targets) for route in router.routes.values()) <= 1_030
+    assert len(router.routes) < 100
     peer = bench.connect("one")
     sender.send(Publish("exact", b""))
     peer.subscribe("exact")
-    assert broker._targets_kept == sum(len(route.targets) for route in broker._routes.values())
+    assert router._targets_kept == sum(len(route.targets) for route in router.routes.values())
 
 
 def test_retained_messages_leave_in_pieces_and_none_is_lost() -> None:
@@ -217,7 +217,7 @@ def test_keep_alive_ends_a_stalled_client_first_where_it_is_shorter() -> None:
     assert peer.only() == Disconnect(0x8D)
 
 
-@pytest.mark.parametrize("policy", list(QueueFull))
+@pytest.mark.parametrize("policy", [QueueFull.DROP_NEWEST, QueueFull.DROP_OLDEST])
 def test_qos_0_makes_room_for_qos_1(policy: QueueFull) -> None:
     bench = Bench(limits=BrokerLimits(max_queued_messages=2, when_queue_full=policy))
     peer = bench.connect("s")

@@ -23,7 +23,10 @@ from penstock.mqtt.engine.limits import BrokerLimits, QueueFull
 from tests.engine.mqtt.harness import Bench, RecordingService
 
 
-@pytest.mark.parametrize(("published", "granted", "delivered"), [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 1)])
+@pytest.mark.parametrize(
+    ("published", "granted", "delivered"),
+    [(0, 0, 0), (0, 1, 0), (0, 2, 0), (1, 0, 0), (1, 1, 1), (1, 2, 1), (2, 0, 0), (2, 1, 1), (2, 2, 2)],
+)
 def test_delivery_qos_is_the_lower(published: int, granted: int, delivered: int) -> None:
     bench = Bench()
     subscriber = bench.connect("s")
@@ -31,17 +34,7 @@ def test_delivery_qos_is_the_lower(published: int, granted: int, delivered: int)
     sender = bench.connect("p").send(Publish("a/b", b"x", published, packet_id=7 if published else 0))
     (publish,) = subscriber.publishes()
     assert (publish.topic, publish.payload, publish.qos, publish.dup) == ("a/b", b"x", delivered, False)
-    assert sender.take() == ([PubAck(7)] if published else [])
-
-
-def test_qos_2_is_granted_as_1_and_refused_when_published() -> None:
-    bench = Bench()
-    peer = bench.connect()
-    assert peer.subscribe(Subscription("a", 2)) == [1]
-    peer.send(Publish("a", b"", 2, packet_id=1))
-    packet = peer.only()
-    assert isinstance(packet, Disconnect)
-    assert packet.reason_code == 0x9B
+    assert sender.take() == [[], [PubAck(7)], [PubRec(7)]][published]
 
 
 def test_nobody_subscribed() -> None:
@@ -196,13 +189,6 @@ def test_too_large_for_the_broker() -> None:
     assert packet.reason_code == 0x95
 
 
-def test_topic_alias_is_refused() -> None:
-    peer = Bench().connect().send(Publish("a", b"", properties=Properties(topic_alias=1)))
-    packet = peer.only()
-    assert isinstance(packet, Disconnect)
-    assert packet.reason_code == 0x94
-
-
 def test_no_local_and_overlapping_subscriptions() -> None:
     bench = Bench()
     peer = bench.connect("c")
@@ -314,7 +300,7 @@ def test_bad_filters_are_answered_one_by_one() -> None:
     bench = Bench(limits=BrokerLimits(max_subscriptions=2))
     peer = bench.connect()
     codes = peer.subscribe("a", "a/#/b", "", "$share/g/a", "b", "c", "a")
-    assert codes == [1, 0x8F, 0x8F, 0x9E, 1, 0x97, 1]
+    assert codes == [1, 0x8F, 0x8F, 1, 0x97, 0x97, 1]
 
 
 def test_subscribe_and_unsubscribe_in_one_piece() -> None:
@@ -335,11 +321,11 @@ def test_wildcards_do_not_reach_dollar_topics() -> None:
     bench = Bench()
     peer = bench.connect()
     peer.subscribe("#", "+/x")
-    bench.connect("p").send(Publish("$SYS/x", b""), Publish("a/x", b""))
+    bench.connect("p").send(Publish("$other/x", b""), Publish("a/x", b""))
     assert peer.topics() == ["a/x"]
-    peer.subscribe("$SYS/#")
-    bench.connect("p").send(Publish("$SYS/x", b""))
-    assert peer.topics() == ["$SYS/x"]
+    peer.subscribe("$other/#")
+    bench.connect("p").send(Publish("$other/x", b""))
+    assert peer.topics() == ["$other/x"]
 
 
 def test_one_message_to_many_with_identifiers_of_their_own() -> None:

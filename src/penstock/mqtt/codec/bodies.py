@@ -167,12 +167,15 @@ def read_properties(reader: Reader, context: int) -> Properties:
 
 
 def _connect(data: bytes, position: int, end: int) -> Connect:
+    """CONNECT of MQTT 5 (level 5) and MQTT 3.1.1 (level 4, without properties)."""
     reader = Reader(data, position, end)
     name = reader.binary()
     level = reader.byte()
-    if name != b"MQTT" or level != 5:  # [MQTT-3.1.2-1], [MQTT-3.1.2-2]
+    if name != b"MQTT" or level not in (4, 5):  # [MQTT-3.1.2-1], [MQTT-3.1.2-2]
         raise RemoteProtocolError(
-            f"mqtt: protocol {name[:16]!r} level {level} is not spoken here", reason_code=0x84, do="use MQTT 5.0"
+            f"mqtt: protocol {name[:16]!r} level {level} is not spoken here",
+            reason_code=0x84,
+            do="use MQTT 5.0 or 3.1.1",
         )
     flags = reader.byte()
     will_qos = flags >> 3 & 3
@@ -182,12 +185,14 @@ def _connect(data: bytes, position: int, end: int) -> Connect:
         raise malformed("Will QoS is 3 [MQTT-3.1.2-12]")
     if not flags & 4 and flags & 0x38:
         raise malformed("Will QoS or Will Retain without a will [MQTT-3.1.2-11, MQTT-3.1.2-13]")
+    if level == 4 and flags & 0x40 and not flags & 0x80:
+        raise malformed("a password without a user name")
     keep_alive = reader.two_bytes()
-    properties = read_properties(reader, 1 << PacketType.CONNECT)
+    properties = read_properties(reader, 1 << PacketType.CONNECT) if level == 5 else Properties()
     client_id = reader.string()
     will = None
     if flags & 4:
-        will_properties = read_properties(reader, WILL)
+        will_properties = read_properties(reader, WILL) if level == 5 else Properties()
         topic = reader.string()
         problem = name_problem(topic)
         if problem is not None:
@@ -196,7 +201,7 @@ def _connect(data: bytes, position: int, end: int) -> Connect:
     username = reader.string() if flags & 0x80 else None
     password = reader.binary() if flags & 0x40 else None
     _finish(reader)
-    return Connect(client_id, bool(flags & 2), keep_alive, username, password, will, properties)
+    return Connect(client_id, bool(flags & 2), keep_alive, username, password, will, properties, level)
 
 
 def _connack(data: bytes, position: int, end: int) -> ConnAck:

@@ -1,4 +1,4 @@
-"""Incremental decoder: bytes as they arrive in, packets out.
+"""Incremental decoder: bytes as they arrive in, packets out, of MQTT 5 and MQTT 3.1.1.
 
 Fixed header [MQTT 5.0 section 2.1]:  type (4 bits) | flags (4 bits) | Remaining Length (1 to 4 bytes, shortest form)
 
@@ -13,10 +13,11 @@ from typing import Final
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.bodies import BODIES, decode_properties
-from penstock.mqtt.codec.packets import Packet, PubAck, Publish
+from penstock.mqtt.codec.packets import Connect, Packet, PubAck, PubComp, Publish, PubRec, PubRel
 from penstock.mqtt.codec.primitives import MAX_VARINT, Reader, malformed, protocol_error
 from penstock.mqtt.codec.reasons import CLIENT_DISCONNECT, PacketType, reason_name
 from penstock.mqtt.codec.topics import has_wildcard
+from penstock.mqtt.codec.version311 import BODIES_311
 
 __all__ = ["LARGEST_PACKET", "Decoder", "Role", "TopicNames"]
 
@@ -25,6 +26,8 @@ LARGEST_PACKET: Final = MAX_VARINT + 5
 
 _PUBLISH_CONTEXT: Final = 1 << PacketType.PUBLISH
 _NO_PROPERTIES: Final = b"\x00"
+_ACKNOWLEDGEMENTS: Final[dict[int, type[PubRec | PubRel | PubComp]]] = {5: PubRec, 6: PubRel, 7: PubComp}
+"""Those that come in their short form nearly always, beside PUBACK."""
 
 
 class Role(Enum):
@@ -75,7 +78,8 @@ class Decoder:
 
     ``max_packet_size`` is our own limit in bytes, header included: a larger packet is refused with 0x95 as soon as its
     length is known. ``max_connect_size`` bounds what comes before a CONNECT was decoded, CONNECT included. ``topics``
-    may be shared between decoders of one thread.
+    may be shared between decoders of one thread. ``version`` is the protocol level of what comes in, 5 or 4 (MQTT
+    3.1.1); a CONNECT that comes in changes it to its own.
     """
 
     __slots__ = (
@@ -90,6 +94,7 @@ class Decoder:
         "error",
         "max_packet_size",
         "protocol_level",
+        "version",
     )
 
     def __init__(
@@ -99,6 +104,7 @@ class Decoder:
         role: Role = Role.EITHER,
         topics: TopicNames | None = None,
         max_connect_size: int = LARGEST_PACKET,
+        version: int = 5,
     ) -> None:
         self.max_packet_size = max_packet_size
         self._largest = min(max_packet_size, max_connect_size)
@@ -108,6 +114,7 @@ class Decoder:
         """The level byte of the CONNECT that came in; it decides the form of a refusal."""
         self.connect_seen = False
         """Whether a whole CONNECT came in, be it well formed or not; only then may a refusal be a CONNACK."""
+        self.version = version
         self._role = role
         self._refused = _REFUSED[role]
         self._topics = topics or TopicNames()
@@ -154,6 +161,7 @@ class Decoder:
         size = len(data)
         refused = self._refused
         largest = self._largest
+        publish = self._publish if self.version == 5 else self._publish_311
         while position < size:
             first = data[position]
             kind = _KINDS[first]
@@ -181,12 +189,16 @@ class Decoder:
                 self._needed = end - position
                 return position
             if kind == 3:
-                packets.append(self._publish(data, first, start, end))
+                packets.append(publish(data, first, start, end))
             elif kind == 4 and length == 2 and (data[start] or data[start + 1]):
                 packets.append(PubAck(data[start] << 8 | data[start + 1]))
+            elif kind in _ACKNOWLEDGEMENTS and length == 2 and (data[start] or data[start + 1]):
+                packets.append(_ACKNOWLEDGEMENTS[kind](data[start] << 8 | data[start + 1]))
             else:
                 packets.append(self._other(data, kind, start, end))
-                largest = self._largest
+                if kind == 1:
+                    largest = self._largest
+                    publish = self._publish if self.version == 5 else self._publish_311
             position = end
         self._needed = 1
         return position
@@ -233,15 +245,43 @@ class Decoder:
             publish.dup = first & 8 == 8
         return publish
 
+    def _publish_311(self, data: bytes, first: int, start: int, end: int) -> Publish:
+        """PUBLISH of MQTT 3.1.1: topic, identifier (QoS 1, 2), payload to the end."""
+        position = start + 2
+        if position > end:
+            raise malformed("the packet ends within a field")
+        position += data[start] << 8 | data[start + 1]
+        qos = first >> 1 & 3
+        body = position + 2 if qos else position
+        if body > end:
+            raise malformed("the packet ends within a field")
+        wire = data[start:position]
+        topic = self._topics.names.get(wire)
+        if topic is None:
+            topic = self._topics.add(wire)
+        if not topic:
+            raise protocol_error("PUBLISH without a topic")
+        publish = Publish(topic, data[body:end], qos, retain=first & 1 == 1, dup=first & 8 == 8)
+        if qos:
+            publish.packet_id = data[position] << 8 | data[position + 1]
+            if publish.packet_id == 0:
+                raise protocol_error("packet identifier 0")
+        publish.topic_wire = wire
+        publish.properties_wire = _NO_PROPERTIES
+        return publish
+
     def _other(self, data: bytes, kind: int, start: int, end: int) -> Packet:
         """Every packet off the hot path, and what may come from one side only."""
         if kind == PacketType.CONNECT:
             self.connect_seen = True
             at = start + 2 + (data[start] << 8 | data[start + 1]) if end - start > 2 else end
             self.protocol_level = data[at] if at < end else 0
+        elif self.version != 5:
+            return BODIES_311[kind](data, start, end)
         packet = BODIES[kind](data, start, end)
-        if kind == PacketType.CONNECT:
+        if isinstance(packet, Connect):
             self._largest = self.max_packet_size
+            self.version = packet.protocol_version
         if kind == PacketType.DISCONNECT and self._role is not Role.EITHER:
             self._check_disconnect(packet)
         return packet

@@ -36,7 +36,7 @@ __all__ = ["encode", "encode_properties", "encode_within", "publish_head"]
 
 _PUBLISH_CONTEXT: Final = 1 << PacketType.PUBLISH
 _HEADS: dict[int, list[bytes]] = {
-    first: [bytes((first,)) + encode_varint(n) for n in range(2048)] for first in (0x30, 0x32)
+    first: [bytes((first,)) + encode_varint(n) for n in range(2048)] for first in (0x30, 0x32, 0x34)
 }
 
 

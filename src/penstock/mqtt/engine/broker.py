@@ -12,68 +12,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.mqtt.codec.decoder import TopicNames
-from penstock.mqtt.codec.packets import ConnAck, Connect, Publish, Subscribe, Will
+from penstock.mqtt.codec.packets import ConnAck, Connect, Publish, Subscribe, Subscription, Will
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.codec.topics import (
-    SHARE_PREFIX,
-    filter_problem,
-    has_wildcard,
-    validate_topic_filter,
-    validate_topic_name,
-)
-from penstock.mqtt.engine.connection import BrokerConnection, is_text
-from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats
+from penstock.mqtt.codec.topics import filter_problem, validate_topic_filter, validate_topic_name
+from penstock.mqtt.engine.access import LOCAL, Access, Granted, Origin, Rights
+from penstock.mqtt.engine.connection import BrokerConnection
+from penstock.mqtt.engine.handshake import Handshake
+from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueFull
 from penstock.mqtt.engine.message import Message, identifier_block
+from penstock.mqtt.engine.receiving import is_text
 from penstock.mqtt.engine.retained import Retained
-from penstock.mqtt.engine.session import NEVER, Session, SessionSubscription
-from penstock.mqtt.engine.subscriptions import FilterTree
+from penstock.mqtt.engine.routes import Route, Router, Target
+from penstock.mqtt.engine.session import NEVER, Delivery, Session, SessionSubscription
+from penstock.mqtt.engine.shared import SharedGroup
 from penstock.mqtt.engine.timers import Timers
+from penstock.mqtt.engine.waiting import WaitingTotals
 from penstock.mqtt.service import Inbound, Service
 
 __all__ = ["Broker", "Output"]
 
-MAX_QOS: Final = 1
-ROUTES_KEPT: Final = 10_000
-"""Topics whose receivers are remembered; a lookup in the tree costs thirty times as much."""
-TARGETS_KEPT: Final = 200_000
-"""Receivers in all of them: many sessions may be subscribed to everything."""
-
 Output = tuple[BrokerConnection, bytes, bool]
 """Write the bytes to the connection, then close it if the flag says so."""
-
-
-class _Target:
-    """One session that gets a topic: all its matching subscriptions as one [MQTT-3.3.4-2 to -4]."""
-
-    __slots__ = ("as_publisher", "identifiers", "qos", "retain_as_published", "session")
-
-    def __init__(self, subscriptions: list[SessionSubscription]) -> None:
-        self.session = subscriptions[0].session
-        self.qos = max(s.qos for s in subscriptions)
-        self.retain_as_published = any(s.retain_as_published for s in subscriptions)
-        self.identifiers = b"".join([s.identifier for s in subscriptions])
-        foreign = [s for s in subscriptions if not s.no_local]
-        self.as_publisher: _Target | None = self
-        """What holds for messages that the session itself published [MQTT-3.8.3-3]; None: nothing."""
-        if len(foreign) < len(subscriptions):
-            self.as_publisher = _Target(foreign) if foreign else None
-
-
-class _Route:
-    """Who gets a topic. ``exclusive``: the services and nobody else; with a ``refusal`` there are none of them."""
-
-    __slots__ = ("exclusive", "refusal", "services", "targets")
-
-    def __init__(self, targets: list[_Target], services: list[Service], refusal: int = 0) -> None:
-        self.targets = targets
-        self.services = services
-        self.refusal = refusal
-        self.exclusive = refusal != 0 or any(service.exclusive for service in services)
 
 
 class Broker:
@@ -88,6 +51,7 @@ class Broker:
         limits: BrokerLimits | None = None,
         *,
         services: Sequence[Service] = (),
+        access: Access | None = None,
         new_client_id: Callable[[], str],
         wake: Callable[[], None] = lambda: None,
         report: Callable[[BrokerConnection, RemoteProtocolError], None] = lambda _connection, _error: None,
@@ -98,15 +62,16 @@ class Broker:
         self.timers = Timers()
         self.sessions: dict[str, Session] = {}
         self.retained = Retained(self.limits.max_retained_messages, self.limits.max_retained_bytes)
+        self.router = Router(self.limits)
+        self.waiting_totals = WaitingTotals()
         self.report = report
         self.wall_offset = 0
+        self._access = access
         self._new_client_id = new_client_id
         self._wake = wake
         self._services: list[Service] = []
-        self._service_filters: FilterTree[Service] = FilterTree()
-        self._filters: FilterTree[SessionSubscription] = FilterTree()
-        self._routes: dict[str, _Route] = {}
-        self._targets_kept = 0
+        self._routes = self.router.routes
+        self._refusing = self.limits.when_queue_full is QueueFull.REFUSE
         self._dirty: list[BrokerConnection] = []
         self._throttled: list[BrokerConnection] = []
         self.ended: list[BrokerConnection] = []
@@ -121,18 +86,27 @@ class Broker:
         """Hand the messages of the service's filters to it from now on."""
         for topic_filter in service.filters:
             validate_topic_filter(topic_filter)
-            self._service_filters.set(topic_filter, str(len(self._services)), service)
         self._services.append(service)
-        self._forget_all_routes()
+        self.router.add_service(service)
 
-    def open(self, name: str, now: int) -> BrokerConnection | None:
-        """A network connection came in; None when there are too many: close it."""
+    def open(
+        self,
+        name: str,
+        now: int,
+        *,
+        origin: Origin = LOCAL,
+        access: Access | None = None,
+    ) -> BrokerConnection | None:
+        """A network connection came in; None when there are too many: close it.
+
+        ``access`` decides for this one in place of the broker's.
+        """
         if self._connections >= self.limits.max_connections:
             self.stats.connections_refused += 1
             return None
         self._connections += 1
         self.stats.connections_opened += 1
-        connection = BrokerConnection(self, name, now)
+        connection = BrokerConnection(self, name, now, origin=origin, access=self._access if access is None else access)
         self.timers.arm(connection, now + self.limits.connect_timeout_ms)
         return connection
 
@@ -183,11 +157,12 @@ class Broker:
         stats.packets_sent = stats.publishes_sent + stats.answers_sent
         stats.connections = self._connections
         stats.sessions = len(self.sessions)
-        stats.subscriptions = len(self._filters)
+        stats.subscriptions = len(self.router)
         stats.retained = self.retained.count
         stats.retained_bytes = self.retained.bytes
         stats.inflight = sum(len(session.inflight) for session in self.sessions.values())
-        stats.queued = sum(len(session.queue) + len(session.queue_qos0) for session in self.sessions.values())
+        stats.queued = self.waiting_totals.messages
+        stats.queued_bytes = self.waiting_totals.bytes
         connections = (session.connection for session in self.sessions.values())
         stats.unacknowledged = sum(c.unacknowledged for c in connections if c is not None)
         return stats
@@ -210,7 +185,7 @@ class Broker:
         message = Message(publish, now)
         if publish.retain and not self.retained.store(publish.topic, message):
             raise LocalProtocolError("mqtt: no room for another retained message", do="raise max_retained_messages")
-        self._fan_out(self._route(publish.topic), message, None, now)
+        self._fan_out(self.router.route(publish.topic), message, None, now)
 
     def respond(self, client_id: str, publish: Publish, now: int) -> bool:
         """Route a message of the node itself to one session's subscriptions; False where none matches.
@@ -221,7 +196,7 @@ class Broker:
         route = self._routes.get(publish.topic)
         if route is None:
             validate_topic_name(publish.topic)
-            route = self._route(publish.topic)
+            route = self.router.route(publish.topic)
         for target in route.targets:
             session = target.session
             if session.client_id == client_id:
@@ -230,19 +205,22 @@ class Broker:
         return False
 
     def deliver(self, client_id: str, publish: Publish, now: int) -> bool:
-        """Put a message straight into one session, subscribed or not; False where there is no such session.
+        """Put a message straight into one session, subscribed or not.
 
-        It carries the identifiers of the session's subscriptions that match.
+        It carries the identifiers of the session's subscriptions that match. False where there is no such session, or
+        its client may not receive the topic.
         """
         session = self.sessions.get(client_id)
         if session is None:
             return False
+        if not session.may_receive(publish.topic):
+            self.stats.dropped_unauthorized += 1
+            return False
         identifiers = b""
-        for target in self._route(publish.topic).targets:
+        for target in self.router.route(publish.topic).targets:
             if target.session is session:
                 identifiers = target.identifiers
-        qos = min(publish.qos, MAX_QOS)
-        session.deliver(Message(publish, now), qos, 0, identifiers, now)
+        session.deliver(Message(publish, now), publish.qos, 0, identifiers, now)
         return True
 
     def disconnect(self, client_id: str, reason_code: int, now: int, reason_string: str = "") -> None:
@@ -251,27 +229,52 @@ class Broker:
         if session is not None and session.connection is not None:
             session.connection.disconnect(reason_code, now, reason_string)
 
+    def policies_changed(self, now: int) -> None:
+        """Who decides about access decides otherwise from now on: ask again, also for what waits.
+
+        Subscriptions and waiting messages that are not allowed any more go; a client that may not connect any more is
+        the Access's to :meth:`disconnect`.
+        """
+        self.router.forget_all()
+        for session in list(self.sessions.values()):
+            if session.rights is not None:
+                session.rights.forget()
+                self._check_again(session, now)
+
+    def set_rights(self, session: Session, rights: Rights, now: int) -> None:
+        """The client of the session is somebody with other rights now."""
+        before, session.rights = session.rights, rights
+        if before is None or before.principal is not rights.principal:
+            self.router.forget_all()
+            self._check_again(session, now)
+
     # The connections' side
 
-    def connect(self, connection: BrokerConnection, packet: Connect, keep_alive_s: int, now: int) -> None:
-        """Accept or refuse CONNECT [MQTT 5.0 section 3.1.4]."""
-        properties = packet.properties
-        answer = Properties()
-        if properties.authentication_method is not None:  # [MQTT-4.12.0-1]
-            connection.refuse(ReasonCode.BAD_AUTHENTICATION_METHOD, "no enhanced authentication here")
-            return
-        if packet.will is not None and (problem := self._will_problem(packet.will)):
+    def new_client_id(self) -> str:
+        """A client identifier that no session has [MQTT-3.2.2-16]."""
+        client_id = self._new_client_id()
+        while client_id in self.sessions:
+            client_id = self._new_client_id()
+        return client_id
+
+    def connect(
+        self, connection: BrokerConnection, handshake: Handshake, granted: Granted | None, keep_alive_s: int, now: int
+    ) -> None:
+        """Make a session of a CONNECT that was let pass, or refuse it after all [MQTT 5.0 section 3.1.4]."""
+        packet = handshake.packet
+        client_id = handshake.credentials.client_id
+        rights = connection.rights_of(granted)
+        if packet.will is not None and (problem := self._will_problem(packet.will, rights)):
             connection.refuse(*problem)
             return
-        client_id = packet.client_id
-        if not client_id:
-            client_id = self._new_client_id()
-            while client_id in self.sessions:
-                client_id = self._new_client_id()
-            answer.assigned_client_identifier = client_id  # [MQTT-3.1.3-7]
+        owner = "" if granted is None else granted.principal.name
         session = self.sessions.get(client_id)
         if session is None and len(self.sessions) >= self.limits.max_sessions:
             connection.refuse(ReasonCode.QUOTA_EXCEEDED, "too many sessions")
+            return
+        if session is not None and session.owner != owner:
+            self.stats.refused_unauthorized += 1
+            connection.refuse(ReasonCode.NOT_AUTHORIZED, "the client identifier belongs to another principal")
             return
         if session is not None and session.connection is not None:  # [MQTT-3.1.4-3]
             session.connection.disconnect(ReasonCode.SESSION_TAKEN_OVER, now)
@@ -282,15 +285,18 @@ class Broker:
             session = None
         if session is None:
             session = Session(self, client_id, self.limits, self.stats)
+            session.owner = owner
             self.sessions[client_id] = session
-        asked = properties.session_expiry_interval or 0
-        session.expiry_s = min(asked, self.limits.max_session_expiry_s)
+        session.expiry_s = min(self._expiry_asked(packet), self.limits.max_session_expiry_s)
         session.username = packet.username
         session.ends_at = session.will_at = 0
         session.will = packet.will  # a will that was still waiting is cancelled [MQTT-3.1.3-9]
+        if rights is not None:
+            self.set_rights(session, rights, now)
         session.connection = connection
         connection.session = session
-        if not connection.send(ConnAck(present, 0, self._capabilities(answer, packet, session, keep_alive_s))):
+        answer = self._capabilities(handshake, session, keep_alive_s, granted)
+        if not connection.send(ConnAck(present, 0, answer)):
             # The client's Maximum Packet Size leaves no way to say what it must know, so nothing else may be said.
             session.will = None
             connection.close()
@@ -298,28 +304,45 @@ class Broker:
             return
         session.resume(now)
 
-    def _will_problem(self, will: Will) -> tuple[int, str] | None:
+    def _expiry_asked(self, packet: Connect) -> int:
+        """Seconds; a session of MQTT 3.1.1 lasts without end where it is not a clean one."""
+        if packet.protocol_version != 5:
+            return 0 if packet.clean_start else NEVER
+        return packet.properties.session_expiry_interval or 0
+
+    def _will_problem(self, will: Will, rights: Rights | None) -> tuple[int, str] | None:
         """Reason code and text with which a CONNECT is refused for its will."""
-        if will.qos > MAX_QOS:  # [MQTT-3.2.2-12]
-            return ReasonCode.QOS_NOT_SUPPORTED, "Will QoS above Maximum QoS 1"
-        if will.topic.count("/") >= self.limits.max_topic_levels:
-            return ReasonCode.TOPIC_NAME_INVALID, "the will topic has too many levels"
+        if rights is not None and not rights.may_publish(will.topic, will.qos, retain=will.retain):
+            self.stats.refused_unauthorized += 1
+            return ReasonCode.NOT_AUTHORIZED, "the will may not be published"
+        if self.router.route(will.topic).refusal:
+            return ReasonCode.TOPIC_NAME_INVALID, "the will topic cannot be used here"
         if will.properties.payload_format_indicator and not is_text(will.payload):
             return ReasonCode.PAYLOAD_FORMAT_INVALID, "the will payload is not UTF-8"
         return None
 
-    def _capabilities(self, answer: Properties, packet: Connect, session: Session, keep_alive_s: int) -> Properties:
+    def _capabilities(
+        self, handshake: Handshake, session: Session, keep_alive_s: int, granted: Granted | None
+    ) -> Properties:
         """What CONNACK announces: only what differs from the protocol's own defaults."""
         limits = self.limits
-        answer.maximum_qos = MAX_QOS  # [MQTT-3.2.2-9]
-        answer.shared_subscription_available = 0
+        asked = handshake.packet.properties
+        answer = Properties(maximum_packet_size=limits.max_packet_size)
+        if handshake.assigned:
+            answer.assigned_client_identifier = session.client_id  # [MQTT-3.1.3-7]
         if limits.receive_maximum < 65_535:
             answer.receive_maximum = limits.receive_maximum
-        answer.maximum_packet_size = limits.max_packet_size
-        if session.expiry_s != (packet.properties.session_expiry_interval or 0):
+        if limits.max_topic_aliases:
+            answer.topic_alias_maximum = limits.max_topic_aliases
+        if session.expiry_s != (asked.session_expiry_interval or 0):
             answer.session_expiry_interval = session.expiry_s
-        if keep_alive_s != packet.keep_alive:
+        if keep_alive_s != handshake.packet.keep_alive:
             answer.server_keep_alive = keep_alive_s
+        if asked.request_response_information and limits.response_information:  # [MQTT-3.1.2-28]
+            answer.response_information = limits.response_information.replace("{clientId}", session.client_id)
+        if asked.authentication_method is not None:  # [MQTT-4.12.0-5], [MQTT-4.12.0-6]
+            answer.authentication_method = asked.authentication_method
+            answer.authentication_data = None if granted is None else granted.data
         return answer
 
     def connection_ended(self, connection: BrokerConnection, now: int) -> None:
@@ -330,6 +353,7 @@ class Broker:
         session.connection = None
         for service in self._services:
             service.disconnected(session.client_id)
+        self._share_out(session, now)
         will = session.will
         if will is not None:
             delay_s = min(will.properties.will_delay_interval or 0, session.expiry_s)
@@ -365,16 +389,18 @@ class Broker:
             self.timers.arm(session, min(waiting))
 
     def route(self, publish: Publish, publisher: Session, now: int) -> tuple[list[Service], int]:
-        """Route a client's message; the services that take it, and the reason code for its PUBACK."""
+        """Route a client's message; the services that take it, and the reason code for its PUBACK or PUBREC."""
         route = self._routes.get(publish.topic)
         if route is None:
-            route = self._route(publish.topic)
+            route = self.router.route(publish.topic)
         if route.exclusive:
             return route.services, route.refusal
-        targets = route.targets
-        if not targets and not publish.retain:
+        if not route.targets and not route.shared and not publish.retain:
             return route.services, 0 if route.services else ReasonCode.NO_MATCHING_SUBSCRIBERS
         message = Message(publish, now)
+        if self._refusing and publish.qos and not _has_room(route, message, publisher):
+            self.stats.refused_queue_full += 1
+            return [], ReasonCode.QUOTA_EXCEEDED
         if publish.retain and not self.retained.store(publish.topic, message):
             return [], ReasonCode.QUOTA_EXCEEDED
         self._fan_out(route, message, publisher, now)
@@ -382,51 +408,53 @@ class Broker:
 
     def subscribe(self, session: Session, packet: Subscribe) -> list[int]:
         """Add subscriptions; a reason code each. The retained messages wait in ``session.replays`` for the SUBACK."""
-        codes: list[int] = []
         identifier = identifier_block(packet.properties.subscription_identifiers)
-        for wanted in packet.subscriptions:
-            topic_filter = wanted.topic_filter
-            if topic_filter.startswith(SHARE_PREFIX):
-                codes.append(ReasonCode.SHARED_SUBSCRIPTIONS_NOT_SUPPORTED)
-                continue
-            too_deep = topic_filter.count("/") >= self.limits.max_topic_levels
-            if too_deep or filter_problem(topic_filter) is not None:
-                codes.append(ReasonCode.TOPIC_FILTER_INVALID)
-                continue
-            new = topic_filter not in session.subscriptions
-            if new and len(session.subscriptions) >= self.limits.max_subscriptions:
-                codes.append(ReasonCode.QUOTA_EXCEEDED)
-                continue
-            qos = min(wanted.qos, MAX_QOS)  # [MQTT-3.2.2-10]
-            subscription = SessionSubscription(session, wanted, qos, identifier)
-            session.subscriptions[topic_filter] = subscription
-            self._filters.set(topic_filter, session.client_id, subscription)
-            self._forget_routes(topic_filter)
-            codes.append(qos)
-            if wanted.retain_handling == 0 or (wanted.retain_handling == 1 and new):  # [MQTT-3.3.1-9 to -11]
-                session.replay(subscription)
-        return codes
+        return [self._subscribe(session, wanted, identifier) for wanted in packet.subscriptions]
 
-    def unsubscribe(self, session: Session, topic_filters: list[str]) -> list[int]:
+    def _subscribe(self, session: Session, wanted: Subscription, identifier: bytes) -> int:
+        topic_filter = wanted.topic_filter
+        limits = self.limits
+        if (
+            topic_filter.count("/") >= limits.max_topic_levels
+            or len(topic_filter.encode(errors="replace")) > limits.max_topic_bytes
+            or filter_problem(topic_filter) is not None
+        ):
+            return ReasonCode.TOPIC_FILTER_INVALID
+        if session.rights is not None and not session.rights.may_subscribe(topic_filter, wanted.qos):
+            self.stats.refused_unauthorized += 1
+            return limits.refused_subscription
+        new = topic_filter not in session.subscriptions
+        if new and (
+            len(session.subscriptions) >= limits.max_subscriptions or len(self.router) >= limits.max_total_subscriptions
+        ):
+            return ReasonCode.QUOTA_EXCEEDED
+        subscription = SessionSubscription(session, wanted, wanted.qos, identifier)
+        session.subscriptions[topic_filter] = subscription
+        self.router.add(subscription)
+        wants_retained = wanted.retain_handling == 0 or (wanted.retain_handling == 1 and new)  # [MQTT-3.3.1-9 to -11]
+        if wants_retained and subscription.group is None:  # a shared subscription gets none
+            session.replay(subscription)
+        return wanted.qos
+
+    def unsubscribe(self, session: Session, topic_filters: list[str], now: int) -> list[int]:
         """End subscriptions; a reason code each."""
         codes: list[int] = []
         for topic_filter in topic_filters:
-            if session.subscriptions.pop(topic_filter, None) is None:
+            subscription = session.subscriptions.get(topic_filter)
+            if subscription is None:
                 codes.append(ReasonCode.NO_SUBSCRIPTION_EXISTED)
             else:
-                self._filters.remove(topic_filter, session.client_id)
-                self._forget_routes(topic_filter)
-                session.end_replay(topic_filter)  # [MQTT-3.10.4-2]
+                self._end_subscription(session, subscription, now)
                 codes.append(0)
         return codes
 
     # Inside
 
-    def _fan_out(self, route: _Route, message: Message, publisher: Session | None, now: int) -> None:
+    def _fan_out(self, route: Route, message: Message, publisher: Session | None, now: int) -> None:
         qos = message.qos
         retain = 1 if message.retain else 0
         for listed in route.targets:
-            target: _Target | None = listed
+            target: Target | None = listed
             session = listed.session
             if session is publisher:
                 target = listed.as_publisher
@@ -440,46 +468,81 @@ class Broker:
                 target.identifiers,
                 now,
             )
+        for shared in route.shared:
+            member = shared.group.choose(message.publish, shared.members)
+            if member is not None:
+                _deliver_shared(member, shared.group, message, now)
 
-    def _route(self, topic: str) -> _Route:
-        route = self._routes.get(topic)
-        if route is not None:
-            return route
-        if topic.count("/") >= self.limits.max_topic_levels:
-            return _Route([], [], ReasonCode.TOPIC_NAME_INVALID)
-        by_session: dict[str, list[SessionSubscription]] = {}
-        for subscription in self._filters.match(topic):
-            by_session.setdefault(subscription.session.client_id, []).append(subscription)
-        services: list[Service] = []
-        for service in self._service_filters.match(topic):
-            if service not in services:
-                services.append(service)
-        route = _Route([_Target(subscriptions) for subscriptions in by_session.values()], services)
-        if len(self._routes) >= ROUTES_KEPT or self._targets_kept >= TARGETS_KEPT:
-            self._forget_all_routes()
-        self._routes[topic] = route
-        self._targets_kept += len(route.targets)
-        return route
+    def _share_out(self, session: Session, now: int) -> None:
+        """Members of shared subscriptions take over what a member that left cannot deliver now.
 
-    def _forget_routes(self, topic_filter: str) -> None:
-        """A subscription to the filter came, changed or went."""
-        if has_wildcard(topic_filter):
-            self._forget_all_routes()
-        elif (route := self._routes.pop(topic_filter, None)) is not None:
-            self._targets_kept -= len(route.targets)
+        What waits, and what was sent at QoS 1 without an answer. A QoS 2 message that was sent stays with the session
+        to its end, and ends with it [MQTT-4.8.2-4], [MQTT-4.8.2-5].
+        """
+        moved: list[Delivery] = []
+        takers: list[SessionSubscription] = []
+        for delivery in session.shared_deliveries():
+            message, group = delivery[0], delivery[4]
+            if group is None or message.expired(now):
+                continue
+            members = [m for m in group.members.values() if m.session.may_receive(message.publish.topic)]
+            member = group.choose(message.publish, members, without=session)
+            if member is not None and (member.session.connection is not None or session.ending):
+                moved.append(delivery)
+                takers.append(member)
+        self._hand_over(session, moved, takers, now)
 
-    def _forget_all_routes(self) -> None:
-        self._routes.clear()
-        self._targets_kept = 0
+    def _hand_over(
+        self, session: Session, deliveries: list[Delivery], takers: list[SessionSubscription], now: int
+    ) -> None:
+        if not deliveries:
+            return
+        session.withdraw(deliveries)
+        for delivery, member in zip(deliveries, takers, strict=True):
+            assert delivery[4] is not None
+            _deliver_shared(member, delivery[4], delivery[0], now)
+
+    def _end_subscription(self, session: Session, subscription: SessionSubscription, now: int) -> None:
+        del session.subscriptions[subscription.topic_filter]
+        self.router.remove(subscription)
+        session.end_replay(subscription.topic_filter)  # [MQTT-3.10.4-2]
+        group = subscription.group
+        if group is not None and group.members:  # what was not sent yet is the others'
+            moved: list[Delivery] = []
+            takers: list[SessionSubscription] = []
+            for delivery in session.waiting.reliable:
+                if delivery[4] is group:
+                    topic = delivery[0].publish.topic
+                    members = [m for m in group.members.values() if m.session.may_receive(topic)]
+                    member = group.choose(delivery[0].publish, members)
+                    if member is not None:
+                        moved.append(delivery)
+                        takers.append(member)
+            self._hand_over(session, moved, takers, now)
+
+    def _check_again(self, session: Session, now: int) -> None:
+        """Take away what the session's rights do not cover any more."""
+        rights = session.rights
+        if rights is None:
+            return
+        for subscription in list(session.subscriptions.values()):
+            if not rights.may_subscribe(subscription.topic_filter, subscription.qos):
+                self._end_subscription(session, subscription, now)
+        waiting = session.waiting
+        unwanted = [d for d in (*waiting.reliable, *waiting.qos0) if not rights.may_receive(d[0].publish.topic)]
+        if unwanted:
+            waiting.remove(unwanted)
+            self.stats.dropped_unauthorized += len(unwanted)
 
     def _discard(self, session: Session, now: int) -> None:
         """End a session: its subscriptions, its messages; a will that was waiting goes out now [MQTT-4.1.0-2]."""
         if session.will is not None and session.connection is None:
             self._publish_will(session, now)
-        for topic_filter in session.subscriptions:
-            self._filters.remove(topic_filter, session.client_id)
-            self._forget_routes(topic_filter)
+        for subscription in session.subscriptions.values():
+            self.router.remove(subscription)
         session.subscriptions.clear()
+        session.ending = True
+        self._share_out(session, now)
         session.clear()
         self.timers.remove(session)
         self.sessions.pop(session.client_id, None)
@@ -490,6 +553,10 @@ class Broker:
         session.will_at = 0
         if will is None:
             return
+        rights = session.rights
+        if rights is not None and not rights.may_publish(will.topic, will.qos, retain=will.retain):
+            self.stats.refused_unauthorized += 1
+            return
         publish = Publish(
             will.topic,
             will.payload,
@@ -499,4 +566,29 @@ class Broker:
         )
         services, _ = self.route(publish, session, now)
         for service in services:
-            service.receive(Inbound(publish, session.client_id, now + self.wall_offset, username=session.username))
+            service.receive(
+                Inbound(
+                    publish,
+                    session.client_id,
+                    now + self.wall_offset,
+                    username=session.username,
+                    principal=None if rights is None else rights.principal,
+                )
+            )
+
+
+def _deliver_shared(member: SessionSubscription, group: SharedGroup, message: Message, now: int) -> None:
+    qos = min(member.qos, message.qos)  # [MQTT-4.8.2-3]
+    retain = 1 if message.retain and member.retain_as_published else 0
+    member.session.deliver(message, qos, retain, member.identifier, now, group)
+
+
+def _has_room(route: Route, message: Message, publisher: Session) -> bool:
+    """Whether every receiver would get the message: where the publisher is to hear of the first who would not."""
+    size = message.size
+    for target in route.targets:
+        session = target.session
+        chosen = target.as_publisher if session is publisher else target
+        if chosen is not None and chosen.qos and not session.has_room(size):
+            return False
+    return all(any(member.session.has_room(size) for member in shared.members) for shared in route.shared)

@@ -1,18 +1,17 @@
 """One network connection of the broker: bytes in, packets handled, bytes out.
 
-What is to be sent collects in ``out`` and leaves as one piece when the shell flushes the connection; ``closing`` says
-that the connection ends after it. Errors of the peer are answered with CONNACK before it is accepted, with DISCONNECT
+Errors of the peer are answered with CONNACK before it is accepted, with DISCONNECT
 afterwards [MQTT 5.0 section 4.13].
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.decoder import LARGEST_PACKET, Decoder, Role
-from penstock.mqtt.codec.encoder import encode_within, publish_head
 from penstock.mqtt.codec.packets import (
     Auth,
     ConnAck,
@@ -31,126 +30,98 @@ from penstock.mqtt.codec.packets import (
     Unsubscribe,
 )
 from penstock.mqtt.codec.primitives import protocol_error
-from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ALLOWED, PacketType, ReasonCode
-from penstock.mqtt.engine.message import Message
+from penstock.mqtt.engine.access import LOCAL, Access, Credentials, Granted, Origin, Principal, Rights
+from penstock.mqtt.engine.aliases import AliasesIn, AliasesOut
+from penstock.mqtt.engine.handshake import Handshake, Reauthentication, check_method
+from penstock.mqtt.engine.limits import TooFast
+from penstock.mqtt.engine.output import Output, diagnosis
+from penstock.mqtt.engine.pending import PendingAnswer
+from penstock.mqtt.engine.rate import Rate
+from penstock.mqtt.engine.receiving import take_publish, take_pubrel
 from penstock.mqtt.engine.session import Session
-from penstock.mqtt.engine.timers import Timed
-from penstock.mqtt.service import Inbound
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
 
-__all__ = ["BrokerConnection", "is_text"]
+__all__ = ["HIGH_PRIORITY", "BrokerConnection"]
 
-LONGEST_REASON: Final = 500
-"""Characters of a Reason String; the rest is cut, since texts of services may quote what clients sent."""
-
-
-def is_text(payload: bytes) -> bool:
-    """Whether a payload with Payload Format Indicator 1 is what it says: UTF-8 [MQTT 5.0 section 3.3.2.3.2]."""
-    if payload.isascii():
-        return True
-    try:
-        payload.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+HIGH_PRIORITY: Final = "$high_priority"
+"""User property of messages that pass limits which hold back others; its presence counts."""
 
 
-def _diagnosis(text: str) -> Properties:
-    """A Reason String that can be sent, whatever the text."""
-    if not text:
-        return Properties()
-    sendable = text[:LONGEST_REASON].encode(errors="replace").replace(b"\0", b"?").decode()
-    return Properties(reason_string=sendable)
-
-
-class _PendingAck:
-    """A PUBACK that waits for the services that took the message, or for an earlier PUBACK."""
-
-    __slots__ = ("connection", "packet_id", "reason_code", "reason_string", "waiting")
-
-    def __init__(self, connection: BrokerConnection, packet_id: int, reason_code: int, waiting: int) -> None:
-        self.connection = connection
-        self.packet_id = packet_id
-        self.reason_code = reason_code
-        self.reason_string = ""
-        self.waiting = waiting
-
-    def settle(self, reason_code: int, reason_string: str) -> None:
-        self.waiting -= 1
-        if reason_code >= 0x80 and reason_code > self.reason_code:
-            if reason_code not in ALLOWED[PacketType.PUBACK]:
-                reason_code = ReasonCode.UNSPECIFIED_ERROR
-            self.reason_code = reason_code
-            self.reason_string = reason_string
-        if not self.waiting:
-            self.connection.acknowledge_settled()
-
-
-class BrokerConnection(Timed):
+class BrokerConnection(Output):
     """Made by :meth:`Broker.open`; the shell feeds :meth:`receive` and takes the output from :meth:`Broker.flush`."""
 
     __slots__ = (
-        "_acks",
-        "_broker",
+        "_access",
+        "_aliases_in",
+        "_deciding",
         "_decoder",
         "_full_since",
+        "_handshake",
         "_last_received",
-        "_max_output",
-        "_maximum_out",
-        "_problem_information",
-        "_stats",
+        "_origin",
+        "_reauthentication",
+        "_resume_at",
         "_was_held",
-        "closing",
         "connected_at",
-        "dirty",
+        "credentials",
         "holds",
         "keep_alive_ms",
         "name",
-        "out",
-        "out_bytes",
+        "open_qos2",
+        "pending",
+        "rate",
+        "receive_maximum",
         "send_maximum",
         "session",
-        "throttled",
-        "writable",
     )
 
-    def __init__(self, broker: Broker, name: str, now: int) -> None:
-        super().__init__()
-        self._broker = broker
-        self._stats = broker.stats
+    def __init__(
+        self,
+        broker: Broker,
+        name: str,
+        now: int,
+        *,
+        origin: Origin = LOCAL,
+        access: Access | None = None,
+    ) -> None:
+        super().__init__(broker)
         limits = broker.limits
         self._decoder = Decoder(
             limits.max_packet_size, role=Role.SERVER, topics=broker.topics, max_connect_size=limits.max_connect_size
         )
-        self._acks: deque[_PendingAck] = deque()
+        self._origin = origin
+        self._access = access
+        self._handshake: Handshake | None = None
+        self._reauthentication: Reauthentication | None = None
+        self._deciding = False
+        """Held until the decision about CONNECT is there."""
+        self._resume_at = 0
+        """When a client that publishes too fast may go on."""
         self._last_received = now
         self._full_since: int | None = None
         """When the transport became full; None while it is not."""
-        self._max_output = limits.max_output_bytes
-        self._maximum_out = LARGEST_PACKET
-        self._problem_information = True
+        self._aliases_in: AliasesIn | None = None
         self.name = name
         """Who it is, for logs: the peer's address."""
         self.connected_at = now
         self.keep_alive_ms = 0
+        self.credentials: Credentials | None = None
+        """What it was accepted with, without the password."""
         self.session: Session | None = None
+        self.pending: deque[PendingAnswer] = deque()
+        """Answers to messages that cannot leave yet, in the order of the messages."""
+        self.open_qos2: set[int] = set()
+        """QoS 2 messages that this connection brought and that have no PUBREL yet."""
+        self.receive_maximum = limits.receive_maximum
+        self.rate: Rate | None = None
         self.send_maximum = 65_535
-        self.writable = True
-        """False while the transport is full or this turn's output is: messages wait in the session."""
-        self.throttled = False
-        """This turn's output is full; the next turn goes on."""
-        self.out: list[bytes] = []
-        self.out_bytes = 0
-        """Of the messages in ``out``; answers are bounded by the input."""
-        self.dirty = False
         self._was_held = False
         """Whether it was held since the last look at its keep alive."""
         self.holds = 0
-        """While it is not 0 the shell reads nothing: a service cannot take more."""
-        self.closing = False
+        """While it is not 0 the shell reads nothing: a service cannot take more, or the client waits for a decision."""
 
     # Input
 
@@ -160,23 +131,24 @@ class BrokerConnection(Timed):
         if closed:
             return
         self._last_received = now
-        broker = self._broker
+        broker = self.broker
         broker.wall_offset = wall_ms - now
-        stats = broker.stats
+        stats = self._stats
         stats.bytes_received += len(data)
         try:
             packets = self._decoder.feed(data)
             stats.packets_received += len(packets)
             for packet in packets:
                 kind = type(packet)
-                if self.session is None:
-                    self._before_connect(packet, now)
+                session = self.session
+                if session is None:
+                    self._before_connack(packet, now)
                 elif kind is Publish:
-                    self._publish(packet, now, wall_ms)  # type: ignore[arg-type]
+                    take_publish(self, session, packet, now, wall_ms)  # type: ignore[arg-type]
                 elif kind is PubAck:
-                    self.session.acknowledge(packet.packet_id, now)  # type: ignore[union-attr]
+                    session.acknowledge(packet.packet_id, now)  # type: ignore[union-attr]
                 else:
-                    self._other(packet, now)
+                    self._other(session, packet, now)
                 if self.closing:
                     return
             if self._decoder.error is not None:
@@ -186,14 +158,14 @@ class BrokerConnection(Timed):
 
     @property
     def unacknowledged(self) -> int:
-        """QoS 1 messages that came in and have no PUBACK yet."""
-        return len(self._acks)
+        """QoS 1 and 2 messages that came in and have no PUBACK or PUBREC yet."""
+        return len(self.pending)
 
     def pause(self, now: int) -> None:
         """The transport is full."""
         self.writable = False
         self._full_since = now
-        self._broker.timers.arm(self, now + self._broker.limits.write_stall_ms)
+        self.broker.timers.arm(self, now + self.broker.limits.write_stall_ms)
 
     def unpause(self, now: int) -> None:
         """The transport takes bytes again."""
@@ -212,20 +184,26 @@ class BrokerConnection(Timed):
 
     def lost(self, now: int) -> None:
         """The network connection is gone; call it once."""
-        self._broker.connection_lost(self, now)
+        self.broker.connection_lost(self, now)
 
     def due(self, now: int) -> None:
         """CONNECT, the next packet or room to write is overdue, or was: then arm for the real deadline."""
         if self.closing:
             return
-        limits = self._broker.limits
+        limits = self.broker.limits
         if self.session is None:
             deadline = self.connected_at + limits.connect_timeout_ms
             if now >= deadline:
                 self.close()
                 return
-            self._broker.timers.arm(self, deadline)
+            self.broker.timers.arm(self, deadline)
             return
+        if self._resume_at:
+            if now >= self._resume_at:
+                self._resume_at = 0
+                self.release()
+            else:
+                self.broker.timers.arm(self, self._resume_at)
         if self._was_held:  # its silence was ours
             self._was_held = self.holds > 0
             self._last_received = now
@@ -234,14 +212,14 @@ class BrokerConnection(Timed):
             if now >= deadline:  # [MQTT-3.1.2-22]
                 self.disconnect(ReasonCode.KEEP_ALIVE_TIMEOUT, now)
                 return
-            self._broker.timers.arm(self, deadline)
+            self.broker.timers.arm(self, deadline)
         if self._full_since is not None:
             deadline = self._full_since + limits.write_stall_ms
             if now >= deadline:
                 self._stats.write_stalls += 1
                 self.disconnect(ReasonCode.QUOTA_EXCEEDED, now, "the client does not read")
                 return
-            self._broker.timers.arm(self, deadline)
+            self.broker.timers.arm(self, deadline)
 
     # Output
 
@@ -249,64 +227,17 @@ class BrokerConnection(Timed):
         """There is something to flush."""
         if not self.dirty:
             self.dirty = True
-            self._broker.mark_dirty(self)
-
-    def send(self, packet: Packet) -> bool:
-        """Encode and queue a packet that is no PUBLISH; diagnostics go when the client allows no more bytes.
-
-        False when even then it is larger than the client takes, and nothing is sent.
-        """
-        data = encode_within(packet, self._maximum_out)
-        if data is None:
-            self._broker.stats.dropped_too_large += 1
-            return False
-        self.out.append(data)
-        self._broker.stats.answers_sent += 1
-        if not self.dirty:
-            self.mark()
-        return True
-
-    def send_publish(self, message: Message, packet_id: int, flags: int, identifiers: bytes, now: int) -> bool:
-        """Queue a PUBLISH: QoS 1 with a ``packet_id``, QoS 0 with 0; ``flags`` are RETAIN (1) and DUP (8).
-
-        False when it is larger than the client takes: then it counts as delivered [MQTT-3.1.2-24], [MQTT-3.1.2-25].
-        """
-        if message.expires_at or identifiers:
-            properties = message.properties_for(identifiers, now)
-        else:
-            properties = message.properties_wire
-        topic = message.topic_wire
-        payload = message.payload
-        remaining = len(topic) + len(properties) + len(payload)
-        stats = self._stats
-        if packet_id:
-            remaining += 2
-            head = publish_head(0x32 | flags, remaining)
-            if remaining + len(head) > self._maximum_out:
-                stats.dropped_too_large += 1
-                return False
-            self.out += (head, topic, packet_id.to_bytes(2, "big"), properties, payload)
-        else:
-            head = publish_head(0x30 | flags, remaining)
-            if remaining + len(head) > self._maximum_out:
-                stats.dropped_too_large += 1
-                return False
-            self.out += (head, topic, properties, payload)
-        self.out_bytes += remaining
-        if self.out_bytes > self._max_output:
-            self.throttled = True
-            self.writable = False
-        stats.publishes_sent += 1
-        if not self.dirty:
-            self.mark()
-        return True
+            self.broker.mark_dirty(self)
 
     def disconnect(self, reason_code: int, now: int, reason_string: str = "") -> None:
-        """End the connection: DISCONNECT with the code once it is accepted, just a close before [MQTT-3.14.0-1]."""
+        """End the connection: DISCONNECT with the code once it is accepted, just a close before [MQTT-3.14.0-1].
+
+        MQTT 3.1.1 has no DISCONNECT for a server.
+        """
         if self.closing:
             return
         self._say_goodbye(reason_code, reason_string)
-        self._broker.connection_ended(self, now)
+        self.broker.connection_ended(self, now)
 
     def end(self, reason_code: int, reason_string: str) -> None:
         """As :meth:`disconnect`, for who does not know the time: the session goes offline with the next flush."""
@@ -314,7 +245,7 @@ class BrokerConnection(Timed):
             return
         self._say_goodbye(reason_code, reason_string)
         self.writable = False  # nothing may follow: messages wait in the session
-        self._broker.ended.append(self)
+        self.broker.ended.append(self)
 
     def hold(self) -> None:
         """Have the shell read nothing more until :meth:`release` was called as often."""
@@ -328,8 +259,8 @@ class BrokerConnection(Timed):
             self.mark()
 
     def _say_goodbye(self, reason_code: int, reason_string: str) -> None:
-        if self.session is not None:
-            self.send(Disconnect(int(reason_code), _diagnosis(reason_string)))
+        if self.session is not None and self.version == 5:
+            self.send(Disconnect(int(reason_code), diagnosis(reason_string)))
         self.close()
 
     def close(self) -> None:
@@ -337,126 +268,219 @@ class BrokerConnection(Timed):
         self.closing = True
         self.mark()
 
+    # Answers to messages
+
+    def answer_settled(self, answer: PendingAnswer) -> None:
+        """The takers of a message are done: send the answers that are ready, in the order of the messages."""
+        if answer.qos == 2:
+            self._keep_identifier(answer)
+        if self.closing:
+            return
+        pending = self.pending
+        while pending and not pending[0].waiting:
+            ready = pending.popleft()
+            if ready.qos == 2:
+                self.pubrec(ready.packet_id, ready.reason_code, ready.reason_string)
+            else:
+                self.puback(ready.packet_id, ready.reason_code, ready.reason_string)
+
+    def _keep_identifier(self, answer: PendingAnswer) -> None:
+        """From its PUBREC on a QoS 2 identifier stands until PUBREL; after a refusal it is free [MQTT-4.3.3-9].
+
+        MQTT 3.1.1 knows no refusal: its clients go on to PUBREL.
+        """
+        session = self.session
+        if session is None or session.incoming.get(answer.packet_id) is not answer:
+            return
+        if answer.reason_code >= 0x80 and self.version == 5:
+            del session.incoming[answer.packet_id]
+            self.open_qos2.discard(answer.packet_id)
+        else:
+            session.incoming[answer.packet_id] = None
+
+    def check_open(self) -> None:
+        """Raise when another QoS 1 or 2 message would be one too many [MQTT-3.3.4-7].
+
+        A client of MQTT 3.1.1 was told no maximum: reading from it pauses instead.
+        """
+        waiting_qos1 = sum(answer.qos == 1 for answer in self.pending)
+        if waiting_qos1 + len(self.open_qos2) >= self.receive_maximum:
+            raise RemoteProtocolError("mqtt: more messages without an answer than Receive Maximum", reason_code=0x93)
+
+    def resolve_alias(self, publish: Publish, alias: int) -> None:
+        """Learn or look up a Topic Alias of the client."""
+        aliases = self._aliases_in
+        if aliases is None:
+            aliases = self._aliases_in = AliasesIn(self.broker.limits.max_topic_aliases)
+        aliases.resolve(publish, alias)
+
+    def too_fast(self, publish: Publish, now: int) -> int:
+        """The client publishes faster than it may: the reason code for the message, 0 to take it."""
+        rate, session = self.rate, self.session
+        assert rate is not None
+        assert session is not None
+        given = publish.optional_properties
+        urgent = given is not None and given.user_property(HIGH_PRIORITY) is not None
+        if urgent and (session.rights is None or session.rights.may_hurry(publish.topic)):
+            rate.give_back()
+            return 0
+        self._stats.rate_exceeded += 1
+        policy = self.broker.limits.when_too_fast
+        if policy is TooFast.DISCONNECT:
+            self.disconnect(ReasonCode.MESSAGE_RATE_TOO_HIGH, now)
+        elif policy is TooFast.REFUSE:
+            rate.give_back()
+            return ReasonCode.QUOTA_EXCEEDED
+        elif not self._resume_at:
+            self._resume_at = rate.ready_at(now)
+            self.hold()
+            self.broker.timers.arm(self, self._resume_at)
+        return 0
+
     # Packets
 
-    def _before_connect(self, packet: Packet, now: int) -> None:
+    def _before_connack(self, packet: Packet, now: int) -> None:
+        if self._handshake is not None:
+            self._handshake.receive(packet, now)
+            return
         if not isinstance(packet, Connect):  # [MQTT-3.1.0-1]
-            self._broker.stats.protocol_errors += 1
+            self._stats.protocol_errors += 1
             self.close()
             return
+        self.version = packet.protocol_version
         properties = packet.properties
         self._maximum_out = properties.maximum_packet_size or LARGEST_PACKET
         self._problem_information = properties.request_problem_information != 0
-        limits = self._broker.limits
+        client_id = packet.client_id or self.broker.new_client_id()
+        credentials = Credentials(
+            client_id=client_id,
+            username=packet.username,
+            password=packet.password,
+            method=properties.authentication_method,
+            data=properties.authentication_data,
+            origin=self._origin,
+            protocol_version=self.version,
+            user_properties=properties.user_properties,
+        )
+        handshake = Handshake(self, self._access, credentials, packet, assigned=not packet.client_id)
+        self._handshake = handshake
+        handshake.begin(now)
+        if self.session is None and not self.closing and credentials.method is None:
+            self._deciding = True
+            self.hold()
+
+    def admitted(self, handshake: Handshake, granted: Granted | None, now: int) -> None:
+        """Who decides about access let the CONNECT pass: make it a session, then handle what came meanwhile."""
+        packet = handshake.packet
+        self._handshake = None
+        if self._deciding:
+            self._deciding = False
+            self.release()
+        handshake.credentials.password = None
+        self.credentials = handshake.credentials
+        limits = self.broker.limits
+        properties = packet.properties
         self.send_maximum = min(properties.receive_maximum or 65_535, limits.max_inflight)
         keep_alive = packet.keep_alive
-        if limits.max_keep_alive_s and not 0 < keep_alive <= limits.max_keep_alive_s:
-            keep_alive = limits.max_keep_alive_s
+        if self.version == 5:
+            if properties.topic_alias_maximum:
+                self._aliases_out = AliasesOut(min(properties.topic_alias_maximum, limits.max_topic_aliases_out))
+            longest = limits.max_keep_alive_s
+            if longest and (keep_alive > longest or (keep_alive == 0 and limits.require_keep_alive)):
+                keep_alive = longest
+        else:
+            self.receive_maximum = 65_535
+        self._plain = self.version == 5 and self._aliases_out is None
         self.keep_alive_ms = keep_alive * 1500
-        self._broker.connect(self, packet, keep_alive, now)
-        if self.session is not None and self.keep_alive_ms:
-            self._broker.timers.arm(self, now + self.keep_alive_ms)
+        if limits.max_publish_rate:
+            self.rate = Rate(limits.max_publish_rate, limits.max_publish_burst or limits.max_publish_rate, now)
+        self.broker.connect(self, handshake, granted, keep_alive, now)
+        if self.session is None:
+            return
+        if self.keep_alive_ms:
+            self.broker.timers.arm(self, now + self.keep_alive_ms)
+        self._handle_held(handshake.held, now)
+
+    def _handle_held(self, held: list[Packet], now: int) -> None:
+        wall_ms = now + self.broker.wall_offset
+        try:
+            for packet in held:
+                session = self.session
+                if self.closing or session is None:
+                    return
+                if isinstance(packet, Publish):
+                    take_publish(self, session, packet, now, wall_ms)
+                else:
+                    self._other(session, packet, now)
+        except RemoteProtocolError as e:
+            self._fail(e, now)
 
     def refuse(self, reason_code: int, why: str = "") -> None:
         """Answer CONNECT with a refusal and close [MQTT-3.2.2-7]."""
-        self._broker.stats.connections_refused += 1
-        self.send(ConnAck(reason_code=int(reason_code), properties=_diagnosis(why)))
-        self.close()
-
-    def _publish(self, publish: Publish, now: int, wall_ms: int) -> None:
-        """A message of the client: route it, hand it to services, acknowledge it."""
-        broker = self._broker
-        session = self.session
-        assert session is not None
-        broker.stats.publishes_received += 1
-        properties = publish.optional_properties
-        refusal = 0
-        if properties is not None:
-            if properties.topic_alias is not None:  # [MQTT-3.2.2-18]
-                raise RemoteProtocolError("mqtt: Topic Alias where none is allowed", reason_code=0x94)
-            if properties.payload_format_indicator and not is_text(publish.payload):
-                refusal = ReasonCode.PAYLOAD_FORMAT_INVALID
-        qos = publish.qos
-        if qos == 0:
-            taken, code = broker.route(publish, session, now) if not refusal else ((), refusal)
-            if code >= 0x80:
-                broker.stats.dropped_refused += 1
-            for service in taken:
-                service.receive(
-                    Inbound(publish, session.client_id, wall_ms, username=session.username, connection=self)
-                )
-            return
-        if qos == 2:
-            raise RemoteProtocolError("mqtt: QoS 2 above the Maximum QoS 1 announced", reason_code=0x9B)
-        acks = self._acks
-        if len(acks) >= broker.limits.receive_maximum:
-            raise RemoteProtocolError("mqtt: more messages without PUBACK than Receive Maximum", reason_code=0x93)
-        taken, code = broker.route(publish, session, now) if not refusal else ((), refusal)
-        if not taken:
-            if acks:
-                acks.append(_PendingAck(self, publish.packet_id, code, 0))
-            else:
-                self._puback(publish.packet_id, code)
-            return
-        pending = _PendingAck(self, publish.packet_id, code, len(taken))
-        acks.append(pending)
-        for service in taken:
-            service.receive(
-                Inbound(
-                    publish,
-                    session.client_id,
-                    wall_ms,
-                    username=session.username,
-                    connection=self,
-                    settle=pending.settle,
-                )
-            )
-
-    def acknowledge_settled(self) -> None:
-        """Send the PUBACKs that are ready, in the order in which the messages came [MQTT-4.6.0-2]."""
         if self.closing:
             return
-        acks = self._acks
-        while acks and not acks[0].waiting:
-            ack = acks.popleft()
-            self._puback(ack.packet_id, ack.reason_code, ack.reason_string)
+        self._stats.connections_refused += 1
+        self.send(ConnAck(reason_code=int(reason_code), properties=diagnosis(why)))
+        self.close()
 
-    def _puback(self, packet_id: int, code: int, reason_string: str = "") -> None:
-        if code == 0:
-            self.out.append((0x40020000 | packet_id).to_bytes(4, "big"))
-            self._stats.answers_sent += 1
-            if not self.dirty:
-                self.mark()
-        elif reason_string and self._problem_information:  # [MQTT-3.1.2-29]
-            self.send(PubAck(packet_id, code, _diagnosis(reason_string)))
-        else:
-            self.send(PubAck(packet_id, code))
-
-    def _other(self, packet: Packet, now: int) -> None:
-        """Everything but PUBLISH and PUBACK, on an accepted connection."""
-        session = self.session
-        assert session is not None
-        broker = self._broker
-        if isinstance(packet, PingReq):
+    def _other(self, session: Session, packet: Packet, now: int) -> None:
+        """Everything but PUBLISH, on an accepted connection."""
+        broker = self.broker
+        if isinstance(packet, PubRec):
+            code = session.received(packet.packet_id, packet.reason_code, now)
+            if code >= 0:
+                self.pubrel(packet.packet_id, code)  # [MQTT-4.3.3-4]
+        elif isinstance(packet, PubRel):
+            take_pubrel(self, session, packet)
+        elif isinstance(packet, PubComp):
+            session.complete(packet.packet_id, now)
+        elif isinstance(packet, PubAck):
+            session.acknowledge(packet.packet_id, now)
+        elif isinstance(packet, PingReq):
             self.out.append(b"\xd0\x00")  # [MQTT-3.12.4-1]
-            broker.stats.answers_sent += 1
+            self._stats.answers_sent += 1
             self.mark()
         elif isinstance(packet, Subscribe):
             self.send(SubAck(packet.packet_id, broker.subscribe(session, packet)))
             if session.replays:
                 session.send_waiting(now)
         elif isinstance(packet, Unsubscribe):
-            self.send(UnsubAck(packet.packet_id, broker.unsubscribe(session, packet.topic_filters)))
+            self.send(UnsubAck(packet.packet_id, broker.unsubscribe(session, packet.topic_filters, now)))
         elif isinstance(packet, Disconnect):
             self._disconnect(packet, now)
-        elif isinstance(packet, PubRec):  # we send no QoS 2, so the identifier cannot be known
-            self.send(PubRel(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
-        elif isinstance(packet, PubRel):
-            self.send(PubComp(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND))
         elif isinstance(packet, Connect):
             raise protocol_error("a second CONNECT [MQTT-3.1.0-2]")
         elif isinstance(packet, Auth):
+            self._authenticate_again(packet, now)
+
+    def _authenticate_again(self, packet: Auth, now: int) -> None:
+        credentials, session = self.credentials, self.session
+        assert credentials is not None
+        assert session is not None
+        if credentials.method is None or session.rights is None:
             raise protocol_error("AUTH without an Authentication Method in CONNECT [MQTT-4.12.0-7]")
+        running = self._reauthentication
+        if packet.reason_code == ReasonCode.REAUTHENTICATE:
+            if running is not None:
+                raise protocol_error("a re-authentication within another")
+            check_method(packet, credentials.method)
+            again = replace(credentials, data=packet.properties.authentication_data, previous=session.rights.principal)
+            self._reauthentication = Reauthentication(self, self._access, again)
+            self._reauthentication.begin(now)
+        elif running is None:
+            raise protocol_error("AUTH that answers no challenge [MQTT-4.12.0-3]")
+        else:
+            running.proceed(packet, now)
+
+    def rights_of(self, granted: Granted | None) -> Rights | None:
+        """The rights that go with a decision."""
+        return None if granted is None or self._access is None else Rights(self._access, granted.principal)
+
+    def reauthenticated(self, principal: Principal, now: int) -> None:
+        """A re-authentication ended well: from here on the new principal's rights count."""
+        self._reauthentication = None
+        if self.session is not None and self._access is not None:
+            self.broker.set_rights(self.session, Rights(self._access, principal), now)
 
     def _disconnect(self, packet: Disconnect, now: int) -> None:
         session = self.session
@@ -465,23 +489,25 @@ class BrokerConnection(Timed):
         if expiry is not None:
             if expiry and not session.expiry_s:
                 raise protocol_error("Session Expiry Interval on DISCONNECT after 0 on CONNECT")
-            session.expiry_s = min(expiry, self._broker.limits.max_session_expiry_s)
+            session.expiry_s = min(expiry, self.broker.limits.max_session_expiry_s)
         if packet.reason_code == 0:
-            session.will = None  # [MQTT-3.1.2-10]
+            session.will = None  # [MQTT-3.1.2-10], [MQTT-3.14.4-3]
         self.close()
-        self._broker.connection_ended(self, now)
+        self.broker.connection_ended(self, now)
 
     def _fail(self, error: RemoteProtocolError, now: int) -> None:
         """The peer broke the protocol: say so where it is allowed, and close [MQTT-4.13.1-1]."""
-        self._broker.stats.protocol_errors += 1
-        self._broker.report(self, error)
+        self._stats.protocol_errors += 1
+        self.broker.report(self, error)
         if self.session is not None:
             self.disconnect(error.reason_code, now, error.what)
             return
-        if error.reason_code == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION and self._decoder.protocol_level < 5:
+        decoder = self._decoder
+        if error.reason_code == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION and decoder.protocol_level < 5:
             self.out.append(b"\x20\x02\x00\x01")  # the CONNACK of MQTT 3.1.1: unacceptable protocol version
-        elif self._decoder.connect_seen:
-            self.send(ConnAck(reason_code=error.reason_code, properties=_diagnosis(error.what)))
+        elif decoder.connect_seen and decoder.protocol_level != 4 and self.version == 5:
+            code = error.reason_code if error.reason_code in ALLOWED[PacketType.CONNACK] else ReasonCode.PROTOCOL_ERROR
+            self.send(ConnAck(reason_code=code, properties=diagnosis(error.what)))
         self.close()
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Messages that were sent at QoS 1 and wait for their PUBACK, in the order in which they were sent."""
+"""Messages that were sent at QoS 1 or 2 and are not done, in the order in which they were sent."""
 
 from __future__ import annotations
 

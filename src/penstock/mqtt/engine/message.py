@@ -72,6 +72,10 @@ class Message:
         """Bytes that it holds while it waits."""
         return len(self.topic_wire) + len(self.properties_wire) + len(self.payload)
 
+    def expired(self, now: int) -> bool:
+        """Whether it waited too long; in the instant in which it came it has not waited [MQTT-3.3.2-5]."""
+        return self.expires_at != 0 and self.expires_at <= now and self.accepted_at != now
+
     def properties_for(self, identifiers: bytes, now: int) -> bytes:
         """The property block as it leaves now: expiry counted down, with the receiver's :func:`identifier_block`."""
         wire = self.properties_wire

@@ -1,9 +1,9 @@
 """Session of one client: what outlives its network connections.
 
-Subscriptions, messages in flight, messages that wait, the will. A message for the session leaves at once where the
-connection takes it; otherwise it waits here, within the limits.
+Subscriptions, messages in flight in both directions, messages that wait, the will. A message for the session leaves at
+once where the connection takes it; otherwise it waits here, within the limits.
 
-Source: MQTT 5.0 sections 4.1, 4.4, 4.5, 4.6.
+Source: MQTT 5.0 sections 4.1, 4.3, 4.4, 4.5, 4.6.
 """
 
 from __future__ import annotations
@@ -11,29 +11,48 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from penstock.mqtt.codec.packets import Subscription, Will
+from penstock.mqtt.codec.packets import Publish, Subscription, Will
+from penstock.mqtt.codec.primitives import protocol_error
+from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.engine.access import Rights
 from penstock.mqtt.engine.inflight import Inflight
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueFull
 from penstock.mqtt.engine.message import Message
+from penstock.mqtt.engine.pending import PendingAnswer
 from penstock.mqtt.engine.timers import Timed
+from penstock.mqtt.engine.waiting import Delivery, Waiting
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
     from penstock.mqtt.engine.connection import BrokerConnection
+    from penstock.mqtt.engine.shared import SharedGroup
 
-__all__ = ["NEVER", "Delivery", "Session", "SessionSubscription"]
+__all__ = ["NEVER", "RELEASED", "Delivery", "Session", "SessionSubscription"]
 
 NEVER: Final = 0xFFFFFFFF
 """Session Expiry Interval of a session that does not expire."""
 
-Delivery = tuple[Message, int, int, bytes]
-"""What goes to one session: message, QoS, RETAIN flag (0 or 1), subscription identifiers as an encoded block."""
+RELEASED: Final[Delivery] = (Message(Publish("released"), 0), 2, 0, b"", None)
+"""Stands in flight for a QoS 2 message whose PUBREL was sent: the message itself is needed no more [MQTT-4.3.3-6]."""
 
 
 class SessionSubscription:
-    """A subscription in force: granted QoS, options, and its identifier as an encoded block (empty = none)."""
+    """A subscription in force: granted QoS, options, and its identifier as an encoded block (empty = none).
 
-    __slots__ = ("identifier", "no_local", "qos", "retain_as_published", "session", "topic_filter")
+    ``retain_handling`` is kept for those who show it; it has done its work when the subscription was made. ``group`` is
+    set for a shared subscription.
+    """
+
+    __slots__ = (
+        "group",
+        "identifier",
+        "no_local",
+        "qos",
+        "retain_as_published",
+        "retain_handling",
+        "session",
+        "topic_filter",
+    )
 
     def __init__(self, session: Session, wanted: Subscription, qos: int, identifier: bytes) -> None:
         self.session = session
@@ -41,7 +60,9 @@ class SessionSubscription:
         self.qos = qos
         self.no_local = wanted.no_local
         self.retain_as_published = wanted.retain_as_published
+        self.retain_handling = wanted.retain_handling
         self.identifier = identifier
+        self.group: SharedGroup | None = None
 
 
 class Session(Timed):
@@ -54,16 +75,18 @@ class Session(Timed):
         "_stats",
         "client_id",
         "connection",
+        "ending",
         "ends_at",
         "expiry_s",
+        "incoming",
         "inflight",
-        "queue",
-        "queue_qos0",
-        "queued_bytes",
+        "owner",
         "replays",
         "resend",
+        "rights",
         "subscriptions",
         "username",
+        "waiting",
         "will",
         "will_at",
     )
@@ -73,23 +96,35 @@ class Session(Timed):
         self._broker = broker
         self._limits = limits
         self._stats = stats
+
+        # What outlives a connection, and what a restart has to bring back [MQTT 5.0 section 4.1].
         self.client_id = client_id
+        self.owner = ""
+        """Name of the principal that made the session, and alone may have it; empty where nobody is asked for one."""
+        self.rights: Rights | None = None
+        """What its client may do; None where everybody may do everything."""
         self.username: str | None = None
-        self.connection: BrokerConnection | None = None
         self.expiry_s = 0
         self.ends_at = 0
         self.will: Will | None = None
         self.will_at = 0
         self.subscriptions: dict[str, SessionSubscription] = {}
         self.inflight: Inflight[Delivery] = Inflight()
+        """Sent at QoS 1 or 2 and not done: by packet identifier, in order; :data:`RELEASED` once PUBREL was sent."""
+        self.incoming: dict[int, PendingAnswer | None] = {}
+        """Packet identifiers of QoS 2 messages that came in and have no PUBREL yet; the answer while it waits."""
+        self.waiting = Waiting(limits, stats, broker.waiting_totals)
+
+        self.ending = False
+        """The session is being discarded."""
+
+        # What belongs to this connection.
+        self.connection: BrokerConnection | None = None
         self.resend: deque[int] = deque()
         """Those in flight that this connection did not carry yet; nothing new leaves before them."""
         self.replays: dict[str, SessionSubscription] = {}
         """Subscriptions whose retained messages are still to be sent, the first of them from ``_replaying``."""
         self._replaying: deque[Message] | None = None
-        self.queue: deque[Delivery] = deque()
-        self.queue_qos0: deque[Delivery] = deque()
-        self.queued_bytes = 0
 
     def due(self, now: int) -> None:
         """Will delay or session expiry has come."""
@@ -98,41 +133,129 @@ class Session(Timed):
     def clear(self) -> None:
         """Forget messages; subscriptions are the broker's to take down."""
         self.inflight = Inflight()
+        self.incoming.clear()
         self.resend.clear()
         self.replays.clear()
         self._replaying = None
-        self.queue.clear()
-        self.queue_qos0.clear()
-        self.queued_bytes = 0
+        self.waiting.clear()
 
-    def deliver(self, message: Message, qos: int, retain: int, identifiers: bytes, now: int) -> None:
+    def may_receive(self, topic: str) -> bool:
+        """Whether messages of that topic may go to the client."""
+        return self.rights is None or self.rights.may_receive(topic)
+
+    # Messages to the client
+
+    def deliver(
+        self, message: Message, qos: int, retain: int, identifiers: bytes, now: int, group: SharedGroup | None = None
+    ) -> None:
         """Send the message, or let it wait for the connection or for an acknowledgement that makes room."""
         connection = self.connection
         if qos == 0:
             if connection is None:
                 self._stats.dropped_offline += 1
             elif connection.writable:
-                connection.send_publish(message, 0, retain, identifiers, now)
+                connection.send_publish(message, 0, 0x30 | retain, identifiers, now)
             else:
-                self._wait((message, 0, retain, identifiers))
+                self._wait((message, 0, retain, identifiers, group), now)
             return
         inflight = self.inflight  # holds what is to be sent again, too: then it is full, or the connection is
-        if connection is None or not connection.writable or self.queue or len(inflight) >= connection.send_maximum:
-            self._wait((message, 1, retain, identifiers))
+        if (
+            connection is None
+            or not connection.writable
+            or self.waiting.reliable
+            or len(inflight) >= connection.send_maximum
+        ):
+            self._wait((message, qos, retain, identifiers, group), now)
             return
         packet_id = inflight.free_id()
-        if connection.send_publish(message, packet_id, retain, identifiers, now):
-            inflight[packet_id] = (message, 1, retain, identifiers)
+        if connection.send_publish(message, packet_id, 0x30 | qos << 1 | retain, identifiers, now):
+            inflight[packet_id] = (message, qos, retain, identifiers, group)
+
+    def _wait(self, delivery: Delivery, now: int) -> None:
+        if not self.waiting.add(delivery) and self._limits.when_queue_full is QueueFull.DISCONNECT:
+            connection = self.connection
+            if connection is not None:
+                connection.disconnect(ReasonCode.QUOTA_EXCEEDED, now, "too many messages wait for this client")
+
+    def has_room(self, size: int) -> bool:
+        """Whether a QoS 1 or 2 message of that size would be sent or kept."""
+        return self.keeps_up() or self.waiting.has_room(size)
+
+    def keeps_up(self) -> bool:
+        """Whether a message would leave at once."""
+        connection = self.connection
+        return (
+            connection is not None
+            and connection.writable
+            and not self.waiting.reliable
+            and len(self.inflight) < connection.send_maximum
+        )
 
     def acknowledge(self, packet_id: int, now: int) -> bool:
-        """A PUBACK came in; False when nothing with that identifier is in flight."""
-        if self.inflight.pop(packet_id, None) is None:
+        """A PUBACK came in, of success or not: done either way [MQTT-4.4.0-2]. False for an unknown identifier.
+
+        Raises:
+            RemoteProtocolError: the message was sent at QoS 2.
+        """
+        delivery = self.inflight.pop(packet_id, None)
+        if delivery is None:
             return False
+        if delivery[1] != 1:
+            self.inflight[packet_id] = delivery
+            raise protocol_error("PUBACK for a message sent at QoS 2")
         if self.resend and packet_id in self.resend:  # late, for what an earlier connection carried
             self.resend.remove(packet_id)
-        if self.queue or self.resend or self.replays:
+        if self.waiting.reliable or self.resend or self.replays:
             self.send_waiting(now)
         return True
+
+    def received(self, packet_id: int, reason_code: int, now: int) -> int:
+        """A PUBREC came in: the reason code for PUBREL, or -1 where a refusal ended the exchange.
+
+        Raises:
+            RemoteProtocolError: the message was sent at QoS 1.
+        """
+        delivery = self.inflight.get(packet_id)
+        if delivery is None:
+            return ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+        if delivery[1] != 2:
+            raise protocol_error("PUBREC for a message sent at QoS 1")
+        if self.resend and packet_id in self.resend:
+            self.resend.remove(packet_id)
+        if reason_code < 0x80:
+            self.inflight[packet_id] = RELEASED
+            return 0
+        del self.inflight[packet_id]
+        self.send_waiting(now)
+        return -1
+
+    def complete(self, packet_id: int, now: int) -> bool:
+        """A PUBCOMP came in; False when nothing with that identifier is in flight.
+
+        Raises:
+            RemoteProtocolError: no PUBREL was sent for it.
+        """
+        delivery = self.inflight.get(packet_id)
+        if delivery is None:
+            return False
+        if delivery is not RELEASED:
+            raise protocol_error("PUBCOMP before PUBREL")
+        del self.inflight[packet_id]
+        if self.waiting.reliable or self.resend or self.replays:
+            self.send_waiting(now)
+        return True
+
+    def shared_deliveries(self) -> list[Delivery]:
+        """What came by shared subscriptions and may be given to others: sent at QoS 1 or not sent at all, in order."""
+        inflight = [d for d in self.inflight.values() if d[4] is not None and d[1] == 1]
+        return inflight + [d for d in self.waiting.reliable if d[4] is not None]
+
+    def withdraw(self, deliveries: list[Delivery]) -> None:
+        """Others deliver these."""
+        gone = set(map(id, deliveries))
+        for packet_id in [packet_id for packet_id, sent in self.inflight.items() if id(sent) in gone]:
+            del self.inflight[packet_id]
+        self.waiting.remove(deliveries)
 
     def replay(self, subscription: SessionSubscription) -> None:
         """Send the retained messages of a subscription, with :meth:`send_waiting`, as fast as the client takes them.
@@ -150,11 +273,17 @@ class Session(Timed):
             del self.replays[topic_filter]
 
     def resume(self, now: int) -> None:
-        """The client is back: send again what has no PUBACK, in order and with DUP, then what waited.
+        """The client is back: send again what is not done, in order and with DUP, then what waited.
 
-        [MQTT-4.4.0-1], [MQTT-4.6.0-1]
+        PUBRELs go first: no quota holds them back [MQTT-4.9.0-3], [MQTT-4.4.0-1], [MQTT-4.6.0-1].
         """
-        self.resend = deque(self.inflight)
+        connection = self.connection
+        self.resend = deque()
+        for packet_id, delivery in self.inflight.items():
+            if delivery is not RELEASED:
+                self.resend.append(packet_id)
+            elif connection is not None:
+                connection.pubrel(packet_id)
         self.send_waiting(now)
 
     def send_waiting(self, now: int) -> None:
@@ -165,34 +294,30 @@ class Session(Timed):
         inflight, resend = self.inflight, self.resend
         while resend and connection.writable and len(inflight) - len(resend) < connection.send_maximum:
             packet_id = resend.popleft()
-            message, _, retain, identifiers = inflight[packet_id]
-            if not connection.send_publish(message, packet_id, retain | 8, identifiers, now):
+            message, qos, retain, identifiers, _ = inflight[packet_id]
+            if not connection.send_publish(message, packet_id, 0x38 | qos << 1 | retain, identifiers, now):
                 del inflight[packet_id]
-        queue = self.queue
-        while queue and connection.writable and len(inflight) < connection.send_maximum:
-            delivery = queue.popleft()
-            self.queued_bytes -= delivery[0].size
-            self._start(delivery, connection, now)
+        waiting = self.waiting
+        while waiting.reliable and connection.writable and len(inflight) < connection.send_maximum:
+            self._start(waiting.take(), connection, now)
         if self.replays:
             self._send_retained(connection, now)
-        queue = self.queue_qos0
-        while queue and connection.writable:
-            message, _, retain, identifiers = queue.popleft()
-            self.queued_bytes -= message.size
-            if _expired(message, now):
+        while waiting.qos0 and connection.writable:
+            message, _, retain, identifiers, _ = waiting.take_qos0()
+            if message.expired(now):
                 self._stats.dropped_expired += 1
             else:
-                connection.send_publish(message, 0, retain, identifiers, now)
+                connection.send_publish(message, 0, 0x30 | retain, identifiers, now)
 
     def _start(self, delivery: Delivery, connection: BrokerConnection, now: int) -> None:
-        """First send of a QoS 1 message that waited: it is in flight from here on."""
-        message, _, retain, identifiers = delivery
-        if _expired(message, now):  # [MQTT-3.3.2-5]
+        """First send of a QoS 1 or 2 message that waited: it is in flight from here on."""
+        message, qos, retain, identifiers, _ = delivery
+        if message.expired(now):  # [MQTT-3.3.2-5]
             self._stats.dropped_expired += 1
             return
         inflight = self.inflight
         packet_id = inflight.free_id()
-        if connection.send_publish(message, packet_id, retain, identifiers, now):
+        if connection.send_publish(message, packet_id, 0x30 | qos << 1 | retain, identifiers, now):
             inflight[packet_id] = delivery
 
     def _send_retained(self, connection: BrokerConnection, now: int) -> None:
@@ -210,39 +335,12 @@ class Session(Timed):
                     return
                 found.popleft()
                 # One that was replaced while the replay paused reached the subscription as it came.
-                if _expired(message, now) or retained.get(message.publish.topic) is not message:
+                topic = message.publish.topic
+                if message.expired(now) or retained.get(topic) is not message or not self.may_receive(topic):
                     continue
                 if qos:
-                    self._start((message, qos, 1, subscription.identifier), connection, now)
+                    self._start((message, qos, 1, subscription.identifier, None), connection, now)
                 else:
-                    connection.send_publish(message, 0, 1, subscription.identifier, now)
+                    connection.send_publish(message, 0, 0x31, subscription.identifier, now)
             self._replaying = None
             del self.replays[topic_filter]
-
-    def _wait(self, delivery: Delivery) -> None:
-        """Queue the message, or drop what the policy names when there is no room.
-
-        QoS 0 goes before QoS 1 whatever the policy: nobody was promised it.
-        """
-        limits = self._limits
-        size = delivery[0].size
-        if size > limits.max_queued_bytes:
-            self._stats.dropped_queue_full += 1
-            return
-        while (
-            len(self.queue) + len(self.queue_qos0) >= limits.max_queued_messages
-            or self.queued_bytes + size > limits.max_queued_bytes
-        ):
-            self._stats.dropped_queue_full += 1
-            oldest = self.queue_qos0 or self.queue
-            if limits.when_queue_full is QueueFull.DROP_NEWEST and not (delivery[1] and self.queue_qos0):
-                return
-            if not oldest:
-                return
-            self.queued_bytes -= oldest.popleft()[0].size
-        (self.queue if delivery[1] else self.queue_qos0).append(delivery)
-        self.queued_bytes += size
-
-
-def _expired(message: Message, now: int) -> bool:
-    return message.expires_at != 0 and message.expires_at <= now and message.accepted_at != now

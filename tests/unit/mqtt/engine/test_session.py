@@ -27,16 +27,16 @@ def put(session: Session, *payloads: bytes, qos: int = 1) -> None:
 def test_a_full_queue_and_its_bytes(policy: QueueFull, kept: list[bytes]) -> None:
     session = offline(max_queued_messages=2, when_queue_full=policy)
     put(session, b"1", b"2", b"3")
-    assert [delivery[0].payload for delivery in session.queue] == kept
-    assert session.queued_bytes == sum(delivery[0].size for delivery in session.queue)
+    assert [delivery[0].payload for delivery in session.waiting.reliable] == kept
+    assert session.waiting.bytes == sum(delivery[0].size for delivery in session.waiting.reliable)
     session.clear()
-    assert (session.queued_bytes, len(session.queue)) == (0, 0)
+    assert (session.waiting.bytes, len(session.waiting)) == (0, 0)
 
 
 def test_qos_0_is_not_kept_for_who_is_away() -> None:
     session = offline()
     put(session, b"x", qos=0)
-    assert (len(session.queue_qos0), session.queued_bytes) == (0, 0)
+    assert (len(session.waiting.qos0), session.waiting.bytes) == (0, 0)
 
 
 def test_acknowledgements_of_nothing() -> None:

@@ -1,10 +1,10 @@
-"""What a connection decides by itself."""
+"""What is decided about one message by itself."""
 
 from __future__ import annotations
 
 import pytest
 
-from penstock.mqtt.engine.connection import is_text
+from penstock.mqtt.engine.receiving import is_text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,173 @@
+"""The seam between the broker and who decides about access: who is it, and what may they do.
+
+Pure: an :class:`Access` is asked in the broker's thread and must not block. What takes time (a password hash in a
+worker, an exchange of tokens) answers later, through the callback it was given. What a session may do is remembered in
+its :class:`Rights` until :meth:`penstock.mqtt.engine.broker.Broker.policies_changed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Protocol
+
+__all__ = [
+    "LOCAL",
+    "Access",
+    "Action",
+    "Answer",
+    "Challenge",
+    "Credentials",
+    "Decision",
+    "Granted",
+    "Origin",
+    "Principal",
+    "Refused",
+    "Rights",
+]
+
+RIGHTS_KEPT: Final = 1_000
+"""Topics whose answers one session remembers; emptied when full."""
+
+
+class Action(StrEnum):
+    """What a principal wants to do with a topic."""
+
+    PUBLISH = "publish"
+    """Send a message, also as a will; ``topic`` is a name."""
+    SUBSCRIBE = "subscribe"
+    """``topic`` is a filter, as asked for: with ``$share/name/`` where it is a shared one."""
+    RECEIVE = "receive"
+    """Be sent a message, live, retained or queued; ``topic`` is a name. A subscription alone does not grant it."""
+    HIGH_PRIORITY = "high_priority"
+    """Let a message with the user property ``$high_priority`` pass limits that hold back others."""
+
+
+class Principal(Protocol):
+    """Who a connection acts for. The broker looks at the name alone: a session belongs to the name that made it."""
+
+    @property
+    def name(self) -> str:
+        """Unique among those that may connect; the same after a restart."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True, frozen=True)
+class Origin:
+    """Where a connection came in. ``certificate``: what TLS has verified, in the form the shell and its Access share.
+
+    ``listener`` and ``address`` (of the peer, without its port) may be empty.
+    """
+
+    listener: str = ""
+    address: str = ""
+    certificate: object | None = None
+
+
+LOCAL: Final = Origin()
+
+
+@dataclass(slots=True, kw_only=True)
+class Credentials:
+    """What a CONNECT brings to be judged by. ``client_id`` is final: assigned already where the client had none.
+
+    ``method`` and ``data``: enhanced authentication. ``previous``: set in a re-authentication, where ``client_id``,
+    ``username`` and the rest are those of the connection and only ``data`` is new; the answer must have its name.
+    """
+
+    client_id: str
+    username: str | None = None
+    password: bytes | None = field(default=None, repr=False)
+    method: str | None = None
+    data: bytes | None = field(default=None, repr=False)
+    origin: Origin = LOCAL
+    protocol_version: int = 5
+    user_properties: Sequence[tuple[str, str]] = ()
+    previous: Principal | None = None
+
+
+@dataclass(slots=True)
+class Granted:
+    """Welcome. ``data`` goes with the CONNACK (or the last AUTH) of an enhanced authentication."""
+
+    principal: Principal
+    data: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(slots=True)
+class Refused:
+    """Not so: the reason code for CONNACK, or for DISCONNECT where it was a re-authentication."""
+
+    reason_code: int
+    reason_string: str = ""
+
+
+@dataclass(slots=True)
+class Challenge:
+    """More is needed: AUTH 0x18 with ``data`` goes out; ``proceed(data, answer, now)`` gets what the client says."""
+
+    data: bytes | None
+    proceed: Callable[[bytes | None, Answer, int], None]
+
+
+Decision = Granted | Refused | Challenge
+
+Answer = Callable[[Decision, int], None]
+"""``answer(decision, now)``: once, in the broker's thread, from within the call or later; ``now`` is the broker's time
+in ms (``MqttServer.now()``). Nothing happens when the connection has ended meanwhile."""
+
+
+class Access(Protocol):
+    """Who decides. Without one a broker lets everybody do everything."""
+
+    def authenticate(self, credentials: Credentials, answer: Answer, now: int) -> None:
+        """Judge a CONNECT (or a re-authentication), now or later.
+
+        An unknown ``method`` is answered ``Refused(0x8C)``, no method where one is needed 0x87 or 0x86.
+        """
+        ...
+
+    def allowed(self, principal: Principal, action: Action, topic: str, qos: int, *, retain: bool) -> bool:
+        """Whether ``principal`` may do that. Asked once a session, topic, QoS and RETAIN flag; must be quick."""
+        ...
+
+
+class Rights:
+    """What one session may do, by an Access and a principal; answers are remembered."""
+
+    __slots__ = ("_access", "_publish", "principal")
+
+    def __init__(self, access: Access, principal: Principal) -> None:
+        self._access = access
+        self.principal = principal
+        self._publish: dict[str, int] = {}
+        """Topic -> six bits that say which of QoS x RETAIN were asked, and above them six with the answers."""
+
+    def may_publish(self, topic: str, qos: int, *, retain: bool) -> bool:
+        """Whether the session's client may publish so."""
+        bit = 1 << (qos << 1 | retain)
+        bits = self._publish.get(topic, 0)
+        if bits & bit:
+            return bits >> 6 & bit != 0
+        allowed = self._access.allowed(self.principal, Action.PUBLISH, topic, qos, retain=retain)
+        if len(self._publish) >= RIGHTS_KEPT:
+            self._publish.clear()
+        self._publish[topic] = bits | bit | (bit << 6 if allowed else 0)
+        return allowed
+
+    def may_subscribe(self, topic_filter: str, qos: int) -> bool:
+        """Whether the client may subscribe so; not remembered."""
+        return self._access.allowed(self.principal, Action.SUBSCRIBE, topic_filter, qos, retain=False)
+
+    def may_receive(self, topic: str) -> bool:
+        """Whether messages of the topic may go to the client; not remembered here: routes and queues are."""
+        return self._access.allowed(self.principal, Action.RECEIVE, topic, 0, retain=False)
+
+    def may_hurry(self, topic: str) -> bool:
+        """Whether ``$high_priority`` counts; not remembered."""
+        return self._access.allowed(self.principal, Action.HIGH_PRIORITY, topic, 0, retain=False)
+
+    def forget(self) -> None:
+        """The policies changed."""
+        self._publish.clear()

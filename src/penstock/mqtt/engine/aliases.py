@@ -1,0 +1,64 @@
+"""Topic aliases: a number in place of a topic name, for one direction of one connection.
+
+Source: MQTT 5.0 section 3.3.2.3.4.
+"""
+
+from __future__ import annotations
+
+from penstock.errors import RemoteProtocolError
+from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.codec.primitives import protocol_error
+
+__all__ = ["AliasesIn", "AliasesOut"]
+
+
+class AliasesIn:
+    """Those of the client; up to ``maximum``, as announced [MQTT-3.3.2-12]."""
+
+    __slots__ = ("_maximum", "_topics")
+
+    def __init__(self, maximum: int) -> None:
+        self._maximum = maximum
+        self._topics: dict[int, tuple[str, bytes]] = {}
+
+    def resolve(self, publish: Publish, alias: int) -> None:
+        """Learn the alias of a message with a topic; give the topic to one without.
+
+        Raises:
+            RemoteProtocolError: 0x94 above the maximum, 0x82 for an alias that was not set.
+        """
+        if alias > self._maximum:
+            raise RemoteProtocolError(
+                f"mqtt: Topic Alias {alias} is above the Topic Alias Maximum {self._maximum}", reason_code=0x94
+            )
+        if publish.topic:
+            self._topics[alias] = (publish.topic, publish.topic_wire)
+            return
+        known = self._topics.get(alias)
+        if known is None:
+            raise protocol_error(f"Topic Alias {alias} was not set on this connection")
+        publish.topic, publish.topic_wire = known
+
+
+class AliasesOut:
+    """Ours: the first topics that a connection carries get one each, up to the client's maximum [MQTT-3.3.2-11].
+
+    None is taken away again: with more topics than aliases that would cost as many bytes as it saves.
+    """
+
+    __slots__ = ("_maximum", "_numbers")
+
+    def __init__(self, maximum: int) -> None:
+        self._maximum = maximum
+        self._numbers: dict[bytes, int] = {}
+
+    def find(self, topic_wire: bytes) -> tuple[int, bool]:
+        """The topic's number and whether the client knows it; 0 where there is none. A new one is not set by this."""
+        number = self._numbers.get(topic_wire)
+        if number is not None:
+            return number, True
+        return (len(self._numbers) + 1, False) if len(self._numbers) < self._maximum else (0, False)
+
+    def set(self, topic_wire: bytes, number: int) -> None:
+        """The message that tells the client is on its way."""
+        self._numbers[topic_wire] = number

@@ -1,0 +1,189 @@
+"""What leaves on one network connection of the broker: packets, encoded for its client, in one piece a flush.
+
+Source: MQTT 5.0 sections 3.1.2.11, 3.3.2.3.4; MQTT 3.1.1.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.mqtt.codec.decoder import LARGEST_PACKET
+from penstock.mqtt.codec.encoder import encode_within, publish_head
+from penstock.mqtt.codec.packets import Packet, PubAck, PubComp, PubRec, PubRel
+from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.codec.version311 import encode_311
+from penstock.mqtt.engine.aliases import AliasesOut
+from penstock.mqtt.engine.message import Message
+from penstock.mqtt.engine.timers import Timed
+
+if TYPE_CHECKING:
+    from penstock.mqtt.engine.broker import Broker
+
+__all__ = ["Output", "diagnosis"]
+
+LONGEST_REASON: Final = 500
+"""Characters of a Reason String; the rest is cut, since texts of services may quote what clients sent."""
+
+
+def diagnosis(text: str) -> Properties:
+    """A Reason String that can be sent, whatever the text."""
+    if not text:
+        return Properties()
+    sendable = text[:LONGEST_REASON].encode(errors="replace").replace(b"\0", b"?").decode()
+    return Properties(reason_string=sendable)
+
+
+class Output(Timed):
+    """The output side of a connection. ``out`` collects until the broker's flush; ``closing``: it ends after that."""
+
+    __slots__ = (
+        "_aliases_out",
+        "_max_output",
+        "_maximum_out",
+        "_plain",
+        "_problem_information",
+        "_stats",
+        "broker",
+        "closing",
+        "dirty",
+        "out",
+        "out_bytes",
+        "throttled",
+        "version",
+        "writable",
+    )
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__()
+        self.broker = broker
+        self._stats = broker.stats
+        self._max_output = broker.limits.max_output_bytes
+        self._maximum_out = LARGEST_PACKET
+        self._plain = True
+        """Messages without expiry and identifiers leave in the form in which they are kept: no 3.1.1, no aliases."""
+        self._problem_information = True
+        self._aliases_out: AliasesOut | None = None
+        self.version = 5
+        """The protocol level of its CONNECT: 5, or 4 for MQTT 3.1.1."""
+        self.writable = True
+        """False while the transport is full or this turn's output is: messages wait in the session."""
+        self.throttled = False
+        """This turn's output is full; the next turn goes on."""
+        self.out: list[bytes] = []
+        self.out_bytes = 0
+        """Of the messages in ``out``; answers are bounded by the input."""
+        self.dirty = False
+        self.closing = False
+
+    def mark(self) -> None:
+        """There is something to flush."""
+        raise NotImplementedError
+
+    def send(self, packet: Packet) -> bool:
+        """Encode and queue a packet that is no PUBLISH; diagnostics go when the client allows no more bytes.
+
+        False when even then it is larger than the client takes, and nothing is sent.
+        """
+        if self.version == 5:
+            data = encode_within(packet, self._maximum_out)
+            if data is None:
+                self._stats.dropped_too_large += 1
+                return False
+        else:
+            data = encode_311(packet)
+        self.out.append(data)
+        self._stats.answers_sent += 1
+        if not self.dirty:
+            self.mark()
+        return True
+
+    def send_publish(self, message: Message, packet_id: int, first: int, identifiers: bytes, now: int) -> bool:
+        """Queue a PUBLISH: ``first`` is its first byte (type, DUP, QoS, RETAIN); ``packet_id`` 0 at QoS 0.
+
+        False when it is larger than the client takes: then it counts as delivered [MQTT-3.1.2-24], [MQTT-3.1.2-25].
+        """
+        topic = message.topic_wire
+        alias = 0
+        if self._plain:
+            if message.expires_at or identifiers:
+                properties = message.properties_for(identifiers, now)
+            else:
+                properties = message.properties_wire
+        elif self.version != 5:
+            properties = b""
+        else:
+            topic, properties, alias = self._aliased(message, identifiers, now)
+        payload = message.payload
+        remaining = len(topic) + len(properties) + len(payload)
+        stats = self._stats
+        if packet_id:
+            remaining += 2
+            head = publish_head(first, remaining)
+            if remaining + len(head) > self._maximum_out:
+                stats.dropped_too_large += 1
+                return False
+            self.out += (head, topic, packet_id.to_bytes(2, "big"), properties, payload)
+        else:
+            head = publish_head(first, remaining)
+            if remaining + len(head) > self._maximum_out:
+                stats.dropped_too_large += 1
+                return False
+            self.out += (head, topic, properties, payload)
+        if alias and self._aliases_out is not None:
+            self._aliases_out.set(topic, alias)
+        self.out_bytes += remaining
+        if self.out_bytes > self._max_output:
+            self.throttled = True
+            self.writable = False
+        stats.publishes_sent += 1
+        if not self.dirty:
+            self.mark()
+        return True
+
+    def _aliased(self, message: Message, identifiers: bytes, now: int) -> tuple[bytes, bytes, int]:
+        """Topic and properties with a Topic Alias, where there is one; the alias if the message is to set it, or 0."""
+        aliases = self._aliases_out
+        topic = message.topic_wire
+        number, known = aliases.find(topic) if aliases is not None else (0, False)
+        if number:
+            identifiers += b"\x23" + number.to_bytes(2, "big")
+        properties = message.properties_for(identifiers, now)
+        return (b"\x00\x00", properties, 0) if known else (topic, properties, number)
+
+    def puback(self, packet_id: int, code: int, reason_string: str = "") -> None:
+        """Answer a QoS 1 message."""
+        if code == 0 or self.version != 5:
+            self._send_short(0x40020000 | packet_id)
+        elif reason_string and self._problem_information:  # [MQTT-3.1.2-29]
+            self.send(PubAck(packet_id, code, diagnosis(reason_string)))
+        else:
+            self.send(PubAck(packet_id, code))
+
+    def pubrec(self, packet_id: int, code: int, reason_string: str = "") -> None:
+        """Answer a QoS 2 message."""
+        if code == 0 or self.version != 5:
+            self._send_short(0x50020000 | packet_id)
+        elif reason_string and self._problem_information:
+            self.send(PubRec(packet_id, code, diagnosis(reason_string)))
+        else:
+            self.send(PubRec(packet_id, code))
+
+    def pubrel(self, packet_id: int, code: int = 0) -> None:
+        """Release a QoS 2 message of ours."""
+        if code == 0 or self.version != 5:
+            self._send_short(0x62020000 | packet_id)
+        else:
+            self.send(PubRel(packet_id, code))
+
+    def pubcomp(self, packet_id: int, code: int = 0) -> None:
+        """Complete a QoS 2 message of the client."""
+        if code == 0 or self.version != 5:
+            self._send_short(0x70020000 | packet_id)
+        else:
+            self.send(PubComp(packet_id, code))
+
+    def _send_short(self, packet: int) -> None:
+        self.out.append(packet.to_bytes(4, "big"))
+        self._stats.answers_sent += 1
+        if not self.dirty:
+            self.mark()

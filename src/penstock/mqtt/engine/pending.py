@@ -1,0 +1,41 @@
+"""The answer to a QoS 1 or 2 PUBLISH that cannot leave yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.mqtt.codec.reasons import ALLOWED, PacketType, ReasonCode
+
+if TYPE_CHECKING:
+    from penstock.mqtt.engine.connection import BrokerConnection
+
+__all__ = ["PendingAnswer"]
+
+
+class PendingAnswer:
+    """A PUBACK or PUBREC that waits for ``waiting`` takers of the message, or for the answer before it.
+
+    ``connection`` is where it leaves: for QoS 2 that may be a later one than the one that brought the message, when
+    the client sends it again while its takers still work on it.
+    """
+
+    __slots__ = ("connection", "packet_id", "qos", "reason_code", "reason_string", "waiting")
+
+    def __init__(self, connection: BrokerConnection, packet_id: int, qos: int, reason_code: int, waiting: int) -> None:
+        self.connection = connection
+        self.packet_id = packet_id
+        self.qos = qos
+        self.reason_code = reason_code
+        self.reason_string = ""
+        self.waiting = waiting
+
+    def settle(self, reason_code: int, reason_string: str) -> None:
+        """One taker is done; the highest reason code counts, with its words."""
+        self.waiting -= 1
+        if reason_code >= 0x80 and reason_code > self.reason_code:
+            if reason_code not in ALLOWED[PacketType.PUBACK]:
+                reason_code = ReasonCode.UNSPECIFIED_ERROR
+            self.reason_code = reason_code
+            self.reason_string = reason_string
+        if not self.waiting:
+            self.connection.answer_settled(self)

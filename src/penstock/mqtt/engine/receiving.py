@@ -1,0 +1,147 @@
+"""Messages of a client: checked, routed, handed to services, answered.
+
+QoS 2 is exactly once: the identifier is kept in the session from the PUBLISH to its PUBREL, across connections, and a
+repeat is answered but not handed on [MQTT-4.3.3-10].
+
+Source: MQTT 5.0 sections 3.3.4, 4.3, 4.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from penstock.mqtt.codec.packets import Publish, PubRel
+from penstock.mqtt.codec.primitives import protocol_error
+from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.engine.pending import PendingAnswer
+from penstock.mqtt.service import Inbound, Service
+
+if TYPE_CHECKING:
+    from penstock.mqtt.engine.connection import BrokerConnection
+    from penstock.mqtt.engine.session import Session
+
+__all__ = ["is_text", "take_publish", "take_pubrel"]
+
+
+def is_text(payload: bytes) -> bool:
+    """Whether a payload with Payload Format Indicator 1 is what it says: UTF-8 [MQTT 5.0 section 3.3.2.3.2]."""
+    if payload.isascii():
+        return True
+    try:
+        payload.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def take_publish(connection: BrokerConnection, session: Session, publish: Publish, now: int, wall_ms: int) -> None:
+    """A message of the client came in.
+
+    Raises:
+        RemoteProtocolError: an alias that does not hold, or more messages open than allowed.
+    """
+    broker = connection.broker
+    stats = broker.stats
+    stats.publishes_received += 1
+    properties = publish.optional_properties
+    code = 0
+    if properties is not None:
+        if properties.topic_alias is not None:
+            connection.resolve_alias(publish, properties.topic_alias)
+        if properties.payload_format_indicator and not is_text(publish.payload):
+            code = ReasonCode.PAYLOAD_FORMAT_INVALID
+    qos = publish.qos
+    packet_id = publish.packet_id
+    pending = connection.pending
+    if qos:
+        maximum = connection.receive_maximum
+        open_qos2 = connection.open_qos2
+        if len(pending) + len(open_qos2) >= maximum and packet_id not in open_qos2:
+            connection.check_open()
+        if qos == 2:
+            if packet_id in session.incoming:
+                _repeated(connection, session, packet_id)
+                return
+            open_qos2.add(packet_id)
+    rate = connection.rate
+    if rate is not None and not code and not rate.take(now):
+        code = connection.too_fast(publish, now)
+        if connection.closing:
+            return
+    rights = session.rights
+    if rights is not None and not code and not rights.may_publish(publish.topic, qos, retain=publish.retain):
+        stats.refused_unauthorized += 1
+        code = ReasonCode.NOT_AUTHORIZED
+    taken: Sequence[Service] = ()
+    if not code:
+        taken, code = broker.route(publish, session, now)
+    if qos == 0:
+        if code >= 0x80:
+            stats.dropped_refused += 1
+        for service in taken:
+            service.receive(_inbound(connection, session, publish, wall_ms))
+    elif not taken and not pending:
+        if qos == 1:
+            connection.puback(packet_id, code)
+        else:
+            if code < 0x80 or connection.version != 5:
+                session.incoming[packet_id] = None
+            else:
+                connection.open_qos2.discard(packet_id)
+            connection.pubrec(packet_id, code)
+    else:
+        answer = PendingAnswer(connection, packet_id, qos, code, len(taken))
+        pending.append(answer)
+        if qos == 2:
+            session.incoming[packet_id] = answer
+        if not taken:
+            connection.answer_settled(answer)
+        for service in taken:
+            service.receive(_inbound(connection, session, publish, wall_ms, answer))
+
+
+def _inbound(
+    connection: BrokerConnection, session: Session, publish: Publish, wall_ms: int, answer: PendingAnswer | None = None
+) -> Inbound:
+    return Inbound(
+        publish,
+        session.client_id,
+        wall_ms,
+        username=session.username,
+        protocol_version=connection.version,
+        connection=connection,
+        settle=None if answer is None else answer.settle,
+        principal=None if session.rights is None else session.rights.principal,
+    )
+
+
+def _repeated(connection: BrokerConnection, session: Session, packet_id: int) -> None:
+    """A QoS 2 message that we have already: answer, and hand on nothing."""
+    connection.open_qos2.add(packet_id)
+    answer = session.incoming[packet_id]
+    if answer is None:
+        answer = PendingAnswer(connection, packet_id, 2, 0, 0)
+        connection.pending.append(answer)
+        connection.answer_settled(answer)
+    elif answer.connection is not connection:  # its takers still work on it: the answer leaves here
+        answer.connection = connection
+        connection.pending.append(answer)
+
+
+def take_pubrel(connection: BrokerConnection, session: Session, packet: PubRel) -> None:
+    """A PUBREL came in: the identifier is free, and PUBCOMP says so [MQTT-4.3.3-11].
+
+    Raises:
+        RemoteProtocolError: the PUBREC is still to come.
+    """
+    packet_id = packet.packet_id
+    code = 0
+    if packet_id not in session.incoming:
+        code = ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+    elif session.incoming[packet_id] is not None:
+        raise protocol_error("PUBREL before PUBREC")
+    else:
+        del session.incoming[packet_id]
+    connection.open_qos2.discard(packet_id)
+    connection.pubcomp(packet_id, code)

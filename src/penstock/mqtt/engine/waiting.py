@@ -1,0 +1,122 @@
+"""Messages that wait in one session for its client: bounded, with a policy for when they are too many.
+
+QoS 1 and 2 wait in one line, in the order in which they came [MQTT-4.6.0-5]; QoS 0 in another, which goes first when
+room is needed: nobody was promised it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueFull
+from penstock.mqtt.engine.message import Message
+
+if TYPE_CHECKING:
+    from penstock.mqtt.engine.shared import SharedGroup
+
+__all__ = ["Delivery", "Waiting", "WaitingTotals"]
+
+Delivery = tuple[Message, int, int, bytes, "SharedGroup | None"]
+"""What goes to one session: message, QoS, RETAIN flag (0 or 1), subscription identifiers as an encoded block, and the
+shared subscription that chose this session (None: a subscription of its own)."""
+
+
+class WaitingTotals:
+    """What waits in all sessions of a broker."""
+
+    __slots__ = ("bytes", "messages")
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self.bytes = 0
+
+
+class Waiting:
+    """The two lines of one session. ``bytes``: of both, by :attr:`Message.size`."""
+
+    __slots__ = ("_limits", "_stats", "_totals", "bytes", "qos0", "reliable")
+
+    def __init__(self, limits: BrokerLimits, stats: BrokerStats, totals: WaitingTotals) -> None:
+        self._limits = limits
+        self._stats = stats
+        self._totals = totals
+        self.reliable: deque[Delivery] = deque()
+        """QoS 1 and 2. Read it; add and take with the methods, which keep the sizes."""
+        self.qos0: deque[Delivery] = deque()
+        self.bytes = 0
+
+    def __len__(self) -> int:
+        return len(self.reliable) + len(self.qos0)
+
+    def has_room(self, size: int) -> bool:
+        """Whether a QoS 1 or 2 message of that size would be kept without another being dropped for it."""
+        return len(self) < self._limits.max_queued_messages and self._fits(size)
+
+    def _fits(self, size: int) -> bool:
+        limits, totals = self._limits, self._totals
+        return (
+            self.bytes + size <= limits.max_queued_bytes
+            and totals.bytes + size <= limits.max_total_queued_bytes
+            and totals.messages < limits.max_total_queued_messages
+        )
+
+    def add(self, delivery: Delivery) -> bool:
+        """Keep ``delivery``, or drop what the policy names when there is no room; False when it was not kept."""
+        limits = self._limits
+        size = delivery[0].size
+        if size > limits.max_queued_bytes:
+            self._stats.dropped_queue_full += 1
+            return False
+        while len(self) >= limits.max_queued_messages or not self._fits(size):
+            self._stats.dropped_queue_full += 1
+            oldest = self.qos0 or self.reliable
+            if limits.when_queue_full is not QueueFull.DROP_OLDEST and not (delivery[1] and self.qos0):
+                return False
+            if not oldest:
+                return False  # others fill the broker
+            self._forget(oldest.popleft())
+        (self.reliable if delivery[1] else self.qos0).append(delivery)
+        self.bytes += size
+        totals = self._totals
+        totals.bytes += size
+        totals.messages += 1
+        return True
+
+    def take(self) -> Delivery:
+        """The QoS 1 or 2 message that waited longest; there is one."""
+        delivery = self.reliable.popleft()
+        self._forget(delivery)
+        return delivery
+
+    def take_qos0(self) -> Delivery:
+        """The QoS 0 message that waited longest; there is one."""
+        delivery = self.qos0.popleft()
+        self._forget(delivery)
+        return delivery
+
+    def remove(self, unwanted: list[Delivery]) -> None:
+        """Take these out, wherever they stand."""
+        gone = set(map(id, unwanted))
+        for line in (self.reliable, self.qos0):
+            kept = [delivery for delivery in line if id(delivery) not in gone]
+            if len(kept) < len(line):
+                for delivery in line:
+                    if id(delivery) in gone:
+                        self._forget(delivery)
+                line.clear()
+                line.extend(kept)
+
+    def clear(self) -> None:
+        """Drop all of it."""
+        self._totals.bytes -= self.bytes
+        self._totals.messages -= len(self)
+        self.bytes = 0
+        self.reliable.clear()
+        self.qos0.clear()
+
+    def _forget(self, delivery: Delivery) -> None:
+        size = delivery[0].size
+        self.bytes -= size
+        self._totals.bytes -= size
+        self._totals.messages -= 1
