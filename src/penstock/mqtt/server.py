@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Final, cast
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.packets import Publish
@@ -20,85 +18,14 @@ from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats
 from penstock.mqtt.service import Service
+from penstock.mqtt.transport.admission import Admission, AdmissionLimits, AdmissionStats
+from penstock.mqtt.transport.link import CLOSE_GRACE_S, Link
+from penstock.mqtt.transport.listener import Listener, ListenerSettings
 from penstock.runtime.clock import wall_clock_ms
 
 __all__ = ["BrokerLimits", "BrokerStats", "MqttServer"]
 
 logger = logging.getLogger("penstock.mqtt")
-
-CLOSE_GRACE_S: Final = 5.0
-"""How long a connection that was closed may take to read its last bytes; then it is cut."""
-WRITE_BUFFER_BYTES: Final = 256 * 1024
-"""Unwritten bytes above which a connection takes no more messages and is not read either."""
-
-
-class _Link(asyncio.Protocol):
-    """One TCP connection: moves bytes between its transport and its engine connection."""
-
-    def __init__(self, server: MqttServer) -> None:
-        self._server = server
-        self._connection: BrokerConnection | None = None
-        self._abort: asyncio.TimerHandle | None = None
-        self._full = False
-        self.transport: asyncio.Transport | None = None
-        self.held = False
-        """A service cannot take more: nothing is read until it can."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop's is one, without being a subclass
-        self.transport = transport
-        tcp = transport.get_extra_info("socket")
-        if tcp is not None:
-            tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
-        peer = transport.get_extra_info("peername")
-        self._connection = self._server.opened(self, f"{peer[0]}:{peer[1]}" if peer else "?")
-        if self._connection is None:
-            transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        if self._connection is not None:
-            self._server.received(self._connection, self, data)
-
-    def pause_writing(self) -> None:
-        if self._connection is not None and self.transport is not None:
-            self._full = True
-            self._connection.pause(self._server.now())
-            if not self.transport.is_closing():
-                self.transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        if self._connection is not None and self.transport is not None and not self.transport.is_closing():
-            self._full = False
-            self.read_on()
-            self._connection.unpause(self._server.now())
-
-    def read_on(self) -> None:
-        """Read again, if nothing else stands against it."""
-        self.held = self._connection is not None and self._connection.holds > 0
-        transport = self.transport
-        if transport is None or transport.is_closing() or self.held or self._full or not self._server.receiving:
-            return
-        transport.resume_reading()
-
-    def hold(self) -> None:
-        """Read nothing for now; :meth:`read_on` ends it."""
-        self.held = True
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.pause_reading()
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the name is asyncio's
-        if self._abort is not None:
-            self._abort.cancel()
-        if self._connection is not None:
-            self._server.lost(self._connection)
-
-    def close(self) -> None:
-        """Close once what is buffered was sent; cut the connection where the peer does not take it."""
-        transport = self.transport
-        if transport is not None and not transport.is_closing():
-            transport.close()
-            self._abort = asyncio.get_running_loop().call_later(CLOSE_GRACE_S, transport.abort)
 
 
 class MqttServer:
@@ -112,19 +39,23 @@ class MqttServer:
         *,
         services: Sequence[Service] = (),
         limits: BrokerLimits | None = None,
+        admission: AdmissionLimits | None = None,
         clock: Callable[[], int] = wall_clock_ms,
     ) -> None:
         self._clock = clock
+        self.limits = limits or BrokerLimits()
+        self.admission: Admission[Link] = Admission(admission or AdmissionLimits(), AdmissionStats())
+        """Who may come in, over all listeners."""
         self._broker = Broker(
-            limits,
+            self.limits,
             services=services,
             new_client_id=lambda: f"penstock-{uuid.uuid4().hex}",
             wake=self._wake,
             report=_log_protocol_error,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._listeners: list[asyncio.Server] = []
-        self._links: dict[BrokerConnection, _Link] = {}
+        self.listeners: list[Listener] = []
+        self._links: dict[BrokerConnection, Link] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._empty = asyncio.Event()
@@ -143,11 +74,20 @@ class MqttServer:
         Raises:
             OSError: the address cannot be bound.
         """
+        return await self.listen(ListenerSettings(host=host, port=port))
+
+    async def listen(self, settings: ListenerSettings) -> tuple[str, int]:
+        """Listen as the settings say; the bound address.
+
+        Raises:
+            OSError: the address cannot be bound.
+            ConfigError: the certificates cannot be used.
+        """
         self._loop = asyncio.get_running_loop()
-        listener = await self._loop.create_server(lambda: _Link(self), host, port, backlog=1024)
-        self._listeners.append(listener)
-        bound = listener.sockets[0].getsockname()
-        return bound[0], bound[1]
+        listener = Listener(self, settings)
+        bound = await listener.start()
+        self.listeners.append(listener)
+        return bound
 
     def stop_receiving(self) -> None:
         """Take no more connections and no more bytes; what services still settle and deliver leaves as before.
@@ -155,7 +95,7 @@ class MqttServer:
         The first half of a shutdown: services finish what they hold, then `close` says goodbye.
         """
         self._receiving = False
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.close()
         for link in self._links.values():
             if link.transport is not None and not link.transport.is_closing():
@@ -166,8 +106,9 @@ class MqttServer:
         if self._closing or self._loop is None:
             return
         self._closing = True
-        for listener in self._listeners:
+        for listener in self.listeners:
             listener.close()
+            listener.abandon()
         self._broker.shut_down(self.now())
         self._flush()
         for link in list(self._links.values()):
@@ -232,16 +173,24 @@ class MqttServer:
         assert self._loop is not None, "the server is started first"
         return int(self._loop.time() * 1000)
 
-    def opened(self, link: _Link, name: str) -> BrokerConnection | None:
-        """A TCP connection came in."""
-        connection = None if self._closing or not self._receiving else self._broker.open(name, self.now())
+    def arrived(self, link: Link) -> None:
+        """A connection was accepted; over TLS its handshake is still to come."""
+        for admission in (link.listener.admission, self.admission):
+            victim = admission.opened(link, link.group)
+            if victim is not None:
+                victim.cut()
+        link.listener.stats.connections += 1
+
+    def opened(self, link: Link) -> BrokerConnection | None:
+        """A connection is ready for MQTT."""
+        connection = None if self._closing or not self._receiving else self._broker.open(link.name, self.now())
         if connection is not None:
             self._links[connection] = link
             self._empty.clear()
             self._arm()
         return connection
 
-    def received(self, connection: BrokerConnection, link: _Link, data: bytes) -> None:
+    def received(self, connection: BrokerConnection, link: Link, data: bytes) -> None:
         """Bytes came in. A failure of ours ends this connection and no other."""
         try:
             connection.receive(data, self.now(), self._clock())
@@ -252,13 +201,21 @@ class MqttServer:
             if link.transport is not None:
                 link.transport.abort()
 
-    def lost(self, connection: BrokerConnection) -> None:
-        """A TCP connection is gone."""
-        connection.lost(self.now())
-        self._links.pop(connection, None)
-        if not self._links:
-            self._empty.set()
-        self._arm()
+    def lost(self, link: Link) -> None:
+        """A connection is gone, in whatever state it was."""
+        listener = link.listener
+        for admission in (listener.admission, self.admission):
+            admission.closed(link, link.group)
+        listener.stats.connections -= 1
+        connection = link.connection
+        if connection is not None:
+            connection.lost(self.now())
+            self._links.pop(connection, None)
+            if not self._links:
+                self._empty.set()
+            self._arm()
+        for each in self.listeners:
+            each.released()
 
     # Inside
 
@@ -274,12 +231,20 @@ class MqttServer:
             if link is None or link.transport is None:
                 continue
             if data and not link.transport.is_closing():
-                link.transport.write(data)
+                link.write(data)
+            if link.stranger and connection.session is not None:
+                self._known(link)
             if close:
                 link.close()
             elif link.held and not connection.holds:
                 link.read_on()
         self._arm()
+
+    def _known(self, link: Link) -> None:
+        """Its CONNECT was accepted."""
+        link.stranger = False
+        for admission in (link.listener.admission, self.admission):
+            admission.authenticated(link, link.group)
 
     def _arm(self) -> None:
         """Have one timer for the engine's next deadline."""

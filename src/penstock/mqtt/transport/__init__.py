@@ -1,0 +1,1 @@
+"""What lies between the network and the broker: listeners, TCP, TLS, WebSocket, and who may come in at all."""

@@ -1,0 +1,162 @@
+"""MQTT in WebSocket frames: the opening handshake, then bytes of MQTT in and out [MQTT 5.0 section 6].
+
+The framing is that of the ``websockets`` library, without its IO. Packets need not be aligned to frames, so fragments
+are simply more bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import ipaddress
+import logging
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from websockets.exceptions import InvalidState
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.http11 import Request
+from websockets.protocol import State
+from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
+
+from penstock.mqtt.transport.link import Link, LinkOwner
+
+if TYPE_CHECKING:
+    from penstock.mqtt.transport.listener import Listener
+
+__all__ = ["WebSocketLink"]
+
+_SUBPROTOCOL: Final = Subprotocol("mqtt")  # [MQTT-6.0.0-3]
+MAX_REQUEST_BYTES: Final = 16 * 1024
+"""Of the opening handshake, cookies of the page included."""
+FRAME_SLACK: Final = 64 * 1024
+"""What a frame may be longer than the largest packet, for clients that put several into one."""
+
+# The library tells of each connection on its own logger; what is worth telling, the server tells.
+_quiet = logging.getLogger("penstock.mqtt.websocket")
+_quiet.setLevel(logging.WARNING)
+
+
+class WebSocketLink(Link):
+    """One connection over WebSocket."""
+
+    __slots__ = ("_handshake_bytes", "_protocol")
+
+    def __init__(self, server: LinkOwner, listener: Listener, address: str, port: int, group: str) -> None:
+        super().__init__(server, listener, address, port, group)
+        self._handshake_bytes = 0
+        # A stranger makes us buffer no more than over TCP.
+        self._protocol = ServerProtocol(
+            subprotocols=[_SUBPROTOCOL], max_size=(None, listener.max_connect_size), logger=_quiet
+        )
+
+    def writer(self, transport: asyncio.Transport) -> Callable[[bytes], None]:  # noqa: ARG002
+        return self._write
+
+    def data_received(self, data: bytes) -> None:
+        protocol = self._protocol
+        if protocol.state is State.CONNECTING:
+            self._handshake_bytes += len(data)
+            if self._handshake_bytes > MAX_REQUEST_BYTES and b"\r\n\r\n" not in data:
+                self._reject(http.HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request is too large\n")
+                return
+        elif not self.stranger and protocol.max_fragment_size == self.listener.max_connect_size:
+            protocol.max_fragment_size = self.listener.max_packet_size + FRAME_SLACK
+        protocol.receive_data(data)
+        pieces: list[bytes] = []
+        for event in protocol.events_received():
+            if isinstance(event, Request):
+                self._handshake(event)
+            elif isinstance(event, Frame):
+                if event.opcode in (Opcode.BINARY, Opcode.CONT):
+                    pieces.append(bytes(event.data))
+                elif event.opcode is Opcode.TEXT:  # [MQTT-6.0.0-1]
+                    protocol.fail(CloseCode.UNSUPPORTED_DATA, "MQTT is binary")
+                    break
+        if pieces and self.connection is not None:
+            self._server.received(self.connection, self, b"".join(pieces) if len(pieces) > 1 else pieces[0])
+        self._send()
+
+    def eof_received(self) -> None:
+        self._protocol.receive_eof()
+        self._send()
+
+    def close(self) -> None:
+        """Say goodbye in WebSocket's way; the connection ends when the peer has, or after the grace."""
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        if self._protocol.state is State.OPEN:
+            self._protocol.send_close(CloseCode.NORMAL_CLOSURE)
+            self._send()
+            self.abort_later(transport)
+        elif self._protocol.state is not State.CLOSING:
+            super().close()
+
+    def _handshake(self, request: Request) -> None:
+        listener = self.listener
+        path = request.path.partition("?")[0]
+        if path != listener.path:
+            self._reject(http.HTTPStatus.NOT_FOUND, f"MQTT is at {listener.path}\n")
+            return
+        origins, hosts = request.headers.get_all("Origin"), request.headers.get_all("Host")
+        if len(origins) > 1 or len(hosts) != 1:
+            self._reject(http.HTTPStatus.BAD_REQUEST, "one Host and at most one Origin are needed\n")
+            return
+        if origins and not self._welcome(origins[0], hosts[0]):
+            self._reject(http.HTTPStatus.FORBIDDEN, "this origin is not allowed; see the setting `origins`\n")
+            return
+        response = self._protocol.accept(request)
+        if response.status_code == 101 and self._protocol.subprotocol != _SUBPROTOCOL:
+            self._reject(http.HTTPStatus.BAD_REQUEST, "the subprotocol mqtt is needed\n")
+            return
+        self.listener.stats.websocket_rejected += response.status_code != 101
+        self._protocol.send_response(response)
+
+    def _welcome(self, origin: str, host: str) -> bool:
+        """Whether a page of that origin may connect: it is listed, or it is this very server's.
+
+        The latter only by an address or the server's own name: any name can be made to lead here.
+        """
+        origins = self.listener.origins
+        if "*" in origins or origin in origins:
+            return True
+        try:
+            page, mine = urlsplit(origin), urlsplit(f"//{host}")
+            name = mine.hostname or ""
+            same = page.hostname == mine.hostname and page.port == mine.port
+        except ValueError:
+            return False
+        if name in {"localhost", socket.gethostname(), self.listener.advertised_host}:
+            return same
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return same
+
+    def _reject(self, status: http.HTTPStatus, text: str) -> None:
+        self.listener.stats.websocket_rejected += 1
+        self._protocol.send_response(self._protocol.reject(status, text))
+        self._send()
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._protocol.send_binary(data)
+        except InvalidState:
+            return  # it said goodbye meanwhile
+        self._send()
+
+    def _send(self) -> None:
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        for piece in self._protocol.data_to_send():
+            if piece:
+                transport.write(piece)
+            else:
+                transport.close()
+                self.abort_later(transport)

@@ -1,0 +1,195 @@
+"""Listeners: TLS and client certificates, refusals that say why, addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from penstock.mqtt.client import MqttClient
+from penstock.mqtt.codec.encoder import encode
+from penstock.mqtt.codec.packets import Connect
+from penstock.mqtt.server import MqttServer
+from penstock.mqtt.transport.admission import AdmissionLimits
+from penstock.mqtt.transport.listener import ListenerSettings, Transport
+from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
+from tests.certificates import Authority
+
+DEADLINE_S = 15
+CONNECT = encode(Connect("c"))
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[MqttServer]:
+    server = MqttServer()
+    yield server
+    await server.close()
+    assert server.admission.connections == 0
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    made = Authority(tmp_path_factory.mktemp("listener"))
+    made.issue("server", "127.0.0.1", "localhost")
+    made.issue("press-7", "press-7.plant")
+    return made
+
+
+def tls_settings(authority: Authority, **more: object) -> ListenerSettings:
+    files = TlsFiles(
+        certificate=authority.directory / "server.pem",
+        key=authority.directory / "server.key",
+        client_ca=authority.file,
+        **more,  # type: ignore[arg-type]
+    )
+    return ListenerSettings(name="secure", port=0, transport=Transport.TLS, tls=files)
+
+
+async def answer(address: tuple[str, int], sent: bytes, context: ssl.SSLContext | None = None) -> bytes:
+    """What the server says until it closes."""
+    async with asyncio.timeout(DEADLINE_S):
+        reader, writer = await asyncio.open_connection(*address, ssl=context)
+        try:
+            writer.write(sent)
+            return await reader.read()
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+
+
+async def until(condition: object) -> None:
+    assert callable(condition)
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_tls_and_the_name_in_the_certificate(server: MqttServer, authority: Authority) -> None:
+    host, port = await server.listen(tls_settings(authority, client_certificates=ClientCertificates.REQUIRE))
+    context = authority.client_context((authority.directory / "press-7.pem", authority.directory / "press-7.key"))
+    reader, writer = await asyncio.open_connection(host, port, ssl=context)
+    writer.write(CONNECT)
+    assert (await reader.readexactly(2))[0] == 0x20
+    (link,) = server._links.values()
+    assert link.certificate == "press-7"
+    assert link.anchor in (link.listener.tls.anchors if link.listener.tls else ())
+    assert link.name.endswith("on secure")
+    assert not link.stranger
+    writer.close()
+
+
+async def test_a_certificate_that_is_asked_for(server: MqttServer, authority: Authority, tmp_path: Path) -> None:
+    address = await server.listen(tls_settings(authority, client_certificates=ClientCertificates.REQUIRE))
+    stranger = Authority(tmp_path, "stranger")
+    context = authority.client_context(stranger.issue("press-7"))
+    for shown in (context, authority.client_context()):
+        with contextlib.suppress(ssl.SSLError):
+            assert await answer(address, CONNECT, shown) == b""
+    listener = server.listeners[0]
+    await until(lambda: listener.stats.connections == 0)
+    assert listener.stats.tls_failures == 2
+    assert server.stats.connections_opened == 0
+
+
+async def test_a_certificate_that_is_welcome(server: MqttServer, authority: Authority) -> None:
+    host, port = await server.listen(tls_settings(authority, client_certificates=ClientCertificates.OPTIONAL))
+    reader, writer = await asyncio.open_connection(host, port, ssl=authority.client_context())
+    writer.write(CONNECT)
+    assert (await reader.readexactly(2))[0] == 0x20
+    (link,) = server._links.values()
+    assert link.certificate is None
+    writer.close()
+
+
+async def test_plain_bytes_and_silence_on_a_tls_port(
+    server: MqttServer, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.mqtt.transport.listener.TLS_HANDSHAKE_S", 0.2)
+    address = await server.listen(tls_settings(authority))
+    await answer(address, CONNECT)
+    assert await answer(address, b"") == b""
+    listener = server.listeners[0]
+    await until(lambda: listener.stats.connections == 0)
+    assert listener.stats.tls_failures == 2
+    assert server.admission.strangers == 0
+
+
+async def test_old_tls_is_refused(server: MqttServer, authority: Authority) -> None:
+    address = await server.listen(tls_settings(authority, minimum_version="1.3"))
+    context = authority.client_context()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        await answer(address, CONNECT, context)
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (CONNECT, b"\x20\x03\x00\x9f\x00"),
+        (b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x3c\x00\x01c", b"\x20\x02\x00\x03"),
+        (b"\x10\x0f\x00\x06MQIsdp\x03\x02\x00\x3c\x00\x01c", b"\x20\x02\x00\x03"),
+        (b"GET / HTTP/1.1\r\n\r\n", b""),
+        (b"\x10\x0d\x00\x04MQTX\x05", b""),
+    ],
+)
+async def test_a_refusal_says_why(sent: bytes, expected: bytes) -> None:
+    server = MqttServer(admission=AdmissionLimits(connect_rate_per_address=1))
+    address = await server.start("127.0.0.1", 0)
+    async with MqttClient(*address):
+        assert await answer(address, sent) == expected
+        assert server.listeners[0].stats.refused == 1
+    await server.close()
+
+
+async def test_a_refused_one_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.mqtt.transport.link.REFUSAL_S", 0.1)
+    monkeypatch.setattr("penstock.mqtt.transport.listener.REFUSING_AT_ONCE", 1)
+    server = MqttServer()
+    limits = AdmissionLimits(max_connections_per_address=1)
+    address = await server.listen(ListenerSettings(port=0, limits=limits))
+    async with MqttClient(*address):
+        assert await asyncio.gather(*(answer(address, b"") for _ in range(3))) == [b"", b"", b""]
+        assert server.listeners[0]._refusing == 0
+        assert await answer(address, CONNECT[:5] + CONNECT[5:]) == b"\x20\x03\x00\x97\x00"
+    await server.close()
+
+
+async def test_strangers_make_room_for_each_other() -> None:
+    server = MqttServer(admission=AdmissionLimits(max_unauthenticated=5))
+    address = await server.start("127.0.0.1", 0)
+    silent = [await asyncio.open_connection(*address) for _ in range(20)]
+    async with MqttClient(*address) as client:
+        assert await client.publish("a", qos=1) in (0, 0x10)
+    async with asyncio.timeout(DEADLINE_S):
+        for reader, writer in silent[:15]:
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            writer.close()
+    for _, writer in silent:
+        writer.close()
+    await until(lambda: server.admission.connections == 0)
+    await server.close()
+
+
+async def test_a_name_with_several_addresses_has_one_port(server: MqttServer) -> None:
+    host, port = await server.start("localhost", 0)
+    assert host in ("127.0.0.1", "::1")
+    for listening in server.listeners[0]._sockets:
+        assert listening.getsockname()[1] == port
+
+
+async def test_an_address_that_is_taken(server: MqttServer) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(OSError, match="in use"):
+            await server.start("127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(OSError, match="assign"):
+        await server.start("192.0.2.1", 0)
+    assert server.listeners == []

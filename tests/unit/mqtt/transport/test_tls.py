@@ -1,0 +1,70 @@
+"""TLS contexts: which file is wrong."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+
+from penstock.errors import ConfigError
+from penstock.mqtt.transport.tls import ClientCertificates, ServerTls, TlsFiles
+from tests.certificates import Authority
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls"))
+
+
+def test_contexts(authority: Authority) -> None:
+    certificate, key = authority.issue("server")
+    plain = ServerTls(TlsFiles(certificate=certificate, key=key), protocol="mqtt")
+    assert plain.context.verify_mode is ssl.CERT_NONE
+    assert plain.context.minimum_version is ssl.TLSVersion.TLSv1_2
+    assert not plain.anchors
+    for wanted, mode in (
+        (ClientCertificates.NONE, ssl.CERT_NONE),
+        (ClientCertificates.OPTIONAL, ssl.CERT_OPTIONAL),
+        (ClientCertificates.REQUIRE, ssl.CERT_REQUIRED),
+    ):
+        files = TlsFiles(
+            certificate=certificate,
+            key=key,
+            client_ca=authority.file,
+            client_certificates=wanted,
+            minimum_version="1.3",
+        )
+        made = ServerTls(files, protocol="mqtt")
+        assert made.context.verify_mode is mode
+        assert made.context.minimum_version is ssl.TLSVersion.TLSv1_3
+        assert len(made.anchors) == 1
+
+
+def test_files_that_cannot_be_used(authority: Authority, tmp_path: Path) -> None:
+    certificate, key = authority.issue("good")
+    other = authority.issue("other")[1]
+    text = tmp_path / "text.pem"
+    text.write_text("hello\n")
+    encrypted = tmp_path / "encrypted.pem"
+    loaded = serialization.load_pem_private_key(key.read_bytes(), None)
+    encrypted.write_bytes(
+        loaded.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"secret"),
+        )
+    )
+    for wrong, words in (
+        (TlsFiles(certificate=tmp_path / "none", key=key), "none: cannot be read: No such file"),
+        (TlsFiles(certificate=certificate, key=tmp_path), "cannot be read: Is a directory"),
+        (TlsFiles(certificate=certificate, key=other), "the key is not that of"),
+        (TlsFiles(certificate=text, key=key), "cannot be used together"),
+        (TlsFiles(certificate=certificate, key=encrypted), "the key is encrypted"),
+        (TlsFiles(certificate=certificate, key=key, client_ca=text), "holds no certificate of an authority"),
+        (TlsFiles(certificate=certificate, key=key, client_ca=tmp_path / "no"), "no: cannot be read"),
+    ):
+        with pytest.raises(ConfigError, match=words) as caught:
+            ServerTls(wrong, protocol="mqtt")
+        assert "PRIVATE" not in str(caught.value)
