@@ -40,6 +40,7 @@ GIVE_UP_S = 120.0
 """How long a query may fail without finishing a batch, when what it needs is away."""
 STRANGE_TRIES = 3
 """How often in a row an error of Spark's own is tried again."""
+CAUSES_SHOWN = 10
 LONGEST_PAUSE_S = 5.0
 DRAIN_S = 60.0
 POLL_S = 0.1
@@ -67,6 +68,18 @@ def cause(text: str) -> tuple[str, str]:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     deeper = [line for line in lines if line.startswith("Caused by:")]
     return "", " / ".join([*lines[:1], *deeper[-1:]]) or "the query ended without a reason"
+
+
+def _whole(error: BaseException) -> str:
+    """What an error of Spark's says, and what each of its causes in the JVM says: its own text leaves those out."""
+    texts = [str(error)]
+    # Spark keeps the causes of a query's error here and nowhere else.
+    while (deeper := getattr(error, "_cause", None)) is not None and len(texts) < CAUSES_SHOWN:
+        error = deeper
+        # The first line; what Spark appends to it is the stack.
+        kind = re.search(r"^[\w.$]+(?:Exception|Error)\b", getattr(error, "_stackTrace", None) or "")
+        texts.append(f"Caused by: {kind[0] + ': ' if kind else ''}{error}")
+    return "\n".join(texts)
 
 
 @contextmanager
@@ -204,7 +217,7 @@ class _Run:
         if error is None:
             running.ended = True
             return
-        self._failed(running, str(error))
+        self._failed(running, _whole(error))
 
     def _failed(self, running: _Running, text: str) -> None:
         """Start the query again after a pause where what it needs was away; otherwise the run is over."""

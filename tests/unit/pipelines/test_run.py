@@ -62,6 +62,22 @@ def test_the_last_error_of_ours_or_sparks_first_line_and_deepest_cause(text: str
     assert cause(text) == (kind, words)
 
 
+class OfSpark(Exception):  # noqa: N818 - stands for pyspark's CapturedException
+    def __init__(self, text: str, stack: str = "", cause: Exception | None = None) -> None:
+        super().__init__(text)
+        self._stackTrace = stack
+        self._cause = cause
+
+
+def test_the_causes_in_the_jvm_are_told() -> None:
+    deepest = OfSpark("object not serializable (class: a.B)", "java.io.NotSerializableException: a.B\n\tat c")
+    error = OfSpark("Task not serializable", cause=OfSpark("Job aborted", "org.apache.Spark", deepest))
+    assert cause(run._whole(error)) == (
+        "",
+        "Task not serializable / Caused by: java.io.NotSerializableException: object not serializable (class: a.B)",
+    )
+
+
 def test_ctrl_c_stays_what_the_caller_made_it() -> None:
     before = signal.getsignal(signal.SIGINT)
     with run._own_interrupt():
