@@ -11,9 +11,10 @@ import uuid
 from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from penstock.errors import PenstockError, RefusedError, UnavailableError
+from penstock.errors import PenstockError, UnavailableError
+from penstock.spark.store_writes import Change, write_changes
 from penstock.statestore.client import StateStoreClient
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.lock import Lease
@@ -24,17 +25,8 @@ T = TypeVar("T")
 
 LEASE_MS = 10_000
 """How long a driver that died keeps others out."""
-CONCURRENT_KEYS = 64
-"""Requests under way at once: enough to fill the store's group commit, few enough for any receive maximum."""
 CONNECT_TIMEOUT_S = 30.0
 WRITE_TIMEOUT_S = 60.0
-
-
-class Change(NamedTuple):
-    """SET of ``value``, or DEL where it is None."""
-
-    key: str
-    value: bytes | None
 
 
 def lease_key(pipeline: str) -> str:
@@ -42,9 +34,9 @@ def lease_key(pipeline: str) -> str:
     return f"penstock/pipeline/{pipeline}/lease"
 
 
-def collapse(changes: Iterable[Change]) -> dict[str, list[Change]]:
+def collapse(changes: Iterable[Change]) -> dict[str | bytes, list[Change]]:
     """The changes of each key in their order, with deletes that follow a delete left out: they would do nothing."""
-    found: dict[str, list[Change]] = {}
+    found: dict[str | bytes, list[Change]] = {}
     for change in changes:
         of_key = found.setdefault(change.key, [])
         if not (change.value is None and of_key and of_key[-1].value is None):
@@ -149,36 +141,9 @@ class WriteBack:
         await lease.lost.wait()
         self.lost.set()
 
-    async def _write(self, by_key: dict[str, list[Change]]) -> int:
+    async def _write(self, by_key: dict[str | bytes, list[Change]]) -> int:
         assert self._client is not None
-        limit = asyncio.Semaphore(CONCURRENT_KEYS)
-
-        async def write_key(changes: list[Change]) -> int:
-            async with limit:
-                for change in changes:
-                    await self._write_one(change)
-            return len(changes)
-
-        # All are awaited before an error is raised: nothing of this batch may be under way when it is repeated.
-        done = await asyncio.gather(*map(write_key, by_key.values()), return_exceptions=True)
-        for result in done:
-            if isinstance(result, BaseException):
-                raise result
-        return sum(result for result in done if isinstance(result, int))
-
-    async def _write_one(self, change: Change) -> None:
-        assert self._client is not None
-        try:
-            if change.value is None:
-                await self._client.delete(change.key, fencing_token=self.token)
-            else:
-                await self._client.set(change.key, change.value, fencing_token=self.token)
-        except RefusedError as error:
-            raise PenstockError(
-                f"the state store refused key {change.key!r}: {error.text or error.what}",
-                why=f"the run writes under fencing token {self.token}; a key with a higher one belongs to a later run",
-                do="let the later run go on; to start over, stop it first",
-            ) from error
+        return await write_changes(self._client, by_key, self.token)
 
     async def _close(self) -> None:
         if self._watch is not None:

@@ -6,7 +6,6 @@ lower-cased names and text values, so names are compared without regard to case.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.errors import ConfigError
+from penstock.spark import names
 from penstock.spark.offsets import Wanted, parse_wanted
 
 __all__ = ["OPTIONS", "UNSUPPORTED", "SourceOptions", "canonical_names"]
@@ -55,7 +55,6 @@ UNSUPPORTED: Mapping[str, str] = {
 }
 """Options of Kafka's connector, or planned here, that this source does not have, and what to do instead."""
 
-_CANONICAL = {name.lower(): name for name in (*OPTIONS, *UNSUPPORTED)}
 _DEFAULT_TIMEOUT_MS = 60_000
 _ADDRESS = re.compile(r"(?:\[[^\]]+\]|[^:,\s]+):(?P<port>\d{1,5})")
 
@@ -140,25 +139,7 @@ def canonical_names(options: Mapping[str, str]) -> dict[str, str]:
     Raises:
         ConfigError: one that is not known or not supported.
     """
-    return {_canonical(name): value for name, value in options.items()}
-
-
-def _canonical(name: str) -> str:
-    """The option's name as documented; ConfigError for one that is not known or not supported."""
-    canonical = _CANONICAL.get(name.lower())
-    if canonical is not None and canonical in OPTIONS:
-        return canonical
-    if canonical is not None:
-        raise ConfigError(
-            f"option {canonical} is not supported by the tubemq source", option=canonical, do=UNSUPPORTED[canonical]
-        )
-    close = difflib.get_close_matches(name.lower(), [known.lower() for known in OPTIONS], n=1)
-    meant = f"did you mean {_CANONICAL[close[0]]}? " if close else ""
-    raise ConfigError(
-        f"option {name!r} is not known to the tubemq source",
-        option=name,
-        do=f"{meant}Known options: {', '.join(OPTIONS)}",
-    )
+    return names.canonical("tubemq", options, OPTIONS, UNSUPPORTED)
 
 
 def _parsed(given: Mapping[str, str], option: str, parse: Callable[[str], T]) -> T | None:
@@ -213,28 +194,16 @@ def _assigned(text: str) -> dict[str, tuple[str, ...]]:
         if not isinstance(partitions, list) or not partitions:
             raise error
         # Kafka's connector lists bare numbers here; both forms are taken.
-        names = [str(name) if isinstance(name, int) and not isinstance(name, bool) else name for name in partitions]
-        if not all(isinstance(name, str) and re.fullmatch(r"(\d+:)?\d+", name, re.ASCII) for name in names):
+        given = [str(name) if isinstance(name, int) and not isinstance(name, bool) else name for name in partitions]
+        if not all(isinstance(name, str) and re.fullmatch(r"(\d+:)?\d+", name, re.ASCII) for name in given):
             raise error
-        assigned[topic] = tuple(dict.fromkeys(names))
+        assigned[topic] = tuple(dict.fromkeys(given))
     return assigned
 
 
 def _positive(option: str) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        stripped = text.strip()
-        if not (stripped.isascii() and stripped.isdecimal()) or int(stripped) == 0:
-            raise ConfigError(f"{option} {text!r} is not a number above 0", option=option, do=OPTIONS[option])
-        return int(stripped)
-
-    return parse
+    return lambda text: names.positive(option, text, OPTIONS[option])
 
 
 def _boolean(option: str) -> Callable[[str], bool]:
-    def parse(text: str) -> bool:
-        value = {"true": True, "false": False}.get(text.strip().lower())
-        if value is None:
-            raise ConfigError(f"{option} {text!r} is neither true nor false", option=option, do=OPTIONS[option])
-        return value
-
-    return parse
+    return lambda text: names.boolean(option, text, OPTIONS[option])
