@@ -32,8 +32,8 @@ from penstock.tube.rpc import Peers
 from penstock.tube.storage.disk import Commit, Disk
 from penstock.tube.storage.files import Files
 from penstock.tube.storage.meta import GroupOffset
-from penstock.tube.storage.retention import Retention, parse_policy
 from penstock.tube.storage.store import Store, StoreLimits, Work
+from penstock.tube.upkeep import DurabilityOf, Opened, Upkeep, open_logs
 
 __all__ = ["AppendDone", "AppendResult", "TubeBroker"]
 
@@ -47,12 +47,13 @@ _RETENTION_S = 60.0
 class _Waiting:
     """What leaves, or is told, when the commit of this turn returned."""
 
-    __slots__ = ("appended", "replies")
+    __slots__ = ("appended", "futures", "replies")
 
     def __init__(self) -> None:
         # (connection, serial, method, body, expires at or 0)
         self.replies: list[tuple[BrokerConnection, int, int, bytes, int]] = []
         self.appended: list[tuple[AppendDone, AppendResult]] = []
+        self.futures: list[asyncio.Future[None]] = []
 
 
 class TubeBroker:
@@ -105,6 +106,8 @@ class TubeBroker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting = _Waiting()
         self._next = Commit()
+        self._snapshot_due = False
+        self._upkeep: Upkeep | None = None
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
@@ -121,6 +124,12 @@ class TubeBroker:
         """The stores; for administration and tests."""
         assert self._disk is not None, "start() comes first"
         return self._disk
+
+    @property
+    def upkeep(self) -> Upkeep:
+        """The periodic work; for administration and tests."""
+        assert self._upkeep is not None, "start() comes first"
+        return self._upkeep
 
     @property
     def registered(self) -> asyncio.Event | None:
@@ -165,13 +174,19 @@ class TubeBroker:
             StorageError: the directory is in use or cannot be read. OSError: the address cannot be listened on.
         """
         loop = self._loop = asyncio.get_running_loop()
-        self._disk = await loop.run_in_executor(None, self._open)
+        durability = DurabilityOf(self.durability, self._topic_durability)
+        opened = await loop.run_in_executor(None, lambda: self._open(durability))
+        self._disk = opened.disk
         try:
             stored = ((item.group, item.topic, item.partition, item.offset) for item in self._disk.meta.offsets())
             offsets = GroupOffsets(((g, t, p), o) for g, t, p, o in stored if o is not None)
             last_time = max((store.last_time for store in self._disk.stores.values()), default=0)
             self._engine = BrokerEngine(Topics(self._store), offsets, session_ms=self._session_ms, last_time=last_time)
             config = self._stored_config()
+            self._upkeep = Upkeep(self._disk, self._engine, self.broker_id, self._max_store_bytes)
+            for topic, rows in opened.producers:
+                self._engine.sending.producers.restore(topic, rows)
+            self._engine.sending.producers.changed.clear()
             self._report_recovery(self._disk)
             self._server = await loop.create_server(lambda: BrokerConnection(self), host, port)
         except BaseException:
@@ -182,6 +197,9 @@ class TubeBroker:
         self._committer = GroupCommitter(self._disk.commit, name=f"tube-{self.broker_id}", on_failure=self._failed)
         self._committer.start()
         self._retention_timer = loop.call_later(_RETENTION_S, self._retain)
+        for key, offset, end in self.upkeep.reset_beyond_end(offsets):
+            text = f"group {key[0]} stood at offset {offset} of partition {key[2]} of {key[1]}, the log ends at {end}"
+            self._lost(text)
         if self._masters:
             address = self._advertise or f"{bound[0]}:{bound[1]}"
             membership = Membership(self.broker_id, address, f"penstock-{penstock.__version__}", config)
@@ -202,6 +220,8 @@ class TubeBroker:
                 timer.cancel()
         for connection in self.peers.open:
             connection.stop()
+        if self._engine is not None and self._engine.sending.producers.changed and self.failure is None:
+            self._snapshot_due = self._scheduled = True
         if self._scheduled:
             self._flush()
         await self._committer.close()
@@ -233,6 +253,16 @@ class TubeBroker:
             self._waiting.appended.append((done, result))
         self.schedule()
 
+    async def committed(self) -> None:
+        """Return when all that was changed until now is durable. Raises StorageError when it cannot be made so."""
+        assert self._loop is not None, "start() comes first"
+        if self.failure is not None:
+            raise self.failure
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.futures.append(future)
+        self.schedule()
+        await future
+
     def create_topic(self, name: str, partitions: int = 3, stores: int = 1) -> None:
         """Serve a topic that no master announced (a broker by itself, and tests)."""
         config = TopicConfig(name, partitions=partitions, stores=stores)
@@ -249,16 +279,8 @@ class TubeBroker:
 
     # Opening
 
-    def _open(self) -> Disk:
-        disk = Disk(self._directory, files=self._files, limits=self._limits, on_loss=self._lost)
-        try:
-            # Here, in a thread: reading the newest segments would stop the loop.
-            for topic, number in disk.present():
-                disk.open_store(topic, number)
-        except BaseException:
-            disk.close(clean=True)
-            raise
-        return disk
+    def _open(self, durability: DurabilityOf) -> Opened:
+        return open_logs(self._directory, durability, files=self._files, limits=self._limits, on_loss=self._lost)
 
     def _store(self, topic: str, number: int) -> Store:
         store = self.disk.open_store(topic, number)
@@ -303,6 +325,8 @@ class TubeBroker:
             return
         engine = self.engine
         commit, self._next = self._next, Commit()
+        if engine.sending.producers.changed:
+            self.upkeep.note_producers(commit)
         works: list[tuple[Store, Work]] = []
         # A dict keeps the order of first use, so the same run writes the same way again.
         for store in engine.dirty_stores:
@@ -310,6 +334,9 @@ class TubeBroker:
             works.append((store, store.take()))
         engine.dirty_stores.clear()
         commit.works += [(store, work, self._must_sync(store)) for store, work in works]
+        if self._snapshot_due:
+            self._snapshot_due = False
+            self.upkeep.snapshot_producers(commit, self.clock())
         now = self.clock()
         engine.readable([store for store, _ in works if store.immediate], now)
         commit.offsets = [GroupOffset(*key, offset, now) for key, offset in engine.offsets.take_dirty()]
@@ -348,6 +375,13 @@ class TubeBroker:
             connection.turned()
         for done, result in waiting.appended:
             done(result if error is None else error)
+        for future in waiting.futures:
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
 
     def _answer_ready(self, touched: dict[BrokerConnection, None]) -> None:
         """Collect the answers to gets that waited; the connections they are for go into ``touched``."""
@@ -397,18 +431,12 @@ class TubeBroker:
             self.retain(self.clock())
 
     def retain(self, now_ms: int) -> None:
-        """Let expired segments go; called every minute."""
-        for (name, _), store in self.disk.stores.items():
-            topic = self.engine.topics.by_name.get(name)
-            if topic is None:
-                continue
-            policy = topic.config.delete_policy or ""
-            gone = store.expire(Retention(parse_policy(policy), self._max_store_bytes), now_ms)
-            if gone:
-                self._next.expired.append((store, gone))
-            if gone or store.dirty:
-                self.engine.dirty_stores[store] = None
-                self.schedule()
+        """Let expired segments go, write the offset history, note what producers sent; called every minute."""
+        wrote = self.upkeep.write_history(now_ms)
+        if self.engine.sending.producers.changed:
+            self._snapshot_due = True
+        if self.upkeep.retain(self._next, now_ms) or wrote or self._snapshot_due:
+            self.schedule()
 
     # Membership
 
@@ -436,6 +464,7 @@ class TubeBroker:
                 self._remove_topic(name)
 
     def _remove_topic(self, name: str) -> None:
+        self.upkeep.forget(name, self._next)
         self.engine.remove_topic(name, self.clock())
         self._next.removed_topics.append((name, self.disk.forget(name)))
         self.schedule()

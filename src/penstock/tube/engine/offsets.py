@@ -38,6 +38,10 @@ class GroupOffsets:
     def __len__(self) -> int:
         return len(self._slots)
 
+    def items(self) -> list[tuple[Key, int]]:
+        """Every key with its stored position."""
+        return [(key, slot.committed) for key, slot in self._slots.items()]
+
     def committed(self, key: Key) -> int | None:
         """The stored position, None for a group that never registered there."""
         slot = self._slots.get(key)
@@ -123,6 +127,13 @@ class GroupOffsets:
         slot = self._slots.setdefault(key, _Slot(-1))
         slot.in_flight = 0
         self._move(key, slot, offset)
+
+    def remove(self, key: Key) -> bool:
+        """Forget a position; whether there was one."""
+        if self._slots.pop(key, None) is None:
+            return False
+        self.dirty.add(key)
+        return True
 
     def forget_topic(self, topic: str) -> None:
         """Remove all positions in a topic that was removed; one of the same name begins anew."""

@@ -242,6 +242,12 @@ class Sending:
         # Duplicates wait as well: the commit of what they repeat may still be running.
         return answer(MethodId.SEND_MESSAGE, done.SerializeToString(), wait=not store.immediate)
 
+    def append_system(
+        self, topic: Topic, partition_id: int, data: bytes, flag: int, msg_type: str, now_ms: int
+    ) -> AppendResult | Refusal:
+        """Store a message in a topic that only the broker itself writes."""
+        return self._store(topic, partition_id, data, flag, -1, msg_type, now_ms)
+
     # The node's own messages
 
     def append(

@@ -40,6 +40,9 @@ class LogStore(Protocol):
 
     epochs: list[tuple[int, int]]
 
+    @property
+    def min_data_offset(self) -> int: ...
+
     def append(
         self,
         partition_id: int,

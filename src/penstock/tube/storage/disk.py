@@ -9,9 +9,11 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import StorageError
 from penstock.tube.storage.files import DirectFiles, Files
@@ -21,7 +23,10 @@ from penstock.tube.storage.recovery import Loss, Recovery
 from penstock.tube.storage.segment import Segment
 from penstock.tube.storage.store import Store, StoreLimits, Work
 
-__all__ = ["Commit", "Disk"]
+__all__ = ["Commit", "Disk", "boot_id"]
+
+RUNNING = "running"
+_REMOVING = "removing/"
 
 _STORE_NAME = re.compile(r"(\w+)-(\d+)", re.ASCII)
 
@@ -29,9 +34,12 @@ _STORE_NAME = re.compile(r"(\w+)-(\d+)", re.ASCII)
 class Commit:
     """What one commit makes durable. Filled in the loop's thread, then only read by the committing one."""
 
-    __slots__ = ("config", "expired", "offsets", "removed_topics", "works")
+    __slots__ = ("config", "early_notes", "expired", "notes", "offsets", "removed_topics", "works")
 
     def __init__(self) -> None:
+        self.early_notes: dict[str, bytes | None] = {}
+        """Notes that must be durable before the log is written."""
+        self.notes: dict[str, bytes | None] = {}
         self.works: list[tuple[Store, Work, bool]] = []
         """Store, what to write, and whether it must be synced (durability "durable")."""
         self.offsets: list[GroupOffset] = []
@@ -65,6 +73,7 @@ class Disk:
         self._log = directory / "log"
         self._on_loss = on_loss
         self._removing: set[str] = set()
+        self._ran = False
         try:
             DirectFiles().make_dir(directory)
         except OSError as error:
@@ -73,6 +82,19 @@ class Disk:
         try:
             self.meta = MetaStore(directory / "meta")
         except BaseException:
+            self._lock.close()
+            raise
+        try:
+            self.notes = self.meta.notes()
+            """What was noted when the directory was opened."""
+            self.unclean = _previous(self.notes.get(RUNNING))
+            """How the last process ran that did not close the directory in order; None if it did."""
+            for name in [name for name in self.notes if name.startswith(_REMOVING)]:
+                # The removal of a topic was interrupted.
+                self._destroy(name.removeprefix(_REMOVING))
+                self.meta.commit([], notes={name: None})
+        except BaseException:
+            self.meta.close()
             self._lock.close()
             raise
 
@@ -110,6 +132,9 @@ class Disk:
         Offsets come last: a group never stands behind the end of what is stored.
         """
         last: dict[Store, Work] = {}
+        early = _merged(commit.early_notes for commit in commits)
+        if early:
+            self.meta.commit([], notes=early)
         for commit in commits:
             for store, work, sync in commit.works:
                 store.write(work)
@@ -120,8 +145,12 @@ class Disk:
             store.sync(work)
         offsets = [offset for commit in commits for offset in commit.offsets]
         configs = [commit.config for commit in commits if commit.config is not None]
-        if offsets or configs:
-            self.meta.commit(offsets, configs[-1] if configs else None)
+        notes = _merged(commit.notes for commit in commits)
+        for commit in commits:
+            for topic, _ in commit.removed_topics:
+                notes[_REMOVING + topic] = b"1"
+        if offsets or configs or notes:
+            self.meta.commit(offsets, configs[-1] if configs else None, notes)
         for commit in commits:
             for store, segments in commit.expired:
                 store.remove(segments)
@@ -129,6 +158,7 @@ class Disk:
                 for store in stores:
                     store.abandon()
                 self._destroy(topic)
+                self.meta.commit([], notes={_REMOVING + topic: None})
                 self._removing.discard(topic)
 
     def _destroy(self, topic: str) -> None:
@@ -139,6 +169,11 @@ class Disk:
                     self.files.remove(directory / entry)
                 self.files.sync_dir(directory)
 
+    def run(self, state: dict[str, Any]) -> None:
+        """Note that a process writes from now on; ``state`` is what `unclean` says if it does not close in order."""
+        self.meta.commit([], notes={RUNNING: json.dumps({**state, "boot": boot_id()}).encode()})
+        self._ran = True
+
     def close(self, *, clean: bool) -> None:
         """Release everything. ``clean`` false after a failed commit: the files are left as they are."""
         try:
@@ -147,7 +182,25 @@ class Disk:
                     store.close()
                 else:
                     store.abandon()
+            if clean and self._ran:
+                self.meta.commit([], notes={RUNNING: None})
         finally:
             self.stores.clear()
             self.meta.close()
             self._lock.close()
+
+
+def boot_id() -> str:
+    """Names this start of the machine: what was written in it is still in the page cache. Blank if unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _previous(note: bytes | None) -> dict[str, Any] | None:
+    return None if note is None else dict(json.loads(note))
+
+
+def _merged(notes: Iterable[Mapping[str, bytes | None]]) -> dict[str, bytes | None]:
+    return {name: value for part in notes for name, value in part.items()}

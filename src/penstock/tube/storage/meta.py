@@ -1,4 +1,4 @@
-"""What a broker keeps by key, in LMDB: consumed offsets of groups and the configuration its master pushed last.
+"""What a broker keeps by key, in LMDB: consumed offsets of groups, its configuration, and notes about its logs.
 
 An LMDB key has at most 511 bytes and group names may have 1024, so a key is a digest and the value carries the full
 name. Every value begins with a CRC-32 of the rest. Removed offsets are deleted.
@@ -7,7 +7,7 @@ name. Every value begins with a CRC-32 of the rest. Removed offsets are deleted.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -49,6 +49,7 @@ class MetaStore:
             self._env = lmdb.open(str(path), map_size=_MAP_STEP, max_dbs=4, max_readers=16)
             self._main = self._env.open_db(b"meta")
             self._offsets = self._env.open_db(b"offsets")
+            self._notes = self._env.open_db(b"notes")
             with self._env.begin(write=True) as txn:
                 schema = txn.get(b"schema", db=self._main)
                 if schema is None:
@@ -86,6 +87,19 @@ class MetaStore:
             return None
         return bytes(value[4:])
 
+    def notes(self) -> dict[str, bytes]:
+        """Every note by its name, as `commit` was given it."""
+        found = {}
+        with self._reading(), self._env.begin(db=self._notes) as txn:
+            for key, value in txn.cursor():
+                body = value[4:]
+                if len(value) < 6 or crc32(body) != _CRC.unpack_from(value)[0]:
+                    self.damaged.append(f"note with key {key.hex()}: checksum mismatch")
+                    continue
+                size = int.from_bytes(body[:2], "big")
+                found[body[2 : 2 + size].decode()] = bytes(body[2 + size :])
+        return found
+
     @contextmanager
     def _reading(self) -> Iterator[None]:
         try:
@@ -93,8 +107,16 @@ class MetaStore:
         except lmdb.Error as error:
             raise StorageError(f"tube: {self.path} cannot be read: {error}", path=str(self.path)) from error
 
-    def commit(self, offsets: Iterable[GroupOffset], config: bytes | None = None) -> None:
-        """Store positions (and the configuration) durably, all or nothing. Raises StorageError."""
+    def commit(
+        self,
+        offsets: Iterable[GroupOffset],
+        config: bytes | None = None,
+        notes: Mapping[str, bytes | None] | None = None,
+    ) -> None:
+        """Store positions, the configuration and notes (None removes one) durably, all or nothing.
+
+        Raises StorageError.
+        """
         puts = []
         removed = []
         for item in offsets:
@@ -105,6 +127,12 @@ class MetaStore:
             else:
                 body = _HEAD.pack(item.offset, item.time_ms, item.partition) + name
                 puts.append((key, _CRC.pack(crc32(body)) + body))
+        noted = []
+        for text, content in (notes or {}).items():
+            name = text.encode()
+            body = len(name).to_bytes(2, "big") + name + (content or b"")
+            value = None if content is None else _CRC.pack(crc32(body)) + body
+            noted.append((blake2b(name, digest_size=32).digest(), value))
         while True:
             try:
                 with self._env.begin(write=True) as txn:
@@ -112,6 +140,11 @@ class MetaStore:
                         txn.put(key, value, db=self._offsets)
                     for key in removed:
                         txn.delete(key, db=self._offsets)
+                    for key, note in noted:
+                        if note is None:
+                            txn.delete(key, db=self._notes)
+                        else:
+                            txn.put(key, note, db=self._notes)
                     if config is not None:
                         txn.put(b"config", _CRC.pack(crc32(config)) + config, db=self._main)
                 return

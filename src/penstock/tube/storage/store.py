@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,7 @@ _INDEXES_KEPT = 4
 _TAIL_STEP = 256 << 10
 _DAMAGE_REMEMBERED = 10_000
 _LEAST_TAIL = 64
+_SCAN_RECORDS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,11 @@ class Store:
     def min_data_offset(self) -> int:
         """Data offset of the oldest message kept."""
         return self._segments[0].data_start if self._segments else 0
+
+    @property
+    def written_end(self) -> int:
+        """Offset below which everything is in the files."""
+        return self._written_end
 
     def append(
         self,
@@ -520,6 +526,25 @@ class Store:
                 return segment.start + beyond * INDEX_RECORD_BYTES, max_messages
             count += last - first
         return max(limit, start), count
+
+    def stored(self, start: int) -> Iterator[tuple[int, int, int, bytes]]:
+        """Offset, partition id, append time and encoded message of all that is stored from offset ``start`` on.
+
+        Damaged messages are left out. Raises OSError when the disk fails.
+        """
+        for segment in self._segments[self._from(start) :]:
+            self._use(segment)
+            first = max(start - segment.start, 0) // INDEX_RECORD_BYTES
+            for begin in range(first, segment.count, _SCAN_RECORDS):
+                ordinals = range(begin, min(begin + _SCAN_RECORDS, segment.count))
+                rows = segment.index()[begin : ordinals.stop]
+                partitions: list[int] = rows["partition"].tolist()
+                times: list[int] = rows["time"].tolist()
+                del rows
+                messages, _ = segment.fetch(self._files, ordinals)
+                for k, message in enumerate(messages):
+                    if message is not None and partitions[k] != FILLER:
+                        yield segment.start + (begin + k) * INDEX_RECORD_BYTES, partitions[k], times[k], message
 
     def offset_at(self, time_ms: int) -> int:
         """Offset of the first message appended at ``time_ms`` or later; the durable end if there is none."""

@@ -1,0 +1,196 @@
+"""What a broker knows again after it ended abruptly: producers, epochs of its logs, positions, half-removed topics.
+
+The abrupt end is a copy of the directory of a running broker: what had been written is there, nothing was closed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.runtime.durability import Durability
+from penstock.tube.broker import TubeBroker
+from penstock.tube.codec.methods import MethodId
+from penstock.tube.codec.proto import broker_pb2 as pb
+from penstock.tube.engine.history import history_place
+from penstock.tube.engine.topics import HISTORY_TOPIC
+from penstock.tube.storage.disk import Disk
+from penstock.tube.storage.store import StoreLimits
+from tests.unit.tube.broker_client import Client
+
+SMALL = StoreLimits(segment_bytes=2000, fill_bytes_least=256, fill_bytes_most=1024)
+
+
+@asynccontextmanager
+async def broker(path: Path, **options: Any) -> AsyncIterator[tuple[TubeBroker, Client]]:
+    running = TubeBroker(path, **options)
+    address = await running.start("127.0.0.1", 0)
+    running.create_topic("demo")
+    client = await Client.connect(address)
+    try:
+        yield running, client
+    finally:
+        await client.close()
+        await running.close()
+
+
+def killed(path: Path) -> Path:
+    """What a ``kill -9`` now would leave."""
+    copy = path.with_name(f"{path.name}-killed")
+    shutil.copytree(path, copy)
+    return copy
+
+
+async def send(client: Client, *datas: bytes, producer: int = 7, sequence: int) -> Any:
+    request = pb.SendMessageRequestP2B(
+        clientId="p", topicName="demo", partitionId=1, data=b"", flag=0, checkSum=-1, sentAddr=0,
+        batch=pb.SendBatch(datas=datas), producer=pb.ProducerSequence(producerId=producer, sequence=sequence),
+    )  # fmt: skip
+    return await client.ask(MethodId.SEND_MESSAGE, request)
+
+
+async def stored(client: Client) -> list[bytes]:
+    found = await client.range(1, startOffset=0)
+    return [message.payLoadData for message in found.messages]
+
+
+@pytest.mark.parametrize("how", ["killed", "killed after a note", "closed"])
+@pytest.mark.parametrize("limits", [StoreLimits(), SMALL])
+async def test_a_producer_goes_on_where_the_log_ends(tmp_path: Path, how: str, limits: StoreLimits) -> None:
+    path = tmp_path / "a"
+    async with broker(path, limits=limits) as (first, client):
+        await send(client, *(b"%d" % n for n in range(50)), sequence=0)
+        await send(client, b"other", producer=8, sequence=0)
+        if how == "killed after a note":
+            first.retain(first.clock())
+        await send(client, *(b"%d" % n for n in range(50, 100)), sequence=50)
+        copy = killed(path)
+    async with broker(path if how == "closed" else copy, limits=limits) as (_, client):
+        again = await send(client, *(b"%d" % n for n in range(90, 110)), sequence=90)
+        assert (again.success, again.result.duplicates) == (True, 10)
+        assert (await send(client, b"x", producer=8, sequence=0)).result.duplicates == 1
+        found = [data for data in await stored(client) if data != b"other"]
+        assert found == [b"%d" % n for n in range(110)]
+
+
+async def test_a_batch_that_was_cut_is_completed_by_its_repetition(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    async with broker(path) as (_, client):
+        await send(client, *(b"message-%d" % n for n in range(8)), sequence=0)
+        copy = killed(path)
+    (data,) = (copy / "tube" / "broker-1" / "log" / "demo-0").glob("*.tube")
+    content = data.read_bytes()
+    data.write_bytes(content[: content.index(b"message-5")])
+    async with broker(copy) as (_, client):
+        again = await send(client, *(b"message-%d" % n for n in range(8)), sequence=0)
+        assert (again.success, again.result.duplicates) == (True, 5)
+        assert await stored(client) == [b"message-%d" % n for n in range(8)]
+
+
+async def test_readers_are_told_what_a_restart_lost_of_a_memory_topic(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    async with broker(path, durability=Durability.MEMORY) as (_, client):
+        for data in (b"kept", b"lost-1", b"lost-2"):
+            await client.answer(client.send(data))
+        seen = await client.range(startOffset=0)
+        assert (seen.range.nextOffset, seen.range.logEpoch) == (84, 0)
+        await client.register()
+        assert len((await client.get()).messages) == 3
+        await client.confirm()
+        copy = killed(path)
+    # Of what was only in memory the files have the first message.
+    (data,) = (copy / "tube" / "broker-1" / "log" / "demo-0").glob("*.tube")
+    content = data.read_bytes()
+    data.write_bytes(content[: content.index(b"lost-1") - 40])
+    async with broker(copy, durability=Durability.MEMORY) as (again, client):
+        # The group's position went back to the end: what comes now is delivered.
+        assert again.engine.offsets.committed(("group", "demo", 0)) == 28
+        for number in range(5):
+            await client.answer(client.send(b"new-%d" % number))
+        answer = await client.range(startOffset=84, logEpoch=0)
+        lost = answer.range
+        assert (answer.errCode, lost.truncatedTo, lost.lostStart, lost.lostEnd) == (500, 28, 28, 84)
+        found = await client.range(startOffset=lost.truncatedTo, logEpoch=lost.logEpoch)
+        assert [m.payLoadData for m in found.messages] == [b"new-%d" % n for n in range(5)]
+        await client.register()
+        assert (await client.get()).messages[0].payLoadData == b"new-0"
+
+
+@pytest.mark.parametrize("durability", [Durability.DURABLE, Durability.FLUSHED])
+async def test_an_abrupt_end_cuts_no_log_that_was_written(tmp_path: Path, durability: Durability) -> None:
+    path = tmp_path / "a"
+    async with broker(path, durability=durability) as (_, client):
+        await client.answer(client.send(b"x"))
+        copy = killed(path)
+    async with broker(copy, durability=durability) as (_, client):
+        assert (await client.range()).range.logEpoch == 0
+
+
+async def test_an_orderly_end_begins_no_epoch(tmp_path: Path) -> None:
+    for _ in range(2):
+        async with broker(tmp_path, durability=Durability.MEMORY) as (_, client):
+            await client.answer(client.send(b"x"))
+            assert (await client.range()).range.logEpoch == 0
+
+
+async def test_the_end_of_the_machine_cuts_a_flushed_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a"
+    async with broker(path, durability=Durability.FLUSHED) as (_, client):
+        await client.answer(client.send(b"x"))
+        copy = killed(path)
+    monkeypatch.setattr("penstock.tube.upkeep.boot_id", lambda: "another")
+    for epoch in (1, 1):
+        async with broker(copy) as (_, client):  # how it was written counts, not how it is now
+            assert (await client.range()).range.logEpoch == epoch
+
+
+async def test_a_removal_that_was_interrupted_is_finished(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    async with broker(path) as (running, client):
+        await client.answer(client.send(b"x"))
+        running.disk.meta.commit([], notes={"removing/demo": b"1"})
+        copy = killed(path)
+    disk = Disk(copy / "tube" / "broker-1")
+    assert disk.files.names(copy / "tube" / "broker-1" / "log" / "demo-0") == []
+    assert "removing/demo" not in disk.meta.notes()
+    disk.close(clean=True)
+
+
+async def test_a_topic_made_anew_knows_nothing_of_the_old_producers(tmp_path: Path) -> None:
+    async with broker(tmp_path) as (running, client):
+        await send(client, b"0", b"1", sequence=0)
+        running._remove_topic("demo")
+        running.create_topic("demo")
+        await running.committed()
+        assert (await send(client, b"0", sequence=0)).result.duplicates == 0
+    async with broker(tmp_path) as (_, client):
+        assert (await send(client, b"0", b"1", sequence=0)).result.duplicates == 1
+
+
+async def test_the_history_of_offsets_is_a_topic(tmp_path: Path) -> None:
+    async with broker(tmp_path) as (running, client):
+        await client.answer(client.send(b"x", 2))
+        await client.register(2)
+        await client.get(2)
+        await client.confirm(2)
+        running.retain(running.clock())
+        partition, _ = history_place("group")
+        found = await client.range(partition, HISTORY_TOPIC, startOffset=0)
+        while not found.messages:
+            found = await client.range(partition, HISTORY_TOPIC, startOffset=0)
+        data = found.messages[0].payLoadData
+        size = int.from_bytes(data[:4], "big")
+        assert b"$groupName$=group" in data[4 : 4 + size]
+        body = json.loads(data[4 + size :])
+        assert (body["ver"], body["group"], body["on"], body["bId"]) == (3, "group", True, 1)
+        assert body["clients"][0]["cltId"] == "c"
+        (record,) = body["records"]
+        (store,) = record["offsets"]
+        assert (record["topic"], store["iMin"], store["iMax"], store["dMax"]) == ("demo", 0, 28, 53)
+        assert store["parts"] == [{"partId": 2, "iCfm": 28, "iFlt": 0, "recId": 0}]
