@@ -97,7 +97,7 @@ async def test_readers_are_told_what_a_restart_lost_of_a_memory_topic(tmp_path: 
     path = tmp_path / "a"
     async with broker(path, durability=Durability.MEMORY) as (_, client):
         for data in (b"kept", b"lost-1", b"lost-2"):
-            await client.answer(client.send(data))
+            await client.answer(client.send(body))
         seen = await client.range(startOffset=0)
         assert (seen.range.nextOffset, seen.range.logEpoch) == (84, 0)
         await client.register()
