@@ -96,8 +96,8 @@ async def test_a_batch_that_was_cut_is_completed_by_its_repetition(tmp_path: Pat
 async def test_readers_are_told_what_a_restart_lost_of_a_memory_topic(tmp_path: Path) -> None:
     path = tmp_path / "a"
     async with broker(path, durability=Durability.MEMORY) as (_, client):
-        for data in (b"kept", b"lost-1", b"lost-2"):
-            await client.answer(client.send(body))
+        for text in (b"kept", b"lost-1", b"lost-2"):
+            await client.answer(client.send(text))
         seen = await client.range(startOffset=0)
         assert (seen.range.nextOffset, seen.range.logEpoch) == (84, 0)
         await client.register()
@@ -187,10 +187,10 @@ async def test_the_history_of_offsets_is_a_topic(tmp_path: Path) -> None:
         data = found.messages[0].payLoadData
         size = int.from_bytes(data[:4], "big")
         assert b"$groupName$=group" in data[4 : 4 + size]
-        body = json.loads(data[4 + size :])
-        assert (body["ver"], body["group"], body["on"], body["bId"]) == (3, "group", True, 1)
-        assert body["clients"][0]["cltId"] == "c"
-        (record,) = body["records"]
+        told = json.loads(data[4 + size :])
+        assert (told["ver"], told["group"], told["on"], told["bId"]) == (3, "group", True, 1)
+        assert told["clients"][0]["cltId"] == "c"
+        (record,) = told["records"]
         (store,) = record["offsets"]
         assert (record["topic"], store["iMin"], store["iMax"], store["dMax"]) == ("demo", 0, 28, 53)
         assert store["parts"] == [{"partId": 2, "iCfm": 28, "iFlt": 0, "recId": 0}]
