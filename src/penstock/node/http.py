@@ -26,7 +26,7 @@ import penstock
 from penstock.runtime.addresses import Address, bind_error
 from penstock.runtime.metrics import CONTENT_TYPE, Metrics
 
-__all__ = ["Administer", "HttpServer", "broker_app", "broker_methods", "master_app"]
+__all__ = ["Administer", "HttpServer", "broker_app", "master_app"]
 
 _log = logging.getLogger("penstock.http")
 
@@ -71,24 +71,6 @@ def master_app(problems: Callable[[], Sequence[str]], metrics: Metrics, administ
 def broker_app(administer: Administer) -> Starlette:
     """The application of the tube broker's HTTP listener. As in the reference, any path works."""
     return Starlette(routes=[Route("/{path:path}", _administration(administer), methods=["GET", "POST"])])
-
-
-def broker_methods(parameters: Mapping[str, str]) -> Mapping[str, object]:
-    """The broker's administration methods that are there; any other is refused by name."""
-    method = parameters.get("method", "")
-    methods: dict[str, list[object]] = {
-        "admin_query_server_version": [{"serverVersion": f"penstock-{penstock.__version__}"}],
-        "admin_get_methods": ["admin_query_server_version", "admin_get_methods"],
-    }
-    data = methods.get(method)
-    if data is None:
-        return {
-            "result": False,
-            "errCode": 400,
-            "errMsg": f"method {method!r} is not there in penstock {penstock.__version__};"
-            f" known: {', '.join(sorted(methods))}",
-        }
-    return {"result": True, "errCode": 0, "errMsg": "OK", "dataSet": data, "totalCnt": len(data)}
 
 
 def _administration(administer: Administer) -> Callable[[Request], Awaitable[Response]]:

@@ -8,7 +8,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 
@@ -17,7 +17,7 @@ from penstock.errors import UnavailableError
 from penstock.mqtt.server import MqttServer
 from penstock.node.config import Listener, NodeConfig
 from penstock.node.data_dir import DataDirectory
-from penstock.node.http import HttpServer, broker_app, broker_methods, master_app
+from penstock.node.http import HttpServer, broker_app, master_app
 from penstock.node.rules import Identities, RuleService
 from penstock.runtime.addresses import Address, bind_error
 from penstock.runtime.clock import wall_clock_ms
@@ -72,6 +72,7 @@ class Node:
         self._state = "starting"
         self._started = time.time()
         self._failures: list[Callable[[], str | None]] = []
+        self._tube_broker: TubeBroker | None = None
 
     def problems(self) -> Sequence[str]:
         """Why the node is not ready, or not fully; empty when it is."""
@@ -95,7 +96,7 @@ class Node:
         master = TubeMaster(directory.tube / "master", admin_token=config.admin_token)
         http = await self._http("http", config.http, HttpServer(master_app(self.problems, self.metrics, master.webapi)))
         broker_http = await self._http(
-            "tube-broker-http", config.tube_broker_http, HttpServer(broker_app(broker_methods))
+            "tube-broker-http", config.tube_broker_http, HttpServer(broker_app(self._broker_webapi))
         )
         tube_master = await self._listen("tube-master", config.tube_master, master.start)
         self._parts.push_async_callback(master.close)
@@ -138,6 +139,11 @@ class Node:
             raise bind_error(error, option, listener.bind) from error
         return Address(listener.bind.host, port)
 
+    async def _broker_webapi(self, params: Mapping[str, str]) -> Mapping[str, object]:
+        if self._tube_broker is None:
+            return {"result": False, "errCode": 503, "errMsg": "the broker has not started yet"}
+        return await self._tube_broker.webapi(params)
+
     async def _broker(self, directory: DataDirectory, tube_master: Address) -> tuple[TubeBroker, Address]:
         config = self.config
         told = config.tube_broker.advertise
@@ -150,6 +156,7 @@ class Node:
         )
         bound = await self._listen("tube-broker", config.tube_broker, broker.start)
         self._parts.push_async_callback(broker.close)
+        self._tube_broker = broker
         self._failures.append(lambda: None if broker.failure is None else f"tube: {broker.failure.what}")
         self.metrics.add("tube", lambda: broker.stats, gauges=_TUBE_GAUGES)
         registered = broker.registered

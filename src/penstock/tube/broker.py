@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import penstock
 from penstock.errors import PenstockError, StorageError
@@ -18,6 +19,7 @@ from penstock.runtime.addresses import parse_address
 from penstock.runtime.clock import steady_clock
 from penstock.runtime.committer import GroupCommitter
 from penstock.runtime.durability import Durability
+from penstock.tube import broker_admin
 from penstock.tube.broker_connection import BrokerConnection
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import encode_response
@@ -258,10 +260,23 @@ class TubeBroker:
         assert self._loop is not None, "start() comes first"
         if self.failure is not None:
             raise self.failure
+        if self._committer is None:
+            raise StorageError("tube: the broker is closed")
         future: asyncio.Future[None] = self._loop.create_future()
         self._waiting.futures.append(future)
         self.schedule()
         await future
+
+    async def webapi(self, params: Mapping[str, str]) -> dict[str, Any]:
+        """Answer a request to ``/broker.htm``; changes are durable when this returns."""
+        desk = broker_admin.Desk(self.engine, self.broker_id, lambda: self.stats, self.clock())
+        answer, changed = broker_admin.handle(desk, params)
+        if changed:
+            try:
+                await self.committed()
+            except StorageError as error:
+                return {"result": False, "errCode": 500, "errMsg": error.what}
+        return answer
 
     def create_topic(self, name: str, partitions: int = 3, stores: int = 1) -> None:
         """Serve a topic that no master announced (a broker by itself, and tests)."""

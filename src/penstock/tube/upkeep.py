@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from penstock.runtime.durability import Durability
@@ -156,7 +157,8 @@ class Upkeep:
         engine = self._engine
         if engine.failure is not None or engine.write_stopped:
             return 0
-        found = group_history(engine.topics, engine.offsets, engine.holdings, self._broker_id, now_ms)
+        minute = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%d%H%M")
+        found = group_history(engine.topics, engine.offsets, engine.holdings, self._broker_id, now_ms, minute)
         topic = engine.topics.by_name[HISTORY_TOPIC]
         for item in found:
             engine.sending.append_system(topic, item.partition, item.data, item.flag, item.msg_type, now_ms)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from penstock.tube.codec.message import MSG_TIME, MSG_TYPE, encode_data, format_attributes, java_hash
@@ -40,9 +39,12 @@ def history_place(group: str) -> tuple[int, str]:
 
 
 def group_history(
-    topics: Topics, offsets: GroupOffsets, holdings: Holdings, broker_id: int, now_ms: int
+    topics: Topics, offsets: GroupOffsets, holdings: Holdings, broker_id: int, now_ms: int, minute: str
 ) -> list[HistoryMessage]:
-    """One message for each group that has a position here, but for positions in the system topic itself."""
+    """One message for each group that has a position here, but for positions in the system topic itself.
+
+    ``minute``: the present time as yyyyMMddHHmm.
+    """
     groups: dict[str, dict[str, dict[int, list[tuple[int, int]]]]] = defaultdict(
         lambda: defaultdict(lambda: defaultdict(list))
     )
@@ -50,7 +52,6 @@ def group_history(
         topic = topics.by_name.get(name)
         if name != HISTORY_TOPIC and topic is not None and topic.has(partition):
             groups[group][name][partition // PARTITIONS_PER_STORE].append((partition, offset))
-    minute = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%d%H%M")
     out = []
     for group, by_topic in sorted(groups.items()):
         clients: dict[str, int] = {}

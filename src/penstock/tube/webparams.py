@@ -1,0 +1,89 @@
+"""Parameters of the administration's HTTP methods: lists, numbers, flags and times, with their bounds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+__all__ = ["BadParameter", "Params", "as_number", "format_time"]
+
+MAX_ITEMS = 100
+_TIME = "%Y%m%d%H%M%S"
+_USER = re.compile(r"\S.{0,62}\S", re.ASCII)
+
+
+class BadParameter(Exception):  # noqa: N818 - an answer
+    """A parameter is missing or not possible; the text goes into the answer."""
+
+
+class Params:
+    """The parameters of one request; each has a long and often a short name."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self.given = given
+
+    def text(self, *names: str) -> str:
+        """The value under the first of ``names`` that is there, without blanks around it."""
+        return next((value for name in names if (value := self.given.get(name, "").strip())), "")
+
+    def required(self, *names: str) -> str:
+        value = self.text(*names)
+        if not value:
+            raise BadParameter(f"{names[0]} is required")
+        return value
+
+    def user(self, *names: str) -> str:
+        """Who asks for a change: two characters or more, as in the reference."""
+        name = self.required(*names)
+        if not _USER.fullmatch(name):
+            raise BadParameter(f"{names[0]} {name!r}: 2 to 64 characters are possible")
+        return name
+
+    def items(self, *names: str, most: int = MAX_ITEMS) -> list[str]:
+        """A comma separated list without repetitions."""
+        found = list(dict.fromkeys(item.strip() for item in self.text(*names).split(",") if item.strip()))
+        if len(found) > most:
+            raise BadParameter(f"{names[0]} has {len(found)} items, at most {most} are possible")
+        return found
+
+    def number(self, *names: str, default: int | None = None, least: int | None = None, most: int | None = None) -> int:
+        text = self.text(*names)
+        if not text and default is not None:
+            return default
+        if not text:
+            raise BadParameter(f"{names[0]} is required")
+        value = as_number(text, names[0])
+        if (least is not None and value < least) or (most is not None and value > most):
+            raise BadParameter(f"{names[0]} {value}: {least} to {most} are possible")
+        return value
+
+    def numbers(self, *names: str) -> list[int]:
+        return [as_number(item, names[0]) for item in self.items(*names)]
+
+    def flag(self, *names: str, default: bool) -> bool:
+        text = self.text(*names).lower()
+        if text not in {"", "true", "false"}:
+            raise BadParameter(f"{names[0]} {text!r}: true or false are possible")
+        return default if not text else text == "true"
+
+    def time_ms(self, *names: str) -> int:
+        """A time as ``yyyyMMddHHmmss``, in UTC."""
+        text = self.required(*names)
+        try:
+            return int(datetime.strptime(text, _TIME).replace(tzinfo=UTC).timestamp() * 1000)
+        except ValueError:
+            raise BadParameter(f"{names[0]} {text!r}: a time as yyyyMMddHHmmss is expected") from None
+
+
+def as_number(text: str, name: str) -> int:
+    """The number in ``text``; BadParameter names the parameter ``name``."""
+    try:
+        return int(text)
+    except ValueError:
+        raise BadParameter(f"{name} {text!r} is not a number") from None
+
+
+def format_time(time_ms: int) -> str:
+    """``yyyyMMddHHmmss`` in UTC."""
+    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime(_TIME)

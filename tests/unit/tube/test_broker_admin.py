@@ -1,0 +1,197 @@
+"""The broker's HTTP methods: shapes as existing tools expect them, bounds, and what a change changes."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.tube.broker import TubeBroker
+from penstock.tube.broker_admin import METHODS, Desk, handle
+from penstock.tube.codec.message import encode_data
+from penstock.tube.webparams import format_time
+from tests.engine.tube.broker_talk import NOW, Talk
+from tests.unit.tube.broker_client import Client
+
+USER = {"modifyUser": "admin"}
+
+
+class Admin:
+    def __init__(self) -> None:
+        self.talk = Talk()
+        self.desk = Desk(self.talk.engine, 1, lambda: {"produced_messages": 3}, NOW)
+
+    def ask(self, method: str, **params: str) -> list[Any]:
+        answer, changed = handle(self.desk, {"method": method, **params})
+        assert answer["result"], answer
+        assert (answer["errCode"], answer["totalCnt"], changed) == (0, len(answer["dataSet"]), METHODS[method].changes)
+        return list(answer["dataSet"])
+
+    def refused(self, method: str, **params: str) -> str:
+        answer, changed = handle(self.desk, {"method": method, **params})
+        assert (answer["result"], answer["errCode"], changed) == (False, 400, False)
+        return str(answer["errMsg"])
+
+
+def consuming() -> Admin:
+    """Three messages in partition 0, of which group ``group`` confirmed two of two it got."""
+    admin = Admin()
+    admin.talk.fill(b"a", b"b")
+    admin.talk.register()
+    admin.talk.get()
+    admin.talk.confirm()
+    admin.talk.fill(b"c")
+    return admin
+
+
+def test_where_a_group_stands() -> None:
+    admin = consuming()
+    (row,) = admin.ask("admin_query_group_offset", topicName="demo", groupName="group", partitionId="0")
+    assert row == {
+        "groupName": "group", "topicName": "demo", "partitionId": 0, "tmpOffset": 56, "zkOffset": 56, "minOffset": 0,
+        "maxOffset": 84, "minDataOffset": 0, "maxDataOffset": 159, "curReadDataOffset": 106, "curRdDltDataOffset": 53,
+    }  # fmt: skip
+    (group,) = admin.ask("admin_query_offset", groupName="group,other")
+    (part,) = group["subInfo"][0]["offsets"]
+    assert (part["curOffset"], part["offsetLag"], part["dataLag"], part["flightOffset"]) == (56, 28, 53, 0)
+    assert admin.ask("admin_query_offset", groupName="other") == []
+    (unknown,) = admin.ask("admin_query_group_offset", topicName="demo", groupName="other", partitionId="10001")
+    assert (unknown["zkOffset"], unknown["maxOffset"]) == (-1, 0)
+
+
+def test_who_consumes_and_what_is_stored() -> None:
+    admin = consuming()
+    (row,) = admin.ask("admin_query_broker_all_consumer_info")
+    assert (row["consumerId"], row["lastRegTime"], row["maxOffset"]) == ("c1", format_time(NOW), 84)
+    assert admin.ask("admin_get_group_detail_info", groupName="other") == []
+    assert admin.ask("admin_get_booked_groupname") == [{"groupName": "group"}]
+    admin.talk.register(opType=32, readStatus=1)
+    assert admin.ask("admin_query_group", divide="true") == [{"online": [], "offline": ["group"]}]
+    (topic,) = admin.ask("admin_query_broker_all_store_info", topicName="demo")
+    assert [(s["storeId"], s["indexMaxOffset"], s["dataSize"]) for s in topic["storeInfo"]] == [(0, 84, 159), (1, 0, 0)]
+    (public,) = admin.ask("admin_query_pubinfo", topicName="demo,other")
+    assert [part["partitionId"] for part in public["offsetInfo"]] == [0, 1, 2, 10000, 10001, 10002]
+    assert public["offsetInfo"][1]["offsetMax"] == 84
+    assert admin.ask("admin_get_metrics_info") == [{"produced_messages": 3}]
+    assert "admin_set_offset" in admin.ask("admin_get_methods")
+    assert admin.ask("admin_query_server_version")[0]["serverVersion"].startswith("penstock-")
+
+
+def test_the_newest_messages_can_be_looked_at() -> None:
+    admin = Admin()
+    for number in range(200):
+        data, flag = encode_data(b"%d" % number, f"$msgType$=t{number % 2},$msgTime$=202401010101,k=v")
+        admin.talk.send(data, 1, flag=flag, msgType=f"t{number % 2}")
+        admin.talk.send(b"other")
+    admin.talk.commit()
+    rows = admin.ask("admin_snapshot_message", topicName="demo", partitionId="1", msgCount="3")
+    assert [base64.b64decode(row["data"]) for row in rows] == [b"197", b"198", b"199"]
+    assert (rows[0]["msgType"], rows[0]["msgTime"]) == ("t1", "202401010101")
+    rows = admin.ask("admin_snapshot_message", topicName="demo", partitionId="1", msgCount="2", filterConds="t0")
+    assert [base64.b64decode(row["data"]) for row in rows] == [b"196", b"198"]
+    rows = admin.ask("admin_snapshot_message", topicName="demo", partitionId="1", msgCount="500")
+    assert len(rows) == 200
+    assert admin.ask("admin_snapshot_message", topicName="demo", partitionId="2") == []
+
+
+def test_a_group_is_put_somewhere() -> None:
+    admin = consuming()
+    place = {"topicName": "demo", "groupName": "group", "partitionId": "0", **USER}
+    assert admin.ask("admin_manual_set_current_offset", manualOffset="29", **place) == [
+        {"oldOffset": 56, "newOffset": 28}
+    ]
+    assert "0 to 84" in admin.refused("admin_manual_set_current_offset", manualOffset="85", **place)
+    wanted = json.dumps({"1:demo:0": 0, "1:demo:10000": 999, "2:demo:1": 5})
+    rows = admin.ask("admin_set_offset", groupName="group", manualSet="true", offsetJsonInfo=wanted, **USER)
+    assert [(row["partitionId"], row["oldOffset"], row["newOffset"]) for row in rows] == [(0, 28, 0), (10000, -1, 0)]
+    rows = admin.ask("admin_set_offset", groupName="group,two", manualSet="false", topicName="demo", **USER)
+    assert len(rows) == 12
+    assert admin.talk.offsets.committed(("two", "demo", 2)) == 84
+    assert (("two", "demo", 2), 84) in admin.talk.offsets.take_dirty()
+
+
+def test_a_group_is_put_at_a_time() -> None:
+    admin = Admin()
+    for _ in range(3):
+        admin.talk.fill(b"x")
+        admin.talk.now += 10_000
+    admin.talk.register()
+    admin.talk.get()
+    admin.talk.confirm()
+    time = format_time(NOW + 10_000)
+    rows = admin.ask("admin_set_offset_by_time", groupName="group", recordTime=time, **USER)
+    assert rows[0]["newOffset"] == 28
+    assert "yyyyMMddHHmmss" in admin.refused(
+        "admin_set_offset_by_time", groupName="group", recordTime="yesterday", **USER
+    )
+
+
+def test_positions_are_copied_and_removed() -> None:
+    admin = consuming()
+    rows = admin.ask("admin_clone_offset", sourceGroupName="group", targetGroupName="copy", **USER)
+    assert [(row["groupName"], row["newOffset"]) for row in rows] == [("copy", 56)]
+    assert "no position" in admin.refused(
+        "admin_clone_offset", sourceGroupName="nobody", targetGroupName="copy", **USER
+    )
+    assert [row["success"] for row in admin.ask("admin_rmv_offset", groupName="group,copy", **USER)] == [False, True]
+    admin.talk.register(opType=32, readStatus=1)
+    admin.ask("admin_rmv_offset", groupName="group", topicName="demo", **USER)
+    assert admin.talk.offsets.committed(("group", "demo", 0)) is None
+
+
+@pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.changes])
+def test_a_change_needs_a_user(method: str) -> None:
+    admin = consuming()
+    assert "modifyUser" in admin.refused(method, groupName="group")
+    assert "2 to 64" in admin.refused(method, groupName="group", modifyUser="x")
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "text"),
+    [
+        ("nothing", {}, "Unsupported method"),
+        ("admin_query_group_offset", {"topicName": "demo", "groupName": "g"}, "partitionId is required"),
+        ("admin_query_group_offset", {"topicName": "demo", "groupName": "g", "partitionId": "x"}, "not a number"),
+        ("admin_query_group_offset", {"topicName": "demo", "groupName": "g", "partitionId": "3"}, "no partition 3"),
+        ("admin_query_group_offset", {"topicName": "no", "groupName": "g", "partitionId": "0"}, "not on this broker"),
+        ("admin_query_offset", {"groupName": ",".join(map(str, range(101)))}, "at most 100"),
+        ("admin_snapshot_message", {"topicName": "demo", "msgCount": "501"}, "1 to 500"),
+        ("admin_get_booked_groupname", {"divide": "yes"}, "true or false"),
+        ("admin_set_offset", {"groupName": "g", "manualSet": "true", "offsetJsonInfo": "[]x", **USER}, "object"),
+        ("admin_set_offset", {"groupName": "g", "manualSet": "true", "offsetJsonInfo": '{"1:a": 1}', **USER}, "number"),
+        (
+            "admin_set_offset",
+            {"groupName": "g", "manualSet": "true", "offsetJsonInfo": '{"1:demo:x": 1}', **USER},
+            "no partition x",
+        ),
+    ],
+)
+def test_bad_parameters_are_named(method: str, params: dict[str, str], text: str) -> None:
+    assert text in Admin().refused(method, **params)
+
+
+async def test_a_change_is_durable_when_it_is_answered(tmp_path: Path) -> None:
+    for attempt in range(2):
+        broker = TubeBroker(tmp_path)
+        client = await Client.connect(await broker.start("127.0.0.1", 0))
+        broker.create_topic("demo")
+        place = {"topicName": "demo", "groupName": "group", "partitionId": "0"}
+        if not attempt:
+            await client.answer(client.send(b"x"))
+            answer = await broker.webapi(
+                {"method": "admin_manual_set_current_offset", "manualOffset": "28", **place, **USER}
+            )
+            assert answer["dataSet"] == [{"oldOffset": -1, "newOffset": 28}]
+            stored = broker.disk.meta.offsets()
+            assert [(item.group, item.offset) for item in stored] == [("group", 28)]
+        answer = await broker.webapi({"method": "admin_query_group_offset", **place})
+        assert answer["dataSet"][0]["zkOffset"] == 28
+        broker.retain(broker.clock())
+        await broker.committed()
+        history = await broker.webapi({"method": "admin_get_group_history_offset", "groupName": "group"})
+        assert history["dataSet"][0]["records"][0]["group"] == "group"
+        await client.close()
+        await broker.close()
