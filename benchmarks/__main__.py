@@ -8,8 +8,9 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks import servers
-from benchmarks.cases import CASES, Figure, Settings
+from benchmarks import generator, servers
+from benchmarks.cases import CASES
+from benchmarks.figures import Figure, Settings
 from benchmarks.machine import describe
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -22,6 +23,8 @@ def rows(figures: list[Figure]) -> list[str]:
     lines = [f"{'case':<48} {'server':<14} {'median':>10} {'least':>10} {'greatest':>10}  unit"]
     for f in figures:
         ratio = "" if f.server == "penstock" else f"   penstock / {f.server} = {ours[f.case] / f.median:.2f}"
+        if max(f.generator_cpu, default=0.0) > generator.BOUND:
+            ratio += f"   generator-bound ({max(f.generator_cpu):.0%} of a core)"
         figure = f"{f.median:>10,.0f} {min(f.runs):>10,.0f} {max(f.runs):>10,.0f}"
         lines.append(f"{f.case:<48} {f.server:<14} {figure}  {f.unit}{ratio}")
     return lines
@@ -42,6 +45,9 @@ def main() -> int:
         peer = PEERS.get(name)
         if peer is not None and servers.find(peer) is None:
             print(f"{name}: not run: its peer {peer} is not installed", file=sys.stderr)
+            continue
+        if peer is not None and (reason := generator.missing()) is not None:
+            print(f"{name}: not run: {reason}", file=sys.stderr)
             continue
         figures = CASES[name](settings)
         print("\n".join(rows(figures)), flush=True)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import re
-import statistics
-import subprocess
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 import uvloop
 
-from benchmarks import mqtt_load, servers
+from benchmarks import servers
 from benchmarks.connections import connections_possible, memory_of_connections
+from benchmarks.figures import Figure, Settings, alternate
+from benchmarks.mqtt import mqtt
+from benchmarks.statestore import state_store
 from penstock.tube.consumer import Consumer
 from penstock.tube.producer import Producer
 
@@ -25,55 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CASES", "Figure", "Settings"]
 
-INVOKE = "statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/command/invoke"
-SET = b"*3\r\n$3\r\nSET\r\n$9\r\nbenchmark\r\n$64\r\n" + bytes(64) + b"\r\n"
-GET = b"*2\r\n$3\r\nGET\r\n$9\r\nbenchmark\r\n"
 MESSAGES = 50_000
-
-
-@dataclass
-class Settings:
-    """What the user chose: durability of penstock and of peers that have one, repeats, seconds of a run."""
-
-    durability: str = "durable"
-    repeats: int = 3
-    seconds: float = 2.0
-    tube_peer: str | None = None
-    """Masters of an Apache TubeMQ with a topic ``demo``, HOST:PORT."""
-
-
-@dataclass
-class Figure:
-    """One figure of one server: its runs, in the order in which they were made."""
-
-    case: str
-    server: str
-    unit: str
-    runs: list[float] = field(default_factory=list)
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.runs)
-
-
-def alternate(settings: Settings, case: str, unit: str, runners: Mapping[str, Callable[[], float]]) -> list[Figure]:
-    """Run each server in turn, ``repeats`` times over, so that a noisy minute hits all of them."""
-    figures = {server: Figure(case, server, unit) for server in runners}
-    for _ in range(settings.repeats):
-        for server, run in runners.items():
-            figures[server].runs.append(run())
-    return list(figures.values())
-
-
-def mqtt_qos1(settings: Settings) -> list[Figure]:
-    """QoS 1, one publisher to one subscriber, 64 bytes; peer Mosquitto. Nothing is persisted by either."""
-    figures = []
-    with servers.penstock("memory") as ready, servers.mosquitto() as peer:
-        for window in (1, 64):
-            run = partial(mqtt_load.run_qos1_pair, window=window, size=64, seconds=settings.seconds)
-            runners = {"penstock": partial(run, ready["mqtt"]), "mosquitto": partial(run, peer)}
-            figures += alternate(settings, f"QoS 1, 1:1, window {window}", "deliveries/s", runners)
-    return figures
 
 
 def connections(settings: Settings) -> list[Figure]:
@@ -96,42 +47,6 @@ def connections(settings: Settings) -> list[Figure]:
         runners = {"penstock": partial(ours, subscribe=subscribe), "mosquitto": partial(theirs, subscribe=subscribe)}
         figures += alternate(settings, f"{count} idle connections{words}", "bytes/connection", runners)
     return figures
-
-
-def state_store(settings: Settings) -> list[Figure]:
-    """SET and GET of 64 bytes over MQTT with the properties that the SDKs send; peer Redis (its own benchmark)."""
-    figures = []
-    now = int(time.time() * 1000)
-    properties = [("__ts", f"{now:015d}:00000:bench"), ("__protVer", "1.0"), ("$partition", "bench")]
-    with servers.penstock(settings.durability) as ready, servers.redis(settings.durability) as port:
-        for clients in (1, 50):
-            for name, payload in (("SET", SET), ("GET", GET)):
-                ours = partial(run_requests, ready["mqtt"], clients, payload, properties, settings.seconds)
-                redis = partial(redis_benchmark, port, name, clients)
-                case = f"state store {name}, {clients} client{'s' * (clients > 1)}, {settings.durability}"
-                figures += alternate(settings, case, "requests/s", {"penstock": ours, "redis": redis})
-    return figures
-
-
-def run_requests(
-    address: str, clients: int, payload: bytes, properties: list[tuple[str, str]], seconds: float
-) -> float:
-    load = mqtt_load.request_response(
-        address, clients=clients, payload=payload, invoke=INVOKE, properties=properties, seconds=seconds
-    )
-    return uvloop.run(load)["per_s"]
-
-
-def redis_benchmark(port: int, command: str, clients: int) -> float:
-    """Requests a second as redis-benchmark prints them."""
-    program = servers.find("redis-benchmark")
-    assert program is not None
-    count = 5_000 if clients == 1 else 50_000
-    arguments = ["-p", str(port), "-t", command.lower(), "-c", str(clients), "-n", str(count), "-d", "64", "--csv"]
-    printed = subprocess.run([program, *arguments], capture_output=True, text=True, check=True).stdout
-    found = re.search(rf'^"{command}","([0-9.]+)"', printed, re.MULTILINE)
-    assert found is not None, printed
-    return float(found[1])
 
 
 async def produce_all(master: str, topic: str, size: int) -> float:
@@ -224,7 +139,7 @@ def rows_per_second(frame: DataFrame, rows: int) -> float:
 
 
 CASES: dict[str, Callable[[Settings], list[Figure]]] = {
-    "mqtt": mqtt_qos1,
+    "mqtt": mqtt,
     "connections": connections,
     "statestore": state_store,
     "tube": tube,

@@ -1,0 +1,56 @@
+"""A figure: what was measured of which server, how often, and how the servers take turns."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["Figure", "Settings", "alternate"]
+
+
+@dataclass
+class Settings:
+    """What the user chose: durability of penstock and of peers that have one, repeats, seconds of a run."""
+
+    durability: str = "durable"
+    repeats: int = 3
+    seconds: float = 2.0
+    tube_peer: str | None = None
+    """Masters of an Apache TubeMQ with a topic ``demo``, HOST:PORT."""
+
+
+@dataclass
+class Figure:
+    """One figure of one server: its runs, in the order in which they were made.
+
+    ``generator_cpu``: what the load generator itself used of a core in each of them, where that is known.
+    """
+
+    case: str
+    server: str
+    unit: str
+    runs: list[float] = field(default_factory=list)
+    generator_cpu: list[float] = field(default_factory=list)
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.runs)
+
+
+def alternate(
+    settings: Settings, case: str, unit: str, runners: Mapping[str, Callable[[], float | tuple[float, float]]]
+) -> list[Figure]:
+    """Run each server in turn, ``repeats`` times over, so that a noisy minute hits all of them.
+
+    A runner gives a number, or that and the share of a core that the generator used.
+    """
+    figures = {server: Figure(case, server, unit) for server in runners}
+    for _ in range(settings.repeats):
+        for server, run in runners.items():
+            result = run()
+            if isinstance(result, tuple):
+                figures[server].generator_cpu.append(result[1])
+                result = result[0]
+            figures[server].runs.append(result)
+    return list(figures.values())

@@ -1,0 +1,68 @@
+"""The load generator: a native program of our own (``benchmarks/load``), built by cargo into the user's cache folder.
+
+It is the same for penstock and for its peers, and says how much of a core it used itself: above ``BOUND`` a figure is
+the generator's rather than the server's, and is marked so.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple
+
+__all__ = ["BOUND", "Load", "command", "measure", "missing"]
+
+BOUND: Final = 0.8
+"""Share of a core above which the generator counts as the bottleneck."""
+
+SOURCE: Final = Path(__file__).resolve().parent / "load"
+
+
+class Load(NamedTuple):
+    """What one run measured; latencies in microseconds, None where the mode has none."""
+
+    per_s: float
+    p50_us: float | None
+    p99_us: float | None
+    cpu: float
+
+
+def missing() -> str | None:
+    """Why there is no generator, or None."""
+    return None if shutil.which("cargo") else "cargo is not installed (https://www.rust-lang.org/tools/install)"
+
+
+@cache
+def command() -> str:
+    """The path of the program, built where it is not up to date."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "load"
+    cargo = shutil.which("cargo")
+    if cargo is None:
+        raise SystemExit(f"no load generator: {missing()}")
+    subprocess.run(
+        [cargo, "build", "--release", "--locked", "--quiet"],
+        cwd=SOURCE,
+        env=os.environ | {"CARGO_TARGET_DIR": str(folder)},
+        check=True,
+    )
+    return str(folder / "release" / "penstock-load")
+
+
+def measure(address: str, mode: str, **options: object) -> Load:
+    """Run one load to its end; ``options`` are those of the program.
+
+    Raises:
+        SystemExit: it failed, or the server answered wrongly: then there is no figure.
+    """
+    arguments = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    done = subprocess.run([command(), address, mode, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"{mode} on {address}: {done.stderr}")
+    result = json.loads(done.stdout)
+    if result["bad"]:
+        raise SystemExit(f"{mode} on {address}: {result['bad']} wrong answers")
+    return Load(result["per_s"], result["p50_us"], result["p99_us"], result["cpu"])
