@@ -1,0 +1,385 @@
+"""The state store for programs without asyncio: the same calls, each returning when it is answered.
+
+    with Client("mqtt://127.0.0.1:1883") as store:
+        store.set("setpoint", "21.5")
+        with store.observe("setpoint") as changes:
+            for change in changes:
+                print(change.operation, change.value)
+
+A client has a thread of its own, in which :mod:`penstock.statestore.client` runs: reconnects, renewals of locks and
+notifications go on while the program computes. A client may be used by several threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import TracebackType
+from typing import Generic, Self, TypeVar
+
+from penstock.errors import LocalProtocolError
+from penstock.runtime.loop_thread import LoopThread
+from penstock.statestore import client as asynchronous
+from penstock.statestore import leader as asynchronous_leader
+from penstock.statestore import lock as asynchronous_lock
+from penstock.statestore.client import SetResult, StateStoreClient
+from penstock.statestore.commands import Condition
+from penstock.statestore.hlc import Hlc
+from penstock.statestore.leader import Leader
+from penstock.statestore.observation import Change, Entry
+
+__all__ = ["Client", "LeaderElection", "Lease", "Observation", "Stream"]
+
+T = TypeVar("T")
+
+
+class Stream(Generic[T]):
+    """What comes one after the other; an iterator that waits. :meth:`next` waits for a limited time."""
+
+    def __init__(self, thread: LoopThread, items: AsyncIterator[T]) -> None:
+        self._thread = thread
+        self._items = items
+        self._pending: asyncio.Task[tuple[T, ...]] | None = None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> T:
+        try:
+            item = self.next()
+        except StopAsyncIteration:
+            raise StopIteration from None
+        assert item is not None, "without a time to wait there is something"
+        return item
+
+    def next(self, timeout_s: float | None = None) -> T | None:
+        """The next one; None where nothing came within ``timeout_s`` seconds.
+
+        Raises:
+            StopAsyncIteration: there will be no more.
+        """
+        return self._thread.run(self._next(timeout_s))
+
+    async def _next(self, timeout_s: float | None) -> T | None:
+        # A task that outlives the wait: an iterator that was cancelled in the middle would be over.
+        if self._pending is None:
+            self._pending = asyncio.create_task(_advance(self._items))
+        done, _ = await asyncio.wait((self._pending,), timeout=timeout_s)
+        if not done:
+            return None
+        pending, self._pending = self._pending, None
+        found = pending.result()
+        if not found:
+            raise StopAsyncIteration
+        return found[0]
+
+    async def _stop(self) -> None:
+        if self._pending is not None:
+            self._pending.cancel()
+            await asyncio.wait((self._pending,))
+
+
+async def _advance(items: AsyncIterator[T]) -> tuple[T, ...]:
+    """The next item as a tuple, empty at the end: a task cannot raise StopAsyncIteration."""
+    async for item in items:
+        return (item,)
+    return ()
+
+
+class Observation(Stream[Change]):
+    """The changes of one key, in order."""
+
+    def __init__(self, thread: LoopThread, changes: asynchronous.Observation) -> None:
+        super().__init__(thread, changes)
+        self._changes = changes
+
+    @property
+    def entry(self) -> Entry | None:
+        """What the key held when the observation began; None: it did not exist."""
+        return self._changes.entry
+
+    @property
+    def dropped(self) -> int:
+        """Changes that were lost because nobody read them in time."""
+        return self._changes.dropped
+
+
+class Client:
+    """A client of the state store at ``url``, connected by ``with`` or :meth:`open`.
+
+    The arguments, the errors and what the methods give are those of
+    :class:`penstock.statestore.client.StateStoreClient`.
+    """
+
+    def __init__(
+        self,
+        url: str = "mqtt://127.0.0.1:1883",
+        *,
+        client_id: str | None = None,
+        timeout_s: float = 10.0,
+        reconnect: bool = True,
+        server_clock: bool = False,
+        high_priority: bool = False,
+    ) -> None:
+        self.url = url
+        self._connect: Callable[[], StateStoreClient] = lambda: StateStoreClient.connect(
+            url,
+            client_id=client_id,
+            timeout_s=timeout_s,
+            reconnect=reconnect,
+            server_clock=server_clock,
+            high_priority=high_priority,
+        )
+        self._thread: LoopThread | None = None
+        self._client: StateStoreClient | None = None
+
+    def open(self) -> Self:
+        """Connect.
+
+        Raises:
+            UnavailableError, RefusedError, ConfigError: there is no connection to be had.
+        """
+        if self._thread is not None:
+            raise LocalProtocolError("state store: this client is open already")
+        self._thread = LoopThread("penstock-statestore")
+        try:
+            self._client = self._thread.run(self._enter())
+        except BaseException:
+            self._thread.close()
+            self._thread = None
+            raise
+        return self
+
+    def close(self) -> None:
+        """Disconnect; observations end, locks that are held expire. May be called again."""
+        thread, client = self._thread, self._client
+        self._thread = self._client = None
+        if thread is None or client is None:
+            return
+        try:
+            thread.run(client.__aexit__(None, None, None))
+        finally:
+            thread.close()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_thread", None) is not None:
+            warnings.warn(f"unclosed state store client of {self.url}", ResourceWarning, stacklevel=1, source=self)
+
+    @property
+    def client_id(self) -> str:
+        """The MQTT client id, by which the store knows this client."""
+        return self._opened()[1].client_id
+
+    @property
+    def clock_behind_ms(self) -> int | None:
+        """How far the store's newest version was ahead of this machine's clock when it arrived; None: none seen."""
+        return self._opened()[1].clock_behind_ms
+
+    def get(self, key: bytes | str, *, timeout_s: float | None = None) -> Entry | None:
+        """The value and version of ``key``; None where there is no such key."""
+        thread, client = self._opened()
+        return thread.run(client.get(key, timeout_s=timeout_s))
+
+    def set(
+        self,
+        key: bytes | str,
+        value: bytes | str,
+        *,
+        condition: Condition = Condition.ALWAYS,
+        ttl_ms: int | None = None,
+        fencing_token: Hlc | None = None,
+        persist: bool = False,
+        timeout_s: float | None = None,
+    ) -> SetResult:
+        """Set ``key`` to ``value``, for ``ttl_ms`` milliseconds or for good."""
+        thread, client = self._opened()
+        return thread.run(
+            client.set(
+                key,
+                value,
+                condition=condition,
+                ttl_ms=ttl_ms,
+                fencing_token=fencing_token,
+                persist=persist,
+                timeout_s=timeout_s,
+            )
+        )
+
+    def delete(self, key: bytes | str, *, fencing_token: Hlc | None = None, timeout_s: float | None = None) -> int:
+        """Delete ``key``; how many keys that deleted: 1, or 0 where there was none."""
+        thread, client = self._opened()
+        return thread.run(client.delete(key, fencing_token=fencing_token, timeout_s=timeout_s))
+
+    def vdelete(
+        self,
+        key: bytes | str,
+        value: bytes | str,
+        *,
+        fencing_token: Hlc | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Delete ``key`` if it has ``value``: 1, 0 where there was no such key, -1 where it has another value."""
+        thread, client = self._opened()
+        return thread.run(client.vdelete(key, value, fencing_token=fencing_token, timeout_s=timeout_s))
+
+    def scan(self, pattern: bytes | str = b"*", *, timeout_s: float | None = None) -> Stream[bytes]:
+        """The keys that match the glob ``pattern``, page by page as they are read; each key once."""
+        thread, client = self._opened()
+        return Stream(thread, client.scan(pattern, timeout_s=timeout_s))
+
+    @contextlib.contextmanager
+    def observe(self, key: bytes | str) -> Iterator[Observation]:
+        """Observe ``key`` inside the block; every change is there, in the order of versions."""
+        thread, client = self._opened()
+        context = client.observe(key)
+        changes = Observation(thread, thread.run(context.__aenter__()))
+        try:
+            yield changes
+        finally:
+            if self._thread is thread:
+                thread.run(changes._stop())  # noqa: SLF001 - its own
+                thread.run(_leave(context))
+
+    def lock(self, name: bytes | str, *, holder: bytes | str | None = None, ttl_ms: int = 10_000) -> Lease:
+        """A lease of the lock ``name``, to be acquired by ``with`` or :meth:`Lease.acquire`; renewed by itself.
+
+        ``holder`` defaults to the client id. ``ttl_ms``: how long it stays taken should this process die.
+        """
+        thread, client = self._opened()
+        return Lease(thread, asynchronous_lock.Lease(client, name, holder=holder or client.client_id, ttl_ms=ttl_ms))
+
+    def election(
+        self, name: bytes | str, *, candidate: bytes | str | None = None, ttl_ms: int = 10_000
+    ) -> LeaderElection:
+        """A candidate in the election ``name``; ``candidate`` defaults to the client id."""
+        thread, client = self._opened()
+        return LeaderElection(
+            thread,
+            asynchronous_leader.LeaderElection(client, name, candidate=candidate or client.client_id, ttl_ms=ttl_ms),
+        )
+
+    async def _enter(self) -> StateStoreClient:
+        return await self._connect().__aenter__()
+
+    def _opened(self) -> tuple[LoopThread, StateStoreClient]:
+        if self._thread is None or self._client is None:
+            raise LocalProtocolError("state store: this client is not open", do="use it inside `with Client(url)`")
+        return self._thread, self._client
+
+
+class Lease:
+    """A lease of a lock; see :class:`penstock.statestore.lock.Lease`."""
+
+    def __init__(self, thread: LoopThread, lease: asynchronous_lock.Lease) -> None:
+        self._thread = thread
+        self._lease = lease
+
+    @property
+    def name(self) -> bytes:
+        """The key that is the lock."""
+        return self._lease.name
+
+    @property
+    def holder(self) -> bytes:
+        """Who holds it when this lease is held."""
+        return self._lease.holder
+
+    @property
+    def token(self) -> Hlc | None:
+        """The fencing token; None while the lease is not held."""
+        return self._lease.token
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease was lost since it was acquired; look before work that cannot be fenced."""
+        return self._lease.lost.is_set()
+
+    def acquire(self, *, timeout_s: float | None = None) -> Hlc:
+        """Wait until the lock is free, take it and keep renewing it; the fencing token."""
+        return self._thread.run(self._lease.acquire(timeout_s=timeout_s))
+
+    def try_acquire(self, *, timeout_s: float | None = None) -> Hlc | None:
+        """Take the lock if it is free: the fencing token, or None where another holds it."""
+        return self._thread.run(self._lease.try_acquire(timeout_s=timeout_s))
+
+    def release(self) -> None:
+        """Give the lock back; nothing where it is not held, or no longer."""
+        self._thread.run(self._lease.release())
+
+    def current_holder(self) -> bytes | None:
+        """Who holds the lock now; None where it is free."""
+        return self._thread.run(self._lease.current_holder())
+
+    def edit(
+        self,
+        key: bytes | str,
+        change: Callable[[Entry | None], bytes | str | None],
+        *,
+        timeout_s: float | None = None,
+    ) -> Hlc | None:
+        """Read ``key`` and write ``change(entry)`` under the lock; ``change`` is called in the client's thread."""
+        return self._thread.run(self._lease.edit(key, change, timeout_s=timeout_s))
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._thread.run(self._lease.__aexit__(kind, error, traceback))
+
+
+class LeaderElection:
+    """One candidate in an election; see :class:`penstock.statestore.leader.LeaderElection`."""
+
+    def __init__(self, thread: LoopThread, election: asynchronous_leader.LeaderElection) -> None:
+        self._thread = thread
+        self._election = election
+
+    @property
+    def token(self) -> Hlc | None:
+        """The fencing token of our leadership; None while we do not lead."""
+        return self._election.token
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether we lead, as far as we know: write with the token all the same."""
+        return self._election.is_leader
+
+    def campaign(self, *, timeout_s: float | None = None) -> Hlc:
+        """Wait until we lead; the fencing token of this leadership, which is renewed from now on."""
+        return self._thread.run(self._election.campaign(timeout_s=timeout_s))
+
+    def resign(self) -> None:
+        """Let another lead; nothing where we do not."""
+        self._thread.run(self._election.resign())
+
+    def leader(self) -> bytes | None:
+        """The candidate that leads now; None where nobody does."""
+        return self._thread.run(self._election.leader())
+
+    @contextlib.contextmanager
+    def observe(self) -> Iterator[Stream[Leader]]:
+        """Learn who leads: the first is the leader of now, each further one differs from the one before."""
+        context = self._election.observe()
+        leaders = Stream(self._thread, self._thread.run(context.__aenter__()))
+        try:
+            yield leaders
+        finally:
+            self._thread.run(leaders._stop())  # noqa: SLF001 - its own
+            self._thread.run(_leave(context))
+
+
+async def _leave(context: contextlib.AbstractAsyncContextManager[object]) -> None:
+    await context.__aexit__(None, None, None)
