@@ -2,83 +2,95 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import contextlib
-import secrets
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.broker import BrokerOptions, Token, connects, parse_token
+from penstock.cli.kv_lock import lock_command
+from penstock.cli.kv_transfer import export_command, import_command
 from penstock.cli.output import bytes_fields, escape, note, print_error, print_json, print_raw, shown
-from penstock.errors import ConfigError, PenstockError, UnavailableError
+from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
     from penstock.statestore.client import StateStoreClient
-    from penstock.statestore.hlc import Hlc
 
 __all__ = ["app"]
-
-T = TypeVar("T")
 
 app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
     no_args_is_help=True,
-    help="Read, write and watch keys of a state store.",
+    help="Read, write, watch and lock keys of a state store.",
 )
 
-Broker = Annotated[
-    str,
-    typer.Option(help="MQTT broker with the state store.", envvar="PENSTOCK_BROKER", metavar="URL", show_default=True),
-]
-Token = Annotated[
-    str | None, typer.Option(help="Fencing token: the version of the SET that acquired the lock.", metavar="HLC")
-]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 Key = Annotated[str, typer.Argument(help="The key.", metavar="KEY")]
-DEFAULT = "mqtt://127.0.0.1:1883"
+Base64 = Annotated[bool, typer.Option("--base64", help="KEY is given in base64: for keys that are no text.")]
+Value = Annotated[
+    str | None, typer.Argument(help="The value; without it, it is read from --file or stdin.", metavar="VALUE")
+]
+ValueFile = Annotated[Path | None, typer.Option(help="Take the value from this file, byte for byte.", metavar="PATH")]
 
 
 @app.command(name="get")
-def get_command(key: Key, broker: Broker = DEFAULT, as_json: Json = False) -> None:
+@connects
+def get_command(
+    key: Key,
+    file: Annotated[Path | None, typer.Option(help="Write the value to this file.", metavar="PATH")] = None,
+    key_base64: Base64 = False,
+    as_json: Json = False,
+    *,
+    options: BrokerOptions,
+) -> None:
     """Write the value of KEY to standard output, byte for byte.
 
     Exit status 1 when there is no such key.
     """
+    name = _key(key, key_base64)
 
     async def get(store: StateStoreClient) -> bool:
-        entry = await store.get(key)
+        entry = await store.get(name)
+        if entry is not None and file is not None:
+            _write(file, entry.value)
         if as_json:
             value, version = (None, None) if entry is None else (entry.value, str(entry.version))
-            print_json({"key": key, "found": entry is not None, **bytes_fields("value", value), "version": version})
-        elif entry is not None:
+            row = {**bytes_fields("key", name), "found": entry is not None, **bytes_fields("value", value)}
+            print_json({**row, "version": version})
+        elif entry is None:
+            _no_key(name)
+        elif file is None:
             print_raw(entry.value)
-        else:
-            _no_key(key)
         return entry is not None
 
-    _finish(_with_store(broker, get))
+    _finish(options, get)
 
 
 @app.command(name="set")
+@connects
 def set_command(
     key: Key,
-    value: Annotated[
-        str | None, typer.Argument(help="The value; without it, it is read from --file or stdin.", metavar="VALUE")
-    ] = None,
-    file: Annotated[
-        Path | None, typer.Option(help="Take the value from this file, byte for byte.", metavar="PATH")
-    ] = None,
+    value: Value = None,
+    file: ValueFile = None,
     ttl_ms: Annotated[int | None, typer.Option(help="Expire after so many milliseconds.", min=1, metavar="MS")] = None,
     only_new: Annotated[bool, typer.Option("--nx", help="Only where the key does not exist.")] = False,
     only_new_or_equal: Annotated[
         bool, typer.Option("--nex", help="Only where the key does not exist or has this value.")
     ] = False,
+    persist: Annotated[
+        bool, typer.Option("--persist", help="Ask a store that keeps its keys in memory to have this one on disk.")
+    ] = False,
     fencing_token: Token = None,
-    broker: Broker = DEFAULT,
+    key_base64: Base64 = False,
     as_json: Json = False,
+    *,
+    options: BrokerOptions,
 ) -> None:
     """Set KEY to VALUE and print the version.
 
@@ -86,71 +98,109 @@ def set_command(
     """
     if only_new and only_new_or_equal:
         raise ConfigError("kv set: --nx and --nex exclude each other", option="--nx", do="give one of the two")
-    data = _value(value, file)
-    token = _token(fencing_token)
+    name, data, token = _key(key, key_base64), _value("set", value, file), parse_token(fencing_token)
 
     async def set_(store: StateStoreClient) -> bool:
         from penstock.statestore.client import Condition
 
         condition = Condition.NX if only_new else Condition.NEX if only_new_or_equal else Condition.ALWAYS
-        result = await store.set(key, data, condition=condition, ttl_ms=ttl_ms, fencing_token=token)
+        result = await store.set(name, data, condition=condition, ttl_ms=ttl_ms, fencing_token=token, persist=persist)
         version = None if result.version is None else str(result.version)
         if as_json:
-            print_json({"key": key, "applied": result.applied, "version": version})
+            print_json({**bytes_fields("key", name), "applied": result.applied, "version": version})
         elif result.applied:
             sys.stdout.write(f"{escape(version or '')}\n")
         else:
             note(
-                f"penstock: key '{escape(key)}' was not set\n"
+                f"penstock: key '{shown(name)}' was not set\n"
                 f"  why: the condition {'--nx' if only_new else '--nex'} is not met;"
                 f" the key has version {escape(version or 'unknown')}"
             )
         return result.applied
 
-    _finish(_with_store(broker, set_))
+    _finish(options, set_)
 
 
 @app.command(name="del")
-def del_command(key: Key, fencing_token: Token = None, broker: Broker = DEFAULT, as_json: Json = False) -> None:
+@connects
+def del_command(
+    key: Key, fencing_token: Token = None, key_base64: Base64 = False, as_json: Json = False, *, options: BrokerOptions
+) -> None:
     """Delete KEY.
 
     Exit status 1 when there is no such key.
     """
-    token = _token(fencing_token)
+    name, token = _key(key, key_base64), parse_token(fencing_token)
 
     async def delete(store: StateStoreClient) -> bool:
-        deleted = await store.delete(key, fencing_token=token)
+        deleted = await store.delete(name, fencing_token=token)
         if as_json:
-            print_json({"key": key, "deleted": deleted})
+            print_json({**bytes_fields("key", name), "deleted": deleted})
         elif not deleted:
-            _no_key(key)
+            _no_key(name)
         return deleted > 0
 
-    _finish(_with_store(broker, delete))
+    _finish(options, delete)
+
+
+@app.command(name="vdel")
+@connects
+def vdel_command(
+    key: Key,
+    value: Value = None,
+    file: ValueFile = None,
+    fencing_token: Token = None,
+    key_base64: Base64 = False,
+    as_json: Json = False,
+    *,
+    options: BrokerOptions,
+) -> None:
+    """Delete KEY if it has VALUE.
+
+    Exit status 1 when there is no such key or it has another value.
+    """
+    name, data, token = _key(key, key_base64), _value("vdel", value, file), parse_token(fencing_token)
+
+    async def vdelete(store: StateStoreClient) -> bool:
+        deleted = await store.vdelete(name, data, fencing_token=token)
+        if as_json:
+            print_json({**bytes_fields("key", name), "deleted": deleted})
+        elif deleted < 0:
+            print_error(PenstockError(f"key '{shown(name)}' was not deleted", why="it has another value"))
+        elif not deleted:
+            _no_key(name)
+        return deleted > 0
+
+    _finish(options, vdelete)
 
 
 @app.command(name="watch")
+@connects
 def watch_command(
     key: Key,
     count: Annotated[int | None, typer.Option(help="End after so many changes.", min=1, metavar="N")] = None,
-    broker: Broker = DEFAULT,
+    key_base64: Base64 = False,
     as_json: Json = False,
+    *,
+    options: BrokerOptions,
 ) -> None:
     """Print each change of KEY as it happens, until Ctrl-C.
 
     A line is the operation (SET or DELETE), the version and the value. A lost connection is opened again, and a change
-    that happened meanwhile is printed then.
+    that happened meanwhile is printed then (with --json: "missed" is true).
     """
+    name = _key(key, key_base64)
 
     async def watch(store: StateStoreClient) -> bool:
         seen = 0
-        async with store.observe(key) as changes:
-            note(f"watching '{escape(key)}', Ctrl-C ends")
+        async with store.observe(name) as changes:
+            note(f"watching '{shown(name)}', Ctrl-C ends")
             async for change in changes:
                 version = None if change.version is None else str(change.version)
                 if as_json:
-                    row = {"key": key, "operation": change.operation, **bytes_fields("value", change.value)}
-                    print_json({**row, "version": version})
+                    row = {**bytes_fields("key", name), "operation": change.operation}
+                    row |= {**bytes_fields("value", change.value), "version": version}
+                    print_json({**row, "missed": change.missed})
                 else:
                     value = "" if change.value is None else f"  {shown(change.value)}"
                     sys.stdout.write(f"{change.operation:<6}  {escape(version or '-')}{value}\n")
@@ -161,70 +211,100 @@ def watch_command(
         return True
 
     with contextlib.suppress(KeyboardInterrupt):
-        _finish(_with_store(broker, watch))
+        _finish(options, watch)
 
 
-async def _with_store(broker: str, work: Callable[[StateStoreClient], Awaitable[T]]) -> T:
-    async with contextlib.AsyncExitStack() as stack:
-        try:
-            store = await stack.enter_async_context(_store(broker))
-        except UnavailableError as error:
-            raise UnavailableError(
-                error.what,
-                applied=False,
-                why=error.why,
-                do="start a node (penstock up), or name its MQTT listener: --broker mqtt://HOST:PORT",
-            ) from error
-        return await work(store)
+@app.command(name="scan")
+@connects
+def scan_command(
+    pattern: Annotated[str, typer.Argument(help="Glob: * ? [ab] [0-9] [!ab] [*].", metavar="PATTERN")] = "*",
+    null: Annotated[
+        bool, typer.Option("--null", "-0", help="End each key with NUL, byte for byte: for `xargs -0`.")
+    ] = False,
+    as_json: Json = False,
+    *,
+    options: BrokerOptions,
+) -> None:
+    """Print the keys that match PATTERN, one a line; what is no printable text is escaped.
+
+    Quote PATTERN, or the shell takes it for file names. Exit status 1 when there is none.
+    """
+    if null and as_json:
+        raise ConfigError("kv scan: --null and --json exclude each other", option="--null", do="give one of the two")
+
+    async def scan(store: StateStoreClient) -> bool:
+        from penstock.statestore.client import as_bytes
+
+        found = False
+        async for key in store.scan(as_bytes(pattern)):
+            found = True
+            if as_json:
+                print_json(bytes_fields("key", key))
+            elif null:
+                sys.stdout.buffer.write(key + b"\0")
+            else:
+                sys.stdout.write(shown(key) + "\n")
+        sys.stdout.flush()
+        return found
+
+    _finish(options, scan)
 
 
-@contextlib.asynccontextmanager
-async def _store(broker: str) -> AsyncIterator[StateStoreClient]:
-    from penstock.statestore.client import StateStoreClient
+app.command(name="lock", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(
+    lock_command
+)
+app.command(name="export")(export_command)
+app.command(name="import")(import_command)
 
-    async with StateStoreClient.connect(broker, client_id=f"penstock-kv-{secrets.token_hex(6)}") as store:
-        yield store
 
-
-def _finish(work: Awaitable[bool]) -> None:
-    """Run ``work`` and exit 1 where it says so."""
+def _finish(options: BrokerOptions, work: Callable[[StateStoreClient], Awaitable[bool]]) -> None:
+    """Do ``work`` with the store and exit 1 where it says so."""
     from penstock.runtime.loop import run
 
     async def main() -> bool:
-        return await work
+        async with options.store() as store:
+            return await work(store)
 
     if not run(main()):
         raise typer.Exit(1)
 
 
-def _value(value: str | None, file: Path | None) -> bytes:
+def _key(key: str, is_base64: bool) -> bytes:
+    if is_base64:
+        try:
+            name = base64.b64decode(key.encode(), validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise ConfigError(f"KEY: {key!r} is not base64", option="--base64", why=str(error)) from error
+    else:
+        name = key.encode("utf-8", "surrogateescape")
+    if not name:
+        raise ConfigError("KEY: it is empty", why="keys have at least one byte")
+    return name
+
+
+def _value(command: str, value: str | None, file: Path | None) -> bytes:
     if value is not None and file is not None:
-        raise ConfigError("kv set: a VALUE and --file exclude each other", option="--file", do="give one of the two")
+        raise ConfigError(
+            f"kv {command}: a VALUE and --file exclude each other", option="--file", do="give one of the two"
+        )
     if file is not None:
         try:
             return file.read_bytes()
         except OSError as error:
-            raise ConfigError(f"kv set: --file {file}: {error.strerror}", option="--file") from error
+            raise ConfigError(f"kv {command}: --file {file}: {error.strerror}", option="--file") from error
     if value is not None:
         return value.encode("utf-8", "surrogateescape")
     if sys.stdin.isatty():
-        raise ConfigError("kv set: no value", do="give a VALUE, or --file PATH, or pipe it in")
+        raise ConfigError(f"kv {command}: no value", do="give a VALUE, or --file PATH, or pipe it in")
     return sys.stdin.buffer.read()
 
 
-def _token(text: str | None) -> Hlc | None:
-    if text is None:
-        return None
-    from penstock.statestore.hlc import parse
-
-    token = parse(text)
-    if token is None:
-        raise ConfigError(
-            f"--fencing-token: got {text!r}, expected a version as `kv set` prints it: MILLISECONDS:COUNTER:NODE",
-            option="--fencing-token",
-        )
-    return token
+def _write(file: Path, value: bytes) -> None:
+    try:
+        file.write_bytes(value)
+    except OSError as error:
+        raise ConfigError(f"kv get: --file {file}: {error.strerror}", option="--file") from error
 
 
-def _no_key(key: str) -> None:
-    print_error(PenstockError(f"key '{key}' is not in the state store"))
+def _no_key(key: bytes) -> None:
+    print_error(PenstockError(f"key '{shown(key)}' is not in the state store"))

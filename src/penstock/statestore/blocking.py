@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from penstock.errors import LocalProtocolError
+from penstock.mqtt.client import TlsOptions
 from penstock.runtime.loop_thread import LoopThread
 from penstock.statestore import client as asynchronous
 from penstock.statestore import leader as asynchronous_leader
@@ -122,6 +123,9 @@ class Client:
         reconnect: bool = True,
         server_clock: bool = False,
         high_priority: bool = False,
+        username: str | None = None,
+        password: bytes | str | None = None,
+        tls: TlsOptions | None = None,
     ) -> None:
         self.url = url
         self._connect: Callable[[], StateStoreClient] = lambda: StateStoreClient.connect(
@@ -131,6 +135,9 @@ class Client:
             reconnect=reconnect,
             server_clock=server_clock,
             high_priority=high_priority,
+            username=username,
+            password=password,
+            tls=tls,
         )
         self._thread: LoopThread | None = None
         self._client: StateStoreClient | None = None

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from penstock.errors import LocalProtocolError, PenstockError, RemoteProtocolError, UnavailableError
-from penstock.mqtt.client import MqttClient, parse_url
+from penstock.mqtt.client import MqttClient, TlsOptions
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.runtime.clock import wall_clock_ms
@@ -108,16 +108,24 @@ class StateStoreClient:
         reconnect: bool = True,
         server_clock: bool = False,
         high_priority: bool = False,
+        username: str | None = None,
+        password: bytes | str | None = None,
+        tls: TlsOptions | None = None,
     ) -> StateStoreClient:
-        """A client with a connection of its own to ``mqtt://host:port``, opened by ``async with``."""
-        host, port = parse_url(url)
+        """A client with a connection of its own to ``url``, opened by ``async with``.
+
+        ``url`` is ``mqtt://HOST[:PORT]``, ``mqtts://``, ``ws://`` or ``wss://``; ``tls`` says whom to trust and which
+        certificate to show.
+        """
         mqtt = MqttClient(
-            host,
-            port,
+            url,
             client_id=client_id or f"penstock-{uuid.uuid4().hex}",
             clean_start=False,
             session_expiry_s=_SESSION_EXPIRY_S,
             reconnect=reconnect,
+            username=username,
+            password=password,
+            tls=tls,
         )
         client = cls(
             mqtt, timeout_s=timeout_s, reconnect=reconnect, server_clock=server_clock, high_priority=high_priority

@@ -76,6 +76,8 @@ class Lease:
     async def acquire(self, *, timeout_s: float | None = None) -> Hlc:
         """Wait until the lock is free, take it and keep renewing it; the fencing token.
 
+        With ``timeout_s`` 0 nobody waits: one request decides.
+
         Raises:
             LockHeldError: another holder had it for all of ``timeout_s`` seconds.
             UnavailableError: the store cannot be reached (in that time).
@@ -83,6 +85,11 @@ class Lease:
         """
         self._check_free()
         self._trouble = ""
+        if timeout_s is not None and timeout_s <= 0:
+            token = await self.try_acquire()
+            if token is None:
+                raise await self._not_to_be_had(0)
+            return token
         try:
             async with asyncio.timeout(timeout_s):
                 taken = await self._wait_for_it(patient=timeout_s is not None)
@@ -214,7 +221,7 @@ class Lease:
 
     async def _not_to_be_had(self, timeout_s: float | None) -> UnavailableError:
         """Why :meth:`acquire` ends without the lock; asks who has it."""
-        what = f"lock {as_text(self.name)} was not to be had within {timeout_s:g} s"
+        what = f"lock {as_text(self.name)} was not to be had " + (f"within {timeout_s:g} s" if timeout_s else "at once")
         if self._trouble:
             return UnavailableError(what, applied=False, why=self._trouble, do="try again once the store answers")
         entry = None

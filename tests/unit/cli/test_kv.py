@@ -18,6 +18,7 @@ from tests.unit.cli.conftest import Command
 
 VERSION = Hlc(1_700_000_000_000, 1, "StateStore")
 TEXT = str(VERSION)
+PLAIN = {"condition": Condition.ALWAYS, "ttl_ms": None, "fencing_token": None, "persist": False}
 START = "start a node (penstock up), or name its MQTT listener: --broker mqtt://HOST:PORT"
 
 
@@ -26,6 +27,7 @@ class Store:
 
     def __init__(self) -> None:
         self.url = ""
+        self.options: dict[str, Any] = {}
         self.calls: list[tuple[str, Any]] = []
         self.entry: Entry | None = None
         self.applied = True
@@ -33,9 +35,10 @@ class Store:
         self.changes: list[Change] = []
         self.error: Exception | None = None
 
-    def connect(self, url: str, *, client_id: str) -> contextlib.AbstractAsyncContextManager[Store]:
+    def connect(self, url: str, *, client_id: str, **options: Any) -> contextlib.AbstractAsyncContextManager[Store]:
         assert client_id.startswith("penstock-kv-")
         self.url = url
+        self.options = options
 
         @contextlib.asynccontextmanager
         async def session() -> AsyncIterator[Store]:
@@ -45,20 +48,20 @@ class Store:
 
         return session()
 
-    async def get(self, key: str) -> Entry | None:
+    async def get(self, key: bytes) -> Entry | None:
         self.calls.append(("get", key))
         return self.entry
 
-    async def set(self, key: str, value: bytes, **options: Any) -> SetResult:
+    async def set(self, key: bytes, value: bytes, **options: Any) -> SetResult:
         self.calls.append(("set", (key, value, options)))
         return SetResult(self.applied, VERSION)
 
-    async def delete(self, key: str, *, fencing_token: Hlc | None) -> int:
+    async def delete(self, key: bytes, *, fencing_token: Hlc | None) -> int:
         self.calls.append(("delete", (key, fencing_token)))
         return self.deleted
 
     @contextlib.asynccontextmanager
-    async def observe(self, key: str) -> AsyncIterator[AsyncIterator[Change]]:
+    async def observe(self, key: bytes) -> AsyncIterator[AsyncIterator[Change]]:
         self.calls.append(("observe", key))
 
         async def changes() -> AsyncIterator[Change]:
@@ -79,7 +82,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Store:
 def test_get_writes_the_value_as_it_is(store: Store, penstock: Command) -> None:
     store.entry = Entry(b"42", VERSION)
     assert penstock("kv", "get", "k") == (0, "42", "")
-    assert (store.url, store.calls) == ("mqtt://127.0.0.1:1883", [("get", "k")])
+    assert (store.url, store.calls) == ("mqtt://127.0.0.1:1883", [("get", b"k")])
     done = penstock("kv", "get", "k", "--json", "--broker", "mqtt://edge:1")
     assert json.loads(done.out) == {"key": "k", "found": True, "value": "42", "version": TEXT}
     assert store.url == "mqtt://edge:1"
@@ -105,7 +108,7 @@ def test_the_broker_comes_from_the_environment_too(
 
 def test_set_prints_the_version(store: Store, penstock: Command) -> None:
     assert penstock("kv", "set", "k", "v") == (0, TEXT + "\n", "")
-    assert store.calls == [("set", ("k", b"v", {"condition": Condition.ALWAYS, "ttl_ms": None, "fencing_token": None}))]
+    assert store.calls == [("set", (b"k", b"v", {**PLAIN}))]
     done = penstock("kv", "set", "k", "v", "--json")
     assert json.loads(done.out) == {"key": "k", "applied": True, "version": TEXT}
 
@@ -120,7 +123,7 @@ def test_a_condition_that_is_not_met_is_status_1(
     assert done.err == (
         f"penstock: key 'k' was not set\n  why: the condition {flag} is not met; the key has version {TEXT}\n"
     )
-    assert store.calls[0][1][2] == {"condition": condition, "ttl_ms": 500, "fencing_token": VERSION}
+    assert store.calls[0][1][2] == {**PLAIN, "condition": condition, "ttl_ms": 500, "fencing_token": VERSION}
     assert json.loads(penstock("kv", "set", "k", "v", flag, "--json").out)["applied"] is False
 
 
@@ -153,13 +156,13 @@ def test_misuse_of_set_is_status_2_and_asks_nobody(
 
 def test_del(store: Store, penstock: Command) -> None:
     assert penstock("kv", "del", "k", "--fencing-token", TEXT) == (0, "", "")
-    assert store.calls == [("delete", ("k", VERSION))]
+    assert store.calls == [("delete", (b"k", VERSION))]
 
 
 def test_watch_prints_changes_until_it_is_interrupted(store: Store, penstock: Command) -> None:
     store.changes = [
         Change(b"k", "SET", b"a\nb", VERSION),
-        Change(b"k", "DELETE", None, None),
+        Change(b"k", "DELETE", None, None, missed=True),
         Change(b"k", "SET", b"c", VERSION),
     ]
     assert penstock("kv", "watch", "k") == (
@@ -169,8 +172,8 @@ def test_watch_prints_changes_until_it_is_interrupted(store: Store, penstock: Co
     )
     done = penstock("kv", "watch", "k", "--count", "2", "--json")
     assert [json.loads(line) for line in done.out.splitlines()] == [
-        {"key": "k", "operation": "SET", "value": "a\nb", "version": TEXT},
-        {"key": "k", "operation": "DELETE", "value": None, "version": None},
+        {"key": "k", "operation": "SET", "value": "a\nb", "version": TEXT, "missed": False},
+        {"key": "k", "operation": "DELETE", "value": None, "version": None, "missed": True},
     ]
 
 
@@ -189,3 +192,49 @@ def test_where_no_broker_answers_the_remedy_names_the_option(penstock: Command) 
     assert (done.status, done.out) == (1, "")
     assert done.err.startswith("penstock: mqtt: no connection to 127.0.0.1:1\n  why: ")
     assert done.err.endswith(f"  do:  {START}\n")
+
+
+def test_keys_that_are_no_text_are_given_in_base64(store: Store, penstock: Command) -> None:
+    store.entry = Entry(b"\xff", VERSION)
+    done = penstock("kv", "get", "AP8=", "--base64", "--json")
+    assert store.calls == [("get", b"\x00\xff")]
+    assert json.loads(done.out) == {
+        "key": None,
+        "key_base64": "AP8=",
+        "found": True,
+        "value": None,
+        "value_base64": "/w==",
+        "version": TEXT,
+    }
+    for bad in ("?", "A"):
+        done = penstock("kv", "get", bad, "--base64")
+        assert (done.status, done.err.split("\n")[0]) == (2, f"penstock: KEY: '{bad}' is not base64")
+    assert penstock("kv", "get", "").err.startswith("penstock: KEY: it is empty")
+
+
+def test_get_writes_to_a_file(store: Store, penstock: Command, tmp_path: Path) -> None:
+    store.entry = Entry(b"\x00\n", VERSION)
+    assert penstock("kv", "get", "k", "--file", str(tmp_path / "v")) == (0, "", "")
+    assert (tmp_path / "v").read_bytes() == b"\x00\n"
+    done = penstock("kv", "get", "k", "--file", str(tmp_path / "none" / "v"))
+    assert (done.status, "No such file" in done.err) == (2, True)
+
+
+def test_the_connection_is_described_once_for_every_command(store: Store, penstock: Command, tmp_path: Path) -> None:
+    secret = tmp_path / "password"
+    secret.write_text("s3cret\nmore\n")
+    args = ["--username", "u", "--password-file", str(secret), "--tls-ca", "ca.pem", "--timeout", "2.5"]
+    penstock("kv", "del", "k", "--broker", "mqtts://edge", *args)
+    tls = store.options.pop("tls")
+    assert (tls.ca_file, tls.cert_file) == (Path("ca.pem"), None)
+    assert store.options == {"timeout_s": 2.5, "username": "u", "password": "s3cret"}
+    done = penstock("kv", "del", "k", "--password-file", "/nonexistent/p")
+    assert (done.status, done.err) == (2, "penstock: --password-file /nonexistent/p: No such file or directory\n")
+
+
+def test_the_token_comes_from_the_environment_too(
+    store: Store, penstock: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_FENCING_TOKEN", TEXT)
+    penstock("kv", "set", "k", "v", "--persist")
+    assert store.calls[0][1][2] == {**PLAIN, "fencing_token": VERSION, "persist": True}

@@ -1,0 +1,172 @@
+"""The options with which a command connects to an MQTT broker: one list for every command that does."""
+
+from __future__ import annotations
+
+import inspect
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from penstock.errors import ConfigError, UnavailableError
+
+if TYPE_CHECKING:
+    from penstock.mqtt.client import TlsOptions
+    from penstock.statestore.client import StateStoreClient
+    from penstock.statestore.hlc import Hlc
+
+__all__ = ["BrokerOptions", "Token", "connects", "parse_token"]
+
+DEFAULT = "mqtt://127.0.0.1:1883"
+
+Token = Annotated[
+    str | None,
+    typer.Option(
+        help="Write under this token: the version of the SET that acquired the lock.",
+        envvar="PENSTOCK_FENCING_TOKEN",
+        metavar="HLC",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerOptions:
+    """Where the broker is, and how to get in."""
+
+    broker: Annotated[
+        str,
+        typer.Option(
+            help="The broker: mqtt://HOST[:PORT], mqtts://, ws:// or wss://.", envvar="PENSTOCK_BROKER", metavar="URL"
+        ),
+    ] = DEFAULT
+    username: Annotated[str | None, typer.Option(help="User name.", envvar="PENSTOCK_USERNAME", metavar="NAME")] = None
+    password_file: Annotated[
+        Path | None,
+        typer.Option(help="File whose first line is the password.", envvar="PENSTOCK_PASSWORD_FILE", metavar="PATH"),
+    ] = None
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(
+            help="Authorities to trust (PEM), default: the system's.", envvar="PENSTOCK_TLS_CA", metavar="PATH"
+        ),
+    ] = None
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(help="Certificate to show (PEM).", envvar="PENSTOCK_TLS_CERT", metavar="PATH"),
+    ] = None
+    tls_key: Annotated[
+        Path | None,
+        typer.Option(help="Its key (PEM), default: in the same file.", envvar="PENSTOCK_TLS_KEY", metavar="PATH"),
+    ] = None
+    client_id: Annotated[str | None, typer.Option(help="MQTT client identifier, default: a new one.", metavar="ID")] = (
+        None
+    )
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.", min=0.001, metavar="SECONDS")] = 10.0
+
+    def tls(self) -> TlsOptions | None:
+        """What TLS needs to know; None: the URL decides alone."""
+        from penstock.mqtt.client import TlsOptions
+
+        if self.tls_ca is None and self.tls_cert is None and self.tls_key is None:
+            return None
+        return TlsOptions(ca_file=self.tls_ca, cert_file=self.tls_cert, key_file=self.tls_key)
+
+    def password(self) -> str | None:
+        """The password in the file.
+
+        Raises:
+            ConfigError: the file cannot be read.
+        """
+        if self.password_file is None:
+            return None
+        try:
+            return self.password_file.read_text(encoding="utf-8").split("\n", 1)[0].removesuffix("\r")
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise ConfigError(f"--password-file {self.password_file}: {why}", option="--password-file") from error
+
+    @asynccontextmanager
+    async def store(self) -> AsyncIterator[StateStoreClient]:
+        """The state store at the broker.
+
+        Raises:
+            UnavailableError: nobody answers there; it says what to do.
+        """
+        from penstock.statestore.client import StateStoreClient
+
+        client = StateStoreClient.connect(
+            self.broker,
+            client_id=self.client_id or f"penstock-kv-{secrets.token_hex(6)}",
+            timeout_s=self.timeout,
+            username=self.username,
+            password=self.password(),
+            tls=self.tls(),
+        )
+        try:
+            store = await client.__aenter__()
+        except UnavailableError as error:
+            raise UnavailableError(
+                error.what,
+                applied=False,
+                why=error.why,
+                do="start a node (penstock up), or name its MQTT listener: --broker mqtt://HOST:PORT",
+            ) from error
+        try:
+            yield store
+        finally:
+            await client.__aexit__(None, None, None)
+
+
+def connects(command: Callable[..., None]) -> Callable[..., None]:
+    """Give ``command`` the options of :class:`BrokerOptions`; it takes them as its argument ``options``."""
+
+    def with_options(**given: Any) -> None:
+        names = [field.name for field in fields(BrokerOptions)]
+        command(
+            **{name: value for name, value in given.items() if name not in names},
+            options=BrokerOptions(**{name: given[name] for name in names}),
+        )
+
+    hints = get_type_hints(command, include_extras=True)
+    own = [
+        parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for parameter in inspect.signature(command).parameters.values()
+        if parameter.name != "options"
+    ]
+    connection = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=get_type_hints(BrokerOptions, include_extras=True)[field.name],
+        )
+        for field in fields(BrokerOptions)
+    ]
+    with_options.__name__ = command.__name__
+    with_options.__doc__ = command.__doc__
+    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *connection)}
+    with_options.__signature__ = inspect.Signature([*own, *connection])  # type: ignore[attr-defined]
+    return with_options
+
+
+def parse_token(text: str | None) -> Hlc | None:
+    """The fencing token that ``text`` is.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if text is None:
+        return None
+    from penstock.statestore.hlc import parse
+
+    token = parse(text)
+    if token is None:
+        raise ConfigError(
+            f"--fencing-token: got {text!r}, expected a version as `kv set` prints it: MILLISECONDS:COUNTER:NODE",
+            option="--fencing-token",
+        )
+    return token

@@ -1,0 +1,256 @@
+"""`penstock kv export` and `import`: keys as lines of JSON, from one store into another.
+
+A line is an object with ``key`` and ``value``, each as text, or as ``key_base64`` and ``value_base64`` where it is no
+text. Export adds the ``version``; import reads ``ttl_ms`` where it is there and leaves everything else alone: versions
+are the store's to give.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from penstock.cli.broker import BrokerOptions, Token, connects, parse_token
+from penstock.cli.output import bytes_fields, note, print_json
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.statestore.client import StateStoreClient
+    from penstock.statestore.hlc import Hlc
+
+__all__ = ["export_command", "import_command"]
+
+AT_ONCE = 64
+"""Requests under way: they fill the store's group commit, and stay below any receive maximum."""
+
+MAX_TTL_MS = 2**63 - 1
+
+
+class Line(NamedTuple):
+    """One key to import."""
+
+    key: bytes
+    value: bytes
+    ttl_ms: int | None
+
+
+@connects
+def export_command(
+    pattern: Annotated[str, typer.Argument(help="Glob of the keys.", metavar="PATTERN")] = "*",
+    file: Annotated[Path | None, typer.Option(help="Write to this file, default: stdout.", metavar="PATH")] = None,
+    keys: Annotated[
+        Path | None,
+        typer.Option(help="Export the keys in this file, one a line: for stores without SCAN.", metavar="PATH"),
+    ] = None,
+    *,
+    options: BrokerOptions,
+) -> None:
+    """Write the keys that match PATTERN as lines of JSON: key, value and version, base64 where they are no text.
+
+    Each key is as it was when it was read: what changes meanwhile is there in its old or its new state. The protocol
+    does not tell when a key expires, so that is not exported.
+    """
+    wanted = None if keys is None else _key_list(keys)
+    from penstock.runtime.loop import run
+
+    with ExitStack() as stack:
+        out = sys.stdout if file is None else stack.enter_context(_writable(file))
+        count = run(_export(pattern, wanted, out, options))
+    if file is not None:
+        note(f"exported {count} keys to {file}")
+
+
+@connects
+def import_command(
+    file: Annotated[Path | None, typer.Argument(help="Lines of JSON, default: stdin.", metavar="FILE")] = None,
+    only_new: Annotated[bool, typer.Option("--nx", help="Leave keys alone that exist.")] = False,
+    fencing_token: Token = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
+    *,
+    options: BrokerOptions,
+) -> None:
+    """Set the keys that `export` wrote. All lines are checked before the first key is set.
+
+    A line is an object with "key" or "key_base64", "value" or "value_base64", and "ttl_ms" where it shall expire.
+    """
+    from penstock.runtime.loop import run
+
+    token = parse_token(fencing_token)
+    with _readable(file) as lines:
+        for _ in _lines(lines):
+            pass
+        lines.seek(0)
+        imported, skipped = run(_import(_lines(lines), options, token, only_new))
+    if as_json:
+        print_json({"imported": imported, "skipped": skipped})
+    else:
+        note(f"imported {imported} keys" + (f", left {skipped} alone that exist" if only_new else ""))
+
+
+async def _export(pattern: str, keys: list[bytes] | None, out: IO[str], options: BrokerOptions) -> int:
+    import asyncio
+
+    count = 0
+    async with options.store() as store:
+        pending: list[asyncio.Task[str | None]] = []
+        async for key in _keys(store, pattern, keys):
+            pending.append(asyncio.create_task(_row(store, key)))
+            if len(pending) >= AT_ONCE:
+                count += _put(await asyncio.gather(*pending), out)
+                pending.clear()
+        count += _put(await asyncio.gather(*pending), out)
+    out.flush()
+    return count
+
+
+async def _keys(store: StateStoreClient, pattern: str, keys: list[bytes] | None) -> AsyncIterator[bytes]:
+    if keys is None:
+        async for key in store.scan(pattern.encode("utf-8", "surrogateescape")):
+            yield key
+    else:
+        for key in keys:
+            yield key
+
+
+async def _row(store: StateStoreClient, key: bytes) -> str | None:
+    entry = await store.get(key)
+    if entry is None:
+        return None
+    row = {**_only(bytes_fields("key", key)), **_only(bytes_fields("value", entry.value))}
+    return json.dumps({**row, "version": str(entry.version)}, ensure_ascii=False)
+
+
+def _only(fields: dict[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _put(rows: list[str | None], out: IO[str]) -> int:
+    there = [row for row in rows if row is not None]
+    out.writelines(row + "\n" for row in there)
+    return len(there)
+
+
+async def _import(lines: Iterator[Line], options: BrokerOptions, token: Hlc | None, only_new: bool) -> tuple[int, int]:
+    import asyncio
+
+    from penstock.statestore.client import Condition
+
+    imported = skipped = 0
+    condition = Condition.NX if only_new else Condition.ALWAYS
+
+    async with options.store() as store:
+
+        async def write(line: Line) -> bool:
+            result = await store.set(line.key, line.value, ttl_ms=line.ttl_ms, condition=condition, fencing_token=token)
+            return result.applied
+
+        while chunk := _chunk(lines):
+            done = await asyncio.gather(*map(write, chunk), return_exceptions=True)
+            errors = [result for result in done if isinstance(result, BaseException)]
+            imported += sum(result is True for result in done)
+            skipped += sum(result is False for result in done)
+            if errors:
+                note(f"imported {imported} keys before this error")
+                raise errors[0]
+    return imported, skipped
+
+
+def _chunk(lines: Iterator[Line]) -> list[Line]:
+    """The next lines to set at once, each key once: the order of one key's lines must hold."""
+    chunk: dict[bytes, Line] = {}
+    for line in lines:
+        # The later line of a file holds: the earlier one need not be written.
+        chunk[line.key] = line
+        if len(chunk) >= AT_ONCE:
+            break
+    return list(chunk.values())
+
+
+def _lines(file: IO[bytes]) -> Iterator[Line]:
+    for number, text in enumerate(file, 1):
+        if text.strip():
+            try:
+                yield _line(json.loads(text))
+            except (ValueError, TypeError) as error:
+                raise ConfigError(
+                    f"kv import: line {number} cannot be used",
+                    why=str(error),
+                    do='write {"key": "...", "value": "..."}, ..._base64 for bytes; nothing was set',
+                ) from error
+
+
+def _line(row: Any) -> Line:
+    if not isinstance(row, dict):
+        raise TypeError("it is not an object")
+    key = _bytes(row, "key")
+    if not key:
+        raise ValueError("the key is empty")
+    ttl_ms = row.get("ttl_ms")
+    if ttl_ms is not None and (type(ttl_ms) is not int or not 1 <= ttl_ms <= MAX_TTL_MS):
+        raise ValueError(f"ttl_ms is {ttl_ms!r}, expected a whole number from 1 on")
+    return Line(key, _bytes(row, "value"), ttl_ms)
+
+
+def _bytes(row: dict[str, Any], name: str) -> bytes:
+    text, encoded = row.get(name), row.get(f"{name}_base64")
+    if (text is None) == (encoded is None):
+        raise ValueError(f"expected exactly one of {name} and {name}_base64")
+    found = encoded if text is None else text
+    if not isinstance(found, str):
+        raise TypeError(f"{name} is {found!r}, expected text")
+    if text is not None:
+        return found.encode()
+    try:
+        return base64.b64decode(found.encode(), validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"{name}_base64 is not base64: {error}") from error
+
+
+def _key_list(path: Path) -> list[bytes]:
+    try:
+        return [line for line in path.read_bytes().splitlines() if line]
+    except OSError as error:
+        raise ConfigError(f"kv export: --keys {path}: {error.strerror}", option="--keys") from error
+
+
+def _writable(path: Path) -> IO[str]:
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"kv export: --file {path}: {error.strerror}", option="--file") from error
+
+
+@contextlib.contextmanager
+def _readable(path: Path | None) -> Iterator[IO[bytes]]:
+    """What is to be imported, so that it can be read twice: what a pipe brings is kept in a file meanwhile."""
+    if path is None:
+        if sys.stdin.isatty():
+            raise ConfigError("kv import: nothing to read", do="name a FILE, or pipe it in")
+        with tempfile.TemporaryFile() as kept:
+            shutil.copyfileobj(sys.stdin.buffer, kept)
+            kept.seek(0)
+            yield kept
+        return
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise ConfigError(f"kv import: {path}: {error.strerror}") from error
+    with file:
+        if not file.seekable():
+            with tempfile.TemporaryFile() as kept:
+                shutil.copyfileobj(file, kept)
+                kept.seek(0)
+                yield kept
+            return
+        yield file

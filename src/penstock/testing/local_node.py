@@ -1,0 +1,169 @@
+"""A broker with a state store inside a test's process, in a thread of its own, so that any code can speak to it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from penstock.errors import LocalProtocolError
+from penstock.mqtt.faults import FaultListener
+from penstock.mqtt.server import MqttServer
+from penstock.runtime.durability import Durability
+from penstock.runtime.loop_thread import LoopThread
+from penstock.statestore.blocking import Client
+from penstock.statestore.service import StateStoreService
+
+__all__ = ["LocalNode"]
+
+HOST = "127.0.0.1"
+
+
+class LocalNode:
+    """Started by ``with`` or :meth:`start`; the port is free and stays the same over :meth:`restart`.
+
+    Args:
+        directory: where the keys are; None: a directory that goes with the node.
+        durability: what an answer promises; ``memory`` is the fastest, and nobody pulls the plug of a test.
+        dialect: ``auto``, or the one form of the protocol to speak.
+        max_keys: quota of the store, 0 = none.
+        faults: obey the fault switches (see :mod:`penstock.mqtt.faults`).
+        clock: wall clock in ms that the store goes by, expiry included; None: the machine's.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None = None,
+        *,
+        durability: str = "memory",
+        dialect: str = "auto",
+        max_keys: int = 0,
+        faults: bool = False,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        self._given = directory
+        self._durability = Durability(durability)
+        self._dialect = dialect
+        self._max_keys = max_keys
+        self._with_faults = faults
+        self._clock = clock
+        self._own: tempfile.TemporaryDirectory[str] | None = None
+        self._thread: LoopThread | None = None
+        self._server: MqttServer | None = None
+        self._store: StateStoreService | None = None
+        self._faults: FaultListener | None = None
+        self._port = 0
+        self._clients: list[Client] = []
+
+    @property
+    def host(self) -> str:
+        """Where it listens."""
+        return HOST
+
+    @property
+    def port(self) -> int:
+        """Where it listens; 0 before the first start."""
+        return self._port
+
+    @property
+    def url(self) -> str:
+        """What clients connect to."""
+        return f"mqtt://{HOST}:{self._port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that tell the SDKs and the command line to connect here."""
+        return {
+            "AIO_BROKER_HOSTNAME": HOST,
+            "AIO_BROKER_TCP_PORT": str(self._port),
+            "AIO_MQTT_USE_TLS": "false",
+            "PENSTOCK_BROKER": self.url,
+        }
+
+    @property
+    def keys(self) -> int:
+        """How many keys the store holds."""
+        return 0 if self._store is None else self._store.keys
+
+    @property
+    def observations(self) -> int:
+        """How many observations there are: an application that is ready to be told has made its own."""
+        return 0 if self._store is None else self._store.observations
+
+    def start(self) -> Self:
+        """Load what is stored and listen."""
+        if self._thread is not None:
+            raise LocalProtocolError("local node: it runs already")
+        if self._given is None and self._own is None:
+            self._own = tempfile.TemporaryDirectory(prefix="penstock-")
+        self._thread = LoopThread("penstock-node")
+        try:
+            self._thread.run(self._start())
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End every connection and close the files; the keys stay for the next start."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            try:
+                thread.run(self._stop())
+            finally:
+                thread.close()
+
+    def restart(self) -> None:
+        """Stop and start on the same port, as after a crash of the broker: clients lose their connections."""
+        self.stop()
+        self.start()
+
+    def close(self) -> None:
+        """Close the clients of :meth:`client`, stop, and remove a directory of its own."""
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
+        self.stop()
+        if self._own is not None:
+            self._own.cleanup()
+            self._own = None
+
+    def client(self, client_id: str | None = None) -> Client:
+        """A connected client of the store; closed with the node."""
+        client = Client(self.url, client_id=client_id).open()
+        self._clients.append(client)
+        return client
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def _start(self) -> None:
+        directory = self._given or Path(self._own.name if self._own is not None else ".")
+        store = StateStoreService(
+            directory / "statestore", self._durability, self._clock, dialect=self._dialect, max_keys=self._max_keys
+        )
+        self._server = server = MqttServer(services=[store])
+        self._store = store
+        await store.start(server)
+        if self._with_faults:
+            _, behind = await server.start(HOST, 0)
+            self._faults = FaultListener(HOST, behind)
+            _, self._port = await self._faults.start(HOST, self._port)
+        else:
+            _, self._port = await server.start(HOST, self._port)
+
+    async def _stop(self) -> None:
+        if self._faults is not None:
+            await self._faults.close()
+            self._faults = None
+        if self._server is not None:
+            await self._server.close()
+        if self._store is not None:
+            await self._store.close()

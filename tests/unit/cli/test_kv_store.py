@@ -1,0 +1,214 @@
+"""`penstock kv` against a real store: deletes by value, locks around commands, export and import."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.statestore.blocking import Client
+from penstock.testing import LocalNode
+from tests.unit.cli.conftest import Command
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[LocalNode]:
+    with LocalNode(tmp_path / "node") as node:
+        yield node
+
+
+@pytest.fixture
+def store(node: LocalNode) -> Client:
+    return node.client("store")
+
+
+@pytest.fixture
+def kv(node: LocalNode, penstock: Command) -> Command:
+    def run(name: str, *args: str, stdin: bytes | None = None) -> object:
+        return penstock("kv", name, "--broker", node.url, *args, stdin=stdin)
+
+    return run  # type: ignore[return-value]
+
+
+def test_vdel(kv: Command, store: Client) -> None:
+    store.set("k", b"\x00v")
+    done = kv("vdel", "k", "other")
+    assert (done.status, done.err) == (1, "penstock: key 'k' was not deleted\n  why: it has another value\n")
+    assert json.loads(kv("vdel", "k", "other", "--json").out) == {"key": "k", "deleted": -1}
+    assert kv("vdel", "k", stdin=b"\x00v") == (0, "", "")
+    assert kv("vdel", "k", "v") == (1, "", "penstock: key 'k' is not in the state store\n")
+
+
+# lock
+
+
+def program(tmp_path: Path, text: str) -> list[str]:
+    path = tmp_path / "program.py"
+    path.write_text(text)
+    return ["--", sys.executable, str(path)]
+
+
+def test_a_command_runs_under_the_lock_and_finds_its_token(
+    kv: Command, store: Client, node: LocalNode, tmp_path: Path
+) -> None:
+    text = """
+import os, sys
+from penstock.statestore.blocking import Client
+from penstock.statestore.hlc import parse
+with Client(os.environ["PENSTOCK_BROKER"]) as store:
+    held = store.get(os.environ["PENSTOCK_LOCK"])
+    assert str(held.version) == os.environ["PENSTOCK_FENCING_TOKEN"]
+    store.set("output", held.value, fencing_token=parse(os.environ["PENSTOCK_FENCING_TOKEN"]))
+sys.exit(7)
+"""
+    assert kv("lock", "--holder", "me", "job", *program(tmp_path, text)).status == 7
+    written = store.get("output")
+    assert written is not None
+    assert written.value == b"me"
+    assert store.get("job") is None
+
+
+def test_a_lock_that_is_held_says_by_whom(kv: Command, store: Client) -> None:
+    store.set("job", "somebody", ttl_ms=60_000)
+    done = kv("lock", "--nonblock", "-E", "9", "job", "--", "true")
+    assert done.status == 9
+    assert done.err.startswith("penstock: lock 'job' was not to be had at once\n  why: 'somebody' holds it;")
+    done = kv("lock", "--wait", "0.05", "job", "--", "true")
+    assert (done.status, "within 0.05 s" in done.err) == (1, True)
+    store.delete("job")
+    assert kv("lock", "--nonblock", "job", "--", "true") == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "message"),
+    [
+        (["job", "--", "/nonexistent/command"], 127, "/nonexistent/command: No such file"),
+        (["job", "--", "/etc"], 126, "/etc: Permission denied"),
+        (["job", "--"], 2, "kv lock: no command"),
+        (["--nonblock", "--wait", "1", "job", "--", "true"], 2, "exclude each other"),
+        (["job", "--", "sh", "-c", "kill -TERM $$"], 143, ""),
+    ],
+)
+def test_statuses_are_those_of_a_shell(kv: Command, args: list[str], status: int, message: str) -> None:
+    done = kv("lock", *args)
+    assert done.status == status, done.err
+    assert message in done.err
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+WAITS = """
+import pathlib, signal, sys, time
+pathlib.Path(sys.argv[1]).touch()
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+time.sleep(60)
+"""
+
+
+def test_a_command_is_ended_when_the_lock_is_lost(kv: Command, store: Client, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+
+    def steal() -> None:
+        wait_for(ready)
+        store.set("job", "thief")
+
+    thief = threading.Thread(target=steal)
+    thief.start()
+    done = kv("lock", "--ttl-ms", "150", "job", *program(tmp_path, WAITS), str(ready))
+    thief.join()
+    assert done.status == 1
+    assert "the lock was lost, ending the command" in done.err
+    assert "penstock: lock 'job' was lost while work was done under it\n  why: another holder has it" in done.err
+
+
+def test_signals_reach_the_command_and_the_lock_is_released(node: LocalNode, store: Client, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    command = [
+        sys.executable,
+        "-c",
+        "from penstock.cli.main import main; raise SystemExit(main())",
+        "kv",
+        "lock",
+        "job",
+    ]
+    process = subprocess.Popen(
+        [*command, *program(tmp_path, WAITS), str(ready)], env=os.environ | {"PENSTOCK_BROKER": node.url}
+    )
+    wait_for(ready)
+    assert store.get("job") is not None
+    time.sleep(0.05)  # the handler is set right after the file was made
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 5
+    assert store.get("job") is None
+
+
+# export and import
+
+
+def test_export_and_import_are_inverse(kv: Command, store: Client, tmp_path: Path) -> None:
+    entries = {b"text": b"v", "ä\n".encode(): "ö".encode(), b"\xff\x00": b"\xfe", b"empty": b""}
+    for key, value in entries.items():
+        store.set(key, value)
+    keys, file = tmp_path / "keys", tmp_path / "file"
+    keys.write_bytes(b"text\nempty\nnone\n")
+    done = kv("export", "--keys", str(keys))
+    rows = [json.loads(line) for line in done.out.splitlines()]
+    assert [(row["key"], row["value"]) for row in rows] == [("text", "v"), ("empty", "")]
+    version = store.get("text")
+    assert version is not None
+    assert rows[0]["version"] == str(version.version)
+    file.write_text(
+        '{"key": "text", "value": "v"}\n\n{"key_base64": "/wA=", "value_base64": "/g==", "version": "x"}\n'
+        '{"key": "short", "value": "1", "ttl_ms": 60000}\n{"key": "text", "value": "later"}\n'
+    )
+    store.delete(b"\xff\x00")
+    assert kv("import", str(file)).err == "imported 3 keys\n"
+    assert [(store.get(key) or (None,))[0] for key in (b"text", b"\xff\x00")] == [b"later", b"\xfe"]
+    done = kv("import", "--nx", "--json", stdin=b'{"key": "text", "value": "x"}\n{"key": "new", "value": "x"}\n')
+    assert json.loads(done.out) == {"imported": 1, "skipped": 1}
+    assert kv("export", "--keys", str(keys), "--file", str(tmp_path / "out")).err.startswith("exported 2 keys to ")
+    assert len((tmp_path / "out").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"{", "Expecting property name"),
+        (b"[]", "it is not an object"),
+        (b'{"value": "v"}', "expected exactly one of key and key_base64"),
+        (b'{"key": "k", "key_base64": "aw==", "value": "v"}', "expected exactly one of key"),
+        (b'{"key": "", "value": "v"}', "the key is empty"),
+        (b'{"key": 1, "value": "v"}', "key is 1, expected text"),
+        (b'{"key": "k", "value_base64": "?"}', "value_base64 is not base64"),
+        (b'{"key": "k", "value": "v", "ttl_ms": 0}', "ttl_ms is 0, expected"),
+        (b'{"key": "k", "value": "v", "ttl_ms": true}', "ttl_ms is True, expected"),
+        (b'{"key": "\xff"}', "'utf-8' codec"),
+    ],
+)
+def test_nothing_is_imported_where_one_line_is_wrong(kv: Command, node: LocalNode, line: bytes, why: str) -> None:
+    done = kv("import", stdin=b'{"key": "first", "value": "v"}\n' + line + b"\n")
+    assert done.status == 2
+    assert "penstock: kv import: line 2 cannot be used\n  why: " in done.err
+    assert why in done.err
+    assert node.keys == 0
+
+
+def test_an_import_that_is_refused_says_how_far_it_came(kv: Command, store: Client) -> None:
+    fenced = store.set("lock", "me").version
+    store.set("fenced", "v", fencing_token=fenced)
+    done = kv("import", stdin=b'{"key": "a", "value": "v"}\n{"key": "fenced", "value": "v"}\n')
+    assert done.status == 1
+    assert done.err.startswith("imported 1 keys before this error\npenstock: state store refused SET 'fenced'")
