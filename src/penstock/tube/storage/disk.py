@@ -23,7 +23,7 @@ from penstock.tube.storage.recovery import Loss, Recovery
 from penstock.tube.storage.segment import Segment
 from penstock.tube.storage.store import Store, StoreLimits, Work
 
-__all__ = ["Commit", "Disk", "boot_id"]
+__all__ = ["RUNNING", "Commit", "Disk", "boot_id"]
 
 RUNNING = "running"
 _REMOVING = "removing/"
@@ -103,15 +103,18 @@ class Disk:
         matches = map(_STORE_NAME.fullmatch, self.files.names(self._log))
         return [(match[1], int(match[2])) for match in matches if match]
 
-    def open_store(self, topic: str, number: int) -> Store:
-        """The store, recovered if it is opened for the first time. Raises StorageError when the disk fails."""
+    def open_store(self, topic: str, number: int, *, deep: bool = False) -> Store:
+        """The store, recovered if it is opened for the first time (``deep``: every segment is read).
+
+        Raises StorageError when the disk fails.
+        """
         store = self.stores.get((topic, number))
         if store is None:
             if topic in self._removing:
                 raise StorageError(f"tube: topic {topic} is being removed", do="try again in a moment")
             try:
                 directory = self._log / f"{topic}-{number}"
-                store = Store(self.files, directory, number, limits=self.limits, on_loss=self._on_loss)
+                store = Store(self.files, directory, number, limits=self.limits, deep=deep, on_loss=self._on_loss)
             except OSError as error:
                 raise StorageError(
                     f"tube: store {number} of topic {topic} cannot be opened: {error.strerror}",
