@@ -10,6 +10,8 @@ from penstock.mqtt.codec.decoder import Decoder, Role
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import ConnAck, Connect, Packet, Publish, SubAck, Subscribe, Subscription, Will
 from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.codec.version311 import encode_311
+from penstock.mqtt.engine.access import Access
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.limits import BrokerLimits
@@ -41,12 +43,18 @@ class Peer:
         self.bench = bench
         self.connection = connection
         self.decoder = Decoder(role=Role.CLIENT)
+        self.version = 5
         self.inbox: list[Packet] = []
         self.closed = False
 
     def send(self, *packets: Packet) -> Peer:
         """Send packets in one piece."""
-        return self.send_bytes(b"".join(map(encode, packets)))
+        return self.send_bytes(b"".join(map(encode if self.version == 5 else encode_311, packets)))
+
+    def speak_311(self) -> Peer:
+        """Be a client of MQTT 3.1.1 from here on."""
+        self.version = self.decoder.version = 4
+        return self
 
     def send_bytes(self, data: bytes) -> Peer:
         self.connection.receive(data, self.bench.now, 1_000_000 + self.bench.now)
@@ -75,7 +83,7 @@ class Peer:
     def subscribe(self, *filters: str | Subscription, identifier: int = 0) -> list[int]:
         wanted = [Subscription(f) if isinstance(f, str) else f for f in filters]
         properties = Properties(subscription_identifiers=[identifier] if identifier else [])
-        self.send(Subscribe(next(self.bench.packet_ids), wanted, properties))
+        self.send(Subscribe(next(self.bench.packet_ids) % 65_535 + 1, wanted, properties))
         self.bench.flush()
         ack = self.inbox.pop(0)
         assert isinstance(ack, SubAck), ack
@@ -91,7 +99,9 @@ class Peer:
 class Bench:
     """A broker and its time."""
 
-    def __init__(self, *services: RecordingService, limits: BrokerLimits | None = None) -> None:
+    def __init__(
+        self, *services: RecordingService, limits: BrokerLimits | None = None, access: Access | None = None
+    ) -> None:
         self.now = 1_000
         self.errors: list[RemoteProtocolError] = []
         self.wakes = 0
@@ -100,6 +110,7 @@ class Bench:
         self.broker = Broker(
             limits,
             services=services,
+            access=access,
             new_client_id=lambda: f"assigned-{next(ids)}",
             wake=self._wake,
             report=lambda _connection, error: self.errors.append(error),
@@ -146,14 +157,18 @@ class Bench:
         expiry: int | None = None,
         keep_alive: int = 0,
         will: Will | None = None,
+        username: str | None = None,
+        version: int = 5,
         **properties: int | str | bytes | None,
     ) -> Peer:
         """A connected client; its CONNACK is kept in ``bench.connack``."""
         peer = self.open()
+        if version != 5:
+            peer.speak_311()
         given = Properties(session_expiry_interval=expiry)
         for name, value in properties.items():
             setattr(given, name, value)
-        peer.send(Connect(client_id, clean_start, keep_alive, None, None, will, given))
+        peer.send(Connect(client_id, clean_start, keep_alive, username, None, will, given, version))
         self.flush()
         connack = peer.inbox.pop(0)
         assert isinstance(connack, ConnAck)
