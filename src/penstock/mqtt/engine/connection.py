@@ -56,6 +56,7 @@ class BrokerConnection(Output):
     __slots__ = (
         "_access",
         "_aliases_in",
+        "_crowded",
         "_deciding",
         "_decoder",
         "_full_since",
@@ -96,6 +97,8 @@ class BrokerConnection(Output):
         self._access = access
         self._handshake: Handshake | None = None
         self._reauthentication: Reauthentication | None = None
+        self._crowded = False
+        """Held until some of its messages are answered."""
         self._deciding = False
         """Held until the decision about CONNECT is there."""
         self._resume_at = 0
@@ -283,6 +286,9 @@ class BrokerConnection(Output):
                 self.pubrec(ready.packet_id, ready.reason_code, ready.reason_string)
             else:
                 self.puback(ready.packet_id, ready.reason_code, ready.reason_string)
+        if self._crowded and len(pending) < self.receive_maximum:
+            self._crowded = False
+            self.release()
 
     def _keep_identifier(self, answer: PendingAnswer) -> None:
         """From its PUBREC on a QoS 2 identifier stands until PUBREL; after a refusal it is free [MQTT-4.3.3-9].
@@ -301,8 +307,13 @@ class BrokerConnection(Output):
     def check_open(self) -> None:
         """Raise when another QoS 1 or 2 message would be one too many [MQTT-3.3.4-7].
 
-        A client of MQTT 3.1.1 was told no maximum: reading from it pauses instead.
+        A client of MQTT 3.1.1 was told no maximum: nothing is read from it until there is room.
         """
+        if self.version != 5:
+            if len(self.pending) >= self.receive_maximum and not self._crowded:
+                self._crowded = True
+                self.hold()
+            return
         waiting_qos1 = sum(answer.qos == 1 for answer in self.pending)
         if waiting_qos1 + len(self.open_qos2) >= self.receive_maximum:
             raise RemoteProtocolError("mqtt: more messages without an answer than Receive Maximum", reason_code=0x93)
@@ -351,6 +362,9 @@ class BrokerConnection(Output):
         properties = packet.properties
         self._maximum_out = properties.maximum_packet_size or LARGEST_PACKET
         self._problem_information = properties.request_problem_information != 0
+        if not packet.client_id and self.version != 5 and not packet.clean_start:
+            self.refuse(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)  # it could not be told which one it was given
+            return
         client_id = packet.client_id or self.broker.new_client_id()
         credentials = Credentials(
             client_id=client_id,
@@ -388,8 +402,6 @@ class BrokerConnection(Output):
             longest = limits.max_keep_alive_s
             if longest and (keep_alive > longest or (keep_alive == 0 and limits.require_keep_alive)):
                 keep_alive = longest
-        else:
-            self.receive_maximum = 65_535
         self._plain = self.version == 5 and self._aliases_out is None
         self.keep_alive_ms = keep_alive * 1500
         if limits.max_publish_rate:

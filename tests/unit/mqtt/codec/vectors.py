@@ -1,4 +1,4 @@
-"""Reads the golden vectors of ``tests/vectors/mqtt5``."""
+"""Reads the golden vectors of ``tests/vectors/mqtt5`` and ``tests/vectors/mqtt311``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.mqtt.codec.properties import Properties
 
 __all__ = ["ROUND_TRIP_FILES", "Vector", "load", "parametrize"]
 
-DIRECTORY = Path(__file__).parents[3] / "vectors" / "mqtt5"
+DIRECTORY = Path(__file__).parents[3] / "vectors"
 ROUND_TRIP_FILES = ("connect", "publish", "acknowledgements", "subscribe", "control")
 
 
@@ -56,11 +56,11 @@ def _packet(meaning: dict[str, Any]) -> Packet:
     return packet
 
 
-def load(*names: str) -> list[Vector]:
-    """The vectors of the files called ``names``."""
+def load(*names: str, version: str = "mqtt5") -> list[Vector]:
+    """The vectors of the files called ``names`` of that version."""
     vectors = []
     for name in names:
-        for case in json.loads((DIRECTORY / f"{name}.json").read_text()):
+        for case in json.loads((DIRECTORY / version / f"{name}.json").read_text()):
             packet = _packet(case["meaning"]) if "meaning" in case else None
             vectors.append(
                 Vector(
@@ -74,7 +74,7 @@ def load(*names: str) -> list[Vector]:
     return vectors
 
 
-def parametrize(*names: str) -> pytest.MarkDecorator:
+def parametrize(*names: str, version: str = "mqtt5") -> pytest.MarkDecorator:
     """Run a test once a vector, with the vector's name as id."""
-    vectors = load(*names)
+    vectors = load(*names, version=version)
     return pytest.mark.parametrize("vector", vectors, ids=[vector.name for vector in vectors])
