@@ -48,9 +48,17 @@ RULES = [
     Rule("penstock.mqtt.storage", ("mqtt.codec", "mqtt.engine", "mqtt.storage", "runtime"), IO | SPARK),
     Rule("penstock.mqtt", ("mqtt", "runtime", "security"), SPARK),
     Rule("penstock.statestore.codec", ("statestore.codec",), IMPURE),
-    Rule("penstock.statestore.commands", ("statestore.codec", "statestore.hlc", "statestore.commands"), IMPURE),
+    Rule(
+        "penstock.statestore.commands",
+        ("statestore.codec", "statestore.hlc", "statestore.glob", "statestore.commands"),
+        IMPURE,
+    ),
     Rule("penstock.statestore.hlc", (), IMPURE),
     Rule("penstock.statestore.engine", ("statestore",), IMPURE),
+    *(
+        Rule(f"penstock.statestore.{module}", ("statestore",), IMPURE)
+        for module in ("answer", "dialects", "fences", "glob", "history", "keyspace", "observers", "record")
+    ),
     Rule("penstock.statestore.binding", ("statestore", "mqtt.codec"), IMPURE),
     Rule("penstock.statestore.storage", ("statestore", "runtime"), IO | SPARK),
     Rule(

@@ -31,10 +31,10 @@ from typing import Final, NamedTuple
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.statestore.answer import Answer, AnswerKind, Context
 from penstock.statestore.codec import MISSING, OK, encode_array, encode_bulk, encode_error, encode_integer
 from penstock.statestore.commands import StoreError
 from penstock.statestore.dialects import DIALECTS, OLDER, PUBLISHED, SDK, Dialect
-from penstock.statestore.engine import Answer, AnswerKind, Context
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.record import Change
 
@@ -165,7 +165,7 @@ def read_request(
         return Refusal(0, "", status_response(response_topic, correlation, dialect, expires_at, now_ms, 505, fields))
     timestamp = user.values.get(dialect.timestamp_property)
     token = user.values.get(dialect.fence_property)
-    context = Context(client_id, dialect, timestamp, token, username, principal)
+    context = Context(client_id, dialect, timestamp, token, username, principal, user.values)
     return Ask(response_topic, correlation, context, expires_at)
 
 
@@ -178,6 +178,8 @@ def response(ask: Ask, answer: Answer, now_ms: int) -> Publish | None:
             payload = OK
         case AnswerKind.VALUE:
             payload = encode_bulk(answer.value)
+        case AnswerKind.PAYLOAD:
+            payload = answer.value
         case AnswerKind.MISSING:
             payload = MISSING
         case AnswerKind.NOT_MET:

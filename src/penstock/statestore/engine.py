@@ -16,91 +16,25 @@ Source: state store protocol, "Supported commands", "Versioning and hybrid logic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from enum import Enum
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-from penstock.statestore.commands import Access, Command, Condition, StoreError, Verb
-from penstock.statestore.dialects import Dialect
+from penstock.statestore.answer import Answer, AnswerKind, Context
+from penstock.statestore.codec import MISSING, encode_array, encode_bulk, encode_integer
+from penstock.statestore.commands import Access, Command, Condition, Extension, StoreError, Verb
+from penstock.statestore.fences import MAX_PREFIX_BYTES, Fences
+from penstock.statestore.glob import Glob
+from penstock.statestore.history import History, OutOfReach
 from penstock.statestore.hlc import Hlc, parse
-from penstock.statestore.record import Change, Observer, Record
+from penstock.statestore.keyspace import KeyIndex
+from penstock.statestore.observers import Observers
+from penstock.statestore.record import RECORD_BYTES, Change, Record
 
-__all__ = ["MAX_OBSERVATIONS", "Answer", "AnswerKind", "Authorise", "Context", "Engine"]
-
-MAX_OBSERVATIONS: Final = 100_000
-"""Keys that one client may observe at a time. An observation is about 200 bytes, so a client that registers keys in a
-loop cannot take more than some 20 MB; the SDKs observe a handful."""
+__all__ = ["Answer", "AnswerKind", "Authorise", "Context", "Engine"]
 
 # A heap holds an item for every SET with PX, also for keys set again since; it is rebuilt when more than half is stale.
 _HEAP_SLACK: Final = 1024
-
-
-class AnswerKind(Enum):
-    """What a request came to."""
-
-    OK = "done"
-    NOT_MET = "condition not met"
-    VALUE = "value"
-    MISSING = "no such key"
-    COUNT = "number of keys deleted or observations ended"
-    ERROR = "error"
-
-
-class Answer:
-    """The answer to one command, in no dialect yet.
-
-    ``version`` is the one that the change or the value has; ``previous`` the version of a deleted value; None where
-    there is none to tell, and always for a missing key: the Go SDK takes a version for "exists".
-    """
-
-    __slots__ = ("count", "error", "kind", "previous", "value", "version")
-
-    def __init__(
-        self,
-        kind: AnswerKind,
-        *,
-        version: Hlc | None = None,
-        previous: Hlc | None = None,
-        value: bytes = b"",
-        count: int = 0,
-        error: StoreError | None = None,
-    ) -> None:
-        self.kind = kind
-        self.version = version
-        self.previous = previous
-        self.value = value
-        self.count = count
-        self.error = error
-
-    def __repr__(self) -> str:
-        told = self.error or (self.count if self.kind is AnswerKind.COUNT else "")
-        return f"<Answer {self.kind.name} {told} {self.version or ''}>"
-
-
-class Context:
-    """Who asks, and with what: texts as they arrived, None where absent; what is not a clock value is malformed.
-
-    ``principal`` is who that is for the policies, in their own terms.
-    """
-
-    __slots__ = ("client_id", "dialect", "fencing_token", "principal", "timestamp", "username")
-
-    def __init__(
-        self,
-        client_id: str,
-        dialect: Dialect,
-        timestamp: str | None = None,
-        fencing_token: str | None = None,
-        username: str | None = None,
-        principal: object = None,
-    ) -> None:
-        self.client_id = client_id
-        self.dialect = dialect
-        self.timestamp = timestamp
-        self.fencing_token = fencing_token
-        self.username = username
-        self.principal = principal
 
 
 Authorise = Callable[[Context, Access, bytes], bool]
@@ -119,8 +53,11 @@ class Engine:
     Args:
         node: node id of the versions it gives; the document's is ``StateStore``.
         max_keys: quota, 0 = none. Overwriting is always allowed, and keys that are past their expiry do not count.
+        max_bytes: quota of keys and values with what their records take, 0 = none; a SET that makes the store no larger
+            is always allowed.
         authorise: None = everybody may do everything.
         strict_read: NX, NEX and VDEL need Read beside Write, since their answers tell whether a value was guessed.
+        extensions: what is switched on. History and fences are the caller's to restore.
     """
 
     def __init__(
@@ -128,20 +65,31 @@ class Engine:
         *,
         node: str = "StateStore",
         max_keys: int = 0,
+        max_bytes: int = 0,
         authorise: Authorise | None = None,
         strict_read: bool = False,
+        extensions: Extension = Extension.SCAN,
     ) -> None:
         self.clock = Hlc(0, 0, node)
         self.max_keys = max_keys
+        self.max_bytes = max_bytes
+        self.size = 0
+        """Bytes of all keys, values and their records."""
         self.expired = 0
+        self.extensions = extensions
+        self.fences = Fences()
+        self.history: History | None = None
+        self.read_only = False
+        """Nothing may be changed any more; the keys that expire are gone for readers."""
         self._authorise = authorise
         self._strict_read = strict_read
         self._records: dict[bytes, Record] = {}
         self._deadlines: list[tuple[int, bytes]] = []
         self._volatile = 0
-        # key -> client id -> the dialect in which the client wants to hear of it; and client id -> its keys
-        self._observers: dict[bytes, dict[str, Dialect]] = {}
-        self._observed: dict[str, set[bytes]] = {}
+        self._observers = Observers(None if authorise is None else self._may_still_read)
+        # Who observes prefixes: what is authorised is one key at a time, whenever one changes.
+        self._prefix_contexts: dict[str, Context] = {}
+        self._index: KeyIndex | None = None
 
     @property
     def keys(self) -> int:
@@ -157,6 +105,7 @@ class Engine:
         wall, counter = (clock.wall_ms, clock.counter) if clock is not None else (0, 0)
         for record in records:
             self._records[record.key] = record
+            self.size += RECORD_BYTES + len(record.key) + len(record.value)
             wall, counter = max((wall, counter), (record.version.wall_ms, record.version.counter))
             if record.expires_at:
                 self._deadlines.append((record.expires_at, record.key))
@@ -171,10 +120,17 @@ class Engine:
         neither value, expiry nor fence, and does not move the clock.
         """
         spec = command.spec
-        if self._authorise is not None and not self._authorise(
-            context, command.access(strict_read=self._strict_read), command.key
-        ):
+        prefix = None
+        if spec.needs_timestamp and "__fencePrefix" in context.user:
+            if not self.extensions & Extension.PREFIX_FENCE:
+                return _ERRORS[StoreError.SYNTAX], []
+            prefix = context.user["__fencePrefix"].encode()
+            if not 0 < len(prefix) <= MAX_PREFIX_BYTES or context.fencing_token is None:
+                return _ERRORS[StoreError.FENCE_PREFIX], []
+        if self._authorise is not None and not self._is_authorised(command, context, prefix):
             return _ERRORS[StoreError.NOT_AUTHORIZED], []
+        if self.read_only and spec.checks_fence:
+            return _ERRORS[StoreError.READ_ONLY], []
         timestamp = None
         if context.timestamp is not None:
             timestamp = parse(context.timestamp)
@@ -199,21 +155,40 @@ class Engine:
         if record is not None and record.expires_at and record.expires_at <= steady_ms:
             changes.append(self._expire(record, now_ms))
             record = None
-        if spec.checks_fence and record is not None and record.fence is not None:
-            if token is None:
-                return _ERRORS[StoreError.FENCE_REQUIRED], changes
-            if token < record.fence:
-                return _ERRORS[StoreError.FENCE_LOWER], changes
+        if spec.checks_fence:
+            fence = record.fence if record is not None else None
+            floor = None
+            if self.fences.floors:
+                floor = self.fences.floor_of(command.key)
+                if prefix is not None and (lifted := self.fences.floors.get(prefix)) is not None:
+                    floor = lifted if floor is None else max(floor, lifted)
+            if floor is not None and (fence is None or floor > fence):
+                fence = floor
+            if fence is not None:
+                if token is None:
+                    return _ERRORS[StoreError.FENCE_REQUIRED], changes
+                if token < fence:
+                    return _ERRORS[StoreError.FENCE_LOWER], changes
 
         match command.verb:
             case Verb.GET:
-                answer = self._get(record)
+                answer = self._get(command, record)
             case Verb.SET:
-                answer = self._set(command, record, timestamp, token, now_ms, steady_ms, changes)
+                if prefix is not None and not self.fences.has_room_for(prefix):
+                    return _ERRORS[StoreError.QUOTA], changes
+                answer = self._set(command, context, record, timestamp, token, now_ms, steady_ms, changes)
+                if answer.kind is AnswerKind.OK and prefix is not None and token is not None:
+                    self._lift(prefix, token, changes[-1])
             case Verb.DEL | Verb.VDEL:
-                answer = self._delete(command, record, timestamp, now_ms, changes)
+                answer = self._delete(command, context, record, timestamp, now_ms, changes)
             case Verb.KEYNOTIFY:
                 answer = self._key_notify(command, context)
+            case Verb.SCAN:
+                answer = self._scan(command, context, steady_ms)
+            case Verb.MGET:
+                answer = self._get_many(command, steady_ms)
+            case Verb.PTTL:
+                answer = _left(record, steady_ms)
         # Also what changed nothing has been seen: later versions are greater than every time stamp accepted.
         if timestamp is not None and answer.kind is not AnswerKind.ERROR and timestamp > self.clock:
             self.clock = Hlc(timestamp.wall_ms, timestamp.counter, self.clock.node)
@@ -241,27 +216,93 @@ class Engine:
         return changes
 
     def observes(self, client_id: str, key: bytes) -> bool:
-        """Whether ``client_id`` observes ``key`` now."""
-        return client_id in self._observers.get(key, ())
+        """Whether ``client_id`` observes ``key`` now, by itself or by a prefix."""
+        return self._observers.observes(client_id, key)
 
     @property
     def observations(self) -> int:
         """How many observations there are."""
-        return sum(len(keys) for keys in self._observed.values())
+        return len(self._observers)
 
     def forget(self, client_id: str) -> None:
         """End all observations of ``client_id``: its network connection ended [KEYNOTIFY lifecycle]."""
-        for key in self._observed.pop(client_id, ()):
-            self._remove_observer(client_id, key)
+        self._observers.forget(client_id)
+        self._prefix_contexts.pop(client_id, None)
 
-    def _get(self, record: Record | None) -> Answer:
+    def _may_still_read(self, client_id: str, key: bytes) -> bool:
+        context = self._prefix_contexts.get(client_id)
+        return context is not None and self._authorise is not None and self._authorise(context, Access.READ, key)
+
+    def _is_authorised(self, command: Command, context: Context, prefix: bytes | None) -> bool:
+        """SCAN needs nothing by itself: each key of a page is asked for. A prefix fence needs Write for its prefix."""
+        authorise = self._authorise
+        if authorise is None or command.verb is Verb.SCAN:
+            return True
+        access = command.access(strict_read=self._strict_read)
+        if prefix is not None and not authorise(context, Access.WRITE, prefix):
+            return False
+        return all(authorise(context, access, key) for key in command.keys or (command.key,))
+
+    def _lift(self, prefix: bytes, token: Hlc, change: Change) -> None:
+        if self.fences.lift(prefix, token):
+            change.floor = (prefix, token)
+
+    def _get(self, command: Command, record: Record | None) -> Answer:
+        if command.version is not None and self.history is not None:
+            try:
+                record = self.history.at(command.key, command.version, record)
+            except OutOfReach:
+                return _ERRORS[StoreError.HISTORY]
         if record is None:
             return _MISSING
         return Answer(AnswerKind.VALUE, value=record.value, version=record.version)
 
+    def _get_many(self, command: Command, steady_ms: int) -> Answer:
+        """Value and version of each key, or two nulls; the answer's version is that of the newest change to any key."""
+        parts = [b"*%d\r\n" % (2 * len(command.keys))]
+        for key in command.keys:
+            record = self._present(key, steady_ms)
+            if record is None:
+                parts += (MISSING, MISSING)
+            else:
+                parts += (encode_bulk(record.value), encode_bulk(str(record.version).encode()))
+        return Answer(AnswerKind.PAYLOAD, value=b"".join(parts), version=self.clock)
+
+    def _scan(self, command: Command, context: Context, steady_ms: int) -> Answer:
+        """A page of keys. The token is ``1;<length of the pattern>;<last key>``, in the grammar of the original's."""
+        token, pattern = command.value, command.key
+        after = None
+        if token:
+            kind, _, rest = token.partition(b";")
+            length, separator, after = rest.partition(b";")
+            if kind != b"1" or not separator or length != b"%d" % len(pattern):
+                return _ERRORS[StoreError.BAD_TOKEN]
+        if self._index is None:
+            self._index = KeyIndex(self._records)
+        else:
+            self._index.compact(self._records)
+        authorise = self._authorise
+
+        def present(key: bytes) -> bool:
+            if self._present(key, steady_ms) is None:
+                return False
+            return authorise is None or authorise(context, Access.READ, key)
+
+        keys, last = self._index.page(Glob(pattern), after, present)
+        page = encode_array(keys)
+        if last is None:
+            return Answer(AnswerKind.PAYLOAD, value=b"*1\r\n" + page)
+        return Answer(AnswerKind.PAYLOAD, value=b"*2\r\n" + page + encode_bulk(b"1;%d;%b" % (len(pattern), last)))
+
+    def _present(self, key: bytes, steady_ms: int) -> Record | None:
+        """The record of ``key`` unless it is past its expiry, whether or not the timer has come to it."""
+        record = self._records.get(key)
+        return None if record is None or 0 < record.expires_at <= steady_ms else record
+
     def _set(
         self,
         command: Command,
+        context: Context,
         record: Record | None,
         timestamp: Hlc | None,
         token: Hlc | None,
@@ -276,9 +317,12 @@ class Engine:
             and (condition is Condition.NX or record.value != command.expected)
         ):
             return Answer(AnswerKind.NOT_MET, version=record.version)
-        if record is None and self.max_keys and len(self._records) >= self.max_keys:
+        grown = len(command.value) - len(record.value) if record is not None else 0
+        if record is None:
+            grown = RECORD_BYTES + len(command.key) + len(command.value)
+        if (self.max_keys or self.max_bytes) and self._is_over_quota(record, grown):
             changes += self.tick(now_ms, steady_ms)
-            if len(self._records) >= self.max_keys:
+            if self._is_over_quota(record, grown):
                 return _ERRORS[StoreError.QUOTA]
         fence = record.fence if record is not None else None
         if fence is None or (token is not None and token > fence):
@@ -289,66 +333,80 @@ class Engine:
         if record is not None and record.expires_at:
             self._volatile -= 1
         self._records[command.key] = new
+        self.size += grown
+        if record is None and self._index is not None:
+            self._index.add(command.key)
+            if self._index.abandoned:
+                self._index = None
         if expires_at:
             self._volatile += 1
             heappush(self._deadlines, (expires_at, command.key))
             if len(self._deadlines) > 2 * self._volatile + _HEAP_SLACK:
                 self._rebuild_deadlines()
-        changes.append(Change(command.key, new, version, self._observers_of(command.key)))
+        change = Change(command.key, new, version, self._observers.of(command.key), context.client_id)
+        if self.history is not None:
+            self.history.add(change, record)
+        changes.append(change)
         return Answer(AnswerKind.OK, version=version)
 
+    def _is_over_quota(self, record: Record | None, grown: int) -> bool:
+        if record is None and self.max_keys and len(self._records) >= self.max_keys:
+            return True
+        return self.max_bytes > 0 and grown > 0 and self.size + grown > self.max_bytes
+
     def _delete(
-        self, command: Command, record: Record | None, timestamp: Hlc | None, now_ms: int, changes: list[Change]
+        self,
+        command: Command,
+        context: Context,
+        record: Record | None,
+        timestamp: Hlc | None,
+        now_ms: int,
+        changes: list[Change],
     ) -> Answer:
         if record is None:
             return _NONE_DELETED
         if command.verb is Verb.VDEL and record.value != command.value:
-            return Answer(AnswerKind.NOT_MET)
-        change = self._remove(record, timestamp, now_ms)
+            return Answer(AnswerKind.NOT_MET, version=record.version)
+        change = self._remove(record, timestamp, now_ms, context.client_id)
         changes.append(change)
         return Answer(AnswerKind.COUNT, count=1, version=change.version, previous=record.version)
 
     def _key_notify(self, command: Command, context: Context) -> Answer:
-        key, client_id = command.key, context.client_id
-        observed = self._observed.get(client_id)
+        key, client_id, prefix = command.key, context.client_id, command.prefix
         if command.stop:
-            if observed is None or key not in observed:
-                return _NONE_DELETED
-            observed.remove(key)
-            if not observed:
-                del self._observed[client_id]
-            self._remove_observer(client_id, key)
-            return _DONE
-        if observed is None:
-            observed = self._observed[client_id] = set()
-        if key not in observed and len(observed) >= MAX_OBSERVATIONS:
-            return _ERRORS[StoreError.QUOTA]
-        observed.add(key)
+            return _DONE if self._observers.remove(client_id, key, prefix=prefix) else _NONE_DELETED
+        missed: Sequence[Change] = ()
+        if command.version is not None and self.history is not None:
+            try:
+                missed = self.history.since(command.version, key, prefix=prefix)
+            except OutOfReach:
+                return _ERRORS[StoreError.HISTORY]
+            if prefix and self._authorise is not None:
+                missed = [change for change in missed if self._authorise(context, Access.READ, change.key)]
         # A repeated KEYNOTIFY is done again: the Rust and .NET SDKs refuse any other answer than OK.
-        self._observers.setdefault(key, {})[client_id] = context.dialect
-        return _DONE
+        if not self._observers.add(client_id, key, context.dialect, prefix=prefix):
+            return _ERRORS[StoreError.QUOTA]
+        if prefix:
+            self._prefix_contexts[client_id] = context
+        elif command.version is None:
+            return _DONE
+        return Answer(AnswerKind.OK, version=self.clock, missed=missed)
 
-    def _remove(self, record: Record, timestamp: Hlc | None, now_ms: int) -> Change:
+    def _remove(self, record: Record, timestamp: Hlc | None, now_ms: int, writer: str = "") -> Change:
         """Delete ``record``. A delete has a version of its own, so that a later SET is newer than both."""
         del self._records[record.key]
+        self.size -= RECORD_BYTES + len(record.key) + len(record.value)
         if record.expires_at:
             self._volatile -= 1
         version = self.clock = self.clock.following(timestamp, now_ms)
-        return Change(record.key, None, version, self._observers_of(record.key))
+        change = Change(record.key, None, version, self._observers.of(record.key), writer)
+        if self.history is not None:
+            self.history.add(change, record)
+        return change
 
     def _expire(self, record: Record, now_ms: int) -> Change:
         self.expired += 1
         return self._remove(record, None, now_ms)
-
-    def _observers_of(self, key: bytes) -> tuple[Observer, ...]:
-        observers = self._observers.get(key)
-        return tuple(observers.items()) if observers else ()
-
-    def _remove_observer(self, client_id: str, key: bytes) -> None:
-        observers = self._observers[key]
-        del observers[client_id]
-        if not observers:
-            del self._observers[key]
 
     def _rebuild_deadlines(self) -> None:
         records = self._records
@@ -358,3 +416,11 @@ class Engine:
             if (record := records.get(deadline[1])) is not None and record.expires_at == deadline[0]
         ]
         heapify(self._deadlines)
+
+
+def _left(record: Record | None, steady_ms: int) -> Answer:
+    """Milliseconds until a key expires; -1: it does not, -2: there is none."""
+    if record is None:
+        return Answer(AnswerKind.PAYLOAD, value=encode_integer(-2))
+    left = record.expires_at - steady_ms if record.expires_at else -1
+    return Answer(AnswerKind.PAYLOAD, value=encode_integer(left), version=record.version)

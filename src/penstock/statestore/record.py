@@ -13,7 +13,10 @@ from penstock.statestore.hlc import Hlc
 if TYPE_CHECKING:
     from penstock.statestore.dialects import Dialect
 
-__all__ = ["Change", "Observer", "Record", "decode_record", "digest_of", "encode_record"]
+__all__ = ["RECORD_BYTES", "Change", "Observer", "Record", "decode_record", "digest_of", "encode_record"]
+
+RECORD_BYTES: Final = 260
+"""What a key takes in memory beside key and value: record, version, entry of the table (measured, CPython 3.11)."""
 
 Observer = tuple[str, "Dialect"]
 """Who is told of a change: client id, and the dialect of the KEYNOTIFY that made the observation."""
@@ -49,16 +52,28 @@ class Change:
     """One key changed: to ``record``, or deleted where that is None.
 
     ``version`` belongs to the change itself: that of the record, or a newer one of the delete. ``observers`` are the
-    clients to tell, as of the change.
+    clients to tell, as of the change. ``writer`` is the client id, empty where the key expired. ``floor`` is the prefix
+    fence that was raised with it. ``kept``: whether the key is to be on disk after the change (a delete never is).
     """
 
-    __slots__ = ("key", "observers", "record", "version")
+    __slots__ = ("floor", "kept", "key", "observers", "record", "version", "writer")
 
-    def __init__(self, key: bytes, record: Record | None, version: Hlc, observers: tuple[Observer, ...] = ()) -> None:
+    def __init__(
+        self,
+        key: bytes,
+        record: Record | None,
+        version: Hlc,
+        observers: tuple[Observer, ...] = (),
+        writer: str = "",
+        floor: tuple[bytes, Hlc] | None = None,
+    ) -> None:
         self.key = key
         self.record = record
         self.version = version
         self.observers = observers
+        self.writer = writer
+        self.floor = floor
+        self.kept = record is not None
 
     def __repr__(self) -> str:
         return f"<Change {'SET' if self.record is not None else 'DELETE'} {self.key!r} {self.version}>"

@@ -27,6 +27,7 @@ from penstock.mqtt.service import Inbound, Outlet
 from penstock.runtime.clock import steady_clock, wall_clock_ms
 from penstock.runtime.committer import GroupCommitter
 from penstock.runtime.durability import Durability
+from penstock.statestore.answer import Answer, AnswerKind, Context
 from penstock.statestore.binding import (
     INVOKE,
     OLDER_INVOKE,
@@ -39,7 +40,7 @@ from penstock.statestore.binding import (
     topic_fits,
 )
 from penstock.statestore.commands import Access, StoreError, Verb, parse_payload
-from penstock.statestore.engine import Answer, AnswerKind, Context, Engine
+from penstock.statestore.engine import Engine
 from penstock.statestore.record import Change
 from penstock.statestore.storage import Recovered, Storage
 

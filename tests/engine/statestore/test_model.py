@@ -8,9 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from penstock.statestore.answer import Answer, AnswerKind, Context
 from penstock.statestore.commands import Command, StoreError, parse
 from penstock.statestore.dialects import SDK
-from penstock.statestore.engine import Answer, AnswerKind, Context, Engine
+from penstock.statestore.engine import Engine
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.record import Change, Record
 

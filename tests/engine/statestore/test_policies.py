@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.statestore.answer import Context
 from penstock.statestore.commands import Access
-from penstock.statestore.engine import Context
 from tests.engine.statestore import FakeOutlet, ManualClock, Peer, open_service
 
 

@@ -7,6 +7,7 @@ import pytest
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.statestore.answer import Answer, AnswerKind, Context
 from penstock.statestore.binding import (
     INVOKE,
     OLDER_INVOKE,
@@ -26,7 +27,6 @@ from penstock.statestore.binding import (
 from penstock.statestore.codec import encode_array
 from penstock.statestore.commands import StoreError
 from penstock.statestore.dialects import DIALECTS, OLDER, PUBLISHED, SDK, Dialect
-from penstock.statestore.engine import Answer, AnswerKind, Context
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.record import Change, Record
 from tests.vectors.statestore import vectors

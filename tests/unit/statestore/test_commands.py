@@ -115,4 +115,7 @@ def test_access_that_each_command_needs() -> None:
         Verb.DEL: Access.WRITE,
         Verb.VDEL: Access.WRITE,
         Verb.KEYNOTIFY: Access.READ,
+        Verb.SCAN: Access.READ,
+        Verb.MGET: Access.READ,
+        Verb.PTTL: Access.READ,
     }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.statestore.answer import Answer, AnswerKind, Context
 from penstock.statestore.commands import Access, Command, StoreError, parse
 from penstock.statestore.dialects import PUBLISHED, SDK
-from penstock.statestore.engine import Answer, AnswerKind, Context, Engine
+from penstock.statestore.engine import Engine
 from penstock.statestore.hlc import MAX_COUNTER, Hlc
 from penstock.statestore.record import Change, Record
 
@@ -294,7 +295,7 @@ def test_an_observation_keeps_the_dialect_it_was_made_in(store: Store) -> None:
 
 
 def test_observations_of_one_client_are_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.statestore.engine.MAX_OBSERVATIONS", 2)
+    monkeypatch.setattr("penstock.statestore.observers.MAX_OBSERVATIONS", 2)
     assert store.error("KEYNOTIFY a") is None
     assert store.error("KEYNOTIFY b") is None
     assert store.error("KEYNOTIFY c") is StoreError.QUOTA
