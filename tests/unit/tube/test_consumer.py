@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import ConfigError, RefusedError, UnavailableError
+from penstock.errors import ConfigError, LocalProtocolError, RefusedError, UnavailableError
 from penstock.tube.consumer import Consumer
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
@@ -163,6 +163,59 @@ async def test_iteration_ends_when_the_consumer_is_closed(tmp_path: Path) -> Non
         assert not consumer.assignment
 
 
+async def test_batches(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo", partitions=1) as running:
+        await fill(running, numbered(0, 300))
+        async with Consumer(running.masters, "lake", ["demo"]) as consumer:
+            found: list[bytes] = []
+            async with asyncio.timeout(20):
+                async for messages in consumer.batches():
+                    found += [message.data for message in messages]
+                    if len(found) == 300:
+                        break
+            assert found == numbered(0, 300)
+        await fill(running, [b"new"])
+        async with Consumer(running.masters, "lake", ["demo"]) as consumer:
+            assert await take(consumer, 1) == [b"new"]
+
+
+async def test_start_offsets_and_seek(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo", partitions=1) as running:
+        async with Producer(running.masters) as producer:
+            results = await producer.send_all("demo", numbered(0, 100))
+        at = results[40].append_offset
+        async with Consumer(running.masters, "lake", ["demo"], start_offsets={"1:demo:0": at}) as consumer:
+            assert await take(consumer, 10) == numbered(40, 50)
+            [partition] = consumer.assignment
+            assert consumer.positions[partition].end == results[99].append_offset + 28
+            await consumer.seek({partition: results[10].append_offset})
+            assert await take(consumer, 5) == numbered(10, 15)
+            await consumer.seek_to_start()
+            assert await take(consumer, 100) == numbered(0, 100)
+            await consumer.seek_to_end()
+            await fill(running, [b"new"])
+            assert await take(consumer, 1) == [b"new"]
+
+
+async def test_exactly_once_where_the_position_is_stored_with_the_result(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo") as running:
+        await fill(running, numbered(0, 200))
+        table: list[bytes] = []
+        positions: dict[str, int] = {}
+        for _ in range(4):  # each time the consumer ends in the middle, without confirming
+            options = {"start_offsets": lambda p: positions.get(p.key), "with_offsets": True, "auto_confirm": False}
+            async with Consumer(running.masters, "lake", ["demo"], **options) as consumer:  # type: ignore[arg-type]
+                async with asyncio.timeout(20):
+                    async for message in consumer:
+                        assert message.offset is not None
+                        table.append(message.data)
+                        key = f"{message.broker_id}:{message.topic}:{message.partition}"
+                        positions[key] = message.offset + 28
+                        if len(table) % 50 == 0:
+                            break
+        assert sorted(table) == numbered(0, 200)
+
+
 async def test_what_cannot_be_consumed(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running:
         with pytest.raises(RefusedError) as caught:
@@ -170,6 +223,10 @@ async def test_what_cannot_be_consumed(tmp_path: Path) -> None:
         assert caught.value.code == 431
         with pytest.raises(ConfigError, match="earliest or latest"):
             Consumer(running.masters, "lake", ["demo"], start="now")
+        with pytest.raises(ConfigError, match="server or client"):
+            Consumer(running.masters, "lake", ["demo"], balance="none")
+        with pytest.raises(LocalProtocolError, match="gives this consumer its partitions"):
+            await Consumer(running.masters, "lake", ["demo"]).assign([])
         async with Consumer(running.masters, "lake", ["demo"]):
             with pytest.raises(RefusedError) as caught:
                 await Consumer(running.masters, "lake", ["demo"], filters=["x"]).start()

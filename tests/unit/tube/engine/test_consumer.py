@@ -1,14 +1,14 @@
-"""A consumer's words to the master and one partition's way."""
+"""A consumer's words to the master."""
 
 from __future__ import annotations
 
 import pytest
 
 from penstock.errors import LocalProtocolError
-from penstock.tube.codec.proto import broker_pb2, master_pb2
+from penstock.tube.codec.proto import master_pb2
 from penstock.tube.codec.strings import BrokerInfo, Partition, Subscribed
 from penstock.tube.engine.balance import Op
-from penstock.tube.engine.consumer import Membership, Orders, Reading, Start, Step
+from penstock.tube.engine.consumer import Membership, Orders
 
 PARTITIONS = tuple(Partition(BrokerInfo(1, "h", 1), "demo", number) for number in range(2))
 
@@ -109,92 +109,3 @@ def test_words_to_the_broker() -> None:
 def test_subscription_that_cannot_be(group: str, topics: list[str], filters: dict[str, list[str]]) -> None:
     with pytest.raises(LocalProtocolError):
         Membership("c", "h", group, topics, filters, 0)
-
-
-def register_answer(code: int, offset: int = 28) -> broker_pb2.RegisterResponseB2C:
-    return broker_pb2.RegisterResponseB2C(success=code == 200, errCode=code, errMsg="", currOffset=offset, maxOffset=56)
-
-
-def get_answer(code: int, messages: int = 0, *, start: int = 0, end: int = 28) -> broker_pb2.GetMessageResponseB2C:
-    answer = broker_pb2.GetMessageResponseB2C(success=code == 200, errCode=code, currOffset=start, maxOffset=end)
-    for _ in range(messages):
-        answer.messages.add(messageId=1, checkSum=0, payLoadData=b"", flag=0)
-    return answer
-
-
-def reading() -> Reading:
-    ours = Reading(PARTITIONS[0], Start.LATEST, most_wait_ms=40)
-    assert ours.next_step(0) is Step.REGISTER
-    assert ours.register_answer(register_answer(200), 0) is Step.GET
-    return ours
-
-
-def test_verdict_travels_with_the_next_get() -> None:
-    ours = reading()
-    assert not ours.get_request("c", "g").lastPackConsumed
-    assert ours.get_answer(get_answer(200, 2), 0) is Step.DELIVER
-    assert ours.leave_status == 1
-    assert not ours.get_request("c", "g").lastPackConsumed
-    ours.confirmed()
-    assert ours.get_request("c", "g").lastPackConsumed
-    assert ours.leave_status == 0
-
-
-def test_only_the_first_registration_may_begin_at_the_end() -> None:
-    ours = Reading(PARTITIONS[0], Start.LATEST)
-    assert ours.read_status == 1
-    ours.register_answer(register_answer(200), 0)
-    ours.disconnected()
-    assert ours.read_status == 0
-    assert ours.next_step(0) is Step.REGISTER
-
-
-def test_idle_partition_is_asked_less_and_less_often() -> None:
-    ours = reading()
-    waits = []
-    for _ in range(5):
-        assert ours.get_answer(get_answer(404), 100) is Step.WAIT
-        waits.append(ours.ready_at - 100)
-    assert waits == [5, 10, 20, 40, 40]
-    assert ours.next_step(139) is Step.WAIT
-    assert ours.next_step(140) is Step.GET
-    ours.get_answer(get_answer(200, 1), 0)
-    ours.get_answer(get_answer(404), 0)
-    assert ours.ready_at == 5
-
-
-def test_success_without_messages_goes_on_at_once_unless_at_the_end() -> None:
-    ours = reading()
-    assert ours.get_answer(get_answer(200, start=0, end=280), 0) is Step.GET
-    assert ours.get_request("c", "g").lastPackConsumed
-    assert ours.get_answer(get_answer(200, start=28, end=28), 0) is Step.WAIT
-
-
-@pytest.mark.parametrize(
-    ("code", "step", "wait"),
-    [
-        (301, Step.WAIT, 200),
-        (403, Step.WAIT, 2000),
-        (411, Step.REGISTER, 0),
-        (412, Step.DROP, 0),
-        (415, Step.DROP, 0),
-        (452, Step.WAIT, 10),
-        (500, Step.WAIT, 300),
-        (503, Step.WAIT, 200),
-        (999, Step.WAIT, 300),
-    ],
-)
-def test_other_answers_to_a_get(code: int, step: Step, wait: int) -> None:
-    ours = reading()
-    assert ours.get_answer(get_answer(code), 0) is step
-    assert ours.ready_at == wait
-    assert ours.registered == (code != 411)
-
-
-def test_occupied_partition_is_tried_again_then_left() -> None:
-    ours = Reading(PARTITIONS[0], Start.EARLIEST)
-    steps = [ours.register_answer(register_answer(410), 0) for _ in range(4)]
-    assert steps == [Step.WAIT, Step.WAIT, Step.WAIT, Step.DROP]
-    assert Reading(PARTITIONS[0], Start.EARLIEST).register_answer(register_answer(415), 0) is Step.DROP
-    assert Reading(PARTITIONS[0], Start.EARLIEST).register_answer(register_answer(503), 0) is Step.WAIT
-    assert Reading(PARTITIONS[0], Start.EARLIEST).register_answer(register_answer(403), 0) is Step.DROP
