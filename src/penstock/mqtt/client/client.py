@@ -447,6 +447,10 @@ class MqttClient:
         """
         return self._inbox.messages()
 
+    def settle(self) -> None:
+        """Be done with the message that :meth:`messages` gave last, without asking for the next one."""
+        self._inbox.messages().settle()
+
     def on_connected(self, hook: Hook) -> None:
         """Call ``hook(session_present)`` after each CONNACK that accepts us; an awaitable it returns becomes a task."""
         self._on_connected.append(hook)

@@ -62,7 +62,7 @@ class MessageStream:
         return self
 
     async def __anext__(self) -> Publish:
-        self._finish_current()
+        self.settle()
         while not self._waiting:
             if self._error is not None:
                 raise self._error
@@ -73,6 +73,12 @@ class MessageStream:
         message = self._current = self._waiting.popleft()
         self._read()
         return message
+
+    def settle(self) -> None:
+        """Be done with the message that was given last, without asking for the next one."""
+        current, self._current = self._current, None
+        if current is not None:
+            self._done(current)
 
     def put(self, message: Publish) -> None:
         """Add a message."""
@@ -87,16 +93,11 @@ class MessageStream:
 
     def discard(self) -> None:
         """Be done with everything, read or not."""
-        self._finish_current()
+        self.settle()
         while self._waiting:
             self._done(self._waiting.popleft())
         self._read()
         self.close()
-
-    def _finish_current(self) -> None:
-        current, self._current = self._current, None
-        if current is not None:
-            self._done(current)
 
 
 class Inbox:

@@ -1,0 +1,353 @@
+"""`penstock mqtt`: publish, subscribe and ask, on any MQTT 5 broker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from penstock.cli.output import bytes_fields, escape, note, print_json, print_raw, shown
+from penstock.errors import ConfigError, UnavailableError
+
+if TYPE_CHECKING:
+    from penstock.mqtt.client import MqttClient
+    from penstock.mqtt.codec.packets import Publish
+    from penstock.mqtt.codec.properties import Properties
+
+__all__ = ["app"]
+
+T = TypeVar("T")
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    add_completion=False,
+    no_args_is_help=True,
+    help="Publish, subscribe and ask, on any MQTT 5 broker.",
+)
+
+Broker = Annotated[
+    str,
+    typer.Option(
+        help="The broker: mqtt://, mqtts:// (TLS), ws:// or wss:// (WebSocket).",
+        envvar="PENSTOCK_BROKER",
+        metavar="URL",
+        show_default=True,
+    ),
+]
+ClientId = Annotated[str, typer.Option(help="Client identifier; default: the broker chooses one.", metavar="TEXT")]
+Username = Annotated[str | None, typer.Option(help="User name.", envvar="PENSTOCK_USERNAME", metavar="NAME")]
+Password = Annotated[
+    Path | None, typer.Option("--password-file", help="File whose first line is the password.", metavar="PATH")
+]
+Scram = Annotated[bool, typer.Option("--scram", help="Prove the password by SCRAM-SHA-256 instead of sending it.")]
+CaFile = Annotated[
+    Path | None, typer.Option(help="PEM of the authorities to trust; default: the system's.", metavar="PATH")
+]
+CertFile = Annotated[Path | None, typer.Option(help="PEM of the client's certificate.", metavar="PATH")]
+KeyFile = Annotated[Path | None, typer.Option(help="PEM of its key; default: in --cert-file.", metavar="PATH")]
+Qos = Annotated[int, typer.Option("--qos", "-q", help="Quality of service.", min=0, max=2)]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+Payload = Annotated[
+    str | None, typer.Argument(help="The payload; without it, it is read from --file or stdin.", metavar="PAYLOAD")
+]
+File = Annotated[Path | None, typer.Option(help="Take the payload from this file, byte for byte.", metavar="PATH")]
+UserProperty = Annotated[
+    list[str] | None,
+    typer.Option("--property", "-p", help="User property; may repeat.", metavar="NAME=VALUE"),
+]
+ContentType = Annotated[str | None, typer.Option(help="Content type.", metavar="TEXT")]
+Expiry = Annotated[int | None, typer.Option("--expiry-s", help="Message expiry in seconds.", min=0, metavar="S")]
+DEFAULT = "mqtt://127.0.0.1:1883"
+
+
+@app.command(name="pub")
+def pub_command(
+    topic: Annotated[str, typer.Argument(help="Topic name.", metavar="TOPIC")],
+    payload: Payload = None,
+    file: File = None,
+    lines: Annotated[bool, typer.Option("--lines", help="Publish each line of standard input.")] = False,
+    qos: Qos = 1,
+    retain: Annotated[bool, typer.Option("--retain", "-r", help="Keep it as the topic's retained message.")] = False,
+    user_property: UserProperty = None,
+    content_type: ContentType = None,
+    expiry_s: Expiry = None,
+    response_topic: Annotated[str | None, typer.Option(help="Where an answer is expected.", metavar="TOPIC")] = None,
+    correlation: Annotated[str | None, typer.Option(help="Correlation data.", metavar="TEXT")] = None,
+    broker: Broker = DEFAULT,
+    client_id: ClientId = "",
+    username: Username = None,
+    password_file: Password = None,
+    scram: Scram = False,
+    ca_file: CaFile = None,
+    cert_file: CertFile = None,
+    key_file: KeyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Publish PAYLOAD to TOPIC and wait for the acknowledgement (at QoS 1 and 2).
+
+    Says so on standard error where nobody is subscribed. Exit status 1 when the broker refused it.
+    """
+    properties = _properties(user_property, content_type, expiry_s)
+    properties.response_topic = response_topic
+    properties.correlation_data = None if correlation is None else correlation.encode("utf-8", "surrogateescape")
+    payloads = _lines(payload, file) if lines else iter((_payload(payload, file),))
+    client = _client(broker, client_id, username, password_file, scram, ca_file, cert_file, key_file)
+
+    async def publish() -> None:
+        from dataclasses import replace
+
+        async with client:
+            for data in payloads:
+                code = await client.publish(topic, data, qos=qos, retain=retain, properties=replace(properties))
+                if as_json:
+                    print_json({"topic": topic, "bytes": len(data), "qos": qos, "reason_code": code})
+                elif code == 0x10:
+                    note(f"penstock: nobody is subscribed to '{escape(topic)}'")
+
+    _run(publish())
+
+
+@app.command(name="sub")
+def sub_command(
+    filters: Annotated[list[str], typer.Argument(help="Topic filters; + and # are wildcards.", metavar="FILTER...")],
+    qos: Qos = 1,
+    count: Annotated[int | None, typer.Option(help="End after so many messages.", min=1, metavar="N")] = None,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option(help="End after so many seconds; exit status 1 where --count was not met.", metavar="S"),
+    ] = None,
+    no_retained: Annotated[bool, typer.Option("--no-retained", help="Only what is published from now on.")] = False,
+    no_local: Annotated[bool, typer.Option("--no-local", help="Not what this client identifier publishes.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="The payloads alone, byte for byte.")] = False,
+    session_expiry_s: Annotated[
+        int, typer.Option(help="Keep the session so long after the end; needs --client-id.", min=0, metavar="S")
+    ] = 0,
+    broker: Broker = DEFAULT,
+    client_id: ClientId = "",
+    username: Username = None,
+    password_file: Password = None,
+    scram: Scram = False,
+    ca_file: CaFile = None,
+    cert_file: CertFile = None,
+    key_file: KeyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Print each message that matches, until Ctrl-C.
+
+    A line is topic, payload, and in brackets what else the message carries. A lost connection is opened again. With
+    --session-expiry-s the broker keeps what comes while nobody listens, and the next call prints it.
+    """
+    if raw and as_json:
+        raise ConfigError("mqtt sub: --raw and --json exclude each other", option="--raw", do="give one of the two")
+    if session_expiry_s and not client_id:
+        raise ConfigError(
+            "mqtt sub: a session is kept under a client identifier",
+            option="--session-expiry-s",
+            do="give --client-id as well",
+        )
+    client = _client(
+        broker,
+        client_id,
+        username,
+        password_file,
+        scram,
+        ca_file,
+        cert_file,
+        key_file,
+        session_expiry_s=session_expiry_s,
+    )
+
+    async def listen() -> bool:
+        from penstock.mqtt.codec.packets import Subscription
+
+        wanted = [Subscription(f, qos, no_local, True, 2 if no_retained else 0) for f in filters]
+        seen = 0
+        async with client:
+            await client.subscribe(wanted)
+            note(f"subscribed to {', '.join(escape(f) for f in filters)}, Ctrl-C ends")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    async for message in client.messages():
+                        _show(message, raw=raw, as_json=as_json)
+                        seen += 1
+                        if seen == count:
+                            break
+            client.settle()  # what was printed counts as received before the session is left
+        return count is None or seen == count
+
+    with contextlib.suppress(KeyboardInterrupt):
+        if not _run(listen()):
+            note(f"penstock: not {count} messages within {timeout_s:g} s")
+            raise typer.Exit(1)
+
+
+@app.command(name="request")
+def request_command(
+    topic: Annotated[str, typer.Argument(help="Topic of whoever answers.", metavar="TOPIC")],
+    payload: Payload = None,
+    file: File = None,
+    timeout_s: Annotated[float, typer.Option(help="Wait so long for the response.", metavar="S")] = 10.0,
+    user_property: UserProperty = None,
+    content_type: ContentType = None,
+    broker: Broker = DEFAULT,
+    client_id: ClientId = "",
+    username: Username = None,
+    password_file: Password = None,
+    scram: Scram = False,
+    ca_file: CaFile = None,
+    cert_file: CertFile = None,
+    key_file: KeyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Publish a request and write the payload of its response to standard output, byte for byte.
+
+    Exit status 1 when nobody is subscribed, or no response comes in time.
+    """
+    data = _payload(payload, file)
+    properties = _properties(user_property, content_type, None)
+    client = _client(broker, client_id, username, password_file, scram, ca_file, cert_file, key_file)
+
+    async def ask() -> None:
+        async with client:
+            response = await client.request(topic, data, timeout_s, properties=properties)
+            _show(response, raw=not as_json, as_json=as_json)
+
+    _run(ask())
+
+
+def _client(
+    broker: str,
+    client_id: str,
+    username: str | None,
+    password_file: Path | None,
+    scram: bool,
+    ca_file: Path | None,
+    cert_file: Path | None,
+    key_file: Path | None,
+    *,
+    session_expiry_s: int = 0,
+) -> MqttClient:
+    from penstock.mqtt.client import MqttClient, ScramAuthentication, TlsOptions
+    from penstock.mqtt.url import parse_broker_url
+
+    url = parse_broker_url(broker)
+    username = username if username is not None else url.username
+    password = _password(password_file) if password_file is not None else url.password
+    if scram and (username is None or password is None):
+        raise ConfigError(
+            "--scram needs a user name and a password",
+            option="--scram",
+            do="give --username and --password-file",
+        )
+    tls = TlsOptions(ca_file, cert_file, key_file) if ca_file or cert_file or key_file else None
+    return MqttClient(
+        broker,
+        client_id=client_id,
+        username=None if scram else username,
+        password=None if scram else password,
+        authentication=ScramAuthentication(username or "", password or "") if scram else None,
+        tls=tls,
+        clean_start=not session_expiry_s,
+        session_expiry_s=session_expiry_s,
+    )
+
+
+def _password(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--password-file {path} cannot be read", option="--password-file", why=str(error)) from error
+    return text.splitlines()[0] if text else ""
+
+
+def _properties(user: list[str] | None, content_type: str | None, expiry_s: int | None) -> Properties:
+    from penstock.mqtt.codec.properties import Properties
+
+    pairs = []
+    for given in user or []:
+        name, equals, value = given.partition("=")
+        if not equals:
+            raise ConfigError(f"--property: got {given!r}, expected NAME=VALUE", option="--property")
+        pairs.append((name, value))
+    return Properties(user_properties=pairs, content_type=content_type, message_expiry_interval=expiry_s)
+
+
+def _payload(payload: str | None, file: Path | None) -> bytes:
+    if payload is not None and file is not None:
+        raise ConfigError("a PAYLOAD and --file exclude each other", option="--file", do="give one of the two")
+    if file is not None:
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"--file {file}: {error.strerror}", option="--file") from error
+    if payload is not None:
+        return payload.encode("utf-8", "surrogateescape")
+    if sys.stdin.isatty():
+        raise ConfigError("no payload", do="give a PAYLOAD ('' for an empty one), or --file PATH, or pipe it in")
+    return sys.stdin.buffer.read()
+
+
+def _lines(payload: str | None, file: Path | None) -> Iterator[bytes]:
+    if payload is not None or file is not None:
+        raise ConfigError("--lines reads standard input", option="--lines", do="leave PAYLOAD and --file out")
+    return (line.removesuffix(b"\n").removesuffix(b"\r") for line in sys.stdin.buffer)
+
+
+def _show(message: Publish, *, raw: bool, as_json: bool) -> None:
+    if raw:
+        print_raw(message.payload)
+    elif as_json:
+        print_json(_row(message))
+    else:
+        extras = _extras(message)
+        sys.stdout.write(f"{escape(message.topic)}  {shown(message.payload)}{f'  [{extras}]' if extras else ''}\n")
+        sys.stdout.flush()
+
+
+def _row(message: Publish) -> dict[str, object]:
+    """Every field, also where it is absent: stable keys."""
+    properties = message.properties
+    return {
+        "topic": message.topic,
+        **bytes_fields("payload", message.payload),
+        "qos": message.qos,
+        "retain": message.retain,
+        "content_type": properties.content_type,
+        "response_topic": properties.response_topic,
+        **bytes_fields("correlation_data", properties.correlation_data),
+        "message_expiry_s": properties.message_expiry_interval,
+        "properties": [list(pair) for pair in properties.user_properties],
+    }
+
+
+def _extras(message: Publish) -> str:
+    """What of a message is worth a word beside topic and payload."""
+    found = ["retained"] if message.retain else []
+    given = message.optional_properties
+    if given is not None:
+        if given.content_type is not None:
+            found.append(f"content type {given.content_type}")
+        if given.response_topic is not None:
+            found.append(f"answer to {given.response_topic}")
+        if given.correlation_data is not None:
+            found.append(f"correlation {shown(given.correlation_data)}")
+        if given.message_expiry_interval is not None:
+            found.append(f"expires in {given.message_expiry_interval} s")
+        found += [f"{name}={value}" for name, value in given.user_properties]
+    return escape(", ".join(found))
+
+
+def _run(work: Coroutine[Any, Any, T]) -> T:
+    from penstock.runtime.loop import run
+
+    try:
+        return run(work)
+    except UnavailableError as error:
+        if error.do is not None and "correct the address" in error.do:
+            error.do = "start a node (penstock up), or name the broker's listener: --broker mqtt://HOST:PORT"
+        raise
