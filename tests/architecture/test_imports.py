@@ -84,7 +84,11 @@ RULES = [
     Rule("penstock.security", ("security", "runtime.config", "runtime.document"), IO | SPARK),
     Rule("penstock.node", ("node", "mqtt", "statestore", "tube", "runtime", "security", "console"), SPARK),
     Rule(
-        "penstock.spark", ("spark", "tube.reader", "tube.record", "statestore.client", "statestore.hlc", "mqtt.client")
+        "penstock.spark",
+        (
+            *("spark", "tube.reader", "tube.producer", "tube.record"),
+            *("statestore.client", "statestore.hlc", "mqtt.client"),
+        ),
     ),
     Rule("penstock.pipelines.model", ("pipelines", "runtime.config"), SPARK | IO),
     Rule(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from typing import Literal
 
 from penstock.errors import ConfigError
 
@@ -11,9 +12,14 @@ __all__ = ["boolean", "canonical", "positive"]
 
 
 def canonical(
-    source: str, options: Mapping[str, str], known: Mapping[str, str], unsupported: Mapping[str, str]
+    format_name: str,
+    options: Mapping[str, str],
+    known: Mapping[str, str],
+    unsupported: Mapping[str, str],
+    *,
+    kind: Literal["source", "sink"] = "source",
 ) -> dict[str, str]:
-    """``options`` of the format ``source`` with every name as documented in ``known``.
+    """``options`` of a source or sink of ``format_name`` with every name as documented in ``known``.
 
     ``unsupported`` are options that users of the format would expect, with what to do instead.
 
@@ -21,26 +27,23 @@ def canonical(
         ConfigError: a name that is not known or not supported; it says what was meant, perhaps.
     """
     names = {name.lower(): name for name in (*known, *unsupported)}
-    return {_canonical(source, name, names, known, unsupported): value for name, value in options.items()}
-
-
-def _canonical(
-    source: str, name: str, names: Mapping[str, str], known: Mapping[str, str], unsupported: Mapping[str, str]
-) -> str:
-    found = names.get(name.lower())
-    if found is not None and found in known:
-        return found
-    if found is not None:
-        raise ConfigError(
-            f"option {found} is not supported by the {source} source", option=found, do=unsupported[found]
-        )
-    close = difflib.get_close_matches(name.lower(), [each.lower() for each in known], n=1)
-    meant = f"did you mean {names[close[0]]}? " if close else ""
-    raise ConfigError(
-        f"option {name!r} is not known to the {source} source",
-        option=name,
-        do=f"{meant}Known options: {', '.join(known)}",
-    )
+    found: dict[str, str] = {}
+    for given, value in options.items():
+        name = names.get(given.lower())
+        if name is None:
+            close = difflib.get_close_matches(given.lower(), [each.lower() for each in known], n=1)
+            meant = f"did you mean {names[close[0]]}? " if close else ""
+            raise ConfigError(
+                f"option {given!r} is not known to the {format_name} {kind}",
+                option=given,
+                do=f"{meant}Known options: {', '.join(known)}",
+            )
+        if name not in known:
+            raise ConfigError(
+                f"option {name} is not supported by the {format_name} {kind}", option=name, do=unsupported[name]
+            )
+        found[name] = value
+    return found
 
 
 def positive(option: str, text: str, meaning: str) -> int:

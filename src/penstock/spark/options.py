@@ -16,7 +16,7 @@ from penstock.errors import ConfigError
 from penstock.spark import names
 from penstock.spark.offsets import Wanted, parse_wanted
 
-__all__ = ["OPTIONS", "UNSUPPORTED", "SourceOptions", "canonical_names"]
+__all__ = ["OPTIONS", "UNSUPPORTED", "SourceOptions", "canonical_names", "check_masters"]
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ class SourceOptions:
         given = canonical_names(options)
         topics, assigned = _selection(given)
         return cls(
-            masters=_masters(given),
+            masters=check_masters(given),
             topics=topics,
             assigned=assigned,
             # Which of the words are allowed depends on batch or stream: for_batch and for_stream look again.
@@ -146,7 +146,8 @@ def _parsed(given: Mapping[str, str], option: str, parse: Callable[[str], T]) ->
     return parse(given[option]) if option in given else None
 
 
-def _masters(given: Mapping[str, str]) -> str:
+def check_masters(given: Mapping[str, str]) -> str:
+    """The masters in ``tubemq.master``; ConfigError where it is not set or not a list of addresses."""
     text = given.get("tubemq.master", "")
     addresses = [address.strip() for address in text.split(",")]
     for address in addresses:

@@ -6,11 +6,12 @@ row is a value that the key had while the job ran, not all of them at one moment
 The sink takes one row a key and batch: tasks only collect, the driver writes once all of them have succeeded, so a
 failed batch writes nothing. What it writes depends on the rows alone, so a repeated batch leaves the store as it was.
 Under a fencing token a run that was replaced is refused. Deletes are rows whose value is null.
+
+Imports stand where they are used: Spark imports this module for every user of any data source.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -28,11 +29,11 @@ from pyspark.sql.types import IntegerType as Int
 
 from penstock.errors import ConfigError
 from penstock.spark.store_options import StoreReadOptions, StoreWriteOptions
-from penstock.spark.store_writes import Change, Row, last_of_each, write_changes
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from penstock.spark.store_writes import Row
     from penstock.statestore.client import StateStoreClient
 
 __all__ = ["KeysPartition", "StateStoreDataSource", "StoreReader", "StoreStreamWriter", "StoreWriter", "WrittenRows"]
@@ -120,11 +121,15 @@ class StoreReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
+        import asyncio
+
         keys = asyncio.run(self._keys())
         tasks = max(1, min(self._options.min_partitions, len(keys)))
         return [KeysPartition(keys[number::tasks]) for number in range(tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        import asyncio
+
         import pyarrow as pa
 
         assert isinstance(partition, KeysPartition)
@@ -155,6 +160,8 @@ class StoreReader(DataSourceReader):
 
 async def _values(store: StateStoreClient, keys: Sequence[bytes]) -> tuple[list[bytes], list[bytes], list[str]]:
     """Keys, values and versions of those that still exist."""
+    import asyncio
+
     limit = asyncio.Semaphore(CONCURRENT_GETS)
 
     async def one(key: bytes) -> tuple[bytes, bytes, str] | None:
@@ -205,6 +212,8 @@ def _collected(options: StoreWriteOptions, batches: Iterator[pa.RecordBatch]) ->
 
 
 def _rows(options: StoreWriteOptions, batch: pa.RecordBatch) -> Iterator[Row]:
+    from penstock.spark.store_writes import Change, Row
+
     nothing: list[Any] = [None] * batch.num_rows
     ttls = batch.column("ttl_ms").to_pylist() if "ttl_ms" in batch.schema.names else nothing
     orders = nothing if options.order_by is None else batch.column(options.order_by).to_pylist()
@@ -220,6 +229,10 @@ def _rows(options: StoreWriteOptions, batch: pa.RecordBatch) -> Iterator[Row]:
 
 
 def _store(options: StoreWriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    import asyncio
+
+    from penstock.spark.store_writes import last_of_each, write_changes
+
     rows = (row for message in messages if isinstance(message, WrittenRows) for row in message.rows)
     changes = last_of_each(rows, options.order_by)
 
@@ -232,7 +245,6 @@ def _store(options: StoreWriteOptions, messages: Sequence[WriterCommitMessage | 
 
 
 def _client(broker: str, timeout_s: float) -> StateStoreClient:
-    # Imported where it is used: Spark imports this module for every user of any data source.
     from penstock.statestore.client import StateStoreClient
 
     return StateStoreClient.connect(broker, timeout_s=timeout_s)

@@ -83,7 +83,7 @@ class StoreWriteOptions:
     def parse(cls, options: Mapping[str, str]) -> StoreWriteOptions:
         """Check ``options`` as Spark hands them over; raises as :meth:`StoreReadOptions.parse`."""
         ours = {name: value for name, value in options.items() if name.lower() not in _OF_SPARK}
-        given = names.canonical("aio-statestore", ours, WRITE_OPTIONS, UNSUPPORTED)
+        given = names.canonical("aio-statestore", ours, WRITE_OPTIONS, UNSUPPORTED, kind="sink")
         token = None
         if "fencingToken" in given:
             token = hlc.parse(given["fencingToken"])

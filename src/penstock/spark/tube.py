@@ -1,4 +1,4 @@
-"""``format("tubemq")``: the tube log as a batch and streaming source.
+"""``format("tubemq")``: the tube log as a batch and streaming source; its sink is in ``tube_sink``.
 
 Contract: ``apache/spark: python/pyspark/sql/datasource.py``. The streaming offset is small JSON (see ``offsets``);
 ``partitions(start, end)`` asks nobody where ``start`` has what ``end`` has; ``read`` opens its own connection and gives
@@ -47,6 +47,8 @@ from penstock.spark.offsets import (
     to_json,
 )
 from penstock.spark.options import SourceOptions
+from penstock.spark.sink_options import SinkOptions
+from penstock.spark.tube_sink import TubeStreamWriter, TubeWriter, check_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,7 +112,7 @@ class RangePartition(InputPartition):
 
 
 class TubeDataSource(DataSource):
-    """The format ``tubemq``. Options: :data:`penstock.spark.options.OPTIONS`."""
+    """The format ``tubemq``. Options: `options.OPTIONS` of the source, `sink_options.OPTIONS` of the sink."""
 
     @classmethod
     def name(cls) -> str:
@@ -125,6 +127,24 @@ class TubeDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> TubeStreamReader:  # noqa: N802 - Spark's name
         return TubeStreamReader(self._checked(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> TubeWriter:  # noqa: FBT001 - Spark's signature
+        if overwrite:
+            raise ConfigError(
+                'the tubemq sink has no mode("overwrite")',
+                option="mode",
+                why="a log is only appended to",
+                do='write with mode("append")',
+            )
+        return TubeWriter(self._sink_options(schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TubeStreamWriter:  # noqa: FBT001, N802, ARG002 - Spark's
+        return TubeStreamWriter(self._sink_options(schema))
+
+    def _sink_options(self, schema: StructType) -> SinkOptions:
+        options = SinkOptions.parse(self.options)
+        check_columns(schema, options)
+        return options
 
     def _checked(self, schema: StructType) -> SourceOptions:
         options = SourceOptions.parse(self.options)

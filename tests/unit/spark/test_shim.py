@@ -4,16 +4,19 @@ import json
 import subprocess
 import sys
 
+import pytest
 
-def test_the_shim_is_light_and_names_the_source() -> None:
+
+@pytest.mark.parametrize(("module", "source"), [("pyspark_tubemq", "tubemq"), ("pyspark_statestore", "aio-statestore")])
+def test_the_shim_is_light_and_names_the_source(module: str, source: str) -> None:
     """Spark imports every ``pyspark_*`` module of the environment for every user of a data source."""
     code = (
-        "import json, sys; import pyspark.sql.datasource; before = set(sys.modules); import pyspark_tubemq;"
-        "print(json.dumps([pyspark_tubemq.DefaultSource.name(), sorted(set(sys.modules) - before)]))"
+        f"import json, sys; import pyspark.sql.datasource; before = set(sys.modules); import {module} as shim;"
+        "print(json.dumps([shim.DefaultSource.name(), sorted(set(sys.modules) - before)]))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     name, imported = json.loads(result.stdout)
-    assert name == "tubemq"
+    assert name == source
     heavy = {"pyarrow", "pandas", "numpy", "google", "uvloop", "asyncio", "pydantic"}
     assert not heavy & {module.partition(".")[0] for module in imported}
     assert not [module for module in imported if module.startswith("penstock.tube")]

@@ -1,0 +1,181 @@
+"""Rows into a tube: the sink of ``format("tubemq")``, for batches and streams, with any TubeMQ server.
+
+Delivery: at least once. A task ends when every row of it is acknowledged; a task or batch that failed is run again, and
+its rows are stored again. Rows that bring no id of their own get one that names query, batch, task and row: where the
+rows of a task are the same each time (a source that replays exactly, no shuffle without an order) copies have equal
+ids, and a reader drops them by it.
+
+Imports stand where they are used: Spark imports this module for every user of any data source.
+
+Columns: ``value``; ``key``, ``topic``, ``partition`` and ``headers`` where wanted. Headers are the record's attributes
+by the names that the source gives them, so that what the source reads the sink writes.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, LongType, StringType, StructType
+
+from penstock.errors import ConfigError
+from penstock.spark.sink_options import SinkOptions
+
+if TYPE_CHECKING:
+    import asyncio
+
+    import pyarrow as pa
+
+    from penstock.tube.record import Record
+
+__all__ = ["SentRows", "TubeStreamWriter", "TubeWriter", "check_columns"]
+
+_TEXT: tuple[type[DataType], ...] = (StringType, BinaryType)
+_TAKEN: dict[str, tuple[type[DataType], ...]] = {
+    "value": _TEXT,
+    "key": _TEXT,
+    "topic": (StringType,),
+    "partition": (IntegerType, LongType),
+    "headers": (ArrayType,),
+}
+_ROWS = (
+    "value (string or binary), and where wanted key (string or binary), topic (string), partition (int), "
+    "headers (array<struct<key: string, value: binary>>)"
+)
+_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+
+
+def check_columns(schema: StructType, options: SinkOptions) -> None:
+    """Whether rows of ``schema`` can be written.
+
+    Raises:
+        ConfigError: a column too many, too few, or of another type.
+    """
+    kinds = {field.name: field.dataType for field in schema.fields}
+    wrong = [name for name, kind in kinds.items() if not isinstance(kind, _TAKEN.get(name, ()))]
+    headers = kinds.get("headers")
+    if isinstance(headers, ArrayType) and not _is_header(headers.elementType):
+        wrong.append("headers")
+    lacks = [name for name in ("value",) if name not in kinds]
+    if options.topic is None and "topic" not in kinds:
+        lacks.append("topic (the column, or the option)")
+    if wrong or lacks:
+        what = f"it has {', '.join(wrong)}" if wrong else f"it lacks {', '.join(lacks)}"
+        raise ConfigError(
+            f"the tubemq sink cannot write rows of {schema.simpleString()}: {what}",
+            option="schema",
+            why=f"its columns are {_ROWS}",
+            do='select those, as .selectExpr("machine AS key", "to_json(struct(*)) AS value")',
+        )
+
+
+def _is_header(kind: DataType) -> bool:
+    return isinstance(kind, StructType) and [(f.name, isinstance(f.dataType, _TEXT)) for f in kind.fields] == [
+        ("key", True),
+        ("value", True),
+    ]
+
+
+@dataclass
+class SentRows(WriterCommitMessage):
+    """How many rows of one task were acknowledged."""
+
+    rows: int
+
+
+class TubeWriter(DataSourceArrowWriter):
+    """Rows of a batch into a tube."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        self._job = uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        return _sent(self._options, iterator, self._job)
+
+
+class TubeStreamWriter(DataSourceStreamArrowWriter):
+    """Rows of micro-batches into a tube."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        return _sent(self._options, iterator, "")
+
+
+def _sent(options: SinkOptions, batches: Iterator[pa.RecordBatch], job: str) -> SentRows:
+    import asyncio
+
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None, "a task of Spark's"
+    name = "/".join(filter(None, (context.getLocalProperty(_QUERY) or job, context.getLocalProperty(_BATCH))))
+    return asyncio.run(_send(options, batches, f"{name}/{context.partitionId()}"))
+
+
+async def _send(options: SinkOptions, batches: Iterator[pa.RecordBatch], name: str) -> SentRows:
+    from penstock.tube.producer import Producer
+
+    rows = 0
+    async with Producer(options.masters, delivery_timeout_s=options.timeout_s) as producer:
+        waiting: list[asyncio.Future[Any]] = []
+        for batch in batches:
+            for topic, partition, record in _records(options, batch, name, rows):
+                waiting.append(await producer.queue(topic, record, partition))
+            rows += batch.num_rows
+            # Rows of the batch before are acknowledged while this one is read; then nothing of it is kept.
+            for future in waiting:
+                await future
+            waiting.clear()
+    return SentRows(rows)
+
+
+def _records(
+    options: SinkOptions, batch: pa.RecordBatch, name: str, first: int
+) -> Iterator[tuple[str, int | None, Record]]:
+    """Topic, partition (None: by key) and record of each row."""
+    from penstock.tube.record import FIELDS, Record
+
+    attributes = {row.attribute: row.name for row in FIELDS if row.name not in ("key", "headers")}
+    columns = {field: batch.column(field).to_pylist() for field in batch.schema.names}
+    nothing: list[Any] = [None] * batch.num_rows
+    rows = zip(
+        *(columns.get(field, nothing) for field in ("value", "key", "topic", "partition", "headers")), strict=True
+    )
+    for number, (value, key, topic, partition, headers) in enumerate(rows, first):
+        wanted = options.topic if topic is None else topic
+        if value is None or wanted is None:
+            raise ConfigError(
+                f"the tubemq sink got a row without a {'value' if value is None else 'topic'}",
+                option="value" if value is None else "topic",
+                do="leave such rows out, or give the option topic" if wanted is None else "leave such rows out",
+            )
+        record = Record(_bytes(value), None if key is None else _bytes(key))
+        for header in headers or ():
+            _take(record, attributes.get(header["key"]), header["key"], _bytes(header["value"] or b""))
+        if record.id is None:
+            record.id = f"{name}/{number}"
+        yield wanted, partition, record
+
+
+def _take(record: Record, attribute: str | None, name: str, value: bytes) -> None:
+    """A header is the ``attribute`` of its name, where the record has one and it fits; else it is the user's."""
+    text = value.decode(errors="surrogateescape")
+    if attribute is None or getattr(record, attribute) is not None or not text.isprintable():
+        record.headers.append((name, value))
+    elif attribute == "event_time_ms":
+        if text.removeprefix("-").isdecimal():
+            record.event_time_ms = int(text)
+        else:
+            record.headers.append((name, value))
+    else:
+        setattr(record, attribute, text)
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
