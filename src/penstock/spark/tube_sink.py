@@ -128,7 +128,7 @@ async def _send(options: SinkOptions, batches: Iterator[pa.RecordBatch], name: s
             for topic, partition, record in _records(options, batch, name, rows):
                 waiting.append(await producer.queue(topic, record, partition))
             rows += batch.num_rows
-            # Rows of the batch before are acknowledged while this one is read; then nothing of it is kept.
+            # Arrow batch by Arrow batch, so that a task of any size keeps only one in memory.
             for future in waiting:
                 await future
             waiting.clear()
