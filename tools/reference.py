@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ from penstock.cli.main import COMMANDS, app
 from penstock.node import config as node
 from penstock.pipelines import model as pipeline
 from penstock.spark import options as spark
+from penstock.spark import sink_options as sink
+from penstock.spark import store_options as store
 from penstock.statestore import commands, dialects
 from penstock.statestore.hlc import Hlc
 from penstock.tube import record
@@ -150,13 +152,21 @@ def record_table() -> str:
     return "\n".join(lines)
 
 
+def option_table(title: str, options: Mapping[str, str], unsupported: Mapping[str, str]) -> list[str]:
+    lines = [f"## {title}", "", "| option | meaning |", "| --- | --- |"]
+    lines += [f"| `{name}` | {cell(meaning)} |" for name, meaning in options.items()]
+    lines += ["", "Refused, and what to do instead:", "", "| option | instead |", "| --- | --- |"]
+    return [*lines, *(f"| `{name}` | {cell(instead)} |" for name, instead in unsupported.items()), ""]
+
+
 def spark_options() -> str:
-    lines = ["# Options of the tubemq source", "", NOTE, "", "| option | meaning |", "| --- | --- |"]
-    lines += [f"| `{name}` | {cell(meaning)} |" for name, meaning in spark.OPTIONS.items()]
-    lines += ["", "## Not supported", "", "Options of Kafka's connector that this source refuses, and what to do.", ""]
-    lines += ["| option | instead |", "| --- | --- |"]
-    lines += [f"| `{name}` | {cell(instead)} |" for name, instead in spark.UNSUPPORTED.items()]
-    return "\n".join([*lines, ""])
+    lines = ["# Options of the Spark formats", "", NOTE, ""]
+    lines += ["Names are compared without regard to case; an option that is not listed is an error.", ""]
+    lines += option_table("`tubemq`, reading", spark.OPTIONS, spark.UNSUPPORTED)
+    lines += option_table("`tubemq`, writing", sink.OPTIONS, sink.UNSUPPORTED)
+    lines += option_table("`aio-statestore`, reading", store.READ_OPTIONS, store.UNSUPPORTED)
+    lines += option_table("`aio-statestore`, writing", store.WRITE_OPTIONS, store.UNSUPPORTED)
+    return "\n".join(lines)
 
 
 VERSION = Hlc(1696374425000, 1, "StateStore")
