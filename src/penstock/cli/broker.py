@@ -62,9 +62,9 @@ class BrokerOptions:
         Path | None,
         typer.Option(help="Its key (PEM), default: in the same file.", envvar="PENSTOCK_TLS_KEY", metavar="PATH"),
     ] = None
-    client_id: Annotated[str | None, typer.Option(help="MQTT client identifier, default: a new one.", metavar="ID")] = (
-        None
-    )
+    client_id: Annotated[
+        str | None, typer.Option(help="MQTT client identifier, default: the command's own.", metavar="ID")
+    ] = None
     timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.", min=0.001, metavar="SECONDS")] = 10.0
 
     def tls(self) -> TlsOptions | None:
@@ -106,8 +106,18 @@ class BrokerOptions:
             password=self.password(),
             tls=self.tls(),
         )
-        try:
+        async with self.explained():
             store = await client.__aenter__()
+        try:
+            yield store
+        finally:
+            await client.__aexit__(None, None, None)
+
+    @asynccontextmanager
+    async def explained(self) -> AsyncIterator[None]:
+        """Say what to do where nobody answers at the broker."""
+        try:
+            yield
         except UnavailableError as error:
             raise UnavailableError(
                 error.what,
@@ -115,10 +125,14 @@ class BrokerOptions:
                 why=error.why,
                 do="start a node (penstock up), or name its MQTT listener: --broker mqtt://HOST:PORT",
             ) from error
-        try:
-            yield store
-        finally:
-            await client.__aexit__(None, None, None)
+
+    @property
+    def shown(self) -> str:
+        """The broker's address without what is secret."""
+        from penstock.mqtt.url import parse_broker_url
+
+        url = parse_broker_url(self.broker)
+        return f"{url.scheme}://{url.authority}{url.path}"
 
 
 def connects(command: Callable[..., None]) -> Callable[..., None]:

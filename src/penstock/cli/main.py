@@ -31,7 +31,8 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {
     "up": Command("penstock.cli.up", "Run a node: MQTT broker, state store, tube log and rules in one process."),
     "demo": Command("penstock.cli.demo", "See real telemetry travel from MQTT into a lake table, with the proof."),
-    "kv": Command("penstock.cli.kv", "Read, write and watch keys of a state store."),
+    "kv": Command("penstock.cli.kv", "Read, write, watch and lock keys of a state store."),
+    "statestore": Command("penstock.cli.statestore", "Attach a state store to somebody else's MQTT 5 broker."),
     "mqtt": Command("penstock.cli.mqtt", "Publish, subscribe and ask, on any MQTT 5 broker."),
     "tube": Command("penstock.cli.tube", "List topics, produce records, consume records."),
     "pipeline": Command("penstock.cli.pipeline", "Check and run pipelines."),

@@ -1,0 +1,134 @@
+"""`penstock statestore`: a state store for somebody else's broker."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.broker import BrokerOptions, connects
+from penstock.cli.output import escape, print_json, use_colour
+
+if TYPE_CHECKING:
+    from penstock.statestore.attach import Attachment
+
+__all__ = ["app"]
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+class _Durability(StrEnum):
+    DURABLE = "durable"
+    FLUSHED = "flushed"
+    MEMORY = "memory"
+
+
+class _Dialect(StrEnum):
+    AUTO = "auto"
+    SDK = "sdk"
+    PUBLISHED = "published"
+    OLDER = "older"
+
+
+class _Level(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@app.command()
+@connects
+def statestore(
+    data_dir: Annotated[
+        Path, typer.Option(help="Where the keys are kept.", envvar="PENSTOCK_DATA_DIR", metavar="PATH")
+    ] = Path("penstock-data"),
+    durability: Annotated[
+        _Durability,
+        typer.Option(
+            help="What an answer promises: durable (fsynced), flushed (written), memory (at once).",
+            envvar="PENSTOCK_DURABILITY",
+            metavar="WORD",
+        ),
+    ] = _Durability.DURABLE,
+    dialect: Annotated[
+        _Dialect, typer.Option(help="auto (as each request asks), sdk, published or older.", metavar="WORD")
+    ] = _Dialect.AUTO,
+    max_keys: Annotated[int, typer.Option(help="Quota, 0: none.", min=0, metavar="N")] = 0,
+    observation_lease: Annotated[
+        float,
+        typer.Option(help="End the observations of a client that was silent for so long.", min=1.0, metavar="SECONDS"),
+    ] = 86_400.0,
+    log_level: Annotated[
+        _Level, typer.Option(help="debug, info, warning or error.", envvar="PENSTOCK_LOG_LEVEL", metavar="WORD")
+    ] = _Level.INFO,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON once it serves.")] = False,
+    *,
+    options: BrokerOptions,
+) -> None:
+    """Attach a state store to an MQTT 5 broker: the clients of that broker find it there.
+
+    The store is durable and complete; what a client of a broker cannot do is listed in the how-to "Attach a state store
+    to your broker". The data directory may be one of `penstock up` that does not run. SIGTERM and Ctrl-C drain what was
+    accepted and exit 0.
+    """
+    from penstock.runtime import logs
+    from penstock.runtime.loop import run, tune_process
+
+    logs.configure(logs.LogLevel(log_level.value))
+    tune_process()
+
+    def ready() -> None:
+        if as_json:
+            print_json({"event": "ready", "broker": options.shown, "data_dir": str(data_dir.absolute())})
+            return
+        bold, plain = ("\x1b[1m", "\x1b[0m") if use_colour(sys.stdout) else ("", "")
+        broker = escape(options.shown)
+        sys.stdout.write(
+            f"{bold}state store{plain} is ready at {broker} (Ctrl-C ends it)\n\n"
+            f"  data directory  {escape(str(data_dir))}\n  durability      {durability.value}\n\n"
+            f"{bold}Try in another terminal:{plain}\n  penstock kv set --broker {broker} greeting hello\n"
+        )
+        sys.stdout.flush()
+
+    def attach(path: Path) -> Attachment:
+        from functools import partial
+
+        from penstock.mqtt.client import MqttClient
+        from penstock.runtime.durability import Durability
+        from penstock.statestore.attach import Attachment
+        from penstock.statestore.service import StateStoreService
+
+        service = StateStoreService(path, Durability(durability.value), dialect=dialect.value, max_keys=max_keys)
+        connect = partial(
+            MqttClient, options.broker, username=options.username, password=options.password(), tls=options.tls()
+        )
+        return Attachment(
+            service, connect, client_id=options.client_id or "penstock-statestore", lease_s=observation_lease
+        )
+
+    async def main() -> None:
+        import asyncio
+        import signal
+        from contextlib import AsyncExitStack
+
+        from penstock.node.data_dir import DataDirectory
+
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        with DataDirectory(data_dir) as directory:
+            async with AsyncExitStack() as stack:
+                async with options.explained():
+                    attachment = await stack.enter_async_context(attach(directory.statestore))
+                ready()
+                stopping = asyncio.create_task(stop.wait())
+                await asyncio.wait((stopping, attachment.ended), return_when=asyncio.FIRST_COMPLETED)
+                stopping.cancel()
+                if attachment.ended.done():
+                    raise attachment.ended.result()
+
+    run(main())
