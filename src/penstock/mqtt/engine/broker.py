@@ -21,14 +21,15 @@ from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import filter_problem, validate_topic_filter, validate_topic_name
 from penstock.mqtt.engine.access import LOCAL, Access, Granted, Origin, Rights
 from penstock.mqtt.engine.connection import BrokerConnection
+from penstock.mqtt.engine.figures import FIGURES_PREFIX, Figures
 from penstock.mqtt.engine.handshake import Handshake
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueFull
 from penstock.mqtt.engine.message import Message, identifier_block
 from penstock.mqtt.engine.receiving import is_text
 from penstock.mqtt.engine.retained import Retained
 from penstock.mqtt.engine.routes import Route, Router, Target
-from penstock.mqtt.engine.session import NEVER, Delivery, Session, SessionSubscription
-from penstock.mqtt.engine.shared import SharedGroup
+from penstock.mqtt.engine.session import NEVER, Session, SessionSubscription
+from penstock.mqtt.engine.sharing import deliver_shared, leave_group, share_out, take_over
 from penstock.mqtt.engine.timers import Timers
 from penstock.mqtt.engine.waiting import WaitingTotals
 from penstock.mqtt.service import Inbound, Service
@@ -64,6 +65,13 @@ class Broker:
         self.retained = Retained(self.limits.max_retained_messages, self.limits.max_retained_bytes)
         self.router = Router(self.limits)
         self.waiting_totals = WaitingTotals()
+        self.figures = Figures(
+            self.timers,
+            self.limits.figures_interval_s * 1000,
+            wanted=lambda: self.router.figures_wanted,
+            measure=self.measure,
+            publish=self._publish_figure,
+        )
         self.report = report
         self.wall_offset = 0
         self._access = access
@@ -104,6 +112,8 @@ class Broker:
         if self._connections >= self.limits.max_connections:
             self.stats.connections_refused += 1
             return None
+        if self.figures.started_at is None:
+            self.figures.started_at = now
         self._connections += 1
         self.stats.connections_opened += 1
         connection = BrokerConnection(self, name, now, origin=origin, access=self._access if access is None else access)
@@ -303,6 +313,9 @@ class Broker:
             self.connection_ended(connection, now)
             return
         session.resume(now)
+        for subscription in session.subscriptions.values():
+            if subscription.group is not None:
+                take_over(subscription.group, now)
 
     def _expiry_asked(self, packet: Connect) -> int:
         """Seconds; a session of MQTT 3.1.1 lasts without end where it is not a clean one."""
@@ -353,7 +366,7 @@ class Broker:
         session.connection = None
         for service in self._services:
             service.disconnected(session.client_id)
-        self._share_out(session, now)
+        share_out(session, now)
         will = session.will
         if will is not None:
             delay_s = min(will.properties.will_delay_interval or 0, session.expiry_s)
@@ -406,12 +419,21 @@ class Broker:
         self._fan_out(route, message, publisher, now)
         return route.services, 0
 
-    def subscribe(self, session: Session, packet: Subscribe) -> list[int]:
+    def subscribe(self, session: Session, packet: Subscribe, now: int) -> list[int]:
         """Add subscriptions; a reason code each. The retained messages wait in ``session.replays`` for the SUBACK."""
         identifier = identifier_block(packet.properties.subscription_identifiers)
-        return [self._subscribe(session, wanted, identifier) for wanted in packet.subscriptions]
+        return [self._subscribe(session, wanted, identifier, now) for wanted in packet.subscriptions]
 
-    def _subscribe(self, session: Session, wanted: Subscription, identifier: bytes) -> int:
+    def subscribed(self, session: Session, packet: Subscribe, now: int) -> None:
+        """The SUBACK is on its way: send what new subscriptions bring at once."""
+        for wanted in packet.subscriptions:
+            subscription = session.subscriptions.get(wanted.topic_filter)
+            if subscription is not None and subscription.group is not None:
+                take_over(subscription.group, now)
+        if session.replays:
+            session.send_waiting(now)
+
+    def _subscribe(self, session: Session, wanted: Subscription, identifier: bytes, now: int) -> int:
         topic_filter = wanted.topic_filter
         limits = self.limits
         if (
@@ -431,6 +453,8 @@ class Broker:
         subscription = SessionSubscription(session, wanted, wanted.qos, identifier)
         session.subscriptions[topic_filter] = subscription
         self.router.add(subscription)
+        if topic_filter.startswith(FIGURES_PREFIX):
+            self.figures.renew(now)
         wants_retained = wanted.retain_handling == 0 or (wanted.retain_handling == 1 and new)  # [MQTT-3.3.1-9 to -11]
         if wants_retained and subscription.group is None:  # a shared subscription gets none
             session.replay(subscription)
@@ -449,6 +473,11 @@ class Broker:
         return codes
 
     # Inside
+
+    def _publish_figure(self, topic: str, text: str, now: int) -> None:
+        message = Message(Publish(topic, text.encode(), retain=True), now)
+        self.retained.store(topic, message)
+        self._fan_out(self.router.route(topic), message, None, now)
 
     def _fan_out(self, route: Route, message: Message, publisher: Session | None, now: int) -> None:
         qos = message.qos
@@ -471,54 +500,15 @@ class Broker:
         for shared in route.shared:
             member = shared.group.choose(message.publish, shared.members)
             if member is not None:
-                _deliver_shared(member, shared.group, message, now)
-
-    def _share_out(self, session: Session, now: int) -> None:
-        """Members of shared subscriptions take over what a member that left cannot deliver now.
-
-        What waits, and what was sent at QoS 1 without an answer. A QoS 2 message that was sent stays with the session
-        to its end, and ends with it [MQTT-4.8.2-4], [MQTT-4.8.2-5].
-        """
-        moved: list[Delivery] = []
-        takers: list[SessionSubscription] = []
-        for delivery in session.shared_deliveries():
-            message, group = delivery[0], delivery[4]
-            if group is None or message.expired(now):
-                continue
-            members = [m for m in group.members.values() if m.session.may_receive(message.publish.topic)]
-            member = group.choose(message.publish, members, without=session)
-            if member is not None and (member.session.connection is not None or session.ending):
-                moved.append(delivery)
-                takers.append(member)
-        self._hand_over(session, moved, takers, now)
-
-    def _hand_over(
-        self, session: Session, deliveries: list[Delivery], takers: list[SessionSubscription], now: int
-    ) -> None:
-        if not deliveries:
-            return
-        session.withdraw(deliveries)
-        for delivery, member in zip(deliveries, takers, strict=True):
-            assert delivery[4] is not None
-            _deliver_shared(member, delivery[4], delivery[0], now)
+                deliver_shared(member, shared.group, message, now)
 
     def _end_subscription(self, session: Session, subscription: SessionSubscription, now: int) -> None:
         del session.subscriptions[subscription.topic_filter]
         self.router.remove(subscription)
         session.end_replay(subscription.topic_filter)  # [MQTT-3.10.4-2]
         group = subscription.group
-        if group is not None and group.members:  # what was not sent yet is the others'
-            moved: list[Delivery] = []
-            takers: list[SessionSubscription] = []
-            for delivery in session.waiting.reliable:
-                if delivery[4] is group:
-                    topic = delivery[0].publish.topic
-                    members = [m for m in group.members.values() if m.session.may_receive(topic)]
-                    member = group.choose(delivery[0].publish, members)
-                    if member is not None:
-                        moved.append(delivery)
-                        takers.append(member)
-            self._hand_over(session, moved, takers, now)
+        if group is not None:
+            leave_group(session, group, now)
 
     def _check_again(self, session: Session, now: int) -> None:
         """Take away what the session's rights do not cover any more."""
@@ -542,7 +532,7 @@ class Broker:
             self.router.remove(subscription)
         session.subscriptions.clear()
         session.ending = True
-        self._share_out(session, now)
+        share_out(session, now)
         session.clear()
         self.timers.remove(session)
         self.sessions.pop(session.client_id, None)
@@ -575,12 +565,6 @@ class Broker:
                     principal=None if rights is None else rights.principal,
                 )
             )
-
-
-def _deliver_shared(member: SessionSubscription, group: SharedGroup, message: Message, now: int) -> None:
-    qos = min(member.qos, message.qos)  # [MQTT-4.8.2-3]
-    retain = 1 if message.retain and member.retain_as_published else 0
-    member.session.deliver(message, qos, retain, member.identifier, now, group)
 
 
 def _has_room(route: Route, message: Message, publisher: Session) -> bool:

@@ -453,9 +453,8 @@ class BrokerConnection(Output):
             self._stats.answers_sent += 1
             self.mark()
         elif isinstance(packet, Subscribe):
-            self.send(SubAck(packet.packet_id, broker.subscribe(session, packet)))
-            if session.replays:
-                session.send_waiting(now)
+            self.send(SubAck(packet.packet_id, broker.subscribe(session, packet, now)))
+            broker.subscribed(session, packet, now)
         elif isinstance(packet, Unsubscribe):
             self.send(UnsubAck(packet.packet_id, broker.unsubscribe(session, packet.topic_filters, now)))
         elif isinstance(packet, Disconnect):

@@ -95,6 +95,8 @@ class BrokerLimits:
     """A longer Keep Alive is lowered to this by Server Keep Alive. 0: the client's holds. MQTT 3.1.1 cannot be told."""
     require_keep_alive: bool = False
     """Whether a client without a Keep Alive gets ``max_keep_alive_s`` as well."""
+    figures_interval_s: int = 10
+    """How often what stands below ``$SYS/`` is renewed while somebody is subscribed to it; 0: never there."""
     response_information: str = ""
     """Response Information in CONNACK for clients that ask for it; ``{clientId}`` is filled in. Empty: none."""
 

@@ -9,20 +9,19 @@ from typing import Final
 
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import has_wildcard
+from penstock.mqtt.engine.figures import FIGURES_PREFIX
 from penstock.mqtt.engine.limits import BrokerLimits
 from penstock.mqtt.engine.session import SessionSubscription
 from penstock.mqtt.engine.shared import SharedGroup, split_shared
 from penstock.mqtt.engine.subscriptions import FilterTree
 from penstock.mqtt.service import Service
 
-__all__ = ["FIGURES_PREFIX", "Route", "Router", "SharedTarget", "Target"]
+__all__ = ["Route", "Router", "SharedTarget", "Target"]
 
 ROUTES_KEPT: Final = 10_000
 """Topics whose receivers are remembered; a lookup in the tree costs thirty times as much."""
 TARGETS_KEPT: Final = 200_000
 """Receivers in all of them: many sessions may be subscribed to everything."""
-FIGURES_PREFIX: Final = "$SYS/"
-"""Topics of the broker itself: clients cannot publish to them."""
 
 
 class Target:
@@ -78,11 +77,17 @@ class Router:
         self._shared: FilterTree[SharedGroup] = FilterTree()
         self._groups: dict[str, SharedGroup] = {}
         self._shared_members = 0
+        self._of_figures = 0
         self._targets_kept = 0
         self.routes: dict[str, Route] = {}
 
     def __len__(self) -> int:
         return len(self._filters) + self._shared_members
+
+    @property
+    def figures_wanted(self) -> bool:
+        """Whether anybody is subscribed below ``$SYS/``."""
+        return self._of_figures > 0
 
     def add_service(self, service: Service) -> None:
         """Routes of its filters lead to it from now on."""
@@ -97,7 +102,8 @@ class Router:
         client_id = subscription.session.client_id
         shared = split_shared(topic_filter)
         if shared is None:
-            self._filters.set(topic_filter, client_id, subscription)
+            new = self._filters.set(topic_filter, client_id, subscription)
+            self._of_figures += new and topic_filter.startswith(FIGURES_PREFIX)
             self._forget(topic_filter)
             return
         name, inner = shared
@@ -105,7 +111,9 @@ class Router:
         if group is None:
             group = self._groups[topic_filter] = SharedGroup(topic_filter)
             self._shared.set(inner, name, group)
-        self._shared_members += client_id not in group.members
+        new = client_id not in group.members
+        self._shared_members += new
+        self._of_figures += new and inner.startswith(FIGURES_PREFIX)
         group.members[client_id] = subscription
         subscription.group = group
         self._forget(inner)
@@ -115,12 +123,14 @@ class Router:
         client_id = subscription.session.client_id
         group = subscription.group
         if group is None:
-            self._filters.remove(subscription.topic_filter, client_id)
+            gone = self._filters.remove(subscription.topic_filter, client_id)
+            self._of_figures -= gone and subscription.topic_filter.startswith(FIGURES_PREFIX)
             self._forget(subscription.topic_filter)
             return
+        name, inner = split_shared(subscription.topic_filter) or ("", "")
         if group.members.pop(client_id, None) is not None:
             self._shared_members -= 1
-        name, inner = split_shared(subscription.topic_filter) or ("", "")
+            self._of_figures -= inner.startswith(FIGURES_PREFIX)
         if not group.members:
             self._shared.remove(inner, name)
             self._groups.pop(group.topic_filter, None)

@@ -245,11 +245,6 @@ class Session(Timed):
             self.send_waiting(now)
         return True
 
-    def shared_deliveries(self) -> list[Delivery]:
-        """What came by shared subscriptions and may be given to others: sent at QoS 1 or not sent at all, in order."""
-        inflight = [d for d in self.inflight.values() if d[4] is not None and d[1] == 1]
-        return inflight + [d for d in self.waiting.reliable if d[4] is not None]
-
     def withdraw(self, deliveries: list[Delivery]) -> None:
         """Others deliver these."""
         gone = set(map(id, deliveries))

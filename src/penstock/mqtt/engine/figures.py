@@ -1,0 +1,108 @@
+"""What the broker says about itself below ``$SYS/``: kept for those who subscribe, renewed while anybody does.
+
+The names are those of Mosquitto where it has the same figure, so that dashboards made for it work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import penstock
+from penstock.mqtt.engine.limits import BrokerStats
+from penstock.mqtt.engine.timers import Timed, Timers
+
+__all__ = ["FIGURES_PREFIX", "Figures", "figures_of"]
+
+FIGURES_PREFIX: Final = "$SYS/"
+"""Topics of the broker itself: clients cannot publish to them."""
+
+
+def figures_of(stats: BrokerStats, uptime_s: int) -> list[tuple[str, str]]:
+    """Topic and text of every figure."""
+    dropped = (
+        stats.dropped_queue_full
+        + stats.dropped_expired
+        + stats.dropped_too_large
+        + stats.dropped_offline
+        + stats.dropped_refused
+        + stats.dropped_unauthorized
+    )
+    numbers = {
+        "clients/connected": stats.connections,
+        "clients/total": stats.sessions,
+        "clients/disconnected": max(0, stats.sessions - stats.connections),
+        "subscriptions/count": stats.subscriptions,
+        "retained messages/count": stats.retained,
+        "retained messages/bytes": stats.retained_bytes,
+        "store/messages/count": stats.queued,
+        "store/messages/bytes": stats.queued_bytes,
+        "messages/inflight": stats.inflight,
+        "messages/received": stats.packets_received,
+        "messages/sent": stats.packets_sent,
+        "bytes/received": stats.bytes_received,
+        "bytes/sent": stats.bytes_sent,
+        "publish/messages/received": stats.publishes_received,
+        "publish/messages/sent": stats.publishes_sent,
+        "publish/messages/dropped": dropped,
+        "connections/opened": stats.connections_opened,
+        "connections/refused": stats.connections_refused,
+        "connections/stalled": stats.write_stalls,
+        "protocol errors": stats.protocol_errors,
+        "refused/unauthorized": stats.refused_unauthorized,
+        "refused/queue full": stats.refused_queue_full,
+        "refused/rate": stats.rate_exceeded,
+    }
+    texts = {"version": f"penstock {penstock.__version__}", "uptime": f"{uptime_s} seconds"}
+    texts.update((name, str(number)) for name, number in numbers.items())
+    return [(f"{FIGURES_PREFIX}broker/{name}", text) for name, text in texts.items()]
+
+
+class Figures(Timed):
+    """Renews the figures every ``interval_ms`` while ``wanted()``; ``publish(topic, text, now)`` puts one out.
+
+    Nothing is measured and no timer runs while nobody is subscribed. A figure that did not change is not sent again.
+    """
+
+    __slots__ = ("_interval_ms", "_last", "_measure", "_publish", "_running", "_timers", "_wanted", "started_at")
+
+    def __init__(
+        self,
+        timers: Timers,
+        interval_ms: int,
+        *,
+        wanted: Callable[[], bool],
+        measure: Callable[[], BrokerStats],
+        publish: Callable[[str, str, int], None],
+    ) -> None:
+        super().__init__()
+        self._timers = timers
+        self._interval_ms = interval_ms
+        self._wanted = wanted
+        self._measure = measure
+        self._publish = publish
+        self._running = False
+        self._last: dict[str, str] = {}
+        self.started_at: int | None = None
+
+    def renew(self, now: int) -> None:
+        """Somebody subscribes: have the figures of this moment, and go on while they are wanted."""
+        if self._interval_ms:
+            self._put_out(now)
+            self._running = True
+            self._timers.arm(self, now + self._interval_ms)
+
+    def due(self, now: int) -> None:
+        """The interval is over."""
+        if self._running and self._wanted():
+            self._put_out(now)
+            self._timers.arm(self, now + self._interval_ms)
+        else:
+            self._running = False
+
+    def _put_out(self, now: int) -> None:
+        uptime_s = 0 if self.started_at is None else (now - self.started_at) // 1000
+        for topic, text in figures_of(self._measure(), uptime_s):
+            if self._last.get(topic) != text:
+                self._last[topic] = text
+                self._publish(topic, text, now)

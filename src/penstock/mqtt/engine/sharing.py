@@ -1,0 +1,61 @@
+"""Shared subscriptions when their members come and go: what one cannot deliver now, others do.
+
+What waits moves, and what was sent at QoS 1 without an answer. A QoS 2 message that was sent stays with its session to
+the end, and ends with it [MQTT-4.8.2-4], [MQTT-4.8.2-5]. Order is not promised for shared subscriptions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.mqtt.engine.message import Message
+from penstock.mqtt.engine.session import Delivery, Session, SessionSubscription
+from penstock.mqtt.engine.shared import SharedGroup
+
+__all__ = ["deliver_shared", "leave_group", "share_out", "take_over"]
+
+
+def deliver_shared(member: SessionSubscription, group: SharedGroup, message: Message, now: int) -> None:
+    """Give the message to the member that was chosen."""
+    qos = min(member.qos, message.qos)  # [MQTT-4.8.2-3]
+    retain = 1 if message.retain and member.retain_as_published else 0
+    member.session.deliver(message, qos, retain, member.identifier, now, group)
+
+
+def share_out(session: Session, now: int) -> None:
+    """The session lost its connection, or ends: connected members take over, or any, if it ends."""
+    inflight = [d for d in session.inflight.values() if d[4] is not None and d[1] == 1]
+    waiting = [d for d in session.waiting.reliable if d[4] is not None]
+    _hand_over(session, inflight + waiting, now, online_only=not session.ending)
+
+
+def take_over(group: SharedGroup, now: int) -> None:
+    """A member of the group is there: it gets what waits for members that are away."""
+    for member in list(group.members.values()):
+        if member.session.connection is None:
+            share_out(member.session, now)
+
+
+def leave_group(session: Session, group: SharedGroup, now: int) -> None:
+    """The session unsubscribed: what it did not begin to send is the others'."""
+    if group.members:
+        _hand_over(session, [d for d in session.waiting.reliable if d[4] is group], now, online_only=False)
+
+
+def _hand_over(session: Session, deliveries: Iterable[Delivery], now: int, *, online_only: bool) -> None:
+    moved: list[Delivery] = []
+    takers: list[tuple[SessionSubscription, SharedGroup]] = []
+    for delivery in deliveries:
+        message, group = delivery[0], delivery[4]
+        if group is None or message.expired(now):
+            continue
+        topic = message.publish.topic
+        members = [member for member in group.members.values() if member.session.may_receive(topic)]
+        taker = group.choose(message.publish, members, without=session)
+        if taker is not None and not (online_only and taker.session.connection is None):
+            moved.append(delivery)
+            takers.append((taker, group))
+    if moved:
+        session.withdraw(moved)
+        for delivery, (taker, group) in zip(moved, takers, strict=True):
+            deliver_shared(taker, group, delivery[0], now)
