@@ -9,15 +9,17 @@ from penstock.mqtt.codec.packets import (
     Connect,
     Disconnect,
     PingReq,
+    PingResp,
     PubAck,
     Publish,
+    PubRec,
     Subscribe,
     Subscription,
     Unsubscribe,
     Will,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.limits import BrokerLimits, QueueFull
+from penstock.mqtt.engine.limits import BrokerLimits, QueueFull, TooFast
 from tests.engine.mqtt.harness import Bench, Peer, RecordingService
 
 TEXT = Properties(payload_format_indicator=1)
@@ -333,3 +335,147 @@ def test_the_silence_of_a_client_that_is_not_read_is_not_its_own() -> None:
     assert not peer.closed
     bench.advance(30_000)
     assert peer.closed
+
+
+def numbered(count: int, size: int = 1) -> list[Publish]:
+    return [Publish("a", bytes(size), 1, packet_id=n) for n in range(1, count + 1)]
+
+
+def test_a_full_queue_may_refuse_the_publisher() -> None:
+    bench = Bench(limits=BrokerLimits(max_queued_messages=2, when_queue_full=QueueFull.REFUSE))
+    full, other = bench.connect("s", expiry=100), bench.connect("o")
+    for peer in (full, other):
+        peer.subscribe("a")
+    full.drop()
+    sender = bench.connect("p").send(*numbered(4), Publish("a", b"zero"))
+    assert sender.take() == [PubAck(1), PubAck(2), PubAck(3, 0x97), PubAck(4, 0x97)]
+    assert len(other.publishes()) == 3, "what is refused reaches nobody, QoS 0 who is there"
+    assert bench.broker.stats.refused_queue_full == 2
+    assert len(bench.connect("s", clean_start=False, expiry=100).publishes()) == 2
+    assert sender.send(Publish("a", b"", 1, packet_id=9)).only() == PubAck(9), "there is room again"
+
+
+def test_refusing_counts_a_shared_subscription_as_full_when_all_its_members_are() -> None:
+    bench = Bench(limits=BrokerLimits(max_queued_messages=1, when_queue_full=QueueFull.REFUSE))
+    members = [bench.connect(f"m{n}", expiry=100) for n in range(2)]
+    for peer in members:
+        peer.subscribe("$share/g/a")
+    for peer in members:
+        peer.drop()
+    sender = bench.connect("p").send(*numbered(3))
+    codes = [packet.reason_code for packet in sender.take() if isinstance(packet, PubAck)]
+    assert codes == [0, 0, 0x97]
+
+
+def test_a_full_queue_may_end_the_connection_of_the_slow_client() -> None:
+    bench = Bench(limits=BrokerLimits(max_queued_messages=2, when_queue_full=QueueFull.DISCONNECT))
+    slow, other = bench.connect("s", expiry=100, receive_maximum=1), bench.connect("o")
+    for peer in (slow, other):
+        peer.subscribe("a")
+    bench.connect("p").send(*numbered(4))
+    *messages, goodbye = slow.take()
+    assert len(messages) == 1
+    assert isinstance(goodbye, Disconnect)
+    assert goodbye.reason_code == 0x97
+    assert slow.closed
+    assert len(other.publishes()) == 4, "nobody else is disturbed"
+    assert len(bench.connect("s", clean_start=False, expiry=100).publishes()) == 3
+
+
+@pytest.mark.parametrize(
+    ("limits", "kept"),
+    [
+        (BrokerLimits(max_total_queued_messages=3), 3),
+        (BrokerLimits(max_total_queued_bytes=3 * 104), 3),
+        (BrokerLimits(max_total_queued_messages=3, when_queue_full=QueueFull.DROP_OLDEST), 3),
+    ],
+    ids=["messages", "bytes", "drop oldest"],
+)
+def test_what_waits_in_all_sessions_is_bounded(limits: BrokerLimits, kept: int) -> None:
+    bench = Bench(limits=limits)
+    for name in ("s1", "s2"):
+        peer = bench.connect(name, expiry=100)
+        peer.subscribe("a")
+        peer.drop()
+    bench.connect("p").send(*numbered(4, 100))
+    stats = bench.broker.measure()
+    assert (stats.queued, stats.queued_bytes, stats.dropped_queue_full) == (kept, kept * 104, 5)
+    for name in ("s1", "s2"):
+        peer = bench.connect(name, clean_start=False)
+        peer.send(*(PubAck(p.packet_id) for p in peer.publishes())).drop()
+    stats = bench.broker.measure()
+    assert (stats.queued, stats.queued_bytes) == (0, 0)
+
+
+def test_the_sizes_are_given_back_when_a_session_ends() -> None:
+    bench = Bench()
+    peer = bench.connect("s", expiry=100)
+    peer.subscribe("a")
+    peer.drop()
+    bench.connect("p").send(*numbered(4, 100))
+    bench.advance(100_000)
+    assert (bench.broker.measure().queued, bench.broker.measure().queued_bytes) == (0, 0)
+
+
+def test_subscriptions_of_all_sessions_are_bounded() -> None:
+    bench = Bench(limits=BrokerLimits(max_total_subscriptions=3))
+    one, two = bench.connect("1"), bench.connect("2")
+    assert one.subscribe("a", "b", "a") == [1, 1, 1]
+    assert two.subscribe("a", "$share/g/b") == [1, 0x97]
+    one.send(Unsubscribe(1, ["b"])).take()
+    assert two.subscribe("$share/g/b", "c", "a") == [1, 0x97, 1]
+
+
+@pytest.mark.parametrize("topic", ["x" * 11, "ö" * 6, "a/b/c/d/e/f/g"])
+def test_topics_and_filters_have_a_greatest_length(topic: str) -> None:
+    bench = Bench(limits=BrokerLimits(max_topic_bytes=10))
+    peer = bench.connect("c")
+    assert peer.subscribe(topic, "x" * 10, "ö" * 5) == [0x8F, 1, 1]
+    peer.send(Publish(topic, b"", 1, packet_id=1), Publish(topic, b"", 2, packet_id=2), Publish(topic, b""))
+    assert peer.take() == [PubAck(1, 0x90), PubRec(2, 0x90)]
+    will = bench.open().send(Connect("d", will=Will(topic, b""))).only()
+    assert isinstance(will, ConnAck)
+    assert will.reason_code == 0x90
+
+
+def burst(count: int, first: int = 1) -> list[Publish]:
+    return [Publish("a", b"", 1, packet_id=n) for n in range(first, first + count)]
+
+
+def test_a_client_that_publishes_too_fast_is_slowed_down_and_loses_nothing() -> None:
+    bench = Bench(limits=BrokerLimits(max_publish_rate=10, max_publish_burst=5))
+    peer, other = bench.connect("c", keep_alive=1), bench.connect("o")
+    peer.send(*burst(8))
+    assert len(peer.take()) == 8
+    assert peer.connection.holds == 1, "nothing is read"
+    other.send(*burst(3))
+    assert (len(other.take()), other.connection.holds) == (3, 0)
+    bench.advance(399)
+    assert peer.connection.holds == 1
+    bench.advance(1)
+    assert (peer.connection.holds, peer.closed) == (0, False), "its silence was ours"
+    assert bench.broker.stats.rate_exceeded == 3
+
+
+@pytest.mark.parametrize("policy", [TooFast.REFUSE, TooFast.DISCONNECT])
+def test_a_client_that_publishes_too_fast_is_refused_or_ended(policy: TooFast) -> None:
+    bench = Bench(limits=BrokerLimits(max_publish_rate=10, max_publish_burst=2, when_too_fast=policy))
+    peer = bench.connect("c")
+    peer.send(*burst(3), Publish("a", b""), PingReq())
+    packets = peer.take()
+    assert packets[:2] == [PubAck(1, 0x10), PubAck(2, 0x10)]
+    if policy is TooFast.REFUSE:
+        assert packets[2:] == [PubAck(3, 0x97), PingResp()]
+        bench.advance(100)
+        assert peer.send(*burst(2)).take() == [PubAck(1, 0x10), PubAck(2, 0x97)]
+    else:
+        assert packets[2:] == [Disconnect(0x96)]
+        assert peer.closed
+
+
+def test_high_priority_passes_the_rate() -> None:
+    bench = Bench(limits=BrokerLimits(max_publish_rate=1, when_too_fast=TooFast.REFUSE))
+    peer = bench.connect("c")
+    urgent = Properties(user_properties=[("$high_priority", "")])
+    peer.send(*burst(2), *(Publish("a", b"", 1, packet_id=n, properties=urgent) for n in (7, 8, 9)))
+    assert peer.take() == [PubAck(1, 0x10), PubAck(2, 0x97), *(PubAck(n, 0x10) for n in (7, 8, 9))]

@@ -15,17 +15,16 @@ from dataclasses import replace
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.mqtt.codec.decoder import TopicNames
-from penstock.mqtt.codec.packets import ConnAck, Connect, Publish, Subscribe, Subscription, Will
-from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.codec.packets import ConnAck, Publish, Subscribe, Subscription
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import filter_problem, validate_topic_filter, validate_topic_name
 from penstock.mqtt.engine.access import LOCAL, Access, Granted, Origin, Rights
+from penstock.mqtt.engine.admission import capabilities, expiry_asked, will_problem
 from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.figures import FIGURES_PREFIX, Figures
 from penstock.mqtt.engine.handshake import Handshake
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueFull
 from penstock.mqtt.engine.message import Message, identifier_block
-from penstock.mqtt.engine.receiving import is_text
 from penstock.mqtt.engine.retained import Retained
 from penstock.mqtt.engine.routes import Route, Router, Target
 from penstock.mqtt.engine.session import NEVER, Session, SessionSubscription
@@ -274,7 +273,10 @@ class Broker:
         packet = handshake.packet
         client_id = handshake.credentials.client_id
         rights = connection.rights_of(granted)
-        if packet.will is not None and (problem := self._will_problem(packet.will, rights)):
+        will = packet.will
+        problem = will_problem(will, rights, self.router.route(will.topic).refusal) if will is not None else None
+        if problem is not None:
+            self.stats.refused_unauthorized += problem[0] == ReasonCode.NOT_AUTHORIZED
             connection.refuse(*problem)
             return
         owner = "" if granted is None else granted.principal.name
@@ -297,7 +299,7 @@ class Broker:
             session = Session(self, client_id, self.limits, self.stats)
             session.owner = owner
             self.sessions[client_id] = session
-        session.expiry_s = min(self._expiry_asked(packet), self.limits.max_session_expiry_s)
+        session.expiry_s = min(expiry_asked(packet), self.limits.max_session_expiry_s)
         session.username = packet.username
         session.ends_at = session.will_at = 0
         session.will = packet.will  # a will that was still waiting is cancelled [MQTT-3.1.3-9]
@@ -305,7 +307,7 @@ class Broker:
             self.set_rights(session, rights, now)
         session.connection = connection
         connection.session = session
-        answer = self._capabilities(handshake, session, keep_alive_s, granted)
+        answer = capabilities(self.limits, handshake, session, keep_alive_s, granted)
         if not connection.send(ConnAck(present, 0, answer)):
             # The client's Maximum Packet Size leaves no way to say what it must know, so nothing else may be said.
             session.will = None
@@ -316,47 +318,6 @@ class Broker:
         for subscription in session.subscriptions.values():
             if subscription.group is not None:
                 take_over(subscription.group, now)
-
-    def _expiry_asked(self, packet: Connect) -> int:
-        """Seconds; a session of MQTT 3.1.1 lasts without end where it is not a clean one."""
-        if packet.protocol_version != 5:
-            return 0 if packet.clean_start else NEVER
-        return packet.properties.session_expiry_interval or 0
-
-    def _will_problem(self, will: Will, rights: Rights | None) -> tuple[int, str] | None:
-        """Reason code and text with which a CONNECT is refused for its will."""
-        if rights is not None and not rights.may_publish(will.topic, will.qos, retain=will.retain):
-            self.stats.refused_unauthorized += 1
-            return ReasonCode.NOT_AUTHORIZED, "the will may not be published"
-        if self.router.route(will.topic).refusal:
-            return ReasonCode.TOPIC_NAME_INVALID, "the will topic cannot be used here"
-        if will.properties.payload_format_indicator and not is_text(will.payload):
-            return ReasonCode.PAYLOAD_FORMAT_INVALID, "the will payload is not UTF-8"
-        return None
-
-    def _capabilities(
-        self, handshake: Handshake, session: Session, keep_alive_s: int, granted: Granted | None
-    ) -> Properties:
-        """What CONNACK announces: only what differs from the protocol's own defaults."""
-        limits = self.limits
-        asked = handshake.packet.properties
-        answer = Properties(maximum_packet_size=limits.max_packet_size)
-        if handshake.assigned:
-            answer.assigned_client_identifier = session.client_id  # [MQTT-3.1.3-7]
-        if limits.receive_maximum < 65_535:
-            answer.receive_maximum = limits.receive_maximum
-        if limits.max_topic_aliases:
-            answer.topic_alias_maximum = limits.max_topic_aliases
-        if session.expiry_s != (asked.session_expiry_interval or 0):
-            answer.session_expiry_interval = session.expiry_s
-        if keep_alive_s != handshake.packet.keep_alive:
-            answer.server_keep_alive = keep_alive_s
-        if asked.request_response_information and limits.response_information:  # [MQTT-3.1.2-28]
-            answer.response_information = limits.response_information.replace("{clientId}", session.client_id)
-        if asked.authentication_method is not None:  # [MQTT-4.12.0-5], [MQTT-4.12.0-6]
-            answer.authentication_method = asked.authentication_method
-            answer.authentication_data = None if granted is None else granted.data
-        return answer
 
     def connection_ended(self, connection: BrokerConnection, now: int) -> None:
         """A connection is closing or gone: its session goes offline, its will gets ready, or all of it ends."""
@@ -452,9 +413,9 @@ class Broker:
             return ReasonCode.QUOTA_EXCEEDED
         subscription = SessionSubscription(session, wanted, wanted.qos, identifier)
         session.subscriptions[topic_filter] = subscription
-        self.router.add(subscription)
         if topic_filter.startswith(FIGURES_PREFIX):
             self.figures.renew(now)
+        self.router.add(subscription)
         wants_retained = wanted.retain_handling == 0 or (wanted.retain_handling == 1 and new)  # [MQTT-3.3.1-9 to -11]
         if wants_retained and subscription.group is None:  # a shared subscription gets none
             session.replay(subscription)

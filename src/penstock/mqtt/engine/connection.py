@@ -202,6 +202,7 @@ class BrokerConnection(Output):
             self.broker.timers.arm(self, deadline)
             return
         if self._resume_at:
+            self._resume_at = self.rate.ready_at(now) if self.rate is not None else now
             if now >= self._resume_at:
                 self._resume_at = 0
                 self.release()

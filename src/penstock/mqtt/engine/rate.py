@@ -33,4 +33,5 @@ class Rate:
 
     def ready_at(self, now: int) -> int:
         """When there is a token again."""
-        return now if self._credit >= 1000 else now + -((self._credit - 1000) // self._per_second)
+        missing = 1000 - self._credit - (now - self._since) * self._per_second
+        return now if missing <= 0 else now - (-missing // self._per_second)

@@ -1,0 +1,72 @@
+"""What stands below ``$SYS/``: for those who ask, while they ask."""
+
+from __future__ import annotations
+
+import pytest
+
+import penstock
+from penstock.mqtt.codec.packets import PubAck, Publish, Subscription, Unsubscribe
+from penstock.mqtt.engine.limits import BrokerLimits
+from tests.engine.mqtt.harness import Bench, Peer
+
+
+def figures(peer: Peer) -> dict[str, str]:
+    return {p.topic: p.payload.decode() for p in peer.publishes()}
+
+
+def test_a_subscriber_gets_the_figures_of_the_moment_and_then_what_changes() -> None:
+    bench = Bench(limits=BrokerLimits(figures_interval_s=10))
+    bench.connect("other")
+    bench.advance(5_000)
+    peer = bench.connect("s")
+    peer.subscribe(Subscription("$SYS/broker/#", 0))
+    first = figures(peer)
+    assert first["$SYS/broker/version"] == f"penstock {penstock.__version__}"
+    assert first["$SYS/broker/uptime"] == "5 seconds"
+    assert first["$SYS/broker/clients/connected"] == "2"
+    assert first["$SYS/broker/subscriptions/count"] == "0", "it was measured for it, not with it"
+    bench.advance(9_999)
+    assert peer.take() == []
+    bench.connect("third")
+    bench.advance(1)
+    changed = figures(peer)
+    assert changed["$SYS/broker/clients/connected"] == "3"
+    assert changed["$SYS/broker/uptime"] == "15 seconds"
+    assert "$SYS/broker/version" not in changed
+
+
+@pytest.mark.parametrize("topic_filter", ["$SYS/#", "$share/g/$SYS/#"])
+def test_nothing_runs_when_nobody_is_subscribed(topic_filter: str) -> None:
+    bench = Bench()
+    peer = bench.connect("s")
+    peer.subscribe("#", "+/broker/version")
+    assert peer.take() == [], "wildcards do not reach them"
+    peer.subscribe(topic_filter)
+    wanted = [bench.broker.router.figures_wanted]
+    peer.take()
+    peer.send(Unsubscribe(9, [topic_filter])).take()
+    bench.advance(60_000)
+    wanted.append(bench.broker.router.figures_wanted)
+    assert wanted == [True, False]
+    assert bench.broker.next_deadline() is None
+
+
+def test_they_can_be_turned_off() -> None:
+    bench = Bench(limits=BrokerLimits(figures_interval_s=0))
+    peer = bench.connect("s")
+    peer.subscribe("$SYS/#")
+    bench.advance(60_000)
+    assert peer.take() == []
+    assert bench.broker.next_deadline() is None
+
+
+def test_clients_do_not_publish_there() -> None:
+    bench = Bench()
+    peer = bench.connect("s")
+    peer.subscribe(Subscription("$SYS/#", 0))
+    peer.take()
+    peer.send(Publish("$SYS/broker/version", b"mine", 1, retain=True, packet_id=1), Publish("$SYS/x", b"mine"))
+    assert peer.only() == PubAck(1, 0x90)
+    other = bench.connect("o")
+    other.subscribe(Subscription("$SYS/broker/version", 0))
+    assert [p.payload for p in other.publishes()] == [f"penstock {penstock.__version__}".encode()]
