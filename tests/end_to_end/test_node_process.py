@@ -32,7 +32,7 @@ def test_one_ready_line_with_the_bound_addresses(tmp_path: Path) -> None:
             host, _, port = node.ready[name.replace("-", "_")].rpartition(":")
             socket.create_connection((host, int(port)), timeout=10).close()
         with urllib.request.urlopen(f"http://{node.ready['http']}/readyz", timeout=10) as answer:
-            assert json.load(answer) == {"ready": True, "reasons": []}
+            assert json.load(answer) == {"ready": True, "reasons": [], "warnings": []}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -12,6 +12,7 @@ import typer
 from penstock.cli.output import escape, print_json, use_colour
 
 if TYPE_CHECKING:
+    from penstock.node.config import NodeConfig
     from penstock.node.node import Ready
 
 __all__ = ["app"]
@@ -65,7 +66,8 @@ def up(
     """Run a node: MQTT broker, state store, tube log and rules in one process.
 
     A flag goes before its environment variable, that before the configuration file, that before the default. SIGTERM
-    and Ctrl-C drain what was accepted and exit 0; a second one ends at once.
+    and Ctrl-C drain what was accepted and exit 0; a second one ends at once. SIGHUP reads certificates, passwords,
+    policies and limits again.
     """
     given = locals()
     from penstock.node.config import OPTIONS, load_config
@@ -76,11 +78,16 @@ def up(
         # What the parser took from the environment is read there again, so that errors name the right place.
         source = ctx.get_parameter_source(name)
         flags[option.flag] = given[name] if source is not None and source.name == "COMMANDLINE" else None
-    settings = load_config(config, flags, os.environ)
+
+    def read() -> NodeConfig:
+        return load_config(config, flags, os.environ)
+
+    settings = read()
 
     from penstock.node.run import run_node
 
-    run_node(settings, on_ready=(lambda ready: print_json(ready.as_json())) if as_json else _banner)
+    show = (lambda ready: print_json(ready.as_json())) if as_json else _banner
+    run_node(settings, on_ready=show, read_again=read)
 
 
 def _banner(ready: Ready) -> None:
@@ -88,12 +95,13 @@ def _banner(ready: Ready) -> None:
     broker = "" if ready.mqtt == "127.0.0.1:1883" else f" --broker mqtt://{ready.mqtt}"
     master = "" if ready.tube_master == "127.0.0.1:8715" else f" --tube-master {ready.tube_master}"
     web = "" if ready.http == "127.0.0.1:8080" else f" --http {ready.http}"
+    listeners = "\n                  ".join(ready.listeners.values()) or f"mqtt://{ready.mqtt}"
     sys.stdout.write(
         f"""{bold}penstock {ready.version}{plain} is ready (process {ready.pid}, Ctrl-C ends it)
 
   data directory  {escape(ready.data_dir)}
   durability      {ready.durability}
-  MQTT 5          mqtt://{ready.mqtt}
+  MQTT 5          {listeners}
   TubeMQ          master {ready.tube_master}, broker {ready.tube_broker}
   administration  http://{ready.http}/webapi.htm, http://{ready.tube_broker_http}/broker.htm
   health          http://{ready.http}/readyz, http://{ready.http}/metrics

@@ -13,10 +13,12 @@ from collections.abc import Callable, Sequence
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.packets import Publish
-from penstock.mqtt.codec.reasons import reason_name
+from penstock.mqtt.codec.reasons import ReasonCode, reason_name
+from penstock.mqtt.engine.access import Origin
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats
+from penstock.mqtt.gatekeeper import Certificate, Client
 from penstock.mqtt.service import Service
 from penstock.mqtt.transport.admission import Admission, AdmissionLimits, AdmissionStats
 from penstock.mqtt.transport.link import CLOSE_GRACE_S, Link
@@ -44,7 +46,8 @@ class MqttServer:
     ) -> None:
         self._clock = clock
         self.limits = limits or BrokerLimits()
-        self.admission: Admission[Link] = Admission(admission or AdmissionLimits(), AdmissionStats())
+        self.admission_stats = AdmissionStats()
+        self.admission: Admission[Link] = Admission(admission or AdmissionLimits(), self.admission_stats)
         """Who may come in, over all listeners."""
         self._broker = Broker(
             self.limits,
@@ -88,6 +91,30 @@ class MqttServer:
         bound = await listener.start()
         self.listeners.append(listener)
         return bound
+
+    def reauthorise(self) -> int:
+        """Ask again for every client, after the rules or the trusted authorities of a listener changed.
+
+        Those that may not be here any more are disconnected (0x87); of the others, subscriptions and waiting messages
+        that are not allowed any more go. Returns how many were disconnected.
+        """
+        now = self.now()
+        gone: list[BrokerConnection] = []
+        for session in self._broker.sessions.values():
+            client = None if session.rights is None else session.rights.principal
+            if not isinstance(client, Client):
+                continue
+            link = None if session.connection is None else self._links.get(session.connection)
+            if session.connection is None or link is None:
+                client.keeper.refresh(client)
+                continue
+            anchors = None if link.listener.tls is None else link.listener.tls.anchors
+            if not client.keeper.still_welcome(client, anchors):
+                gone.append(session.connection)
+        for connection in gone:
+            connection.disconnect(ReasonCode.NOT_AUTHORIZED, now, "what let this client in was revoked")
+        self._broker.policies_changed(now)
+        return len(gone)
 
     def stop_receiving(self) -> None:
         """Take no more connections and no more bytes; what services still settle and deliver leaves as before.
@@ -183,7 +210,7 @@ class MqttServer:
 
     def opened(self, link: Link) -> BrokerConnection | None:
         """A connection is ready for MQTT."""
-        connection = None if self._closing or not self._receiving else self._broker.open(link.name, self.now())
+        connection = None if self._closing or not self._receiving else self._open(link)
         if connection is not None:
             self._links[connection] = link
             self._empty.clear()
@@ -239,6 +266,12 @@ class MqttServer:
             elif link.held and not connection.holds:
                 link.read_on()
         self._arm()
+
+    def _open(self, link: Link) -> BrokerConnection | None:
+        settings = link.listener.settings
+        certificate = None if link.anchor is None else Certificate(link.certificate, link.anchor)
+        origin = Origin(listener=settings.name, address=link.address, certificate=certificate)
+        return self._broker.open(link.name, self.now(), origin=origin, access=settings.access)
 
     def _known(self, link: Link) -> None:
         """Its CONNECT was accepted."""

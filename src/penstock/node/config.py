@@ -11,12 +11,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
 
 from penstock.errors import ConfigError
 from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem
+from penstock.node.listening import AddressText, Listener, Part, bind
+from penstock.node.mqtt_config import MqttListener, Security
 from penstock.node.template import Template
-from penstock.runtime.addresses import Address, parse_address
 from penstock.runtime.config import validate
 from penstock.runtime.document import Document, read_document
 from penstock.runtime.durability import Durability
@@ -27,8 +28,6 @@ __all__ = [
     "DEFAULT_FILE",
     "OPTIONS",
     "HttpListener",
-    "Listener",
-    "MqttListener",
     "NodeConfig",
     "Option",
     "Rule",
@@ -42,14 +41,6 @@ __all__ = [
 ]
 
 DEFAULT_FILE = Path("penstock.yaml")
-
-
-def _address(value: object) -> Address:
-    if isinstance(value, Address):
-        return value
-    if not isinstance(value, str):
-        raise ValueError("expected HOST:PORT, as in 127.0.0.1:1883")  # noqa: TRY004 - pydantic reads ValueErrors
-    return parse_address(value)
 
 
 def _template(value: object) -> Template:
@@ -75,9 +66,6 @@ def _tube_topic(value: str) -> str:
     return value
 
 
-AddressText = Annotated[
-    Address, PlainValidator(_address, json_schema_input_type=str), PlainSerializer(str, return_type=str)
-]
 TemplateText = Annotated[
     Template,
     PlainValidator(_template, json_schema_input_type=str),
@@ -88,69 +76,38 @@ AttributeName = Annotated[str, Field(min_length=1, max_length=256)]
 FilterText = Annotated[str, BeforeValidator(lambda value: _filter(value) if isinstance(value, str) else value)]
 
 
-def _bind(default: str) -> Any:
-    return Field(
-        default=parse_address(default),
-        json_schema_extra={"default": default},
-        description="HOST:PORT to listen on; port 0: a free one",
-    )
-
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
-
-
-class Listener(_Part):
-    """Where a part listens, and the address that it tells others where that differs (a container, a proxy)."""
-
-    bind: AddressText = _bind("127.0.0.1:0")
-    advertise: AddressText | None = Field(default=None, description="HOST:PORT that others are told, default: bind")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short(cls, value: object) -> object:
-        # `mqtt: 127.0.0.1:1883` is the short form of `mqtt: {bind: 127.0.0.1:1883}`.
-        return {"bind": value} if isinstance(value, str) else value
-
-
-class MqttListener(Listener):
-    """MQTT 5 over TCP."""
-
-    bind: AddressText = _bind("127.0.0.1:1883")
-
-
 class TubeMasterListener(Listener):
     """TubeMQ master."""
 
-    bind: AddressText = _bind("127.0.0.1:8715")
+    bind: AddressText = bind("127.0.0.1:8715")
 
 
 class TubeBrokerListener(Listener):
     """TubeMQ broker."""
 
-    bind: AddressText = _bind("127.0.0.1:8123")
+    bind: AddressText = bind("127.0.0.1:8123")
 
 
 class TubeBrokerHttpListener(Listener):
     """TubeMQ broker administration."""
 
-    bind: AddressText = _bind("127.0.0.1:8081")
+    bind: AddressText = bind("127.0.0.1:8081")
 
 
 class HttpListener(Listener):
     """Health, metrics, TubeMQ master administration."""
 
-    bind: AddressText = _bind("127.0.0.1:8080")
+    bind: AddressText = bind("127.0.0.1:8080")
 
 
-class Topic(_Part):
+class Topic(Part):
     """A tube topic that the node makes when it starts."""
 
     partitions: int = Field(default=3, ge=1, le=9999, description="partitions in each store")
     stores: int = Field(default=1, ge=1, le=100, description="stores, each with files of its own")
 
 
-class Tube(_Part):
+class Tube(Part):
     """The tube log of this node."""
 
     broker_id: int = Field(default=1, ge=1, le=2**31 - 1, description="the broker's number at the master")
@@ -185,7 +142,7 @@ class WhenFull(StrEnum):
     """QoS 1 and 2 messages are answered 0x97 Quota exceeded, QoS 0 ones are dropped."""
 
 
-class Rule(_Part):
+class Rule(Part):
     """MQTT messages that match ``filter`` become records of the tube topic ``topic``."""
 
     filter: FilterText = Field(description="MQTT topic filter")
@@ -217,12 +174,13 @@ class Rule(_Part):
     )
 
 
-class NodeConfig(_Part):
+class NodeConfig(Part):
     """The whole configuration of a node."""
 
     data_dir: Path = Field(default=Path("penstock-data"), description="where everything is kept")
     durability: Durability = Field(default=Durability.DURABLE, description="what an acknowledgement promises")
     mqtt: MqttListener = Field(default_factory=MqttListener)
+    security: Security = Field(default_factory=Security)
     tube_master: TubeMasterListener = Field(default_factory=TubeMasterListener)
     tube_broker: TubeBrokerListener = Field(default_factory=TubeBrokerListener)
     tube_broker_http: TubeBrokerHttpListener = Field(default_factory=TubeBrokerHttpListener)
@@ -291,7 +249,7 @@ def load_config(path: Path | None, flags: Mapping[str, str | None], environment:
     """The configuration of a node.
 
     ``path`` is the file (None: ``./penstock.yaml`` where it exists), ``flags`` maps names of ``OPTIONS`` to what the
-    command line said. A relative ``data_dir`` of the file is relative to the file, any other to the working directory.
+    command line said. Relative paths of the file are relative to the file, any other to the working directory.
 
     Raises:
         ConfigError: an option cannot be used; it says where that option came from.
@@ -299,9 +257,8 @@ def load_config(path: Path | None, flags: Mapping[str, str | None], environment:
     if path is None and DEFAULT_FILE.exists():
         path = DEFAULT_FILE
     document = read_document(path, environment) if path is not None else Document("defaults", {})
-    from_file = document.data.get("data_dir")
-    if path is not None and isinstance(from_file, str):
-        document.data["data_dir"] = str(path.parent / Path(from_file).expanduser())
+    if path is not None:
+        _beside_the_file(document, path)
     for option in OPTIONS:
         given = flags.get(option.flag)
         where = f"--{option.flag}"
@@ -314,6 +271,22 @@ def load_config(path: Path | None, flags: Mapping[str, str | None], environment:
             raise ConfigError(f"{where}: the data directory has no name", option="data_dir", where=where)
         _put(document, option, given, where)
     return validate(document, NodeConfig)
+
+
+def _beside_the_file(document: Document, path: Path) -> None:
+    """Make relative paths of the file relative to the file."""
+    places: list[Any] = [(document.data, ("data_dir",))]
+    mqtt, security = document.data.get("mqtt"), document.data.get("security")
+    places.append((security, ("passwords", "tokens", "policies")))
+    if isinstance(mqtt, dict):
+        listeners = mqtt.get("listeners")
+        sections = [mqtt, *(listeners.values() if isinstance(listeners, dict) else ())]
+        tls = [section.get("tls") for section in sections if isinstance(section, dict)]
+        places += [(section, ("certificate", "key", "client_ca")) for section in tls]
+    for section, names in places:
+        for name in names:
+            if isinstance(section, dict) and isinstance(value := section.get(name), str):
+                section[name] = str(path.parent / Path(value).expanduser())
 
 
 def _put(document: Document, option: Option, given: Any, where: str) -> None:

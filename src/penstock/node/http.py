@@ -39,15 +39,25 @@ Administer = Callable[[Mapping[str, str]], Mapping[str, object] | Awaitable[Mapp
 """Answers one administration request: its parameters in, the JSON object of the reply out."""
 
 
-def master_app(problems: Callable[[], Sequence[str]], metrics: Metrics, administer: Administer) -> Starlette:
-    """The application of the node's HTTP listener. ``problems`` says why the node is not ready; empty when it is."""
+def master_app(
+    problems: Callable[[], Sequence[str]],
+    metrics: Metrics,
+    administer: Administer,
+    *,
+    warnings: Callable[[], Sequence[str]] = tuple,
+) -> Starlette:
+    """The application of the node's HTTP listener.
+
+    ``problems`` says why the node is not ready, ``warnings`` what is not as it was told to be.
+    """
 
     async def livez(_: Request) -> Response:
         return PlainTextResponse("ok\n")
 
     async def readyz(_: Request) -> Response:
         reasons = list(problems())
-        return JSONResponse({"ready": not reasons, "reasons": reasons}, status_code=503 if reasons else 200)
+        body = {"ready": not reasons, "reasons": reasons, "warnings": list(warnings())}
+        return JSONResponse(body, status_code=503 if reasons else 200)
 
     async def show_metrics(_: Request) -> Response:
         return Response(metrics.render(), media_type=CONTENT_TYPE)

@@ -10,15 +10,18 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import penstock
 from penstock.errors import UnavailableError
 from penstock.mqtt.server import MqttServer
-from penstock.node.config import Listener, NodeConfig
+from penstock.mqtt.transport.listener import Transport
+from penstock.node.config import NodeConfig
 from penstock.node.data_dir import DataDirectory
 from penstock.node.http import HttpServer, broker_app, master_app
+from penstock.node.listening import Listener
 from penstock.node.rules import Identities, RuleService
+from penstock.node.security import DEFAULT_LISTENER, NodeSecurity, StorePolicy
 from penstock.runtime.addresses import Address, bind_error
 from penstock.runtime.clock import wall_clock_ms
 from penstock.runtime.metrics import Metrics, figures
@@ -33,6 +36,8 @@ _log = logging.getLogger("penstock.node")
 
 READY_S = 30.0
 """How long the broker and its topics may take to be announced. Both run in this process: it is a matter of a second."""
+
+_SCHEMES = {Transport.TCP: "mqtt", Transport.TLS: "mqtts", Transport.WS: "ws", Transport.WSS: "wss"}
 
 _MQTT_GAUGES = (
     *("connections", "sessions", "subscriptions", "retained", "retained_bytes"),
@@ -56,6 +61,8 @@ class Ready:
     tube_broker: str
     tube_broker_http: str
     http: str
+    listeners: Mapping[str, str] = field(default_factory=dict)
+    """Name of each MQTT listener to its URL."""
 
     def as_json(self) -> dict[str, object]:
         """The line of ``penstock up --json``."""
@@ -67,6 +74,7 @@ class Node:
 
     def __init__(self, config: NodeConfig) -> None:
         self.config = config
+        self.security = NodeSecurity(config)
         self.metrics = Metrics()
         self._parts = AsyncExitStack()
         self._state = "starting"
@@ -79,6 +87,20 @@ class Node:
         if self._state != "ready":
             return [self._state]
         return [reason for failure in self._failures if (reason := failure()) is not None]
+
+    def warnings(self) -> Sequence[str]:
+        """What works, but not as it was told to; empty where there is nothing."""
+        failure = self.security.failure
+        return [] if failure is None else [f"the last reload changed nothing: {failure}"]
+
+    @property
+    def enforced(self) -> bool:
+        """Whether anything limits who may come in over MQTT, or what clients may do."""
+        return self.security.enforced
+
+    def reload(self, read: Callable[[], NodeConfig]) -> bool:
+        """Go by the configuration and the files it names as they are now; False where that cannot be."""
+        return self.security.reload(read)
 
     async def start(self) -> Ready:
         """Start every part; returns when all of them are ready.
@@ -94,14 +116,19 @@ class Node:
         directory = DataDirectory(config.data_dir)
         self._parts.callback(directory.close)
         master = TubeMaster(directory.tube / "master", admin_token=config.admin_token)
-        http = await self._http("http", config.http, HttpServer(master_app(self.problems, self.metrics, master.webapi)))
+        http = await self._http(
+            "http",
+            config.http,
+            HttpServer(master_app(self.problems, self.metrics, master.webapi, warnings=self.warnings)),
+        )
         broker_http = await self._http(
             "tube-broker-http", config.tube_broker_http, HttpServer(broker_app(self._broker_webapi))
         )
         tube_master = await self._listen("tube-master", config.tube_master, master.start)
         self._parts.push_async_callback(master.close)
+        self._parts.callback(self.security.close)
         # Closed after the broker and the store, whose last acknowledgements leave through it.
-        server = MqttServer()
+        server = self.security.server
         self._parts.push_async_callback(server.close)
         broker, tube_broker = await self._broker(directory, tube_master)
         await self._topics(master, broker)
@@ -113,7 +140,12 @@ class Node:
             pid=os.getpid(),
             data_dir=str(directory.path),
             durability=str(config.durability),
-            mqtt=_told(config.mqtt, mqtt),
+            mqtt=_told(config.mqtt, mqtt[DEFAULT_LISTENER]),
+            listeners={
+                name: f"{_SCHEMES[entry.transport]}://{_told(entry, mqtt[name])}"
+                + (entry.path if entry.transport.websocket else "")
+                for name, entry in self.security.listeners.items()
+            },
             tube_master=_told(config.tube_master, tube_master),
             tube_broker=_told(config.tube_broker, tube_broker),
             tube_broker_http=_told(config.tube_broker_http, broker_http),
@@ -193,8 +225,14 @@ class Node:
 
     async def _mqtt(
         self, server: MqttServer, directory: DataDirectory, master: TubeMaster, broker: TubeBroker
-    ) -> Address:
-        store = StateStoreService(directory.statestore, self.config.durability)
+    ) -> dict[str, Address]:
+        """Start the state store, the rules and the listeners; where each of these is bound."""
+        store = StateStoreService(
+            directory.statestore,
+            self.config.durability,
+            policy=StorePolicy() if self.security.enforced else None,
+            strict_read=self.config.security.strict_read,
+        )
         await store.start(server)
         self._parts.push_async_callback(store.close)
         self._failures.append(lambda: None if store.failure is None else f"statestore: {store.failure.what}")
@@ -216,8 +254,13 @@ class Node:
             self._parts.callback(service.close)
             self._show(service)
         self.metrics.add("mqtt", lambda: figures(server.stats), gauges=_MQTT_GAUGES)
-        bound = await self._listen("mqtt", self.config.mqtt, server.start)
+        bound: dict[str, Address] = {}
+        for name, entry in self.security.listeners.items():
+            option = name if name == DEFAULT_LISTENER else f"mqtt.listeners.{name}"
+            settings = self.security.settings(name)
+            bound[name] = await self._listen(option, entry, lambda _h, _p, settings=settings: server.listen(settings))  # type: ignore[misc]
         self._parts.callback(server.stop_receiving)
+        self.security.show(self.metrics)
         return bound
 
     def _show(self, service: RuleService) -> None:

@@ -23,24 +23,34 @@ FORCED = 1
 """Exit status of a node that was told twice."""
 
 
-def run_node(config: NodeConfig, *, on_ready: Callable[[Ready], None]) -> None:
+def run_node(
+    config: NodeConfig,
+    *,
+    on_ready: Callable[[Ready], None],
+    read_again: Callable[[], NodeConfig] | None = None,
+) -> None:
     """Run a node until SIGTERM or SIGINT; returns once it has drained. A second signal ends the process at once.
+
+    On SIGHUP the configuration is read again, as ``read_again`` gives it, with the files that it names.
 
     Raises:
         PenstockError: it could not start.
     """
     logs.configure(config.log_level, config.log_format)
     tune_process()
-    run(serve(config, on_ready))
+    run(serve(config, on_ready, read_again))
 
 
-async def serve(config: NodeConfig, on_ready: Callable[[Ready], None]) -> None:
+async def serve(
+    config: NodeConfig, on_ready: Callable[[Ready], None], read_again: Callable[[], NodeConfig] | None = None
+) -> None:
     """Start a node, say so, wait for a signal, close it."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _stop, number, stop)
     node = Node(config)
+    loop.add_signal_handler(signal.SIGHUP, node.reload, read_again or (lambda: config))
     try:
         starting = asyncio.create_task(node.start(), name="start")
         stopping = asyncio.create_task(stop.wait(), name="stop")
@@ -50,7 +60,7 @@ async def serve(config: NodeConfig, on_ready: Callable[[Ready], None]) -> None:
             freeze_memory()
             fields = {"version": penstock.__version__, "pid": ready.pid, "loop": loop_name()}
             _log.info("ready", extra={"fields": fields})
-            _warn_of_others(config)
+            _warn_of_others(config, enforced=node.enforced)
             on_ready(ready)
             await stopping
         else:
@@ -64,9 +74,9 @@ async def serve(config: NodeConfig, on_ready: Callable[[Ready], None]) -> None:
     _log.info("stopped")
 
 
-def _warn_of_others(config: NodeConfig) -> None:
+def _warn_of_others(config: NodeConfig, *, enforced: bool) -> None:
     listeners = {
-        "mqtt": config.mqtt,
+        **({} if enforced else {"mqtt": config.mqtt, **config.mqtt.listeners}),
         "tube_master": config.tube_master,
         "tube_broker": config.tube_broker,
         "tube_broker_http": config.tube_broker_http,
@@ -75,7 +85,7 @@ def _warn_of_others(config: NodeConfig) -> None:
     open_to_others = {name: str(part.bind) for name, part in listeners.items() if not part.bind.is_loopback}
     if open_to_others:
         _log.warning(
-            "other machines may reach this node and read and write everything: this version has no authentication",
+            "other machines may reach this and read and write everything: nobody is asked who they are there",
             extra={"fields": open_to_others},
         )
 

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import gc
 import os
+import resource
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
@@ -15,6 +16,8 @@ __all__ = ["freeze_memory", "loop_factory", "loop_name", "run", "tune_process"]
 
 T = TypeVar("T")
 
+MOST_DESCRIPTORS = 1 << 20
+"""Beyond that, tables of the kernel cost more than anybody has clients."""
 M_TRIM_THRESHOLD = -1
 M_MMAP_THRESHOLD = -3
 
@@ -52,6 +55,8 @@ def tune_process() -> None:
 
     The shorter switch interval lets a commit thread have the interpreter sooner while the loop is busy (+7 % of
     durable SETs measured; ten times shorter costs more than it gives).
+
+    Descriptors: as many as the system lets the process have, since each client is one.
     """
     if sys.platform == "linux" and "MALLOC_MMAP_THRESHOLD_" not in os.environ:
         # A C library without mallopt (musl) simply keeps its own ways.
@@ -60,6 +65,19 @@ def tune_process() -> None:
             libc.mallopt(M_MMAP_THRESHOLD, 256 * 1024 * 1024)
             libc.mallopt(M_TRIM_THRESHOLD, 1024 * 1024 * 1024)
     sys.setswitchinterval(0.0005)
+    _raise_descriptor_limit()
+
+
+def _raise_descriptor_limit() -> None:
+    """Let the process have as many descriptors as it may: shells give 1,024, which is as many clients.
+
+    Nothing here uses ``select()``, for whose sake that number is so low.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def freeze_memory() -> None:

@@ -103,10 +103,7 @@ class Profile:
 
 
 class Permissions:
-    """The answers for one principal, or for several that no placeholder tells apart. Unchangeable but for its memory.
-
-    ``strict_read``: conditional writes and VDEL, which tell whether a key has a value, need read access as well.
-    """
+    """The answers for one principal, or for several that no placeholder tells apart; only its memory changes."""
 
     __slots__ = (
         "_connect",
@@ -115,21 +112,21 @@ class Permissions:
         "_published",
         "_read",
         "_reads",
+        "_received",
         "_subscribe",
         "_write",
         "_writes",
-        "strict_read",
     )
 
-    def __init__(self, grants: Sequence[Grants], principal: Principal, *, strict_read: bool) -> None:
+    def __init__(self, grants: Sequence[Grants], principal: Principal) -> None:
         self._connect = _globs([g.connect for g in grants], principal)
         self._publish = _topics([g.publish for g in grants], principal)
         self._subscribe = _topics([g.subscribe for g in grants], principal)
         self._high_priority = _topics([g.high_priority for g in grants], principal)
         self._read = _globs([g.read for g in grants], principal)
         self._write = _globs([g.write for g in grants], principal)
-        self.strict_read = strict_read
         self._published: dict[str, bool] = {}
+        self._received: dict[str, bool] = {}
         self._reads: dict[bytes, bool] = {}
         self._writes: dict[bytes, bool] = {}
 
@@ -155,6 +152,15 @@ class Permissions:
             topic_filter = topic_filter.split("/", 2)[2]
         levels = topic_filter.split("/")
         return any(allowed.covers(levels) for allowed in self._subscribe)
+
+    def may_receive(self, topic: str) -> bool:
+        """Messages of this topic name: it lies within a filter that may be subscribed to."""
+        decision = self._received.get(topic)
+        if decision is None:
+            levels = topic.split("/")
+            decision = any(allowed.matches(levels) for allowed in self._subscribe)
+            _remember(self._received, topic, decision=decision)
+        return decision
 
     def may_pass_first(self, topic: str) -> bool:
         """Whether ``$high_priority`` on a message to this topic counts."""
@@ -188,12 +194,10 @@ class Policy:
         *,
         users: Mapping[str, Profile] | None = None,
         certificates: Mapping[str, Profile] | None = None,
-        strict_read: bool = False,
     ) -> None:
         self._rules = rules
         self._users = dict(users or {})
         self._certificates = dict(certificates or {})
-        self._strict_read = strict_read
         self._shared: dict[tuple[int, ...], Permissions] = {}
 
     def describe(self, principal: Principal) -> Principal:
@@ -225,7 +229,7 @@ class Policy:
         if shared is not None:
             return shared
         grants = [self._rules[i].grants for i in indexes]
-        permissions = Permissions(grants, principal, strict_read=self._strict_read)
+        permissions = Permissions(grants, principal)
         if len(self._shared) < SHARED_KEPT and not any(grant.personal for grant in grants):
             self._shared[indexes] = permissions
         return permissions
@@ -263,5 +267,5 @@ def _bound(patterns: Sequence[Sequence[P]], bind: Callable[[P], B | None]) -> li
     return [bound for bound in found if bound is not None]
 
 
-NOTHING: Final = Permissions((), Principal(""), strict_read=False)
+NOTHING: Final = Permissions((), Principal(""))
 """Nothing is allowed."""

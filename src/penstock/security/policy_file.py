@@ -210,10 +210,6 @@ class PolicyFile(_Part):
     certificates: dict[str, Known] = Field(
         default_factory=dict, description="name in a client certificate to groups and attributes"
     )
-    strict_read: bool = Field(
-        default=False,
-        description="whether SET with NX or NEX, and VDEL, need Read as well: they tell what a key holds",
-    )
 
     def policy(self) -> Policy:
         """The rules, ready to be asked."""
@@ -221,7 +217,6 @@ class PolicyFile(_Part):
             [rule.rule() for rule in self.rules],
             users={name: known.profile() for name, known in self.users.items()},
             certificates={name: known.profile() for name, known in self.certificates.items()},
-            strict_read=self.strict_read,
         )
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from penstock.runtime.config import load, parse
 
-__all__ = ["METHOD", "Token", "TokenEntry", "TokenFile", "load_tokens", "parse_tokens", "token_of"]
+__all__ = ["METHOD", "Token", "TokenEntry", "TokenFile", "load_tokens", "parse_tokens", "token_digest", "token_of"]
 
 METHOD: Final = "K8S-SAT"
 LONGEST_TOKEN: Final = 16 * 1024
@@ -79,11 +79,14 @@ def parse_tokens(text: str, name: str = "tokens") -> dict[bytes, Token]:
     return parse(text, TokenFile, name=name).table()
 
 
+def token_digest(data: bytes) -> bytes:
+    """By what a token stands in the table. Blanks and line ends around it are those of the file it came from."""
+    return hashlib.sha256(data.strip()).digest()
+
+
 def token_of(table: Mapping[bytes, Token], data: bytes) -> Token | None:
-    """Whom the token that a client sent stands for. Blanks and line ends around it are those of the file it came from.
+    """Whom the token that a client sent stands for.
 
     Looked up by digest, so the time it takes says nothing about the tokens that there are.
     """
-    if len(data) > LONGEST_TOKEN:
-        return None
-    return table.get(hashlib.sha256(data.strip()).digest())
+    return table.get(token_digest(data)) if len(data) <= LONGEST_TOKEN else None

@@ -23,8 +23,11 @@ class Node:
         self.config = NodeConfig()
         self.ready = READY
 
-    def run(self, config: NodeConfig, *, on_ready: Callable[[Ready], None]) -> None:
+    def run(
+        self, config: NodeConfig, *, on_ready: Callable[[Ready], None], read_again: Callable[[], NodeConfig]
+    ) -> None:
         self.config = config
+        assert read_again() == config, "a reload without changes changes nothing"
         on_ready(self.ready)
 
 
@@ -88,6 +91,7 @@ def test_the_ready_line(node: Node, penstock: Command) -> None:
         "tube_broker": "c:3",
         "tube_broker_http": "d:4",
         "http": "e:5",
+        "listeners": {},
     }
 
 

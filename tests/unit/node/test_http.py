@@ -56,10 +56,13 @@ async def ask(
 async def test_health(node: Node) -> None:
     assert (await ask(node.address, "/livez"))[::2] == (200, "ok\n")
     status, _, text = await ask(node.address, "/readyz")
-    assert (status, json.loads(text)) == (200, {"ready": True, "reasons": []})
+    assert (status, json.loads(text)) == (200, {"ready": True, "reasons": [], "warnings": []})
     node.problems.append("statestore: the disk failed")
     status, _, text = await ask(node.address, "/readyz")
-    assert (status, json.loads(text)) == (503, {"ready": False, "reasons": ["statestore: the disk failed"]})
+    assert (status, json.loads(text)) == (
+        503,
+        {"ready": False, "reasons": ["statestore: the disk failed"], "warnings": []},
+    )
     assert (await ask(node.address, "/livez"))[0] == 200
 
 

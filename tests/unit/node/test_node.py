@@ -14,7 +14,6 @@ from penstock.errors import StorageError, UnavailableError
 from penstock.mqtt.client import MqttClient
 from penstock.node.config import (
     HttpListener,
-    MqttListener,
     NodeConfig,
     Rule,
     Topic,
@@ -24,6 +23,7 @@ from penstock.node.config import (
     TubeMasterListener,
 )
 from penstock.node.data_dir import DataDirectory
+from penstock.node.mqtt_config import MqttListener
 from penstock.node.node import Node, Ready, _told
 from penstock.runtime.addresses import Address, parse_address
 from penstock.runtime.durability import Durability
@@ -79,6 +79,7 @@ async def test_ready_means_that_every_part_answers_and_topics_are_served(tmp_pat
             "tube_broker": ready.tube_broker,
             "tube_broker_http": ready.tube_broker_http,
             "http": ready.http,
+            "listeners": {"mqtt": f"mqtt://{ready.mqtt}"},
         }
         addresses = [ready.mqtt, ready.tube_master, ready.tube_broker, ready.tube_broker_http, ready.http]
         assert len({parse_address(address).port for address in addresses} - {0}) == 5
@@ -86,7 +87,7 @@ async def test_ready_means_that_every_part_answers_and_topics_are_served(tmp_pat
             _, writer = await asyncio.open_connection(*parse_address(address))
             writer.close()
             await writer.wait_closed()
-        assert await http(ready.http, "/readyz") == (200, '{"ready":true,"reasons":[]}')
+        assert await http(ready.http, "/readyz") == (200, '{"ready":true,"reasons":[],"warnings":[]}')
         _, body = await http(ready.http, "/webapi.htm?method=admin_query_topic_info")
         shapes = {row["topicName"]: row["topicInfo"][0]["runInfo"] for row in json.loads(body)["data"]}
         assert {name: (run["numPartitions"], run["numTopicStores"]) for name, run in shapes.items()} == {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -28,6 +28,14 @@ class Stub:
     def __init__(self, _: NodeConfig) -> None:
         pass
 
+    enforced = False
+    reloads: int
+
+    def reload(self, read: Callable[[], NodeConfig]) -> bool:
+        read()
+        Stub.reloads += 1
+        return True
+
     async def start(self) -> Ready:
         await Stub.may_start.wait()
         if Stub.error is not None:
@@ -44,7 +52,8 @@ def _stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(run, "Node", Stub)
     monkeypatch.setattr(run, "freeze_memory", lambda: None)
     Stub.may_start, Stub.may_close, Stub.closed, Stub.error = asyncio.Event(), asyncio.Event(), 0, None
-    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    Stub.reloads = 0
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     yield
     for number, handler in kept.items():
         signal.signal(number, handler)
@@ -74,6 +83,28 @@ async def test_a_signal_closes_the_node(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
     await asyncio.wait_for(task, 10)
     assert Stub.closed == 1
+
+
+async def test_sighup_reads_the_configuration_again() -> None:
+    Stub.may_start.set()
+    Stub.may_close.set()
+    read: list[NodeConfig] = []
+
+    def again() -> NodeConfig:
+        read.append(NodeConfig())
+        return read[-1]
+
+    task = asyncio.create_task(run.serve(NodeConfig(), lambda _: None, again))
+    await turns()
+    for count in (1, 2):
+        os.kill(os.getpid(), signal.SIGHUP)
+        async with asyncio.timeout(10):
+            while Stub.reloads < count:
+                await asyncio.sleep(0.005)
+    assert len(read) == 2
+    assert not task.done()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(task, 10)
 
 
 async def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
+from penstock.mqtt.engine.access import Access
 from penstock.mqtt.transport.admission import Admission, AdmissionLimits, AdmissionStats, address_group
 from penstock.mqtt.transport.link import Link, RefusingLink
 from penstock.mqtt.transport.tls import ServerTls, TlsFiles
@@ -66,7 +67,7 @@ class Transport(StrEnum):
 class ListenerSettings:
     """One listener. ``origins`` and ``path`` are for WebSocket, ``tls`` for TLS; ``max_connections`` 0: no own bound.
 
-    ``methods`` are the ways in which clients may say who they are, in the words of the Access.
+    ``access`` decides who may come in; None: everybody, and may do everything.
     """
 
     name: str = "mqtt"
@@ -77,7 +78,7 @@ class ListenerSettings:
     path: str = "/mqtt"
     origins: frozenset[str] = frozenset()
     advertised_host: str = ""
-    methods: frozenset[str] = frozenset()
+    access: Access | None = None
     max_connections: int = 0
     limits: AdmissionLimits = field(default_factory=lambda: AdmissionLimits(max_unauthenticated=0))
 
@@ -115,9 +116,9 @@ class Listener:
         self._ceiling = 0
         self._closed = False
         self.stats = ListenerStats()
-        self._admission_stats = AdmissionStats()
+        self.admission_stats = AdmissionStats()
         self.admission: Admission[Link] = Admission(
-            settings.limits, self._admission_stats, max_connections=settings.max_connections
+            settings.limits, self.admission_stats, max_connections=settings.max_connections
         )
         self.tls: ServerTls | None = None
         self.settings = settings

@@ -1,0 +1,117 @@
+"""Password hashes off the event loop: few at a time, and each address has its turn.
+
+A check takes some 20 ms of a core, on purpose. So a flood of CONNECTs with wrong passwords waits in the queue of its
+own address, which is short, while another address waits for one check of each flood at most. A password that was found
+right is remembered by a keyed digest, in memory alone, so that ten thousand devices that come back after a power cut
+do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NamedTuple
+
+from penstock.security.passwords import Credential, verify_password
+
+__all__ = ["PasswordChecks"]
+
+WORKERS: Final = 2
+"""Checks at a time; each takes a core and 19 MiB."""
+WAITING_PER_ADDRESS: Final = 64
+WAITING_IN_ALL: Final = 10_000
+REMEMBERED: Final = 20_000
+"""Passwords that were found right, by digest."""
+
+Done = Callable[[bool | None], None]
+"""Called in the loop's thread: whether the password is right, or None where there is no room for another check."""
+
+
+class _Check(NamedTuple):
+    credential: Credential | None
+    password: bytes
+    digest: bytes
+    done: Done
+
+
+class PasswordChecks:
+    """Call everything from the loop's thread."""
+
+    def __init__(self, *, workers: int = WORKERS) -> None:
+        self._workers = workers
+        self._running = 0
+        self._waiting: OrderedDict[str, deque[_Check]] = OrderedDict()
+        self._count = 0
+        self._pool: ThreadPoolExecutor | None = None
+        self._key = secrets.token_bytes(32)
+        self._right: OrderedDict[bytes, Credential] = OrderedDict()
+        self.hashed = 0
+        """Checks that computed a hash."""
+        self.remembered = 0
+        """Checks that were answered from memory."""
+        self.refused = 0
+        """Checks for which there was no room."""
+
+    @property
+    def waiting(self) -> int:
+        """Checks that wait for their turn."""
+        return self._count
+
+    def check(self, address: str, name: str, credential: Credential | None, password: bytes, done: Done) -> None:
+        """Whether it is the password; ``credential`` None: there is no such user. ``done`` may be called at once."""
+        digest = hashlib.blake2b(b"%d:%b%b" % (len(name), name.encode(), password), key=self._key).digest()
+        if credential is not None and self._right.get(digest) == credential:
+            self._right.move_to_end(digest)
+            self.remembered += 1
+            done(True)  # noqa: FBT003 - the answer itself
+            return
+        queue = self._waiting.get(address)
+        if self._count >= WAITING_IN_ALL or (queue is not None and len(queue) >= WAITING_PER_ADDRESS):
+            self.refused += 1
+            done(None)
+            return
+        if queue is None:
+            queue = self._waiting[address] = deque()
+        queue.append(_Check(credential, password, digest, done))
+        self._count += 1
+        self._go_on()
+
+    def close(self) -> None:
+        """End the threads; checks that wait are never answered."""
+        self._waiting.clear()
+        self._count = 0
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+    def _go_on(self) -> None:
+        while self._running < self._workers and self._waiting:
+            address, queue = self._waiting.popitem(last=False)
+            check = queue.popleft()
+            self._count -= 1
+            if queue:
+                self._waiting[address] = queue  # at the end: the others come first
+            self._running += 1
+            self.hashed += 1
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self._workers, thread_name_prefix="password")
+            future = asyncio.get_running_loop().run_in_executor(
+                self._pool, verify_password, check.credential, check.password
+            )
+            future.add_done_callback(lambda done, check=check: self._checked(check, done))  # type: ignore[misc]
+
+    def _checked(self, check: _Check, future: asyncio.Future[bool]) -> None:
+        self._running -= 1
+        if future.cancelled():
+            return
+        right = future.result()
+        if right and check.credential is not None:
+            self._right[check.digest] = check.credential
+            if len(self._right) > REMEMBERED:
+                self._right.popitem(last=False)
+        check.done(right)
+        self._go_on()

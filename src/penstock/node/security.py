@@ -1,0 +1,270 @@
+"""Who may come in and do what, for a node: made from the configuration at the start, and again at each reload.
+
+A reload is all or nothing: every file is read and checked first. When one of them is broken, everything stays as it
+was, and the log, a metric and ``/readyz`` say so until a reload succeeds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import stat
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from penstock.errors import PenstockError
+from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.gatekeeper import Client, Gatekeeper, GateStats, Method, Rulebook
+from penstock.mqtt.password_checks import PasswordChecks
+from penstock.mqtt.server import MqttServer
+from penstock.mqtt.transport.listener import Listener, ListenerSettings
+from penstock.node.config import NodeConfig
+from penstock.node.mqtt_config import MqttListenerEntry, MqttListenerMore, Security, admission_limits, broker_limits
+from penstock.runtime.metrics import Metrics, figures
+from penstock.security.passwords import read_passwords
+from penstock.security.policy import Permissions
+from penstock.security.policy_file import load_policy
+from penstock.security.tokens import load_tokens
+from penstock.statestore.commands import Access
+from penstock.statestore.engine import Context
+
+__all__ = ["DEFAULT_LISTENER", "NodeSecurity", "StorePolicy"]
+
+_log = logging.getLogger("penstock.security")
+
+DEFAULT_LISTENER: Final = "mqtt"
+
+NODE_TOPICS: Final = ("clients/statestore/",)
+"""Where the state store sends notifications, to the observer alone, who may read the key."""
+
+_GAUGES: Final = ("password_checks_waiting", "failed", "unauthenticated")
+_LISTENER_GAUGES: Final = ("connections", "paused", "unauthenticated")
+
+
+class NodeSecurity:
+    """The rulebook, the gatekeepers of the listeners, and their reload.
+
+    ``server`` is made here, since its limits come from the same configuration.
+    """
+
+    def __init__(self, config: NodeConfig) -> None:
+        """Read every file.
+
+        Raises:
+            ConfigError: one of them cannot be used; it is named.
+        """
+        self.config = config
+        self.failure: str | None = None
+        """Why the last reload changed nothing; None where it did, or there was none."""
+        self.reloads = 0
+        self.failed_reloads = 0
+        self.stats = GateStats()
+        self.checks = PasswordChecks()
+        self.rulebook = _read_rulebook(config.security)
+        _warn_of_readers(config.security)
+        limits = config.mqtt.limits
+        self.server = MqttServer(limits=broker_limits(limits), admission=admission_limits(limits))
+        self._keepers = {name: self._keeper(entry) for name, entry in _entries(config).items()}
+
+    @property
+    def enforced(self) -> bool:
+        """Whether anything limits who comes in or what a client may do."""
+        return any(keeper is not None for keeper in self._keepers.values())
+
+    def settings(self, name: str) -> ListenerSettings:
+        """How the listener of that name listens."""
+        return self._settings(name, _entries(self.config)[name])
+
+    @property
+    def listeners(self) -> Mapping[str, MqttListenerEntry]:
+        """The listeners of the configuration; the default one comes first."""
+        return _entries(self.config)
+
+    def show(self, metrics: Metrics) -> None:
+        """Add the figures of access and of each listener that is there."""
+        metrics.add("access", self._figures, gauges=_GAUGES)
+        for listener in self.server.listeners:
+            metrics.add(
+                "mqtt_listener",
+                lambda listener=listener: _listener_figures(listener),  # type: ignore[misc]
+                gauges=_LISTENER_GAUGES,
+                labels={"listener": listener.name},
+            )
+
+    def reload(self, read: Callable[[], NodeConfig]) -> bool:
+        """Read the configuration and every file it names again, and go by them; False where something is broken.
+
+        Clients that may not be here any more are disconnected, all others stay. Addresses and transports, and what
+        does not belong to MQTT or security, only change with a restart: the log says so.
+        """
+        try:
+            config = read()
+            rulebook = _read_rulebook(config.security)
+            entries = _entries(config)
+            staying = [listener for listener in self.server.listeners if listener.name in entries]
+            settings = {each.name: self._settings(each.name, entries[each.name]) for each in staying}
+            tls = {name: Listener.read_tls(each) for name, each in settings.items()}
+        except PenstockError as error:
+            self.failure = str(error)
+            self.failed_reloads += 1
+            _log.error("nothing was reloaded, what held before holds on: %s", error)
+            return False
+        for option in _needs_restart(self.config, config):
+            _log.warning("this change needs a restart", extra={"fields": {"option": option}})
+        self.rulebook = rulebook
+        _warn_of_readers(config.security)
+        for listener in staying:
+            keeper = self._keepers.get(listener.name)
+            if keeper is not None:
+                keeper.rulebook = rulebook
+                keeper.methods = _methods(entries[listener.name], rulebook)
+            listener.apply(settings[listener.name], tls[listener.name])
+        fresh = broker_limits(config.mqtt.limits)
+        for field in dataclasses.fields(BrokerLimits):
+            setattr(self.server.limits, field.name, getattr(fresh, field.name))
+        self.server.admission.limits = admission_limits(config.mqtt.limits)
+        self.config = config
+        self.failure = None
+        self.reloads += 1
+        revoked = self.server.reauthorise()
+        self.stats.revoked += revoked
+        _log.info("reloaded", extra={"fields": {"disconnected": revoked}})
+        return True
+
+    def close(self) -> None:
+        """End the threads that check passwords."""
+        self.checks.close()
+
+    # Inside
+
+    def _keeper(self, entry: MqttListenerEntry) -> Gatekeeper | None:
+        methods = _methods(entry, self.rulebook)
+        if methods == {Method.ANONYMOUS} and self.rulebook.policy is None and not _has_files(self.config.security):
+            return None  # everybody may do everything, and nobody pays for asking
+        return Gatekeeper(methods, self.rulebook, self.checks, self.stats, now=self.server.now, node_topics=NODE_TOPICS)
+
+    def _settings(self, name: str, entry: MqttListenerEntry) -> ListenerSettings:
+        advertise = entry.advertise
+        more = {}
+        if isinstance(entry, MqttListenerMore):
+            more["limits"] = admission_limits(entry.limits)
+        return ListenerSettings(
+            name=name,
+            host=entry.bind.host,
+            port=entry.bind.port,
+            transport=entry.transport,
+            tls=None if entry.tls is None else entry.tls.files(),
+            path=entry.path,
+            origins=frozenset(entry.origins),
+            advertised_host="" if advertise is None else advertise.host,
+            max_connections=entry.max_connections,
+            access=self._keepers.get(name),
+            **more,
+        )
+
+    def _figures(self) -> dict[str, int | float]:
+        checks = self.checks
+        return {
+            **figures(self.stats),
+            **figures(self.server.admission_stats),
+            "reloads": self.reloads,
+            "failed_reloads": self.failed_reloads,
+            "failed": int(self.failure is not None),
+            "password_checks": checks.hashed,
+            "password_checks_remembered": checks.remembered,
+            "password_checks_waiting": checks.waiting,
+            "unauthenticated": self.server.admission.strangers,
+        }
+
+
+class StorePolicy:
+    """What the policies say of clients of the state store. What the node itself asks is allowed."""
+
+    def may_access(self, context: Context, access: Access, key: bytes) -> bool:
+        """Whether the requester may do all of that with the key."""
+        permissions = _permissions(context)
+        return permissions is None or (
+            (not access & Access.READ or permissions.may_read(key))
+            and (not access & Access.WRITE or permissions.may_write(key))
+        )
+
+    def may_answer_on(self, context: Context, topic: str) -> bool:
+        """Whether the requester itself may publish to the topic on which it wants its answer."""
+        permissions = _permissions(context)
+        return permissions is None or permissions.may_publish(topic)
+
+
+def _permissions(context: Context) -> Permissions | None:
+    client = context.principal
+    return client.permissions if isinstance(client, Client) else None
+
+
+def _listener_figures(listener: Listener) -> dict[str, int | float]:
+    return {
+        **figures(listener.stats),
+        **figures(listener.admission_stats),
+        "unauthenticated": listener.admission.strangers,
+    }
+
+
+def _entries(config: NodeConfig) -> dict[str, MqttListenerEntry]:
+    return {DEFAULT_LISTENER: config.mqtt, **config.mqtt.listeners}
+
+
+def _read_rulebook(security: Security) -> Rulebook:
+    return Rulebook(
+        users=None if security.passwords is None else read_passwords(security.passwords),
+        tokens=None if security.tokens is None else load_tokens(security.tokens),
+        policy=None if security.policies is None else load_policy(security.policies),
+        token_method=security.token_method,
+    )
+
+
+def _has_files(security: Security) -> bool:
+    return any(path is not None for path in (security.passwords, security.tokens, security.policies))
+
+
+def _methods(entry: MqttListenerEntry, rulebook: Rulebook) -> frozenset[Method]:
+    """What the listener accepts: what it names, else everything for which there is something to check by."""
+    if entry.authentication is not None:
+        return frozenset(entry.authentication)
+    methods: set[Method] = set()
+    if entry.tls is not None and entry.tls.client_ca is not None:
+        methods.add(Method.CERTIFICATE)
+    if rulebook.users is not None:
+        methods |= {Method.PASSWORD, Method.SCRAM}
+    if rulebook.tokens is not None:
+        methods.add(Method.TOKEN)
+    return frozenset(methods or {Method.ANONYMOUS})
+
+
+def _needs_restart(old: NodeConfig, new: NodeConfig) -> list[str]:
+    """Options that changed and are only read at the start."""
+    others = [name for name in type(old).model_fields if name not in {"mqtt", "security"}]
+    found = [name for name in others if getattr(old, name) != getattr(new, name)]
+    before, after = _entries(old), _entries(new)
+    for name in {*before, *after}:
+        if name not in before or name not in after:
+            found.append(f"mqtt.listeners.{name}")
+        elif (before[name].bind, before[name].transport) != (after[name].bind, after[name].transport):
+            found.append("mqtt.bind" if name == DEFAULT_LISTENER else f"mqtt.listeners.{name}")
+    if not _has_files(old.security) and _has_files(new.security):
+        found.append("security")
+    if old.security.strict_read != new.security.strict_read:
+        found.append("security.strict_read")
+    return sorted(found)
+
+
+def _warn_of_readers(security: Security) -> None:
+    """Secrets that other users of the machine can read: allowed, and said."""
+    for path in (security.passwords, security.tokens):
+        if path is not None and _mode(path) & (stat.S_IRGRP | stat.S_IROTH | stat.S_IWGRP | stat.S_IWOTH):
+            _log.warning("other users can read or write this file: chmod 600", extra={"fields": {"path": str(path)}})
+
+
+def _mode(path: Path) -> int:
+    try:
+        return path.stat().st_mode
+    except OSError:
+        return 0  # gone since it was read; the next reload says so
