@@ -1,4 +1,4 @@
-"""Requests to the master's administration (``/webapi.htm``)."""
+"""Requests to the administration of master (``/webapi.htm``) and broker (``/broker.htm``)."""
 
 from __future__ import annotations
 
@@ -10,49 +10,60 @@ from urllib.parse import urlencode
 
 from penstock.errors import ConfigError, RefusedError, UnavailableError
 
-__all__ = ["call"]
+__all__ = ["call", "call_broker"]
 
 TIMEOUT_S = 10.0
 
 
 def call(address: str, method: str, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The rows of the answer to ``method`` at ``address`` (HOST:PORT).
+    """The rows of the answer of the master at ``address`` (HOST:PORT) to ``method``.
 
     Raises:
         ConfigError: the address is none.
         UnavailableError: nobody answers there, or something that is no master.
         RefusedError: the master refused; carries its code and words.
     """
+    return _ask(address, "master", "/webapi.htm", "--http", method, parameters)
+
+
+def call_broker(address: str, method: str, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
+    """As :func:`call`, of a broker."""
+    return _ask(address, "broker", "/broker.htm", "--broker-http", method, parameters)
+
+
+def _ask(
+    address: str, server: str, path: str, option: str, method: str, parameters: Mapping[str, str]
+) -> list[dict[str, Any]]:
     from penstock.runtime.addresses import parse_address
 
     try:
         host, port = parse_address(address.removeprefix("http://").rstrip("/"))
     except ValueError as error:
-        raise ConfigError(f"--http: got {address!r}, {error}", option="--http") from error
+        raise ConfigError(f"{option}: got {address!r}, {error}", option=option) from error
     # A connection of our own: a proxy of the environment must not get in between.
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
     try:
         connection.request(
             "POST",
-            "/webapi.htm",
+            path,
             urlencode({"method": method, **parameters}),
             {"Content-Type": "application/x-www-form-urlencoded"},
         )
         answer = json.loads(connection.getresponse().read())
-        rows: list[dict[str, Any]] = answer.get("data", [])
+        rows: list[dict[str, Any]] = answer.get("dataSet" if "dataSet" in answer else "data", [])
         ok: bool = answer["result"]
     except (OSError, http.client.HTTPException, ValueError, KeyError, AttributeError) as error:
         raise UnavailableError(
-            f"no administration of a tube master answers at {address}",
+            f"no administration of a tube {server} answers at {address}",
             applied=False if isinstance(error, ConnectionRefusedError) else None,
             why=str(error) or type(error).__name__,
-            do="start a node (penstock up), or name its HTTP listener: --http HOST:PORT",
+            do=f"start a node (penstock up), or name its HTTP listener: {option} HOST:PORT",
         ) from error
     finally:
         connection.close()
     if not ok:
         raise RefusedError(
-            f"the master refused {method}: {answer.get('errMsg')}",
+            f"the {server} refused {method}: {answer.get('errMsg')}",
             code=int(answer.get("errCode", 0)),
             text=str(answer.get("errMsg", "")),
             peer=address,
@@ -60,7 +71,7 @@ def call(address: str, method: str, parameters: Mapping[str, str]) -> list[dict[
     for row in rows:
         if row.get("success") is False:
             raise RefusedError(
-                f"the master refused {method}: {row.get('errInfo')}",
+                f"the {server} refused {method}: {row.get('errInfo')}",
                 code=int(row.get("errCode", 0)),
                 text=str(row.get("errInfo", "")),
                 peer=address,

@@ -182,7 +182,7 @@ class Producer:
         self, topic: str, record: Record | bytes, partition: int | None = None, key: bytes | None = None
     ) -> asyncio.Future[SendResult]:
         """Take ``record`` once there is a place for it; the future has what :meth:`send` returns or raises."""
-        while self._full:
+        while self._crowded(topic):
             await self._place()
         return self._accept(topic, record, partition, key)
 
@@ -197,7 +197,7 @@ class Producer:
         futures = []
         try:
             for record in records:
-                while self._full:
+                while self._crowded(topic):
                     await self._place()
                 futures.append(self._accept(topic, record, partition, key))
         finally:
@@ -324,6 +324,10 @@ class Producer:
     def _full(self) -> bool:
         return self._in_flight >= self._max_in_flight or self._bytes >= self._max_bytes
 
+    def _crowded(self, topic: str) -> bool:
+        """Whether a message of ``topic`` has to wait before it is taken."""
+        return self._full or len(self._pending.get(topic, ())) >= self._max_in_flight
+
     async def _place(self) -> None:
         """Wait until there may be a place."""
         assert self._loop is not None, "start() comes first"
@@ -397,11 +401,11 @@ class Producer:
             message.admitted = False
             self._in_flight -= 1
             self._bytes -= len(message.data)
-            while self._room and not self._full:
-                place = self._room.popleft()
-                if not place.done():  # else its caller was cancelled
-                    place.set_result(None)
-                    break
+        while self._room and not self._full:
+            place = self._room.popleft()
+            if not place.done():  # else its caller was cancelled
+                place.set_result(None)
+                break
         if message.future.done():
             return
         if isinstance(outcome, PenstockError):

@@ -129,6 +129,35 @@ class RangeReader:
         answer = self._get(topic, partition, broker_pb2.RangeRequest())
         return answer.range.minOffset, answer.range.maxOffset
 
+    def offset_at(self, topic: str, partition: int, time_ms: int) -> int:
+        """The first offset that the broker received at ``time_ms`` or later; the end if all is older.
+
+        Raises:
+            RefusedError: as :meth:`bounds`; also a broker of ours that is too old for it.
+            UnavailableError: as :meth:`bounds`.
+        """
+        answer = self._get(topic, partition, broker_pb2.RangeRequest(timeMs=time_ms))
+        if not answer.range.HasField("timeOffset"):
+            raise RefusedError(f"tube: broker {self._peer} does not find offsets by time", peer=self._peer)
+        return answer.range.timeOffset
+
+    def first(self, topic: str, partition: int, start: int, end: int) -> tuple[int, int] | None:
+        """Offset and append time (ms) of the first message with ``start`` <= offset < ``end``; None: there is none.
+
+        Raises:
+            DataLossError, UnavailableError, RefusedError: as :meth:`read`.
+        """
+        position = start
+        while position < end:
+            wanted = broker_pb2.RangeRequest(startOffset=position, endOffset=end, maxMessages=1)
+            found = self._get(topic, partition, wanted).range
+            if found.messageOffsets:
+                return found.messageOffsets[0], found.appendTimes[0]
+            if found.nextOffset <= position:
+                return None
+            position = found.nextOffset
+        return None
+
     def plan(self, topic: str, partition: int, start: int, end: int, max_messages: int) -> tuple[int, int]:
         """``(end, count)`` of the longest range from ``start``, up to ``end``, with at most ``max_messages`` messages.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import pytest
 
+from penstock.cli import webapi
 from penstock.cli.main import main
 
 
@@ -34,7 +35,7 @@ class Stdin:
 
 @pytest.fixture
 def penstock(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    for name in ("PENSTOCK_BROKER", "PENSTOCK_TUBE_MASTER", "PENSTOCK_HTTP"):
+    for name in ("PENSTOCK_BROKER", "PENSTOCK_TUBE_MASTER", "PENSTOCK_HTTP", "PENSTOCK_TUBE_BROKER_HTTP"):
         monkeypatch.delenv(name, raising=False)
 
     def run(*args: str, stdin: bytes | None = None) -> Done:
@@ -44,3 +45,28 @@ def penstock(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         return Done(status, captured.out, captured.err)
 
     return run
+
+
+class Web:
+    """Administrations that answer ``rows``, or by method what ``answers`` holds."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str, dict[str, str]]] = []
+        self.rows: list[dict[str, Any]] = []
+        self.answers: dict[str, list[dict[str, Any]]] = {}
+
+    def call(self, address: str, method: str, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
+        self.calls.append((address, method, dict(parameters)))
+        return self.answers.get(method, self.rows)
+
+
+BROKER = {"brokerId": 1, "brokerIp": "127.0.0.1", "brokerPort": 8123, "runStatus": "online", "subStatus": "idle",
+          "manageStatus": "online"}  # fmt: skip
+
+
+@pytest.fixture
+def web(monkeypatch: pytest.MonkeyPatch) -> Web:
+    web = Web()
+    monkeypatch.setattr(webapi, "call", web.call)
+    monkeypatch.setattr(webapi, "call_broker", web.call)
+    return web

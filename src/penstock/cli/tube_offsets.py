@@ -1,0 +1,221 @@
+"""`penstock tube offsets` and `lag`: where groups stand, how far behind, and moving them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from penstock.cli.output import Cell, note, print_table
+from penstock.cli.tube_common import WEB, BrokerHttp, BrokerRow, Json, Web, brokers
+from penstock.cli.tube_records import parse_time
+from penstock.errors import ConfigError, PenstockError, RefusedError
+
+__all__ = ["ENTRY", "app", "lag"]
+
+ENTRY = 28
+"""Offsets are bytes of a store's index, so many a message; the partitions of a store share it."""
+MOST = (1 << 31) - 1
+
+app = typer.Typer(rich_markup_mode=None, help="Show where a group stands, or move it.")
+Group = Annotated[str, typer.Argument(help="The consumer group.", metavar="GROUP")]
+OnlyTopic = Annotated[str | None, typer.Option(help="Only this topic.", metavar="TOPIC")]
+OnlyPartition = Annotated[int | None, typer.Option(help="Only this partition of each broker.", min=0, metavar="N")]
+
+
+class Standing(NamedTuple):
+    """A group in one partition: where it reads next, and what the log holds. Index offsets; None: not known."""
+
+    broker: BrokerRow
+    topic: str
+    partition: int
+    offset: int | None
+    first: int
+    end: int
+    bytes_behind: int | None
+
+    @property
+    def key(self) -> str:
+        return f"{self.broker.id}:{self.topic}:{self.partition}"
+
+
+@app.command("show")
+def offsets_show(
+    group: Group, topic: OnlyTopic = None, http: Web = WEB, broker_http: BrokerHttp = None, as_json: Json = False
+) -> None:
+    """Show where GROUP stands in every partition."""
+    rows: list[dict[str, Cell]] = [
+        {**_place(s), "offset": s.offset, "first": s.first, "end": s.end}
+        for s in _standings(group, topic, http, broker_http)
+    ]
+    print_table(rows, ["topic", "broker", "partition", "offset", "first", "end"], as_json=as_json)
+
+
+@app.command("reset")
+def offsets_reset(
+    group: Group,
+    to: Annotated[
+        str,
+        typer.Option(
+            help="earliest, latest, a time (2026-01-31T12:00, or 90s, 15m, 2h, 3d ago), +N or -N messages.",
+            metavar="WHERE",
+        ),
+    ],
+    topic: OnlyTopic = None,
+    partition: OnlyPartition = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, do nothing.")] = False,
+    http: Web = WEB,
+    broker_http: BrokerHttp = None,
+    as_json: Json = False,
+) -> None:
+    """Move GROUP to other positions.
+
+    Best while no member of the group runs: what a running one has in hand is counted on top of the new position.
+    """
+    from penstock.cli.webapi import call_broker
+
+    standings = _standings(group, topic, http, broker_http, new=topic is not None)
+    chosen = [s for s in standings if partition is None or s.partition == partition]
+    if not chosen:
+        raise RefusedError(
+            f"group {group!r} has no such position", do="look at its positions: penstock tube offsets show"
+        )
+    moves = [(s, _target(s, to)) for s in chosen]
+    if not dry_run:
+        for broker in {s.broker.id: s.broker for s, _ in moves}.values():
+            wanted = {s.key: offset for s, offset in moves if s.broker.id == broker.id}
+            parameters = {
+                "groupName": group,
+                "modifyUser": "penstock",
+                "manualSet": "true",
+                "offsetJsonInfo": json.dumps(wanted, separators=(",", ":")),
+            }
+            call_broker(broker.http, "admin_set_offset", parameters)
+    rows: list[dict[str, Cell]] = [
+        {
+            **_place(s),
+            "from": s.offset,
+            "to": offset,
+            "messages": None if s.offset is None else (offset - s.offset) // ENTRY,
+        }
+        for s, offset in moves
+    ]
+    print_table(rows, ["topic", "broker", "partition", "from", "to", "messages"], as_json=as_json)
+    note("nothing was changed: --dry-run" if dry_run else f"group {group} is moved in {len(rows)} partitions")
+
+
+def lag(
+    group: Group,
+    topic: OnlyTopic = None,
+    watch: Annotated[
+        float | None, typer.Option(help="Again every so many seconds, until Ctrl-C.", min=0.1, metavar="SECONDS")
+    ] = None,
+    fail_above: Annotated[
+        int | None, typer.Option(help="Exit status 1 where more messages wait in all.", min=0, metavar="N")
+    ] = None,
+    http: Web = WEB,
+    broker_http: BrokerHttp = None,
+    as_json: Json = False,
+) -> None:
+    """Show how far GROUP is behind: messages, bytes and seconds (how long the next message has waited).
+
+    Penstock's brokers count a partition's own messages; of Apache's, those of the store are shown, and no seconds.
+    Bytes are those of the store.
+    """
+    columns = ["topic", "broker", "partition", "messages", "bytes", "seconds"]
+    try:
+        while True:
+            rows = list(_lag_rows(_standings(group, topic, http, broker_http)))
+            print_table(rows, columns, as_json=as_json)
+            if watch is None:
+                break
+            time.sleep(watch)
+    except KeyboardInterrupt:
+        return
+    if fail_above is not None and sum(int(row["messages"] or 0) for row in rows) > fail_above:
+        raise typer.Exit(1)
+
+
+def _standings(
+    group: str, topic: str | None, http: str, broker_http: str | None, *, new: bool = False
+) -> list[Standing]:
+    """Where ``group`` stands, by topic, broker and partition; ``new``: also in partitions where it has no position."""
+    from penstock.cli.webapi import call_broker
+
+    found: list[Standing] = []
+    narrowed = {} if topic is None else {"topicName": topic}
+    for broker in brokers(http, broker_http):
+        firsts: dict[tuple[str, int], tuple[int, int]] = {}
+        for entry in call_broker(broker.http, "admin_query_pubinfo", narrowed):
+            for part in entry["offsetInfo"]:
+                firsts[entry["topicName"], part["partitionId"]] = (part["offsetMin"], part["offsetMax"])
+        known: dict[tuple[str, int], Any] = {}
+        for entry in call_broker(broker.http, "admin_query_offset", {"groupName": group, **narrowed}):
+            for sub in entry["subInfo"] if entry["groupName"] == group else ():
+                for part in sub["offsets"]:
+                    known[sub["topicName"], part["partitionId"]] = part
+        for place in sorted({*known, *(firsts if new else ())}):
+            part = known.get(place)
+            first, end = firsts.get(place, (0, part["offsetMax"] if part else 0))
+            behind = part["dataLag"] if part and part["dataLag"] >= 0 else None
+            offset = part["curOffset"] if part else None
+            found.append(Standing(broker, place[0], place[1], offset, first, end, behind))
+    if not found:
+        raise RefusedError(
+            f"group {group!r} has no position" + (f" in topic {topic!r}" if topic else ""),
+            do="look at the groups (penstock tube groups)",
+        )
+    return sorted(found, key=lambda s: (s.topic, s.broker.id, s.partition))
+
+
+def _place(standing: Standing) -> dict[str, Cell]:
+    return {"topic": standing.topic, "broker": standing.broker.id, "partition": standing.partition}
+
+
+def _target(standing: Standing, to: str) -> int:
+    """The offset that ``to`` means in a partition."""
+    from penstock.tube.reader import RangeReader
+
+    if to == "earliest":
+        return standing.first
+    if to == "latest":
+        return standing.end
+    if to[:1] in {"+", "-"} and to[1:].isdigit():
+        start = standing.offset if standing.offset is not None else standing.first
+        return min(max(start + int(to) * ENTRY, standing.first), standing.end)
+    time_ms = parse_time(to, "--to")
+    with RangeReader(standing.broker.host, standing.broker.port) as source:
+        try:
+            return source.offset_at(standing.topic, standing.partition, time_ms)
+        except RefusedError as error:
+            raise ConfigError(
+                f"--to: broker {standing.broker.id} does not find offsets by time",
+                option="--to",
+                why=error.why or error.text,
+                do="on Apache's broker use its own: broker.htm?method=admin_set_offset_by_time",
+            ) from error
+
+
+def _lag_rows(standings: Iterable[Standing]) -> Iterator[dict[str, Cell]]:
+    from penstock.runtime.clock import wall_clock_ms
+    from penstock.tube.reader import RangeReader
+
+    for s in standings:
+        offset = s.first if s.offset is None else max(s.offset, s.first)
+        messages = max(0, s.end - offset) // ENTRY
+        bytes_behind = s.bytes_behind
+        seconds: float | None = None if messages else 0.0
+        if messages:
+            try:
+                with RangeReader(s.broker.host, s.broker.port) as source:
+                    _, messages = source.plan(s.topic, s.partition, offset, s.end, MOST)
+                    oldest = source.first(s.topic, s.partition, offset, s.end) if messages else None
+                seconds = 0.0 if oldest is None else max(0.0, round((wall_clock_ms() - oldest[1]) / 1000, 1))
+            except RefusedError:
+                pass  # not one of ours: the store's messages are all that is known
+            except PenstockError as error:
+                note(f"{s.key}: {error}")
+        yield {**_place(s), "messages": messages, "bytes": bytes_behind if messages else 0, "seconds": seconds}

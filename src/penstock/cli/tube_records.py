@@ -1,0 +1,362 @@
+"""`penstock tube produce` and `consume`: records in, records out."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import secrets
+import struct
+import sys
+from collections.abc import AsyncIterator, Iterable, Iterator
+from datetime import datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.output import bytes_fields, escape, note, print_json, print_raw, shown
+from penstock.cli.tube_common import MASTER, Json, Master, Topic, announced, partitions
+from penstock.errors import ConfigError, LocalProtocolError
+
+if TYPE_CHECKING:
+    from asyncio import Future
+
+    from penstock.tube.producer import SendResult
+    from penstock.tube.reader import PartitionInfo
+    from penstock.tube.record import Record
+
+__all__ = ["Format", "consume", "parse_time", "produce"]
+
+IDLE_S = 2.0
+"""How long a group that does not follow waits for another record before it ends."""
+_LENGTH = struct.Struct(">I")
+_LARGEST = 20 << 20
+
+
+class Format(StrEnum):
+    """How records stand in a stream of bytes: each on a line, or each behind its length (4 bytes, big-endian)."""
+
+    LINES = "lines"
+    LENGTH = "length"
+
+
+def produce(
+    topic: Topic,
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(help="Values, one record each; without any, each line of stdin is one.", metavar="VALUE"),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="Read from a file instead of stdin.", exists=True, dir_okay=False, metavar="FILE"),
+    ] = None,
+    form: Annotated[
+        Format,
+        typer.Option("--format", help="lines, or length: 4 bytes (big-endian) before each value.", metavar="WORD"),
+    ] = Format.LINES,
+    key: Annotated[
+        str | None, typer.Option(help="Key of every record: equal keys stay in order.", metavar="TEXT")
+    ] = None,
+    key_separator: Annotated[
+        str | None, typer.Option(help="What stands before this text is the record's key.", metavar="TEXT")
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(help="Header of every record; may be repeated.", metavar="NAME=VALUE")
+    ] = None,
+    partition: Annotated[int | None, typer.Option(help="Partition of every record.", min=0, metavar="N")] = None,
+    msg_type: Annotated[
+        str | None, typer.Option(help="$msgType$ of every record, for filters.", metavar="TEXT")
+    ] = None,
+    idempotent: Annotated[
+        bool, typer.Option("--idempotent", help="No copies after a retry (penstock's brokers).")
+    ] = False,
+    tube_master: Master = MASTER,
+    as_json: Json = False,
+) -> None:
+    """Append records to TOPIC.
+
+    Ends when the log has them all. With --json, the place of each record is a line.
+    """
+    headers = [_header(text) for text in header or []]
+    if values and file is not None:
+        raise ConfigError("tube produce: values and --file", do="give one of them")
+    if not values and file is None and sys.stdin.isatty():
+        raise ConfigError("tube produce: no values", do="give values, or pipe lines in")
+    with contextlib.ExitStack() as stack:
+        if values:
+            data: Iterator[bytes] = (value.encode("utf-8", "surrogateescape") for value in values)
+        else:
+            stream = sys.stdin.buffer if file is None else stack.enter_context(file.open("rb"))
+            data = _lines(stream) if form is Format.LINES else _delimited(stream)
+        separator = key_separator.encode() if key_separator else None
+
+        def record(value: bytes) -> Record:
+            from penstock.tube.record import Record
+
+            own = None if key is None else key.encode()
+            if separator is not None:
+                front, found, rest = value.partition(separator)
+                if found:
+                    own, value = front, rest
+            return Record(value, own, list(headers), msg_type=msg_type)
+
+        if not partitions(tube_master, topic):
+            # The producer waits for it a while: it may just have been created, or its broker may be starting.
+            remedy = "penstock tube topics create makes one"
+            note(f"waiting for topic {escape(topic)}: the master announces none ({remedy})")
+        from penstock.runtime.loop import run
+
+        records = (record(value) for value in data)
+        count = run(_produce(tube_master, topic, records, partition, idempotent=idempotent, as_json=as_json))
+    if not as_json:
+        note(f"{count} {'record' if count == 1 else 'records'} produced to {escape(topic)}")
+
+
+def consume(
+    topic: Topic,
+    group: Annotated[
+        str | None,
+        typer.Option(help="Consumer group: its position is kept, its members share the partitions.", metavar="NAME"),
+    ] = None,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            help="Where to begin: earliest, latest, or (without --group) a time as 2026-01-31T12:00, or 90s, 15m, 2h, "
+            "3d ago; a group that has a position goes on there.",
+            metavar="WHEN",
+        ),
+    ] = "earliest",
+    msg_filter: Annotated[
+        list[str] | None, typer.Option("--filter", help="Only this $msgType$; may be repeated.", metavar="TEXT")
+    ] = None,
+    count: Annotated[int | None, typer.Option(help="End after so many records.", min=1, metavar="N")] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for more, until Ctrl-C.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Only the values, byte for byte, a line end after each.")] = False,
+    form: Annotated[
+        Format,
+        typer.Option(
+            "--format", help="With --raw: lines, or length: 4 bytes (big-endian) before each value.", metavar="WORD"
+        ),
+    ] = Format.LINES,
+    tube_master: Master = MASTER,
+    as_json: Json = False,
+) -> None:
+    """Print the records of TOPIC.
+
+    Without --group and --follow: what the log holds now, in the order of arrival. With one of them: as a member of a
+    consumer group (one of its own, if none is named), which confirms what was printed.
+    """
+    since = None if start in {"earliest", "latest"} else parse_time(start, "--from")
+    if since is not None and (group is not None or follow):
+        raise ConfigError(
+            "--from: a time goes without --group and --follow", do="move the group: penstock tube offsets reset"
+        )
+    types = frozenset(msg_filter or ())
+    show = _Show(raw=raw, as_json=as_json, form=form)
+    with contextlib.suppress(KeyboardInterrupt):
+        if group is None and not follow:
+            rows = _held(tube_master, topic, since) if start != "latest" else iter(())
+            chosen = (row for row in rows if not types or row["msg_type"] in types)
+            for number, row in enumerate(chosen, start=1):
+                show(row)
+                if number == count:
+                    break
+            return
+        announced(tube_master, topic)
+        from penstock.runtime.loop import run
+
+        name = group or f"penstock_cli_{secrets.token_hex(6)}"
+        run(_consume(tube_master, topic, name, start, sorted(types), count, show, follow=follow))
+
+
+def parse_time(text: str, option: str) -> int:
+    """Milliseconds since 1970 of an ISO 8601 time (local, unless it says otherwise) or of so long ago (``15m``)."""
+    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    try:
+        if text[-1:] in units and text[:-1].isdigit():
+            found = datetime.now().astimezone() - timedelta(seconds=int(text[:-1]) * units[text[-1]])
+        else:
+            found = datetime.fromisoformat(text)
+        return int(found.timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise ConfigError(
+            f"{option}: got {text!r}, which is no time",
+            option=option,
+            do="write 2026-01-31T12:00, or 90s, 15m, 2h, 3d ago",
+        ) from None
+
+
+def _header(text: str) -> tuple[str, str | bytes]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"--header: got {text!r}, expected NAME=VALUE", option="--header")
+    return name, value
+
+
+def _lines(stream: IO[bytes]) -> Iterator[bytes]:
+    for line in stream:
+        yield line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _delimited(stream: IO[bytes]) -> Iterator[bytes]:
+    number = 0
+    while head := stream.read(_LENGTH.size):
+        number += 1
+        size = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
+        if len(head) < _LENGTH.size or size > _LARGEST:
+            raise LocalProtocolError(f"tube produce: record {number}: {head.hex(' ')} is no length up to {_LARGEST}")
+        value = stream.read(size)
+        if len(value) < size:
+            raise LocalProtocolError(f"tube produce: record {number} ends after {len(value)} of {size} bytes")
+        yield value
+
+
+async def _produce(
+    masters: str, topic: str, records: Iterable[Record], partition: int | None, *, idempotent: bool, as_json: bool
+) -> int:
+    import asyncio
+    from collections import deque
+
+    from penstock.tube.producer import Producer
+
+    count = 0
+    pending: deque[Future[SendResult]] = deque()
+
+    def told(future: Future[SendResult]) -> None:
+        result = future.result()  # raises what the send failed with
+        if as_json:
+            print_json(
+                {
+                    "topic": topic,
+                    "broker_id": result.broker_id,
+                    "partition": result.partition,
+                    "offset": result.append_offset,
+                    "message_id": result.message_id,
+                    "append_time_ms": result.append_time_ms,
+                }
+            )
+
+    async with Producer(masters, idempotent=idempotent) as producer:
+        try:
+            for record in records:
+                count += 1
+                pending.append(await producer.queue(topic, record, partition=partition))
+                # Lets the sends leave while the input is read, which blocks.
+                await asyncio.sleep(0)
+                while pending and pending[0].done():
+                    told(pending.popleft())
+            while pending:
+                await asyncio.wait([pending[0]])
+                told(pending.popleft())
+        finally:
+            for future in pending:
+                future.cancel()
+    return count
+
+
+def _held(masters: str, topic: str, since: int | None) -> Iterator[dict[str, Any]]:
+    """What the log holds now, merged over the partitions by the time of arrival."""
+    from penstock.tube.reader import RangeReader
+    from penstock.tube.record import Record
+
+    def of_partition(info: PartitionInfo) -> Iterator[dict[str, Any]]:
+        with RangeReader(info.host, info.port) as source:
+            low, high = source.bounds(topic, info.partition)
+            if since is not None:
+                low = source.offset_at(topic, info.partition, since)
+            for offsets, times, flags, payloads in source.read(topic, info.partition, low, high):
+                for offset, time_ms, flag, data in zip(offsets, times, flags, payloads, strict=True):
+                    record = Record.decode(bytes(data), int(flag))
+                    yield _fields(topic, info.broker_id, info.partition, int(offset), int(time_ms), record)
+
+    parts = [of_partition(info) for info in announced(masters, topic)]
+    return heapq.merge(*parts, key=lambda row: row["append_time_ms"])
+
+
+async def _consume(
+    masters: str,
+    topic: str,
+    group: str,
+    start: str,
+    types: list[str],
+    count: int | None,
+    show: _Show,
+    *,
+    follow: bool,
+) -> None:
+    import asyncio
+
+    from penstock.tube.consumer import Consumer
+
+    seen = 0
+    options: dict[str, Any] = {"filters": types} if types else {}
+    async with Consumer(masters, group, [topic], start=start, with_offsets=True, **options) as consumer:
+        note(f"consuming {escape(topic)} as group {escape(group)}" + (", Ctrl-C ends" if follow else ""))
+        try:
+            async for m in _until_idle(consumer, follow=follow):
+                show(_fields(m.topic, m.broker_id, m.partition, m.offset, m.append_time_ms, m.record))
+                seen += 1
+                if seen == count:
+                    break
+        except asyncio.CancelledError:
+            # Ctrl-C: what was printed is confirmed all the same.
+            await consumer.confirm()
+            raise
+        await consumer.confirm()
+
+
+async def _until_idle(consumer: Any, *, follow: bool) -> AsyncIterator[Any]:
+    import asyncio
+
+    messages = aiter(consumer)
+    while True:
+        try:
+            yield await asyncio.wait_for(anext(messages), None if follow else IDLE_S)
+        except (TimeoutError, StopAsyncIteration):
+            return
+
+
+def _fields(
+    topic: str, broker_id: int, partition: int, offset: int | None, time_ms: int | None, record: Record
+) -> dict[str, Any]:
+    """One record as the JSON line shows it; ``_record`` is for the other forms."""
+    return {
+        "topic": topic,
+        "broker_id": broker_id,
+        "partition": partition,
+        "offset": offset,
+        "append_time_ms": time_ms,
+        **bytes_fields("key", record.key),
+        **bytes_fields("value", record.value),
+        "headers": [[name, value if isinstance(value, str) else shown(value)] for name, value in record.headers],
+        "mqtt_topic": record.topic,
+        "content_type": record.content_type,
+        "event_time_ms": record.event_time_ms,
+        "id": record.id,
+        "msg_type": record.msg_type,
+        "_record": record,
+    }
+
+
+class _Show:
+    """Prints one row in the form that was asked for."""
+
+    def __init__(self, *, raw: bool, as_json: bool, form: Format) -> None:
+        self._raw = raw
+        self._as_json = as_json
+        self._form = form
+
+    def __call__(self, row: dict[str, Any]) -> None:
+        record: Record = row.pop("_record")
+        if self._as_json:
+            print_json(row)
+        elif self._raw and self._form is Format.LENGTH:
+            print_raw(_LENGTH.pack(len(record.value)) + record.value)
+        elif self._raw:
+            print_raw(record.value + b"\n")
+        else:
+            key = "-" if record.key is None else shown(record.key)
+            sys.stdout.write(f"{row['broker_id']}:{row['partition']}  {key}  {shown(record.value)}\n")
+            sys.stdout.flush()

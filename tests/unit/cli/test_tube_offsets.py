@@ -1,0 +1,124 @@
+"""`penstock tube offsets` and `lag`. Administrations and brokers are stand-ins."""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar, Self
+
+import pytest
+
+from penstock.errors import RefusedError
+from penstock.runtime import clock
+from penstock.tube import reader
+from tests.unit.cli.conftest import BROKER, Command, Web
+
+
+class Reader:
+    apache: ClassVar[bool] = False
+
+    def __init__(self, host: str, port: int) -> None:
+        assert (host, port) == ("127.0.0.1", 8123)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def offset_at(self, topic: str, partition: int, time_ms: int) -> int:
+        if self.apache:
+            raise RefusedError("tube: broker has no exact ranges", code=411, why="it is not a penstock broker")
+        return 56
+
+    def plan(self, topic: str, partition: int, start: int, end: int, most: int) -> tuple[int, int]:
+        if self.apache:
+            raise RefusedError("tube: broker has no exact ranges", code=411)
+        return end, 3
+
+    def first(self, topic: str, partition: int, start: int, end: int) -> tuple[int, int] | None:
+        return start, 1_000
+
+
+@pytest.fixture(autouse=True)
+def _cluster(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One broker; group lake stands in partition 0 of water."""
+    standing = {"partitionId": 0, "curOffset": 28, "offsetMax": 168, "dataLag": 500}
+    web.answers = {
+        "admin_query_broker_run_status": [BROKER],
+        "admin_query_offset": [{"groupName": "lake", "subInfo": [{"topicName": "water", "offsets": [standing]}]}],
+        "admin_query_pubinfo": [
+            {"topicName": "water", "offsetInfo": [{"partitionId": n, "offsetMin": 0, "offsetMax": 168} for n in (0, 1)]}
+        ],
+        "admin_set_offset": [],
+    }
+    monkeypatch.setattr(Reader, "apache", False)
+    monkeypatch.setattr(reader, "RangeReader", Reader)
+    monkeypatch.setattr(clock, "wall_clock_ms", lambda: 3_500)
+
+
+def test_show(penstock: Command) -> None:
+    table = "TOPIC  BROKER  PARTITION  OFFSET  FIRST  END\nwater       1          0      28      0  168\n"
+    assert penstock("tube", "offsets", "show", "lake") == (0, table, "")
+    done = penstock("tube", "offsets", "show", "nobody")
+    assert done.status == 1
+    assert "group 'nobody' has no position" in done.err
+
+
+@pytest.mark.parametrize(
+    ("to", "offset"),
+    [("earliest", 0), ("latest", 168), ("+2", 84), ("-9", 0), ("+99", 168), ("2h", 56), ("2026-01-31T12:00:00Z", 56)],
+)
+def test_reset(web: Web, penstock: Command, to: str, offset: int) -> None:
+    done = penstock("tube", "offsets", "reset", "lake", "--to", to, "--dry-run", "--json")
+    assert json.loads(done.out) == {
+        "topic": "water", "broker": 1, "partition": 0, "from": 28, "to": offset, "messages": (offset - 28) // 28,
+    }  # fmt: skip
+    assert done.err == "nothing was changed: --dry-run\n"
+    assert "admin_set_offset" not in [method for _, method, _ in web.calls]
+    done = penstock("tube", "offsets", "reset", "lake", "--to", to)
+    assert (done.status, done.err) == (0, "group lake is moved in 1 partitions\n")
+    address, method, parameters = web.calls[-1]
+    assert (address, method) == ("127.0.0.1:8081", "admin_set_offset")
+    assert json.loads(parameters["offsetJsonInfo"]) == {"1:water:0": offset}
+    assert (parameters["groupName"], parameters["manualSet"]) == ("lake", "true")
+
+
+def test_reset_of_a_topic_includes_partitions_without_a_position(web: Web, penstock: Command) -> None:
+    done = penstock("tube", "offsets", "reset", "new", "--to", "latest", "--topic", "water", "--json")
+    assert [json.loads(line)["from"] for line in done.out.splitlines()] == [None, None]
+    assert json.loads(web.calls[-1][2]["offsetJsonInfo"]) == {"1:water:0": 168, "1:water:1": 168}
+    done = penstock("tube", "offsets", "reset", "lake", "--to", "latest", "--topic", "water", "--partition", "1")
+    assert json.loads(web.calls[-1][2]["offsetJsonInfo"]) == {"1:water:1": 168}
+
+
+def test_what_cannot_be_reset(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert penstock("tube", "offsets", "reset", "lake", "--to", "soon").status == 2
+    assert penstock("tube", "offsets", "reset", "lake", "--to", "latest", "--partition", "9").status == 1
+    monkeypatch.setattr(Reader, "apache", True)
+    done = penstock("tube", "offsets", "reset", "lake", "--to", "2h")
+    assert done.status == 2
+    assert "admin_set_offset_by_time" in done.err
+
+
+def test_lag(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = penstock("tube", "lag", "lake", "--json")
+    row = {"topic": "water", "broker": 1, "partition": 0, "messages": 3, "bytes": 500, "seconds": 2.5}
+    assert json.loads(done.out) == row
+    assert penstock("tube", "lag", "lake", "--fail-above", "3").status == 0
+    assert penstock("tube", "lag", "lake", "--fail-above", "2").status == 1
+    monkeypatch.setattr(Reader, "apache", True)
+    done = penstock("tube", "lag", "lake", "--json")
+    assert json.loads(done.out) == {**row, "messages": 5, "seconds": None}, "the store's messages, no times"
+
+
+def test_watching_ends_with_an_interrupt(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock.cli.tube_offsets.time.sleep", sleep)
+    done = penstock("tube", "lag", "lake", "--watch", "5")
+    assert (done.status, done.out.count("water"), pauses) == (0, 2, [5, 5])

@@ -1,0 +1,308 @@
+"""`penstock tube produce` and `consume`: arguments to calls, records to lines. Servers and clients are stand-ins."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+from collections.abc import AsyncIterator, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import pytest
+
+from penstock.cli.tube_records import parse_time
+from penstock.errors import ConfigError, UnavailableError
+from penstock.tube import consumer, producer, reader
+from penstock.tube.producer import SendResult
+from penstock.tube.reader import Batch, PartitionInfo
+from penstock.tube.record import Record
+from tests.unit.cli.conftest import Command
+
+
+class Producer:
+    sent: ClassVar[list[tuple[str, Record, int | None]]]
+    masters: ClassVar[str]
+
+    options: ClassVar[dict[str, Any]]
+
+    def __init__(self, masters: str, **options: Any) -> None:
+        Producer.masters = masters
+        Producer.sent = []
+        Producer.options = options
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def queue(self, topic: str, record: Record, partition: int | None = None) -> asyncio.Future[SendResult]:
+        Producer.sent.append((topic, record, partition))
+        future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
+        future.set_result(SendResult(100 + len(Producer.sent), 1_700_000_000_000, 28 * len(Producer.sent), 2, 1))
+        return future
+
+
+@pytest.fixture
+def _master(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A master that announces the topic `water`."""
+
+    def partitions(masters: str, topic: str) -> list[PartitionInfo]:
+        assert masters == "127.0.0.1:8715"
+        return [PartitionInfo(1, "127.0.0.1", 8123, n) for n in (0, 1)] if topic == "water" else []
+
+    monkeypatch.setattr(reader, "partitions", partitions)
+
+
+@pytest.fixture
+def _producer(_master: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer, "Producer", Producer)
+
+
+@pytest.mark.usefixtures("_producer")
+def test_produce_values_with_key_headers_and_partition(penstock: Command) -> None:
+    args = ["--key", "k", "--header", "a=1", "--header", "b=x=y", "--partition", "2", "--msg-type", "flow"]
+    assert penstock("tube", "produce", "water", "v1", "v2", *args) == (0, "", "2 records produced to water\n")
+    headers: list[tuple[str, str | bytes]] = [("a", "1"), ("b", "x=y")]
+    assert Producer.sent == [
+        ("water", Record(b"v1", b"k", headers, msg_type="flow"), 2),
+        ("water", Record(b"v2", b"k", headers, msg_type="flow"), 2),
+    ]
+    assert (Producer.masters, Producer.options) == ("127.0.0.1:8715", {"idempotent": False})
+
+
+@pytest.mark.usefixtures("_producer")
+def test_produce_a_file(penstock: Command, tmp_path: Path) -> None:
+    file = tmp_path / "records"
+    file.write_bytes(b"a=1\nno key\nb=x=y")
+    done = penstock("tube", "produce", "water", "--file", str(file), "--key-separator", "=", "--idempotent")
+    assert done == (0, "", "3 records produced to water\n")
+    assert [(record.key, record.value) for _, record, _ in Producer.sent] == [
+        (b"a", b"1"),
+        (None, b"no key"),
+        (b"b", b"x=y"),
+    ]
+    assert Producer.options == {"idempotent": True}
+    assert penstock("tube", "produce", "water", "v", "--file", str(file)).status == 2
+
+
+@pytest.mark.usefixtures("_producer")
+def test_produce_values_behind_their_length(penstock: Command) -> None:
+    data = b"".join(struct.pack(">I", len(value)) + value for value in (b"a\nb", b"", b"\xff"))
+    done = penstock("tube", "produce", "water", "--format", "length", stdin=data)
+    assert done.err == "3 records produced to water\n"
+    assert [record.value for _, record, _ in Producer.sent] == [b"a\nb", b"", b"\xff"]
+    for broken, message in (
+        (data[:-1], "record 3 ends after 0 of 1 bytes"),
+        (data + b"\0", "record 4: 00 is no length"),
+    ):
+        done = penstock("tube", "produce", "water", "--format", "length", stdin=broken)
+        assert done.status == 2
+        assert message in done.err
+
+
+@pytest.mark.usefixtures("_producer")
+def test_produce_lines_of_standard_input_and_answer_in_json(penstock: Command) -> None:
+    done = penstock("tube", "produce", "water", "--json", stdin=b"one\r\n\xff\n\nlast")
+    assert [record.value for _, record, _ in Producer.sent] == [b"one", b"\xff", b"", b"last"]
+    assert (done.status, done.err) == (0, "")
+    rows = [json.loads(line) for line in done.out.splitlines()]
+    assert len(rows) == 4
+    assert rows[0] == {
+        "topic": "water",
+        "broker_id": 1,
+        "partition": 2,
+        "offset": 28,
+        "message_id": 101,
+        "append_time_ms": 1_700_000_000_000,
+    }
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["water"], "tube produce: no values"),
+        (["water", "v", "--header", "x"], "--header: got 'x', expected NAME=VALUE"),
+        (["water", "v", "--header", "=x"], "--header: got '=x', expected NAME=VALUE"),
+        (["water", "v", "--partition", "-1"], "Invalid value for '--partition'"),
+    ],
+)
+def test_misuse_of_produce(penstock: Command, args: list[str], message: str) -> None:
+    done = penstock("tube", "produce", *args)
+    assert (done.status, done.out) == (2, "")
+    assert message in done.err
+
+
+class Reader:
+    """Two partitions whose records arrived in turn."""
+
+    data: ClassVar = {0: [(0, 10, b"a"), (56, 30, b"c\x1b")], 1: [(28, 20, b"\xff")]}
+
+    def __init__(self, host: str, port: int) -> None:
+        assert (host, port) == ("127.0.0.1", 8123)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        assert topic == "water"
+        return 0, 84
+
+    def offset_at(self, topic: str, partition: int, time_ms: int) -> int:
+        assert (topic, partition) in {("water", 0), ("water", 1)}
+        return 0
+
+    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Batch]:
+        assert (start, end) == (0, 84)
+        for offset, time_ms, value in self.data[partition]:
+            data, flag, _ = Record(value, b"k", [("h", "1")], id="i").encode()
+            yield Batch([offset], [time_ms], [flag], [data])
+
+
+@pytest.fixture
+def _reader(_master: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "RangeReader", Reader)
+
+
+@pytest.mark.usefixtures("_reader")
+def test_consume_prints_what_the_log_holds_in_the_order_of_arrival(penstock: Command) -> None:
+    done = penstock("tube", "consume", "water")
+    assert done == (0, "1:0  k  a\n1:1  k  \\xff\n1:0  k  c\\x1b\n", "")
+    assert penstock("tube", "consume", "water", "--count", "1").out == "1:0  k  a\n"
+    assert penstock("tube", "consume", "water", "--from", "latest").out == ""
+    assert penstock("tube", "consume", "water", "--from", "90s").out == done.out
+    assert penstock("tube", "consume", "water", "--filter", "none").out == ""
+    raw = penstock("tube", "consume", "water", "--raw", "--format", "length", "--count", "1").out
+    assert raw == "\x00\x00\x00\x01a"
+
+
+def test_times() -> None:
+    assert parse_time("2026-01-31T12:00:00Z", "--from") == 1_769_860_800_000
+    assert parse_time("2026-01-31", "--from") == int(datetime(2026, 1, 31).astimezone().timestamp() * 1000)
+    assert 0 <= datetime.now().astimezone().timestamp() * 1000 - 3_600_000 - parse_time("1h", "--from") < 10_000
+    for wrong in ("", "x", "5w", "h", "99999999999d"):
+        with pytest.raises(ConfigError, match="no time"):
+            parse_time(wrong, "--from")
+
+
+@pytest.mark.usefixtures("_reader")
+def test_consume_in_json(penstock: Command) -> None:
+    rows = [json.loads(line) for line in penstock("tube", "consume", "water", "--json").out.splitlines()]
+    assert rows[1] == {
+        "topic": "water",
+        "broker_id": 1,
+        "partition": 1,
+        "offset": 28,
+        "append_time_ms": 20,
+        "key": "k",
+        "value": None,
+        "value_base64": "/w==",
+        "headers": [["h", "1"]],
+        "mqtt_topic": None,
+        "content_type": None,
+        "event_time_ms": None,
+        "id": "i",
+        "msg_type": None,
+    }
+
+
+@pytest.mark.usefixtures("_reader", "_consumer")
+@pytest.mark.parametrize("how", [[], ["--follow"], ["--group", "lake"]])
+def test_a_topic_that_nobody_serves_is_status_1(penstock: Command, how: list[str]) -> None:
+    done = penstock("tube", "consume", "nope", *how)
+    assert (done.status, done.out) == (1, "")
+    assert "the master announces no topic 'nope'" in done.err
+    assert "penstock tube topics create" in done.err
+
+
+@pytest.mark.usefixtures("_producer")
+def test_produce_says_that_it_waits_for_a_topic(penstock: Command) -> None:
+    done = penstock("tube", "produce", "nope", "v")
+    assert done.err.startswith("waiting for topic nope: ")
+    assert "penstock tube topics create" in done.err
+
+
+@pytest.mark.parametrize("args", [["produce", "water", "v"], ["consume", "water"], ["consume", "water", "--follow"]])
+def test_where_no_master_answers_the_remedy_names_the_option(
+    monkeypatch: pytest.MonkeyPatch, penstock: Command, args: list[str]
+) -> None:
+    def partitions(masters: str, topic: str) -> list[PartitionInfo]:
+        raise UnavailableError(f"tube: no connection to {masters}", why="refused")
+
+    monkeypatch.setattr(reader, "partitions", partitions)
+    done = penstock("tube", *args, "--tube-master", "edge:1")
+    assert (done.status, done.out) == (1, "")
+    assert done.err == (
+        "penstock: tube: no connection to edge:1\n  why: refused\n"
+        "  do:  start a node (penstock up), or name its TubeMQ master: --tube-master HOST:PORT\n"
+    )
+
+
+class Message:
+    topic, broker_id, partition = "water", 1, 10_000
+    offset = append_time_ms = None
+
+    def __init__(self, value: bytes) -> None:
+        self.record = Record(value)
+
+
+class Consumer:
+    made: ClassVar[list[tuple[Any, ...]]]
+    confirmed: ClassVar[list[int]]
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        Consumer.made = [(args, options)]
+        Consumer.confirmed = []
+        self.given = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def _messages(self) -> AsyncIterator[Message]:
+        for value in (b"a", b"b", b"c"):
+            self.given += 1
+            yield Message(value)
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self._messages()
+
+    async def confirm(self) -> None:
+        Consumer.confirmed.append(self.given)
+
+
+@pytest.fixture
+def _consumer(_master: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer, "Consumer", Consumer)
+
+
+@pytest.mark.usefixtures("_consumer")
+def test_consume_as_a_group_confirms_what_was_printed(penstock: Command) -> None:
+    done = penstock("tube", "consume", "water", "--group", "lake", "--count", "2", "--from", "latest")
+    assert done == (0, "1:10000  -  a\n1:10000  -  b\n", "consuming water as group lake\n")
+    assert Consumer.made == [(("127.0.0.1:8715", "lake", ["water"]), {"start": "latest", "with_offsets": True})]
+    assert Consumer.confirmed == [2]
+
+
+@pytest.mark.usefixtures("_consumer")
+def test_consume_with_filters(penstock: Command) -> None:
+    penstock("tube", "consume", "water", "--group", "lake", "--filter", "b", "--filter", "a")
+    assert Consumer.made[0][1]["filters"] == ["a", "b"]
+    done = penstock("tube", "consume", "water", "--group", "lake", "--from", "1h")
+    assert done.status == 2
+    assert "penstock tube offsets reset" in done.err
+
+
+@pytest.mark.usefixtures("_consumer")
+def test_consume_follows_as_a_group_of_its_own(penstock: Command) -> None:
+    done = penstock("tube", "consume", "water", "--follow", "--json")
+    assert [json.loads(line)["value"] for line in done.out.splitlines()] == ["a", "b", "c"]
+    assert Consumer.made[0][0][1].startswith("penstock_cli_")
+    assert Consumer.confirmed == [3]
