@@ -1,5 +1,9 @@
-//! The Rust SDK against a state store at 127.0.0.1, port = first argument: one line per scenario that passed.
+//! The Rust SDK against a state store at 127.0.0.1.
+//!
+//! `PROGRAM PORT SCENARIO...` prints one line per scenario that passed. `PROGRAM PORT hold NAME` takes a lock, prints its
+//! token and keeps it until standard input ends; `PROGRAM PORT try NAME` asks for it once and prints what came of it.
 
+use std::io::Read;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -268,30 +272,126 @@ async fn locking(a: &Peer, b: &Peer) {
     assert_eq!(second_lease.get_holder(WAIT).await.unwrap(), None);
 }
 
-async fn scenarios(port: u16) {
+async fn leasing(a: &Peer, b: &Peer) {
+    let first = lease::Client::new(a.store.clone(), "lease".into(), "a".into()).unwrap();
+    let second = lease::Client::new(b.store.clone(), "lease".into(), "b".into()).unwrap();
+    let mut seen = second.observe(WAIT).await.unwrap();
+    let old = first.acquire(WAIT, WAIT, None).await.unwrap();
+    let renewed = first.acquire(WAIT, WAIT, None).await.unwrap();
+    assert!(is_newer(&renewed, &old));
+    assert!(second.acquire(WAIT, WAIT, None).await.is_err());
+    for _ in 0..2 {
+        let (told, _) = timeout(WAIT, seen.recv_notification()).await.expect("in time").unwrap();
+        assert_eq!(told.operation, Operation::Set(b"a".into()));
+    }
+    first.release(WAIT).await.unwrap();
+    let (told, _) = timeout(WAIT, seen.recv_notification()).await.expect("in time").unwrap();
+    assert_eq!(told.operation, Operation::Del);
+    // Released twice is no error, and never takes the lease of another away.
+    first.release(WAIT).await.unwrap();
+    let new = second.acquire(WAIT, WAIT, None).await.unwrap();
+    first.release(WAIT).await.unwrap();
+    assert_eq!(first.get_holder(WAIT).await.unwrap(), Some(b"b".into()));
+    assert!(is_newer(&new, &renewed));
+    second.release(WAIT).await.unwrap();
+    assert!(second.unobserve(WAIT).await.unwrap());
+}
+
+async fn scan(peer: &Peer, pattern: &str) -> Vec<Vec<u8>> {
+    let mut pager = peer.store.list_keys(pattern.into(), WAIT).unwrap();
+    let mut keys = vec![];
+    while let Some(page) = pager.next().await.unwrap() {
+        keys.extend(page);
+    }
+    keys.sort();
+    keys
+}
+
+async fn scanning(a: &Peer, b: &Peer) {
+    let mut wanted: Vec<Vec<u8>> = vec![];
+    for number in 0..1200 {
+        let key = format!("scan/{number:04}");
+        a.put(&key, b"v").await;
+        wanted.push(key.into());
+    }
+    a.put("scan*", b"v").await;
+    a.put("scan/\u{0}\r\n", b"v").await;
+    wanted.insert(0, b"scan/\0\r\n".into());
+    assert_eq!(scan(b, "scan/*").await, wanted);
+    assert_eq!(scan(b, "scan[*]").await, vec![b"scan*".to_vec()]);
+    assert_eq!(scan(b, "scan/119[0-24]").await.len(), 4);
+    assert_eq!(scan(b, "scan/119[!0-2]").await.len(), 7);
+    assert_eq!(scan(b, "scan/00?0").await.len(), 10);
+    assert_eq!(scan(b, "none").await, Vec::<Vec<u8>>::new());
+}
+
+async fn scenarios(port: u16, names: &[String]) {
     let (a, b) = (Peer::connect(port, "rust-a"), Peer::connect(port, "rust-b"));
-    keys(&a, &b).await;
-    println!("keys");
-    conditions(&a, &b).await;
-    println!("conditions");
-    fencing(&a, &b).await;
-    println!("fencing");
-    observing(&a, &b).await;
-    println!("observing");
-    locking(&a, &b).await;
-    println!("locking");
+    for name in names {
+        match name.as_str() {
+            "keys" => keys(&a, &b).await,
+            "conditions" => conditions(&a, &b).await,
+            "fencing" => fencing(&a, &b).await,
+            "observing" => observing(&a, &b).await,
+            "leasing" => leasing(&a, &b).await,
+            "locking" => locking(&a, &b).await,
+            "scanning" => scanning(&a, &b).await,
+            other => panic!("no scenario {other}"),
+        }
+        println!("{name}");
+    }
     a.close().await;
     b.close().await;
 }
 
+async fn hold(port: u16, name: &str) {
+    let peer = Peer::connect(port, "rust-holder");
+    let lock = lock::Client::new(peer.store.clone(), name.into(), "rust".into()).unwrap();
+    let token = lock
+        .lock(Duration::from_secs(5), WAIT, Some(Duration::from_secs(1)))
+        .await
+        .unwrap();
+    println!("{token}");
+    let waiting = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
+    waiting.await.unwrap().unwrap();
+    lock.unlock(WAIT).await.unwrap();
+    peer.close().await;
+}
+
+async fn attempt(port: u16, name: &str) {
+    let peer = Peer::connect(port, "rust-attempt");
+    let lease = lease::Client::new(peer.store.clone(), name.into(), "rust".into()).unwrap();
+    match lease.acquire(WAIT, WAIT, None).await {
+        Ok(token) => {
+            println!("acquired {token}");
+            lease.release(WAIT).await.unwrap();
+        }
+        Err(error) => {
+            assert!(matches!(error.kind(), leased_lock::ErrorKind::LeaseAlreadyHeld), "{error:?}");
+            let holder = lease.get_holder(WAIT).await.unwrap().unwrap_or_default();
+            println!("held by {}", String::from_utf8_lossy(&holder));
+        }
+    }
+    peer.close().await;
+}
+
+async fn run(port: u16, args: &[String]) {
+    match args {
+        [verb, name] if verb == "hold" => hold(port, name).await,
+        [verb, name] if verb == "try" => attempt(port, name).await,
+        names => scenarios(port, names).await,
+    }
+}
+
 fn main() {
-    let port = std::env::args()
-        .nth(1)
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let port = args
+        .first()
         .and_then(|port| port.parse().ok())
-        .expect("usage: PROGRAM PORT");
+        .expect("usage: PROGRAM PORT SCENARIO... | hold NAME | try NAME");
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .unwrap();
-    tokio::task::LocalSet::new().block_on(&runtime, scenarios(port));
+    tokio::task::LocalSet::new().block_on(&runtime, run(port, &args[1..]));
 }
