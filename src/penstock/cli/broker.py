@@ -15,7 +15,7 @@ import typer
 from penstock.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
-    from penstock.mqtt.client import TlsOptions
+    from penstock.mqtt.client import EnhancedAuthentication, TlsOptions
     from penstock.statestore.client import StateStoreClient
     from penstock.statestore.hlc import Hlc
 
@@ -48,19 +48,22 @@ class BrokerOptions:
         Path | None,
         typer.Option(help="File whose first line is the password.", envvar="PENSTOCK_PASSWORD_FILE", metavar="PATH"),
     ] = None
-    tls_ca: Annotated[
+    scram: Annotated[
+        bool, typer.Option("--scram", help="Prove the password by SCRAM-SHA-256 instead of sending it.")
+    ] = False
+    ca_file: Annotated[
         Path | None,
         typer.Option(
-            help="Authorities to trust (PEM), default: the system's.", envvar="PENSTOCK_TLS_CA", metavar="PATH"
+            help="PEM of the authorities to trust; default: the system's.", envvar="PENSTOCK_CA_FILE", metavar="PATH"
         ),
     ] = None
-    tls_cert: Annotated[
+    cert_file: Annotated[
         Path | None,
-        typer.Option(help="Certificate to show (PEM).", envvar="PENSTOCK_TLS_CERT", metavar="PATH"),
+        typer.Option(help="PEM of the client's certificate.", envvar="PENSTOCK_CERT_FILE", metavar="PATH"),
     ] = None
-    tls_key: Annotated[
+    key_file: Annotated[
         Path | None,
-        typer.Option(help="Its key (PEM), default: in the same file.", envvar="PENSTOCK_TLS_KEY", metavar="PATH"),
+        typer.Option(help="PEM of its key; default: in --cert-file.", envvar="PENSTOCK_KEY_FILE", metavar="PATH"),
     ] = None
     client_id: Annotated[
         str | None, typer.Option(help="MQTT client identifier, default: the command's own.", metavar="ID")
@@ -71,9 +74,19 @@ class BrokerOptions:
         """What TLS needs to know; None: the URL decides alone."""
         from penstock.mqtt.client import TlsOptions
 
-        if self.tls_ca is None and self.tls_cert is None and self.tls_key is None:
+        if self.ca_file is None and self.cert_file is None and self.key_file is None:
             return None
-        return TlsOptions(ca_file=self.tls_ca, cert_file=self.tls_cert, key_file=self.tls_key)
+        return TlsOptions(self.ca_file, self.cert_file, self.key_file)
+
+    def authentication(self) -> EnhancedAuthentication | None:
+        """The method of enhanced authentication that was asked for."""
+        if not self.scram:
+            return None
+        from penstock.mqtt.client import ScramAuthentication
+        from penstock.mqtt.url import parse_broker_url
+
+        url = parse_broker_url(self.broker)
+        return ScramAuthentication(self.username or url.username or "", self.password() or url.password or "")
 
     def password(self) -> str | None:
         """The password in the file.
@@ -104,6 +117,7 @@ class BrokerOptions:
             timeout_s=self.timeout,
             username=self.username,
             password=self.password(),
+            authentication=self.authentication(),
             tls=self.tls(),
         )
         async with self.explained():

@@ -104,7 +104,12 @@ def statestore(
 
         service = StateStoreService(path, Durability(durability.value), dialect=dialect.value, max_keys=max_keys)
         connect = partial(
-            MqttClient, options.broker, username=options.username, password=options.password(), tls=options.tls()
+            MqttClient,
+            options.broker,
+            username=options.username,
+            password=options.password(),
+            authentication=options.authentication(),
+            tls=options.tls(),
         )
         return Attachment(
             service, connect, client_id=options.client_id or "penstock-statestore", lease_s=observation_lease

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Generic, Self, TypeVar
 
 from penstock.errors import LocalProtocolError
-from penstock.mqtt.client import TlsOptions
+from penstock.mqtt.client import EnhancedAuthentication, TlsOptions
 from penstock.runtime.loop_thread import LoopThread
 from penstock.statestore import client as asynchronous
 from penstock.statestore import leader as asynchronous_leader
@@ -125,6 +125,7 @@ class Client:
         high_priority: bool = False,
         username: str | None = None,
         password: bytes | str | None = None,
+        authentication: EnhancedAuthentication | None = None,
         tls: TlsOptions | None = None,
     ) -> None:
         self.url = url
@@ -137,6 +138,7 @@ class Client:
             high_priority=high_priority,
             username=username,
             password=password,
+            authentication=authentication,
             tls=tls,
         )
         self._thread: LoopThread | None = None

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Final, NamedTuple, Self
 
 from penstock.errors import LocalProtocolError, PenstockError, RemoteProtocolError, UnavailableError
-from penstock.mqtt.client import MqttClient, TlsOptions
+from penstock.mqtt.client import EnhancedAuthentication, MqttClient, TlsOptions
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.runtime.clock import wall_clock_ms
@@ -110,6 +110,7 @@ class StateStoreClient:
         high_priority: bool = False,
         username: str | None = None,
         password: bytes | str | None = None,
+        authentication: EnhancedAuthentication | None = None,
         tls: TlsOptions | None = None,
     ) -> StateStoreClient:
         """A client with a connection of its own to ``url``, opened by ``async with``.
@@ -125,6 +126,7 @@ class StateStoreClient:
             reconnect=reconnect,
             username=username,
             password=password,
+            authentication=authentication,
             tls=tls,
         )
         client = cls(

@@ -223,11 +223,13 @@ def test_get_writes_to_a_file(store: Store, penstock: Command, tmp_path: Path) -
 def test_the_connection_is_described_once_for_every_command(store: Store, penstock: Command, tmp_path: Path) -> None:
     secret = tmp_path / "password"
     secret.write_text("s3cret\nmore\n")
-    args = ["--username", "u", "--password-file", str(secret), "--tls-ca", "ca.pem", "--timeout", "2.5"]
+    args = ["--username", "u", "--password-file", str(secret), "--ca-file", "ca.pem", "--timeout", "2.5"]
     penstock("kv", "del", "k", "--broker", "mqtts://edge", *args)
     tls = store.options.pop("tls")
     assert (tls.ca_file, tls.cert_file) == (Path("ca.pem"), None)
-    assert store.options == {"timeout_s": 2.5, "username": "u", "password": "s3cret"}
+    assert store.options == {"timeout_s": 2.5, "username": "u", "password": "s3cret", "authentication": None}
+    penstock("kv", "del", "k", "--broker", "mqtt://u:p@edge", "--scram")
+    assert store.options["authentication"].method == "SCRAM-SHA-256"
     done = penstock("kv", "del", "k", "--password-file", "/nonexistent/p")
     assert (done.status, done.err) == (2, "penstock: --password-file /nonexistent/p: No such file or directory\n")
 

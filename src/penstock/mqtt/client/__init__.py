@@ -14,6 +14,15 @@ from penstock.mqtt.client.authentication import ScramAuthentication, TokenAuthen
 from penstock.mqtt.client.client import MqttClient
 from penstock.mqtt.client.inbox import MessageStream
 from penstock.mqtt.client.tls import TlsOptions
+from penstock.mqtt.engine.client import EnhancedAuthentication
 from penstock.mqtt.url import parse_url
 
-__all__ = ["MessageStream", "MqttClient", "ScramAuthentication", "TlsOptions", "TokenAuthentication", "parse_url"]
+__all__ = [
+    "EnhancedAuthentication",
+    "MessageStream",
+    "MqttClient",
+    "ScramAuthentication",
+    "TlsOptions",
+    "TokenAuthentication",
+    "parse_url",
+]
