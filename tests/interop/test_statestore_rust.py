@@ -33,7 +33,7 @@ PROGRAM = Path(__file__).parent / "statestore_rust"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "penstock" / "statestore_rust"
 BINARY = CACHE / "target" / "debug" / "penstock-statestore-interop"
 SOURCES = ("Cargo.toml", "src/main.rs")
-SCENARIOS = ["keys", "conditions", "fencing", "observing", "leasing", "locking"]
+SCENARIOS = ["keys", "conditions", "fencing", "observing", "leasing", "locking", "scanning"]
 
 
 async def run(*command: str, timeout_s: float) -> tuple[int | None, str]:

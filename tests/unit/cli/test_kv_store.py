@@ -47,6 +47,17 @@ def test_vdel(kv: Command, store: Client) -> None:
     assert kv("vdel", "k", "v") == (1, "", "penstock: key 'k' is not in the state store\n")
 
 
+def test_scan(kv: Command, store: Client) -> None:
+    for key in (b"a/1", b"a/2", b"b\n", b"\xff"):
+        store.set(key, "v")
+    assert sorted(kv("scan").out.splitlines()) == ["\\xff", "a/1", "a/2", "b\\n"]
+    done = kv("scan", "a/[!1]", "--json")
+    assert (done.status, json.loads(done.out)) == (0, {"key": "a/2"})
+    assert kv("scan", "none") == (1, "", "")
+    assert kv("scan", "").status == 2
+    assert kv("scan", "--null", "--json").status == 2
+
+
 # lock
 
 
@@ -179,6 +190,8 @@ def test_export_and_import_are_inverse(kv: Command, store: Client, tmp_path: Pat
     assert [(store.get(key) or (None,))[0] for key in (b"text", b"\xff\x00")] == [b"later", b"\xfe"]
     done = kv("import", "--nx", "--json", stdin=b'{"key": "text", "value": "x"}\n{"key": "new", "value": "x"}\n')
     assert json.loads(done.out) == {"imported": 1, "skipped": 1}
+    exported = [json.loads(line) for line in kv("export", "[!t]*").out.splitlines()]
+    assert {row.get("key", row.get("key_base64")) for row in exported} == {"ä\n", "empty", "short", "new", "/wA="}
     assert kv("export", "--keys", str(keys), "--file", str(tmp_path / "out")).err.startswith("exported 2 keys to ")
     assert len((tmp_path / "out").read_text().splitlines()) == 2
 
