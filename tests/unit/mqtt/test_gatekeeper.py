@@ -1,0 +1,170 @@
+"""Who may come in, by each method; what a policy then allows; what a reload takes away."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+import pytest
+from scramp import ScramClient  # type: ignore[import-untyped]
+
+from penstock.mqtt.engine.access import Action, Challenge, Credentials, Decision, Granted, Origin, Refused
+from penstock.mqtt.gatekeeper import Certificate, Client, Gatekeeper, GateStats, Method, Rulebook
+from penstock.mqtt.password_checks import PasswordChecks
+from penstock.security.passwords import make_credential
+from penstock.security.policy_file import parse_policy
+from penstock.security.tokens import Token
+
+ANN = make_credential("ann", b"secret")
+TOKEN = Token("robot", frozenset({"robots"}), {"site": "berlin"})
+TOKENS = {hashlib.sha256(b"t0ken").digest(): TOKEN}
+SHOWN = Origin(address="192.0.2.1", certificate=Certificate("press-7", b"anchor"))
+POLICY = parse_policy("""
+rules:
+  - principals: {usernames: [ann], certificates: ["press-*"]}
+    brokerResources:
+      - {method: Connect, clientIds: ["{user}"]}
+      - {method: Publish, topics: ["from/{user}/#"]}
+      - {method: Subscribe, topics: ["to/{user}/#"]}
+      - {method: HighPriority, topics: ["alarms"]}
+""")
+
+
+def keeper(*methods: Method, policy: bool = False) -> Gatekeeper:
+    rulebook = Rulebook(users={"ann": ANN}, tokens=TOKENS, policy=POLICY if policy else None)
+    return Gatekeeper(
+        frozenset(methods), rulebook, PasswordChecks(), GateStats(), now=lambda: 7, node_topics=("clients/statestore/",)
+    )
+
+
+async def decide(gate: Gatekeeper, credentials: Credentials) -> Decision:
+    future: asyncio.Future[Decision] = asyncio.get_running_loop().create_future()
+    gate.authenticate(credentials, lambda decision, _: future.set_result(decision), 7)
+    async with asyncio.timeout(15):
+        return await future
+
+
+def client_of(decision: Decision) -> Client:
+    assert isinstance(decision, Granted), decision
+    assert isinstance(decision.principal, Client)
+    return decision.principal
+
+
+@pytest.mark.parametrize(
+    ("methods", "credentials", "found"),
+    [
+        ([Method.ANONYMOUS], Credentials(client_id="c"), "anonymous"),
+        ([Method.ANONYMOUS], Credentials(client_id="c", username="ann", password=b"x"), "anonymous"),
+        ([Method.PASSWORD], Credentials(client_id="c", username="ann", password=b"secret"), "user:ann"),
+        ([Method.PASSWORD], Credentials(client_id="c", username="ann", password=b"wrong"), 0x86),
+        ([Method.PASSWORD], Credentials(client_id="c", username="bob", password=b"secret"), 0x86),
+        ([Method.PASSWORD], Credentials(client_id="c", username="ann"), 0x86),
+        ([Method.PASSWORD], Credentials(client_id="c"), 0x87),
+        ([Method.PASSWORD, Method.ANONYMOUS], Credentials(client_id="c"), "anonymous"),
+        ([Method.PASSWORD, Method.ANONYMOUS], Credentials(client_id="c", username="ann", password=b"no"), 0x86),
+        ([Method.CERTIFICATE], Credentials(client_id="c", origin=SHOWN), "certificate:press-7"),
+        ([Method.CERTIFICATE], Credentials(client_id="c", username="x", origin=SHOWN), "certificate:press-7"),
+        ([Method.CERTIFICATE], Credentials(client_id="c"), 0x87),
+        ([Method.CERTIFICATE], Credentials(client_id="c", origin=Origin(certificate=Certificate(None, b"a"))), 0x87),
+        (
+            [Method.CERTIFICATE, Method.PASSWORD],
+            Credentials(client_id="c", username="ann", password=b"secret", origin=SHOWN),
+            "user:ann",
+        ),
+        ([Method.TOKEN], Credentials(client_id="c", method="K8S-SAT", data=b"t0ken\n"), "user:robot"),
+        ([Method.TOKEN], Credentials(client_id="c", method="K8S-SAT", data=b"other"), 0x87),
+        ([Method.TOKEN], Credentials(client_id="c", method="K8S-SAT"), 0x87),
+        ([Method.PASSWORD], Credentials(client_id="c", method="K8S-SAT", data=b"t0ken"), 0x8C),
+        ([Method.TOKEN], Credentials(client_id="c", method="SCRAM-SHA-256", data=b"n,,n=ann,r=x"), 0x8C),
+        ([Method.SCRAM], Credentials(client_id="c", method="SCRAM-SHA-256", data=b"no"), 0x87),
+        ([Method.SCRAM], Credentials(client_id="c", method="GSSAPI"), 0x8C),
+        ([Method.SCRAM], Credentials(client_id="c", username="ann", password=b"secret"), 0x87),
+    ],
+)
+async def test_methods(methods: list[Method], credentials: Credentials, found: str | int) -> None:
+    decision = await decide(keeper(*methods), credentials)
+    assert (decision.reason_code if isinstance(decision, Refused) else client_of(decision).name) == found
+
+
+@pytest.mark.parametrize("password", ["secret", "wrong"])
+async def test_scram(password: str) -> None:
+    gate = keeper(Method.SCRAM)
+    scram = ScramClient(["SCRAM-SHA-256"], "ann", password)
+    first = await decide(
+        gate, Credentials(client_id="c", method="SCRAM-SHA-256", data=scram.get_client_first().encode())
+    )
+    assert isinstance(first, Challenge)
+    assert first.data is not None
+    scram.set_server_first(first.data.decode())
+    answers: list[Decision] = []
+    first.proceed(scram.get_client_final().encode(), lambda decision, _: answers.append(decision), 8)
+    (last,) = answers
+    if password == "wrong":
+        assert last == Refused(0x87)
+        return
+    assert client_of(last).name == "user:ann"
+    assert isinstance(last, Granted)
+    assert last.data is not None
+    scram.set_server_final(last.data.decode())
+
+
+async def test_a_user_that_is_changed_while_it_is_checked() -> None:
+    gate = keeper(Method.PASSWORD)
+    deciding = asyncio.create_task(decide(gate, Credentials(client_id="c", username="ann", password=b"secret")))
+    await asyncio.sleep(0)
+    gate.rulebook = gate.rulebook._replace(users={"ann": make_credential("ann", b"other")})
+    assert await deciding == Refused(0x86)
+
+
+async def test_policies() -> None:
+    gate = keeper(Method.PASSWORD, Method.ANONYMOUS, policy=True)
+    login = Credentials(client_id="ann", username="ann", password=b"secret")
+    ann = client_of(await decide(gate, login))
+
+    def may(action: Action, topic: str) -> bool:
+        return gate.allowed(ann, action, topic, 0, retain=False)
+
+    assert may(Action.PUBLISH, "from/ann/x")
+    assert not may(Action.PUBLISH, "from/bob/x")
+    assert may(Action.SUBSCRIBE, "$share/g/to/ann/#")
+    assert not may(Action.SUBSCRIBE, "#")
+    assert may(Action.RECEIVE, "to/ann/x")
+    assert not may(Action.RECEIVE, "other")
+    assert may(Action.RECEIVE, "clients/statestore/v1/x")
+    assert may(Action.HIGH_PRIORITY, "alarms")
+    assert not may(Action.HIGH_PRIORITY, "to/ann/x")
+    other = Credentials(client_id="c", username="ann", password=b"secret")
+    assert await decide(gate, other) == Refused(0x87), "with that client identifier it may not"
+    assert await decide(gate, Credentials(client_id="ann")) == Refused(0x87)
+
+
+async def test_what_a_reload_takes_away() -> None:
+    gate = keeper(Method.PASSWORD, Method.CERTIFICATE, Method.TOKEN, Method.ANONYMOUS)
+    anchors = frozenset({b"anchor"})
+    ann = client_of(await decide(gate, Credentials(client_id="ann", username="ann", password=b"secret")))
+    press = client_of(await decide(gate, Credentials(client_id="press-7", origin=SHOWN)))
+    robot = client_of(await decide(gate, Credentials(client_id="r", method="K8S-SAT", data=b"t0ken")))
+    nobody = client_of(await decide(gate, Credentials(client_id="n")))
+
+    def welcome() -> list[bool]:
+        return [gate.still_welcome(client, anchors) for client in (ann, press, robot, nobody)]
+
+    before = gate.rulebook
+    assert welcome() == [True, True, True, True]
+    gate.rulebook = before._replace(users={"ann": make_credential("ann", b"secret")})
+    assert welcome() == [False, True, True, True], "another hash: the password was set anew"
+    gate.rulebook = before._replace(tokens={})
+    assert welcome() == [True, True, False, True]
+    gate.rulebook = before
+    assert not gate.still_welcome(press, frozenset())
+    assert not gate.still_welcome(press, None)
+    gate.methods = frozenset({Method.PASSWORD})
+    assert welcome() == [True, False, False, False]
+    gate.methods = frozenset(Method)
+    gate.rulebook = before._replace(policy=POLICY)
+    assert welcome() == [True, True, False, False], "the policy lets only those connect"
+    assert gate.allowed(ann, Action.PUBLISH, "from/ann/x", 0, retain=False)
+    assert not gate.allowed(ann, Action.PUBLISH, "elsewhere", 0, retain=False)
+    gate.rulebook = before
+    assert welcome() == [True, True, True, True]
+    assert gate.allowed(ann, Action.PUBLISH, "elsewhere", 0, retain=False)

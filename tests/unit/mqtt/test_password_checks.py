@@ -1,0 +1,104 @@
+"""Password checks off the loop: fair between addresses, bounded, remembered."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.mqtt import password_checks
+from penstock.mqtt.password_checks import PasswordChecks
+from penstock.security.passwords import Credential, make_credential
+
+ANN = make_credential("ann", b"right")
+DEADLINE_S = 15
+
+
+class Hashing:
+    """Stands in for the slow hash: each check waits until it may end."""
+
+    def __init__(self) -> None:
+        self.order: list[bytes] = []
+        self.may_end = threading.Semaphore(0)
+
+    def __call__(self, credential: Credential | None, password: bytes) -> bool:
+        self.order.append(password)
+        assert self.may_end.acquire(timeout=DEADLINE_S)
+        return credential is not None and password == b"right"
+
+
+@pytest.fixture
+def hashing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hashing]:
+    made = Hashing()
+    monkeypatch.setattr(password_checks, "verify_password", made)
+    yield made
+    made.may_end.release(1000)
+
+
+async def answer(checks: PasswordChecks, password: bytes, *, address: str = "a", user: Credential | None = ANN) -> bool:
+    future: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
+    checks.check(address, "ann", user, password, future.set_result)
+    async with asyncio.timeout(DEADLINE_S):
+        found = await future
+    assert found is not None
+    return found
+
+
+async def test_right_and_wrong() -> None:
+    checks = PasswordChecks()
+    assert await answer(checks, b"right")
+    assert not await answer(checks, b"wrong")
+    assert not await answer(checks, b"right", user=None)
+    assert (checks.hashed, checks.remembered) == (3, 0)
+    assert await answer(checks, b"right")
+    assert (checks.hashed, checks.remembered) == (3, 1), "what was right is remembered"
+    assert await answer(checks, b"right", user=make_credential("ann", b"right"))
+    assert checks.hashed == 4, "but not for a user that was changed"
+    assert not await answer(checks, b"wrong")
+    assert checks.hashed == 5, "nor what was wrong"
+    checks.close()
+
+
+async def test_a_flood_waits_for_itself(hashing: Hashing) -> None:
+    checks = PasswordChecks(workers=1)
+    done: list[tuple[str, bool | None]] = []
+    for n in range(password_checks.WAITING_PER_ADDRESS + 10):
+        checks.check("flood", "ann", ANN, b"%d" % n, lambda right: done.append(("flood", right)))
+    checks.check("quiet", "ann", ANN, b"right", lambda right: done.append(("quiet", right)))
+    assert done.count(("flood", None)) == checks.refused == 9, "one runs, 64 wait, the rest is told at once"
+    done.clear()
+    hashing.may_end.release(3)
+    async with asyncio.timeout(DEADLINE_S):
+        while len(done) < 3:
+            await asyncio.sleep(0.005)
+    assert done == [("flood", False), ("flood", False), ("quiet", True)], "it waits for one check of the flood, not 64"
+    checks.close()
+    assert checks.waiting == 0
+
+
+async def test_the_loop_goes_on_meanwhile(hashing: Hashing) -> None:
+    checks = PasswordChecks(workers=2)
+    done: list[bool | None] = []
+    for n in range(4):
+        checks.check(str(n), "ann", ANN, b"right", done.append)
+    async with asyncio.timeout(DEADLINE_S):
+        while len(hashing.order) < 2:
+            await asyncio.sleep(0.005)
+    assert (len(hashing.order), checks.waiting, done) == (2, 2, []), "no more than two at a time"
+    hashing.may_end.release(4)
+    async with asyncio.timeout(DEADLINE_S):
+        while len(done) < 4:
+            await asyncio.sleep(0.005)
+    checks.close()
+
+
+async def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(password_checks, "REMEMBERED", 3)
+    monkeypatch.setattr(password_checks, "verify_password", lambda *_: True)
+    checks = PasswordChecks()
+    for n in range(10):
+        assert await answer(checks, b"%d" % n)
+    assert len(checks._right) == 3
+    checks.close()

@@ -1,0 +1,304 @@
+"""A node's security over sockets: each method, policies, and reloads that work or do not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import ConfigError, PenstockError, RefusedError
+from penstock.mqtt.client import MqttClient, ScramAuthentication, TlsOptions, TokenAuthentication
+from penstock.mqtt.codec.packets import Publish
+from penstock.node.config import NodeConfig
+from penstock.node.security import NodeSecurity, StorePolicy
+from penstock.runtime.metrics import Metrics
+from penstock.security.passwords import edit_passwords, make_credential
+from penstock.statestore.commands import Access
+from penstock.statestore.dialects import SDK
+from penstock.statestore.engine import Context
+from tests.certificates import Authority
+
+DEADLINE_S = 15
+EVERYTHING = """
+rules:
+  - principals: {clientIds: ["*"]}
+    brokerResources: [{method: Connect}, {method: Publish, topics: ["#"]}, {method: Subscribe, topics: ["#"]}]
+    stateStoreResources: [{method: ReadWrite, keys: ["*"]}]
+"""
+
+
+def put_user(path: Path, name: str, password: bytes) -> None:
+    credential = make_credential(name, password)
+    edit_passwords(path, lambda old: old | {name: credential})
+
+
+@asynccontextmanager
+async def serving(**options: Any) -> AsyncIterator[tuple[NodeSecurity, dict[str, tuple[str, int]]]]:
+    """Listeners as the configuration says, on free ports."""
+    mqtt = {"bind": "127.0.0.1:0", **options.pop("mqtt", {})}
+    security = NodeSecurity(NodeConfig.model_validate({"mqtt": mqtt, **options}))
+    bound = {name: await security.server.listen(security.settings(name)) for name in security.listeners}
+    try:
+        yield security, bound
+    finally:
+        await security.server.close()
+        security.close()
+
+
+async def refusal(address: tuple[str, int], **options: Any) -> int:
+    with pytest.raises(RefusedError) as caught:
+        async with MqttClient(*address, reconnect=False, **options):
+            pass
+    return caught.value.code
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_without_files_nobody_is_asked() -> None:
+    async with serving() as (security, bound):
+        assert not security.enforced
+        assert security.settings("mqtt").access is None
+        async with MqttClient(*bound["mqtt"], username="whoever") as client:
+            assert await client.publish("a") in (0, 0x10)
+
+
+async def test_passwords_scram_and_tokens(tmp_path: Path) -> None:
+    passwords, tokens, token = tmp_path / "passwords", tmp_path / "tokens.yaml", tmp_path / "token"
+    put_user(passwords, "ann", b"secret")
+    digest = hashlib.sha256(b"t0ken").hexdigest()
+    tokens.write_text(f"tokens: [{{sha256: {digest}, user: robot}}]\n")
+    token.write_text("t0ken\n")
+    files = {"passwords": str(passwords), "tokens": str(tokens)}
+    async with serving(security=files) as (security, bound):
+        address = bound["mqtt"]
+        assert await refusal(address) == 0x87
+        assert await refusal(address, username="ann", password="wrong") == 0x86
+        assert await refusal(address, authentication=ScramAuthentication("ann", "wrong")) == 0x87
+        async with MqttClient(*address, username="ann", password="secret") as client:
+            await client.publish("a")
+        async with MqttClient(*address, authentication=ScramAuthentication("ann", "secret")) as client:
+            assert client.server.properties.authentication_method == "SCRAM-SHA-256"
+            await client.authenticate_again()
+            await client.publish("a")
+        async with MqttClient(*address, authentication=TokenAuthentication(token)) as client:
+            assert client.server.properties.authentication_method == "K8S-SAT"
+            await client.authenticate_again()
+            token.write_text("stolen")
+            with contextlib.suppress(PenstockError):
+                await client.authenticate_again()
+            await until(lambda: security.server.stats.sessions == 0)
+        assert security.stats.granted == 5
+
+
+async def test_a_session_belongs_to_who_made_it(tmp_path: Path) -> None:
+    passwords = tmp_path / "passwords"
+    put_user(passwords, "ann", b"secret")
+    put_user(passwords, "bob", b"secret")
+    async with serving(security={"passwords": str(passwords)}) as (_, bound):
+        same: dict[str, Any] = {"client_id": "one", "session_expiry_s": 60, "clean_start": False, "password": "secret"}
+        async with MqttClient(*bound["mqtt"], username="ann", **same):
+            assert await refusal(bound["mqtt"], username="bob", **same) == 0x87
+        assert await refusal(bound["mqtt"], username="bob", **same) == 0x87
+        async with MqttClient(*bound["mqtt"], username="ann", **same) as again:
+            assert again.server.session_present
+
+
+async def test_listeners_of_each_kind(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    certificate, key = authority.issue("server", "127.0.0.1")
+    mine = authority.issue("press-7")
+    tls = {"certificate": str(certificate), "key": str(key), "client_ca": str(authority.file)}
+    policies = tmp_path / "policies.yaml"
+    policies.write_text(
+        """
+rules:
+  - principals: {certificates: [press-7]}
+    brokerResources: [{method: Connect}, {method: Publish, topics: ["press/{user}/#"]}]
+"""
+    )
+    listeners = {
+        "secure": {"bind": "127.0.0.1:0", "transport": "tls", "tls": tls},
+        "web": {"bind": "127.0.0.1:0", "transport": "wss", "tls": {**tls, "client_certificates": "optional"}},
+    }
+    async with serving(mqtt={"listeners": listeners}, security={"policies": str(policies)}) as (security, bound):
+        assert await refusal(bound["mqtt"]) == 0x87, "anonymous, and no rule lets it connect"
+        options = TlsOptions(ca_file=authority.file, cert_file=mine[0], key_file=mine[1])
+        urls = [f"mqtts://127.0.0.1:{bound['secure'][1]}", f"wss://127.0.0.1:{bound['web'][1]}/mqtt"]
+        for url in urls:
+            async with MqttClient.from_url(url, tls=options, reconnect=False) as client:
+                assert await client.publish("press/press-7/x", qos=1) in (0, 0x10)
+                with pytest.raises(RefusedError, match="0x87"):
+                    await client.publish("elsewhere", qos=1)
+        with pytest.raises(RefusedError):
+            async with MqttClient.from_url(urls[1], tls=TlsOptions(ca_file=authority.file), reconnect=False):
+                pass
+        metrics = Metrics()
+        security.show(metrics)
+        page = metrics.render().decode()
+        assert 'penstock_mqtt_listener_accepted_total{listener="web"} 2.0' in page
+        assert "penstock_access_granted_total 2.0" in page
+
+
+async def test_a_reload_drops_those_who_may_not_be_here_and_nobody_else(tmp_path: Path) -> None:
+    passwords, policies = tmp_path / "passwords", tmp_path / "policies.yaml"
+    for name in ("ann", "bob", "eve"):
+        put_user(passwords, name, name.encode())
+    policies.write_text(EVERYTHING)
+    files = {"passwords": str(passwords), "policies": str(policies)}
+    async with serving(security=files) as (security, bound):
+        clients = {}
+        ended: dict[str, str] = {}
+        for name in ("ann", "bob", "eve"):
+            client = clients[name] = MqttClient(
+                *bound["mqtt"], client_id=name, username=name, password=name, reconnect=False
+            )
+            await client.connect()
+            client.on_disconnected(
+                lambda error, name=name: ended.update({name: str(error)})  # type: ignore[misc]
+            )
+        got: list[str] = []
+        clients["ann"].listen("#", lambda message: got.append(message.topic))
+        await clients["ann"].subscribe("plant/#")
+        await clients["ann"].subscribe("secret/#")
+        edit_passwords(passwords, lambda old: {n: c for n, c in old.items() if n != "eve"})
+        policies.write_text(
+            """
+rules:
+  - principals: {usernames: [ann]}
+    brokerResources: [{method: Connect}, {method: Subscribe, topics: ["plant/#"]}]
+"""
+        )
+        assert security.reload(lambda: security.config)
+        await until(lambda: len(ended) == 2)
+        assert set(ended) == {"bob", "eve"}
+        assert all("0x87" in error for error in ended.values()), ended
+        assert clients["ann"].connected
+        security.server.publish(Publish("secret/x", b"", 0))
+        security.server.publish(Publish("plant/x", b"", 0))
+        await until(lambda: bool(got))
+        assert got == ["plant/x"], "a subscription that is not allowed any more is gone"
+        with pytest.raises(RefusedError, match="0x87"):
+            await clients["ann"].publish("plant/x", qos=1)
+        assert security.stats.revoked == 2
+        for client in clients.values():
+            await client.disconnect()
+
+
+async def test_a_broken_file_keeps_what_held(tmp_path: Path) -> None:
+    policies = tmp_path / "policies.yaml"
+    policies.write_text(EVERYTHING)
+    authority = Authority(tmp_path / "tls")
+    certificate, key = authority.issue("server", "127.0.0.1")
+    tls = {"certificate": str(certificate), "key": str(key)}
+    mqtt = {"listeners": {"secure": {"bind": "127.0.0.1:0", "transport": "tls", "tls": tls}}}
+    files = {"policies": str(policies)}
+    async with serving(mqtt=mqtt, security=files) as (security, bound), MqttClient(*bound["mqtt"]) as client:
+
+        def read() -> NodeConfig:
+            return security.config
+
+        for path, text in ((policies, "rules: [nonsense]"), (certificate, "nonsense")):
+            good = path.read_text()
+            path.write_text(text)
+            assert not security.reload(read)
+            assert security.failure is not None
+            assert str(path) in security.failure
+            assert await client.publish("a") in (0, 0x10)
+            path.write_text(good)
+        assert security.failed_reloads == 2
+
+        def broken() -> NodeConfig:
+            raise ConfigError("penstock.yaml:1:1: is not YAML")
+
+        assert not security.reload(broken)
+        assert security.reload(read)
+        assert security.failure is None
+        assert client.connected
+
+
+async def test_new_certificates_and_limits_without_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    certificate, key = old.issue("server", "127.0.0.1")
+    mine = old.issue("press-7")
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(old.file.read_bytes())
+    tls = {"certificate": str(certificate), "key": str(key), "client_ca": str(trusted)}
+    mqtt = {"listeners": {"secure": {"bind": "127.0.0.1:0", "transport": "tls", "tls": tls}}}
+    async with serving(mqtt=mqtt) as (security, bound):
+        url = f"mqtts://127.0.0.1:{bound['secure'][1]}"
+        options = TlsOptions(ca_file=old.file, cert_file=mine[0], key_file=mine[1])
+        client = MqttClient.from_url(url, tls=options, reconnect=False)
+        await client.connect()
+        for written, read in zip((certificate, key), new.issue("server", "127.0.0.1"), strict=True):
+            written.write_bytes(read.read_bytes())
+        changed = security.config.model_dump()
+        changed["mqtt"]["limits"]["max_packet_size"] = 5000
+        changed["mqtt"]["bind"] = "127.0.0.1:1"
+        trusted.write_bytes(old.file.read_bytes() + new.file.read_bytes())
+        assert security.reload(lambda: NodeConfig.model_validate(changed))
+        assert client.connected, "its authority is still trusted"
+        restart = [vars(r)["fields"]["option"] for r in caplog.records if "restart" in r.getMessage()]
+        assert restart == ["mqtt.bind"]
+        theirs = new.issue("press-8")
+        renewed = TlsOptions(ca_file=new.file, cert_file=theirs[0], key_file=theirs[1])
+        async with MqttClient.from_url(url, tls=renewed, reconnect=False) as other:
+            assert other.server.properties.maximum_packet_size == 5000
+            trusted.write_bytes(new.file.read_bytes())
+            assert security.reload(lambda: NodeConfig.model_validate(changed))
+            await until(lambda: not client.connected)
+            assert other.connected
+        await client.disconnect()
+
+
+async def test_keys_of_the_state_store(tmp_path: Path) -> None:
+    policies = tmp_path / "policies.yaml"
+    policies.write_text(
+        """
+rules:
+  - principals: {clientIds: ["reader"]}
+    brokerResources: [{method: Connect}, {method: Publish, topics: ["answers"]}]
+    stateStoreResources: [{method: Read, keys: ["a*"]}, {method: Write, keys: ["ab"]}]
+"""
+    )
+    policy = StorePolicy()
+    files = {"policies": str(policies)}
+    async with serving(security=files) as (security, bound), MqttClient(*bound["mqtt"], client_id="reader"):
+        (session,) = security.server._broker.sessions.values()
+        assert session.rights is not None
+        context = Context("reader", SDK, principal=session.rights.principal)
+        assert policy.may_access(context, Access.READ, b"ax")
+        assert not policy.may_access(context, Access.WRITE, b"ax")
+        assert not policy.may_access(context, Access.READ | Access.WRITE, b"ax")
+        assert policy.may_access(context, Access.READ | Access.WRITE, b"ab")
+        assert policy.may_answer_on(context, "answers")
+        assert not policy.may_answer_on(context, "elsewhere")
+    assert policy.may_access(Context("node", SDK), Access.WRITE, b"anything"), "the node itself"
+
+
+@pytest.mark.parametrize(
+    ("mqtt", "words"),
+    [
+        ({"transport": "tls"}, "needs `tls`"),
+        ({"tls": {"certificate": "a", "key": "b"}}, "add `transport: tls`"),
+        ({"authentication": []}, "at least one method"),
+        ({"authentication": ["certificate"]}, "needs `tls.client_ca`"),
+        ({"path": "mqtt"}, "begins with /"),
+        ({"listeners": {"mqtt": {"bind": "127.0.0.1:0"}}}, "choose another one"),
+        ({"listeners": {"x": {}}}, "bind"),
+        ({"limits": {"max_conections": 1}}, "max_conections"),
+        ({"limits": {"refused_subscription": 1}}, "refused_subscription"),
+    ],
+)
+def test_settings_that_cannot_be(mqtt: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        NodeConfig.model_validate({"mqtt": mqtt})
