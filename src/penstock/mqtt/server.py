@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode, reason_name
-from penstock.mqtt.engine.access import Origin
+from penstock.mqtt.engine.access import Access, Origin
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats
 from penstock.mqtt.gatekeeper import Certificate, Client
+from penstock.mqtt.inside import InsideLink
 from penstock.mqtt.service import Service
 from penstock.mqtt.transport.admission import Admission, AdmissionLimits, AdmissionStats
 from penstock.mqtt.transport.link import CLOSE_GRACE_S, Link
@@ -59,6 +60,7 @@ class MqttServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.listeners: list[Listener] = []
         self._links: dict[BrokerConnection, Link] = {}
+        self._inside: dict[BrokerConnection, InsideLink] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._empty = asyncio.Event()
@@ -244,6 +246,32 @@ class MqttServer:
         for each in self.listeners:
             each.released()
 
+    # For its links inside the process
+
+    def open_inside(self, link: InsideLink, name: str, access: Access) -> BrokerConnection | None:
+        """A part of the node connects as a client; None when the broker is shutting down."""
+        self._loop = asyncio.get_running_loop()
+        connection = None if self._closing else self._broker.open(name, self.now(), access=access)
+        if connection is not None:
+            self._inside[connection] = link
+            self._arm()
+        return connection
+
+    def received_inside(self, connection: BrokerConnection, data: bytes) -> None:
+        """Bytes of a part of the node."""
+        connection.receive(data, self.now(), self._clock())
+
+    def lost_inside(self, connection: BrokerConnection) -> None:
+        """A connection inside the process is gone."""
+        if self._inside.pop(connection, None) is not None:
+            connection.lost(self.now())
+            self._arm()
+
+    def subscriptions_of(self, client_id: str) -> list[str]:
+        """The topic filters of that client's session; none where there is no session."""
+        session = self._broker.sessions.get(client_id)
+        return [] if session is None else list(session.subscriptions)
+
     # Inside
 
     def _wake(self) -> None:
@@ -256,6 +284,8 @@ class MqttServer:
         for connection, data, close in self._broker.flush(self.now()):
             link = links.get(connection)
             if link is None or link.transport is None:
+                if (inside := self._inside.get(connection)) is not None:
+                    inside.deliver(data, close=close)
                 continue
             if data and not link.transport.is_closing():
                 link.write(data)

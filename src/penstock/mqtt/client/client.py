@@ -19,6 +19,7 @@ from penstock.errors import ConfigError, LocalProtocolError, PenstockError, Unav
 from penstock.mqtt.client import failures
 from penstock.mqtt.client.driver import Driver, DriverHooks, DriverSettings
 from penstock.mqtt.client.inbox import Inbox, Listener, MessageStream
+from penstock.mqtt.client.link import Link, LinkOwner
 from penstock.mqtt.client.requests import PendingRequests
 from penstock.mqtt.client.tls import TlsOptions
 from penstock.mqtt.codec.encoder import encode
@@ -52,8 +53,9 @@ class MqttClient:
     ``reconnect`` a lost connection comes back by itself and what had no answer is sent again; operations then wait.
     ``receive_maximum`` bounds the messages at QoS 1 and 2 that wait here, and ``max_pending`` those of ours without
     answer: :meth:`publish` waits beyond it. ``topic_aliases``: so many topics are sent as numbers, where the server
-    takes them. ``authentication`` is a method of enhanced authentication. ``jitter`` gives numbers in [0, 1) that
-    spread the reconnects of many clients.
+    takes them. ``manual``: messages of :meth:`messages` are acknowledged by :meth:`acknowledge` alone.
+    ``authentication`` is a method of enhanced authentication. ``opener`` makes the connection in place of the network.
+    ``jitter`` gives numbers in [0, 1) that spread the reconnects of many clients.
     """
 
     def __init__(
@@ -81,6 +83,8 @@ class MqttClient:
         connect_timeout_s: float = 10.0,
         max_pending: int = 10_000,
         response_topic: str | None = None,
+        manual: bool = False,
+        opener: Callable[[LinkOwner], Link] | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         url = _url(host, port, tls)
@@ -112,13 +116,14 @@ class MqttClient:
             reconnect,
             connect_timeout_s,
             jitter,
+            opener,
         )
         self._driver = Driver(
             self._engine,
             settings,
             DriverHooks(self._message, self._connected, self._disconnected, self._over),
         )
-        self._inbox = Inbox(on_message, self._driver.set_reading, self._acknowledge)
+        self._inbox = Inbox(on_message, self._driver.set_reading, self._acknowledge, manual=manual)
         self._room = asyncio.Semaphore(max_pending)
         self._requests = PendingRequests()
         self._response_topic = response_topic
@@ -160,6 +165,11 @@ class MqttClient:
     def connected(self) -> bool:
         """Whether the server has accepted us and the connection stands."""
         return self._driver.connected
+
+    @property
+    def over(self) -> bool:
+        """Whether it was connected and never will be again."""
+        return self._driver.started and self._driver.done
 
     @property
     def server(self) -> ConnAck:
@@ -447,6 +457,15 @@ class MqttClient:
         """
         return self._inbox.messages()
 
+    def acknowledge(self, message: Publish, reason_code: int = 0) -> None:
+        """Say, on a client made with ``manual``, that a message of :meth:`messages` was taken care of; in any order.
+
+        ``reason_code`` 0x80 and above refuses it. Nothing happens for QoS 0, and for a QoS 1 message of an earlier
+        connection: the server sends that one again.
+        """
+        self._engine.acknowledge(message, self._driver.now(), reason_code)
+        self._driver.schedule_flush()
+
     def settle(self) -> None:
         """Be done with the message that :meth:`messages` gave last, without asking for the next one."""
         self._inbox.messages().settle()
@@ -466,8 +485,7 @@ class MqttClient:
 
     def _acknowledge(self, message: Publish) -> None:
         """Everybody is done with a message that came in."""
-        self._engine.acknowledge(message, self._driver.now())
-        self._driver.schedule_flush()
+        self.acknowledge(message)
 
     def _take_identifier(self, topic_filter: str) -> int:
         """The subscription identifier of a filter's streams: one for all, since a session has each filter once."""

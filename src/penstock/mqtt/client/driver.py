@@ -15,7 +15,7 @@ from typing import Final, cast
 
 from penstock.errors import LocalProtocolError, PenstockError, UnavailableError
 from penstock.mqtt.client import failures
-from penstock.mqtt.client.link import Link
+from penstock.mqtt.client.link import Link, LinkOwner
 from penstock.mqtt.codec.packets import ConnAck, Publish
 from penstock.mqtt.codec.reasons import reason_name
 from penstock.mqtt.engine.client import ClientEngine, ClientState
@@ -61,6 +61,8 @@ class DriverSettings:
     reconnect: bool
     connect_timeout_s: float
     jitter: Callable[[], float]
+    opener: Callable[[LinkOwner], Link] | None = None
+    """Makes the connection in place of the network."""
 
 
 class Driver:
@@ -93,6 +95,11 @@ class Driver:
     def started(self) -> bool:
         """Whether :meth:`start` was called."""
         return self._task is not None
+
+    @property
+    def done(self) -> bool:
+        """Whether there will be no connection any more."""
+        return self.leaving or self.over is not None or (self._task is not None and self._task.done())
 
     @property
     def connected(self) -> bool:
@@ -287,6 +294,8 @@ class Driver:
     async def _open(self) -> Link:
         settings = self._settings
         url = self.url
+        if settings.opener is not None:
+            return settings.opener(self)
 
         def link() -> Link:
             if not url.websocket:

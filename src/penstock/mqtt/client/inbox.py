@@ -43,11 +43,14 @@ class MessageStream:
     Asking for the next message says that one is done with the last.
     """
 
-    def __init__(self, done: Callable[[Publish], None], read: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, done: Callable[[Publish], None], read: Callable[[], None] = lambda: None, *, manual: bool = False
+    ) -> None:
         self.dropped = 0
         """QoS 0 messages that found no room."""
         self._done = done
         self._read = read
+        self._manual = manual
         self._waiting: deque[Publish] = deque()
         self._current: Publish | None = None
         self._over = False
@@ -70,7 +73,9 @@ class MessageStream:
                 raise StopAsyncIteration
             self._changed.clear()
             await self._changed.wait()
-        message = self._current = self._waiting.popleft()
+        message = self._waiting.popleft()
+        if not self._manual:
+            self._current = message
         self._read()
         return message
 
@@ -103,7 +108,8 @@ class MessageStream:
 class Inbox:
     """The messages of one client. ``on_message``: gets what nobody else took; None: it waits for :meth:`messages`.
 
-    ``acknowledge`` is called once everybody is done with a message of QoS 1 or 2.
+    ``acknowledge`` is called once everybody is done with a message of QoS 1 or 2; not for what :meth:`messages` gives
+    where that is ``manual``.
     """
 
     def __init__(
@@ -112,6 +118,7 @@ class Inbox:
         set_reading: _SetReading,
         acknowledge: Callable[[Publish], None],
         *,
+        manual: bool = False,
         high_water: int = MAX_UNREAD,
     ) -> None:
         self._on_message = on_message
@@ -124,7 +131,7 @@ class Inbox:
         self._owners = 0
         self._takers: dict[int, tuple[Publish, int]] = {}
         """Messages that several streams have, by identity: how many are not done with it yet."""
-        self._unread = MessageStream(self._done, self._was_read)
+        self._unread = MessageStream(self._done, self._was_read, manual=manual)
         self._all: list[MessageStream] = [self._unread]
         self.dropped = 0
         """QoS 0 messages that found no room."""

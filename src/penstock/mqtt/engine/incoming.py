@@ -57,6 +57,8 @@ class Incoming:
         """QoS 2 messages of the session up to their PUBREL; None once the owner has settled them."""
         self._awaiting_release: set[int] = set()
         """Their identifiers, of this connection and after PUBREC: they count against Receive Maximum."""
+        self._resent = 0
+        """What the server sent again on this connection. Mosquitto 2.0 has that many more on their way than allowed."""
 
     def begin(self) -> None:
         """A new network connection: aliases, order and quota start anew; QoS 2 identifiers belong to the session."""
@@ -64,6 +66,7 @@ class Incoming:
         self._order.clear()
         self._open.clear()
         self._awaiting_release.clear()
+        self._resent = 0
 
     def session_lost(self) -> None:
         """The server has a new session: it knows none of the old identifiers."""
@@ -94,7 +97,10 @@ class Incoming:
             raise protocol_error(f"PUBREL {packet_id} before its PUBREC")
         known = packet_id in self._exactly_once
         self._exactly_once.pop(packet_id, None)
-        self._awaiting_release.discard(packet_id)
+        if packet_id in self._awaiting_release:
+            self._awaiting_release.remove(packet_id)
+        else:
+            self._resent += 1
         self._outbox.send(PubComp(packet_id, 0 if known else ReasonCode.PACKET_IDENTIFIER_NOT_FOUND), now)
 
     def acknowledge(self, publish: Publish, code: int, now: int) -> None:
@@ -136,7 +142,10 @@ class Incoming:
         packet_id = publish.packet_id
         if packet_id in self._open or packet_id in self._awaiting_release:
             raise protocol_error(f"PUBLISH with the packet identifier {packet_id}, which is in use [MQTT-2.2.1-4]")
-        if len(self._open) + len(self._awaiting_release) >= self._receive_maximum:  # [MQTT-3.3.4-9]
+        if publish.dup:
+            self._resent += 1
+        open_ = len(self._open) + len(self._awaiting_release)
+        if open_ >= self._receive_maximum + self._resent:  # [MQTT-3.3.4-9]
             raise RemoteProtocolError(
                 f"mqtt: more than the Receive Maximum of {self._receive_maximum} messages without acknowledgement",
                 reason_code=ReasonCode.RECEIVE_MAXIMUM_EXCEEDED,

@@ -122,6 +122,18 @@ def test_receive_maximum() -> None:
         receiver.publish(4, 2)
 
 
+def test_what_is_sent_again_may_be_more_than_receive_maximum() -> None:
+    """Mosquitto 2.0 after a restart."""
+    receiver = Receiver(receive_maximum=2)
+    for packet_id in (1, 2):
+        receiver.publish(packet_id, 2, dup=True)
+    receiver.half.release(PubRel(9), 0)
+    for packet_id in (3, 4, 5):
+        receiver.publish(packet_id, 2)
+    with pytest.raises(RemoteProtocolError):
+        receiver.publish(6, 2)
+
+
 def test_release_before_its_time() -> None:
     receiver = Receiver()
     receiver.publish(1, 2)

@@ -1,0 +1,126 @@
+"""A client of the node itself on its own broker: the same bytes, sessions and acknowledgements, without a socket.
+
+What takes part in MQTT inside the node as a client does (a bridge) needs no second way into the broker: limits, rules,
+services and durability apply to it as to everybody. Nothing authenticates; the connection acts for a principal that the
+node names and that may do everything, and whose sessions no client of the network can have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.mqtt.client.link import Link, LinkOwner
+from penstock.mqtt.engine.access import Access, Action, Answer, Credentials, Granted, Principal
+from penstock.mqtt.engine.connection import BrokerConnection
+
+__all__ = ["InsideLink", "InsideServer"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of the node as a principal."""
+
+    name: str
+
+
+class _Trusted:
+    """Grants everything to one part of the node."""
+
+    def __init__(self, name: str) -> None:
+        self._part = _Part(name)
+
+    def authenticate(self, credentials: Credentials, answer: Answer, now: int) -> None:  # noqa: ARG002 - nothing to check
+        answer(Granted(self._part), now)
+
+    def allowed(self, principal: Principal, action: Action, topic: str, qos: int, *, retain: bool) -> bool:  # noqa: ARG002
+        return True
+
+
+class InsideServer(Protocol):
+    """The broker's shell, as far as a link inside the process needs it."""
+
+    def open_inside(self, link: InsideLink, name: str, access: Access) -> BrokerConnection | None:
+        """A connection; None where the broker is shutting down or full."""
+        ...
+
+    def received_inside(self, connection: BrokerConnection, data: bytes) -> None:
+        """Bytes for the broker."""
+        ...
+
+    def lost_inside(self, connection: BrokerConnection) -> None:
+        """The connection is gone; called once."""
+        ...
+
+    def now(self) -> int:
+        """Milliseconds of the broker's clock."""
+        ...
+
+
+class InsideLink(Link):
+    """The client's end. Bytes change sides at the next turn of the loop, as they would over a socket."""
+
+    def __init__(self, owner: LinkOwner, server: InsideServer, name: str) -> None:
+        super().__init__(owner)
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._closing = False
+        self._held: list[bytes] = []
+        """What the broker does not take now: a service has no room."""
+        self._connection = server.open_inside(self, name, _Trusted(name))
+        if self._connection is None:
+            self._closing = True
+            self.connection_lost(None)
+        else:
+            self.opened()
+
+    @property
+    def open(self) -> bool:
+        return not self._closing
+
+    def write(self, data: bytes) -> None:
+        self._loop.call_soon(self._send, data)
+
+    def close(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self._loop.call_soon(self._end)
+
+    def abort(self) -> None:
+        self.close()
+
+    def set_reading(self, *, paused: bool) -> None:
+        if self._connection is not None:
+            if paused:
+                self._connection.pause(self._server.now())
+            else:
+                self._connection.unpause(self._server.now())
+
+    # The server's side
+
+    def deliver(self, data: bytes, *, close: bool) -> None:
+        """Bytes of the broker, the last ones where it closes."""
+        if data:
+            self._loop.call_soon(self._owner.received, self, data)
+        if close:
+            self._loop.call_soon(self._end)
+        elif self._held and self._connection is not None and not self._connection.holds:
+            held, self._held = self._held, []
+            for piece in held:
+                self._send(piece)
+
+    def _send(self, data: bytes) -> None:
+        if self._connection is None:
+            return
+        if self._held or self._connection.holds:
+            self._held.append(data)
+        else:
+            self._server.received_inside(self._connection, data)
+
+    def _end(self) -> None:
+        self._closing = True
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._server.lost_inside(connection)
+            self.connection_lost(None)

@@ -1,0 +1,212 @@
+"""A bridge between two brokers of ours: both directions, outages, loops, refusals, states."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from penstock.mqtt.bridge import Bridge, BridgeSettings, BridgeTopic, Direction
+from penstock.mqtt.bridge.topics import HOPS
+from penstock.mqtt.client import MqttClient
+from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.server import MqttServer
+from penstock.mqtt.service import Inbound
+
+DEADLINE_S = 15
+STATE = "$SYS/broker/bridge/plant/state"
+
+
+class Service:
+    """Takes ``log/#`` here: what came in over the bridge is acknowledged there once this has it."""
+
+    filters = ("log/#",)
+    exclusive = False
+
+    def __init__(self) -> None:
+        self.held: list[Inbound] = []
+        self.code = 0
+        self.came = asyncio.Event()
+
+    def receive(self, message: Inbound) -> None:
+        self.held.append(message)
+        self.came.set()
+
+    def disconnected(self, client_id: str) -> None: ...
+
+
+class Sites:
+    """Here and there, a bridge between them, and a client on each side that listens to everything."""
+
+    def __init__(self) -> None:
+        self.service = Service()
+        self.here = MqttServer(services=[self.service])
+        self.there = MqttServer()
+        self.bridge: Bridge | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        _, here = await self.here.start("127.0.0.1", 0)
+        self.at_here = MqttClient("127.0.0.1", here)
+        await self.at_here.connect()
+        await self.start_there()
+        self.at_there = MqttClient("127.0.0.1", self.port, jitter=lambda: 0.0)
+        await self.at_there.connect()
+
+    async def start_there(self) -> None:
+        _, self.port = await self.there.start("127.0.0.1", self.port)
+
+    async def run_bridge(self, *topics: BridgeTopic, name: str = "plant", **options: object) -> Bridge:
+        settings = BridgeSettings(name, f"mqtt://127.0.0.1:{self.port}", topics, **options)  # type: ignore[arg-type]
+        bridge = self.bridge = Bridge(settings, self.here)
+        await bridge.start()
+        return bridge
+
+    async def close(self) -> None:
+        if self.bridge is not None:
+            await self.bridge.close()
+        for client in (self.at_here, self.at_there):
+            await client.disconnect()
+        for server in (self.here, self.there):
+            await server.close()
+
+
+@pytest.fixture
+async def sites() -> AsyncIterator[Sites]:
+    pair = Sites()
+    await pair.start()
+    async with asyncio.timeout(DEADLINE_S):
+        yield pair
+        await pair.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_both_directions_with_prefixes(sites: Sites) -> None:
+    bridge = await sites.run_bridge(
+        BridgeTopic("line/#", Direction.OUT, 1, remote_prefix="site-7/"),
+        BridgeTopic("#", Direction.IN, 1, local_prefix="cloud/", remote_prefix="commands/"),
+    )
+    async with sites.at_there.subscription("site-7/#") as out, sites.at_here.subscription("cloud/#") as into:
+        await until(lambda: sites.there.stats.subscriptions >= 2)
+        await asyncio.gather(*(sites.at_here.publish("line/1", str(n)) for n in range(300)))
+        got = [await anext(out) for _ in range(300)]
+        assert [int(m.payload) for m in got] == list(range(300))
+        assert (got[0].topic, got[0].properties.user_properties) == ("site-7/line/1", [(HOPS, "1")])
+        await sites.at_there.publish("commands/stop", b"now")
+        assert (await anext(into)).topic == "cloud/stop"
+    await until(lambda: (bridge.stats.sent, bridge.stats.received) == (300, 1))
+    assert bridge.stats.connected == 1
+
+
+async def test_what_goes_out_waits_while_the_other_side_is_away(sites: Sites) -> None:
+    bridge = await sites.run_bridge(BridgeTopic("a"), window=5)
+    await until(lambda: bridge.stats.connected == 1)
+    await sites.there.close()
+    await until(lambda: bridge.stats.connected == 0)
+    for n in range(50):
+        assert await sites.at_here.publish("a", str(n)) == 0
+    sites.there = MqttServer()
+    received: list[Publish] = []
+    async with asyncio.timeout(DEADLINE_S):
+        await sites.start_there()
+        await sites.at_there.wait_connected()
+        sites.at_there.listen("a", received.append)
+        await sites.at_there.subscribe("a")
+        await until(lambda: bridge.stats.sent == 50)
+    assert [int(m.payload) for m in received] == sorted(int(m.payload) for m in received)
+
+
+async def test_what_is_out_waits_for_a_bridge_that_is_away(sites: Sites) -> None:
+    first = await sites.run_bridge(BridgeTopic("a"), BridgeTopic("old"))
+    await until(lambda: first.stats.connected == 1)
+    await first.close()
+    await sites.at_here.publish("a", b"kept")
+    async with sites.at_there.subscription("a") as out:
+        await sites.run_bridge(BridgeTopic("a"))
+        assert (await anext(out)).payload == b"kept"
+    assert sites.here.subscriptions_of("$bridge/plant") == ["a"], (
+        "a topic that is gone from the settings is not carried"
+    )
+    assert await sites.at_here.publish("old") == 0x10
+
+
+async def test_what_comes_in_is_acknowledged_once_it_was_accepted_here(sites: Sites) -> None:
+    bridge = await sites.run_bridge(BridgeTopic("log/#", Direction.IN))
+    await until(lambda: sites.there.stats.subscriptions == 1)
+    await sites.at_there.publish("log/x", b"1")
+    await sites.service.came.wait()
+    assert (sites.there.stats.inflight, bridge.stats.received) == (1, 0)
+    sites.service.held[0].settle()
+    await until(lambda: bridge.stats.received == 1 and sites.there.stats.inflight == 0)
+
+
+async def test_nothing_goes_round(sites: Sites) -> None:
+    bridge = await sites.run_bridge(BridgeTopic("#", Direction.BOTH))
+    await until(lambda: sites.there.stats.subscriptions == 1)
+    async with sites.at_here.subscription("t/#") as here, sites.at_there.subscription("t/#") as there:
+        await sites.at_here.publish("t/1")
+        await sites.at_there.publish("t/2")
+        assert {(await anext(here)).topic for _ in range(2)} == {"t/1", "t/2"}
+        assert {(await anext(there)).topic for _ in range(2)} == {"t/1", "t/2"}
+        second = Bridge(
+            BridgeSettings("second", f"mqtt://127.0.0.1:{sites.port}", (BridgeTopic("#", Direction.BOTH),)), sites.here
+        )
+        await second.start()  # a loop on purpose: out over one, in over the other
+        await until(lambda: sites.there.stats.subscriptions == 3)
+        await sites.at_here.publish("t/3")
+        await until(lambda: bridge.stats.dropped_hops + second.stats.dropped_hops >= 2)
+        await second.close()
+        assert len(here) + len(there) <= 8
+
+
+async def test_refused_messages_do_not_stop_the_rest(sites: Sites, caplog: pytest.LogCaptureFixture) -> None:
+    bridge = await sites.run_bridge(BridgeTopic("log/#", Direction.IN))
+    await until(lambda: sites.there.stats.subscriptions == 1)
+    for n in range(3):
+        await sites.at_there.publish("log/x", str(n))
+    await until(lambda: len(sites.service.held) == 3)
+    for message, code in zip(sites.service.held, (0x87, 0x97, 0), strict=True):
+        message.settle(code, "so")
+    await until(lambda: len(sites.service.held) == 4)
+    assert sites.service.held[3].publish.payload == b"1", "what found no room is offered again"
+    sites.service.held[3].settle()
+    await until(lambda: bridge.stats.received == 2)
+    assert (bridge.stats.dropped_refused, bridge.stats.retries) == (1, 1)
+    assert "dropped a message to 'log/x'" in caplog.text
+
+
+async def test_states_on_both_sides(sites: Sites) -> None:
+    async with sites.at_here.subscription(STATE) as here, sites.at_there.subscription("sites/7") as there:
+        bridge = await sites.run_bridge(BridgeTopic("a"), remote_status_topic="sites/7")
+        states = [(await anext(here)).payload for _ in range(2)]
+        assert states == [b"0", b"1"]
+        assert (await anext(there)).payload == b"1"
+        await bridge.close()
+        assert (await anext(here)).payload == b"0"
+        assert (await anext(there)).payload == b"0"
+
+
+async def test_retained_messages_cross(sites: Sites) -> None:
+    await sites.at_here.publish("kept", b"before", retain=True)
+    await sites.run_bridge(BridgeTopic("kept"))
+    await until(lambda: sites.there.stats.retained == 1)
+    async with sites.at_there.subscription("kept") as out:
+        message = await anext(out)
+        assert (message.payload, message.retain) == (b"before", True)
+
+
+async def test_a_session_of_a_bridge_is_nobody_elses(sites: Sites) -> None:
+    from penstock.errors import RefusedError
+
+    bridge = await sites.run_bridge(BridgeTopic("a"))
+    await until(lambda: bridge.stats.connected == 1)
+    with pytest.raises(RefusedError) as caught:
+        await MqttClient("127.0.0.1", sites.at_here.port, client_id="$bridge/plant").connect()
+    assert caught.value.code == 0x87
+    assert bridge.stats.connected == 1
