@@ -59,6 +59,12 @@ def up(
     tube_broker_advertise: Annotated[str | None, _told("tube-broker", "the broker; tube clients connect to it")] = None,
     tube_broker_http_advertise: Annotated[str | None, _told("tube-broker-http", "the broker's administration")] = None,
     http_advertise: Annotated[str | None, _told("http", "HTTP")] = None,
+    mqtt_faults: Annotated[
+        str | None,
+        _option(
+            "mqtt-faults", "A further MQTT listener that obeys the fault switches; for tests.", "none", "HOST:PORT"
+        ),
+    ] = None,
     log_level: Annotated[str | None, _option("log-level", "debug, info, warning or error.", "info", "WORD")] = None,
     log_format: Annotated[str | None, _option("log-format", "text or json.", "text", "WORD")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON once all parts are ready.")] = False,

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, mo
 
 from penstock.errors import ConfigError
 from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem
+from penstock.mqtt.transport.listener import Transport
 from penstock.node.listening import AddressText, Listener, Part, bind
 from penstock.node.mqtt_config import MqttListener, Security
 from penstock.node.template import Template
@@ -180,6 +181,10 @@ class NodeConfig(Part):
     data_dir: Path = Field(default=Path("penstock-data"), description="where everything is kept")
     durability: Durability = Field(default=Durability.DURABLE, description="what an acknowledgement promises")
     mqtt: MqttListener = Field(default_factory=MqttListener)
+    mqtt_faults: AddressText | None = Field(
+        default=None,
+        description="HOST:PORT of a further listener, before `mqtt`, that obeys the fault switches; for tests alone",
+    )
     security: Security = Field(default_factory=Security)
     tube_master: TubeMasterListener = Field(default_factory=TubeMasterListener)
     tube_broker: TubeBrokerListener = Field(default_factory=TubeBrokerListener)
@@ -201,6 +206,8 @@ class NodeConfig(Part):
         for part in (self.mqtt, self.tube_master, self.tube_broker_http, self.http):
             if part.advertise is not None and part.advertise.is_wildcard:
                 raise ValueError(f"advertise {part.advertise}: no client can connect to every interface")
+        if self.mqtt_faults is not None and self.mqtt.transport is not Transport.TCP:
+            raise ValueError("mqtt_faults: it stands in front of `mqtt`, which must have the transport tcp then")
         for index, rule in enumerate(self.rules):
             topic = self.tube.topics.get(rule.topic, Topic())
             if rule.partition is not None and rule.partition % 10_000 >= topic.partitions:
@@ -240,6 +247,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("durability", ("durability",)),
     *(Option(name, (name.replace("-", "_"), "bind")) for name in _LISTENERS),
     *(Option(f"{name}-advertise", (name.replace("-", "_"), "advertise")) for name in _LISTENERS),
+    Option("mqtt-faults", ("mqtt_faults",)),
     Option("log-level", ("log_level",)),
     Option("log-format", ("log_format",)),
 )

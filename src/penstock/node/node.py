@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 
 import penstock
 from penstock.errors import UnavailableError
+from penstock.mqtt.faults import FaultListener
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener import Transport
 from penstock.node.config import NodeConfig
@@ -133,6 +134,7 @@ class Node:
         broker, tube_broker = await self._broker(directory, tube_master)
         await self._topics(master, broker)
         mqtt = await self._mqtt(server, directory, master, broker)
+        faults = await self._faults(mqtt[DEFAULT_LISTENER])
         self.metrics.add("node", self._figures, gauges=("ready", "start_time_seconds"))
         self._state = "ready"
         return Ready(
@@ -145,7 +147,8 @@ class Node:
                 name: f"{_SCHEMES[entry.transport]}://{_told(entry, mqtt[name])}"
                 + (entry.path if entry.transport.websocket else "")
                 for name, entry in self.security.listeners.items()
-            },
+            }
+            | ({} if faults is None else {"faults": f"mqtt://{faults}"}),
             tube_master=_told(config.tube_master, tube_master),
             tube_broker=_told(config.tube_broker, tube_broker),
             tube_broker_http=_told(config.tube_broker_http, broker_http),
@@ -261,6 +264,18 @@ class Node:
             bound[name] = await self._listen(option, entry, lambda _h, _p, settings=settings: server.listen(settings))  # type: ignore[misc]
         self._parts.callback(server.stop_receiving)
         self.security.show(self.metrics)
+        return bound
+
+    async def _faults(self, mqtt: Address) -> Address | None:
+        """The listener that obeys the fault switches, where the operator asked for one."""
+        asked = self.config.mqtt_faults
+        if asked is None:
+            return None
+        behind = _reachable(mqtt)
+        listener = FaultListener(behind.host, behind.port)
+        bound = await self._listen("mqtt-faults", Listener(bind=asked), listener.start)
+        self._parts.push_async_callback(listener.close)
+        _log.warning("clients may ask for faults: for tests alone", extra={"fields": {"mqtt_faults": str(bound)}})
         return bound
 
     def _show(self, service: RuleService) -> None:

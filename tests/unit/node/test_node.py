@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.errors import StorageError, UnavailableError
+from penstock.errors import RefusedError, StorageError, UnavailableError
 from penstock.mqtt.client import MqttClient
 from penstock.node.config import (
     HttpListener,
@@ -218,3 +218,26 @@ def _logged(masters: str) -> list[int]:
                 records = [Record.decode(d, f) for d, f in zip(batch.payloads, batch.flags, strict=True)]
                 found += [int(record.value) for record in records]
     return found
+
+
+async def test_fault_switches_are_obeyed_on_a_listener_of_their_own(tmp_path: Path) -> None:
+    node = Node(config(tmp_path, mqtt_faults="127.0.0.1:0"))
+    ready = await node.start()
+    try:
+        switches = [("fault:rejectconnect", "137")]
+        with pytest.raises(RefusedError) as raised:
+            await MqttClient(ready.listeners["faults"], user_properties=switches).connect()
+        assert raised.value.code == 137
+        async with (
+            MqttClient(ready.listeners["mqtt"], user_properties=switches) as plain,
+            MqttClient(ready.listeners["faults"]) as other,
+        ):
+            assert plain.connected
+            assert other.connected
+    finally:
+        await node.close()
+
+
+def test_fault_switches_need_plain_tcp_behind_them(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="mqtt_faults: it stands in front of `mqtt`"):
+        config(tmp_path, mqtt={"bind": FREE, "transport": "ws"}, mqtt_faults="127.0.0.1:0")
