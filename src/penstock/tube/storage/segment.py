@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from penstock.tube.storage.files import File, Files
 from penstock.tube.storage.index import INDEX_RECORD, INDEX_RECORD_BYTES, IndexArray, as_array
-from penstock.tube.storage.record import HEADER_BYTES, find_record
+from penstock.tube.storage.record import messages_at
 
 __all__ = ["PartitionPart", "Segment"]
 
@@ -206,10 +206,8 @@ class Segment:
                     end = starts[stop] + sizes[stop]
                     stop += 1
                 buffer = file.read(begin, end - begin)
-                for k in range(at, stop):
-                    found = find_record(buffer, starts[k] - begin, self.data_start + begin)
-                    whole = found is not None and found.ordinal == ordinals[k]
-                    out.append(buffer[found.position + HEADER_BYTES : found.message_end] if whole and found else None)
+                places = [start - begin for start in starts[at:stop]]
+                out += messages_at(buffer, places, ordinals[at:stop], self.data_start + begin)
                 at = stop
         except OSError as error:
             if error.errno not in {errno.ENOENT, errno.EIO}:

@@ -13,6 +13,7 @@ Readers see messages below ``durable_end`` only, so no offset that anyone ever s
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -440,16 +441,23 @@ class Store:
         places = chosen.places
         cold = bisect_left(places, wire_from)
         if cold:
-            wanted = [ordinals[k] for k in places[:cold]]
+            wanted = (
+                ordinals[places[0] : places[cold - 1] + 1]
+                if isinstance(places, range)
+                else array("I", [ordinals[k] for k in places[:cold]])
+            )
             messages, damaged = segment.fetch(self._files, wanted)
             self.damaged_reads += damaged
-            for ordinal, message in zip(wanted, messages, strict=True):
-                if message is None:
-                    read.damaged.append(base + ordinal * INDEX_RECORD_BYTES)
-                    self._damaged(segment, ordinal)
-                else:
-                    read.messages.append(message)
-                    read.offsets.append(base + ordinal * INDEX_RECORD_BYTES)
+            offsets: list[int] = (np.asarray(wanted, np.int64) * INDEX_RECORD_BYTES + base).tolist()
+            if damaged:
+                for ordinal, offset, message in zip(wanted, offsets, messages, strict=True):
+                    if message is None:
+                        read.damaged.append(offset)
+                        self._damaged(segment, ordinal)
+                lost = set(read.damaged)
+                offsets = [offset for offset in offsets if offset not in lost]
+            read.offsets += offsets
+            read.messages += [message for message in messages if message is not None]
         if cold < len(places):
             if isinstance(places, range):
                 begin, stop = places[cold], places[-1] + 1

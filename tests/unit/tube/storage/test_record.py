@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.tube.codec.message import check_sum, encode_stored
 from penstock.tube.codec.proto import broker_pb2
-from penstock.tube.storage.record import HEADER_BYTES, encode_record, find_record, scan
+from penstock.tube.storage.record import HEADER_BYTES, encode_record, find_record, messages_at, scan
 
 MESSAGE_ID = 1_795_249_426_525 << 20
 
@@ -85,3 +85,30 @@ def test_a_payload_that_holds_a_record_is_not_taken_for_one() -> None:
     outer = bytearray(record(inner, 0))
     outer[0] ^= 1
     assert list(scan(bytes(outer), 0)) == []
+
+
+@given(
+    st.lists(st.tuples(st.binary(min_size=1, max_size=200), st.sampled_from([0, 1, -1, 300])), min_size=1, max_size=8),
+    st.integers(0, 1 << 40),
+    st.integers(0, 2_000),
+    st.integers(0, 2_000),
+    st.binary(max_size=3),
+)
+def test_many_at_once_are_what_they_are_one_by_one(
+    messages: list[tuple[bytes, int]], start: int, changed: int, cut: int, junk: bytes
+) -> None:
+    buffer, places = bytearray(junk), []
+    for ordinal, (data, flag) in enumerate(messages):
+        places.append(len(buffer))
+        buffer += record(data, start + len(buffer), ordinal, flag)
+    if changed < len(buffer):
+        buffer[changed] ^= 0x10
+    whole = bytes(buffer[: max(len(buffer) - cut, 0)] if cut < 1_000 else buffer)
+    wanted = list(range(len(messages)))
+    wanted[-1] += cut % 2  # another record than the one asked for
+    expected = []
+    for place, ordinal in zip(places, wanted, strict=True):
+        found = find_record(whole, place, start)
+        there = found is not None and found.ordinal == ordinal
+        expected.append(whole[place + HEADER_BYTES : found.message_end] if there and found is not None else None)
+    assert messages_at(whole, places, wanted, start) == expected
