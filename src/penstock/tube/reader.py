@@ -27,6 +27,7 @@ from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import broker_pb2, master_pb2
 from penstock.tube.codec.schema import decode
+from penstock.tube.codec.stored import messages_start, take_apart
 from penstock.tube.engine.producer import Routes
 
 __all__ = ["Batch", "PartitionInfo", "RangeReader", "partitions"]
@@ -180,10 +181,11 @@ class RangeReader:
         position = start
         while position < end:
             wanted = broker_pb2.RangeRequest(startOffset=position, endOffset=end, maxBytes=self._batch_bytes)
-            answer = self._get(topic, partition, wanted)
-            batch = self._batch(answer, topic, partition)
+            fetched = self._fetch(topic, partition, wanted)
+            batch = self._batch(fetched, topic, partition)
             if batch.offsets:
                 yield batch
+            answer = fetched.message
             if answer.range.nextOffset <= position:
                 raise DataLossError(
                     f"tube: topic {topic!r} partition {partition}: "
@@ -192,21 +194,25 @@ class RangeReader:
                 )
             position = answer.range.nextOffset
 
-    def _batch(self, answer: broker_pb2.GetMessageResponseB2C, topic: str, partition: int) -> Batch:
-        flags: list[int] = []
-        payloads: list[bytes] = []
+    def _batch(self, answer: _Answer, topic: str, partition: int) -> Batch:
+        columns = take_apart(answer.payload, answer.start, answer.message.range.messageBytes)
+        if columns is not None:
+            flags, checksums = columns.flags, columns.checksums
+            data = answer.payload
+            payloads = [data[start:end] for start, end in zip(columns.starts, columns.ends, strict=True)]
+        else:
+            messages = answer.whole().messages
+            flags = [message.flag for message in messages]
+            checksums = [message.checkSum for message in messages]
+            payloads = [message.payLoadData for message in messages]
         crc32 = zlib.crc32
-        for message in answer.messages:
-            data = message.payLoadData
-            if crc32(data) & 0x7FFFFFFF != message.checkSum:
-                raise DataLossError(
-                    f"tube: topic {topic!r} partition {partition}: "
-                    f"message {message.messageId} does not match its checksum"
-                )
-            payloads.append(data)
-            flags.append(message.flag)
-        offsets = list(answer.range.messageOffsets)
-        times = list(answer.range.appendTimes)
+        if [crc32(payload) & 0x7FFFFFFF for payload in payloads] != checksums:
+            raise DataLossError(
+                f"tube: topic {topic!r} partition {partition}: a message from {self._peer} does not match its checksum",
+                why="it was changed on its way, or before the broker took it",
+            )
+        offsets = list(answer.message.range.messageOffsets)
+        times = list(answer.message.range.appendTimes)
         if not len(offsets) == len(times) == len(payloads):
             raise RemoteProtocolError(
                 f"tube: {self._peer} sent {len(payloads)} messages, {len(offsets)} offsets, {len(times)} times"
@@ -218,6 +224,9 @@ class RangeReader:
         return f"{self._address[0]}:{self._address[1]}"
 
     def _get(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> broker_pb2.GetMessageResponseB2C:
+        return self._fetch(topic, partition, wanted).message
+
+    def _fetch(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> _Answer:
         request = broker_pb2.GetMessageRequestC2B(
             clientId=self._client_id, partitionId=partition, groupName="penstock-ranges", topicName=topic, range=wanted
         )
@@ -228,9 +237,8 @@ class RangeReader:
                 if self._connection is None:
                     self._connection = _Connection(*self._address, max(0.001, deadline - time.monotonic()))
                 self._connection.deadline = deadline
-                answer = self._connection.call(
-                    Service.BROKER_READ, MethodId.GET_MESSAGES, request, broker_pb2.GetMessageResponseB2C
-                )
+                payload = self._connection.payload(Service.BROKER_READ, MethodId.GET_MESSAGES, request)
+                answer = _Answer(payload)
                 break
             except UnavailableError:
                 self.close()
@@ -241,7 +249,7 @@ class RangeReader:
             except BaseException:
                 self.close()  # half an answer may be left in it
                 raise
-        self._check(answer, topic, partition, wanted)
+        self._check(answer.message, topic, partition, wanted)
         return answer
 
     def _check(
@@ -293,6 +301,22 @@ class RangeReader:
             )
 
 
+class _Answer:
+    """A get response: what stands before its messages is parsed; they are, too, unless their sizes are known."""
+
+    __slots__ = ("message", "payload", "start")
+
+    def __init__(self, payload: bytes) -> None:
+        self.payload = payload
+        self.start = messages_start(payload)
+        self.message = decode(broker_pb2.GetMessageResponseB2C, payload[: self.start])
+        if self.start < len(payload) and not self.message.range.messageBytes:
+            self.message = self.whole()
+
+    def whole(self) -> broker_pb2.GetMessageResponseB2C:
+        return decode(broker_pb2.GetMessageResponseB2C, self.payload)
+
+
 class _Connection:
     """One blocking connection, one question at a time, up to ``deadline`` (monotonic seconds)."""
 
@@ -319,6 +343,10 @@ class _Connection:
         self._socket.close()
 
     def call(self, service: int, method: MethodId, message: Message, kind: type[M]) -> M:
+        return decode(kind, self.payload(service, method, message))
+
+    def payload(self, service: int, method: MethodId, message: Message) -> bytes:
+        """The answer to ``message``, encoded."""
         left = self._left()
         self._serial += 1
         request = Request(self._serial, service, method, message.SerializeToString(), timeout=max(1, int(left * 1000)))
@@ -328,7 +356,7 @@ class _Connection:
             body = self._receive()
         except OSError as error:
             raise UnavailableError(f"tube: {self.peer} does not answer", why=str(error)) from None
-        return decode(kind, payload_of(decode_response(self._serial, body), method, self.peer))
+        return payload_of(decode_response(self._serial, body), method, self.peer)
 
     def _receive(self) -> bytes:
         while True:

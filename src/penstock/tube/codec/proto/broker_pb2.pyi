@@ -188,7 +188,7 @@ class RangeRequest(_message.Message):
     def __init__(self, startOffset: _Optional[int] = ..., endOffset: _Optional[int] = ..., maxMessages: _Optional[int] = ..., maxBytes: _Optional[int] = ..., planOnly: bool = ..., timeMs: _Optional[int] = ..., logEpoch: _Optional[int] = ...) -> None: ...
 
 class RangeResponse(_message.Message):
-    __slots__ = ("nextOffset", "messageOffsets", "appendTimes", "minOffset", "maxOffset", "messageCount", "lostStart", "lostEnd", "timeOffset", "logEpoch", "truncatedTo")
+    __slots__ = ("nextOffset", "messageOffsets", "appendTimes", "minOffset", "maxOffset", "messageCount", "lostStart", "lostEnd", "timeOffset", "logEpoch", "truncatedTo", "messageBytes")
     NEXTOFFSET_FIELD_NUMBER: _ClassVar[int]
     MESSAGEOFFSETS_FIELD_NUMBER: _ClassVar[int]
     APPENDTIMES_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +200,7 @@ class RangeResponse(_message.Message):
     TIMEOFFSET_FIELD_NUMBER: _ClassVar[int]
     LOGEPOCH_FIELD_NUMBER: _ClassVar[int]
     TRUNCATEDTO_FIELD_NUMBER: _ClassVar[int]
+    MESSAGEBYTES_FIELD_NUMBER: _ClassVar[int]
     nextOffset: int
     messageOffsets: _containers.RepeatedScalarFieldContainer[int]
     appendTimes: _containers.RepeatedScalarFieldContainer[int]
@@ -211,7 +212,8 @@ class RangeResponse(_message.Message):
     timeOffset: int
     logEpoch: int
     truncatedTo: int
-    def __init__(self, nextOffset: _Optional[int] = ..., messageOffsets: _Optional[_Iterable[int]] = ..., appendTimes: _Optional[_Iterable[int]] = ..., minOffset: _Optional[int] = ..., maxOffset: _Optional[int] = ..., messageCount: _Optional[int] = ..., lostStart: _Optional[int] = ..., lostEnd: _Optional[int] = ..., timeOffset: _Optional[int] = ..., logEpoch: _Optional[int] = ..., truncatedTo: _Optional[int] = ...) -> None: ...
+    messageBytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, nextOffset: _Optional[int] = ..., messageOffsets: _Optional[_Iterable[int]] = ..., appendTimes: _Optional[_Iterable[int]] = ..., minOffset: _Optional[int] = ..., maxOffset: _Optional[int] = ..., messageCount: _Optional[int] = ..., lostStart: _Optional[int] = ..., lostEnd: _Optional[int] = ..., timeOffset: _Optional[int] = ..., logEpoch: _Optional[int] = ..., truncatedTo: _Optional[int] = ..., messageBytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GetMessageRequestC2B(_message.Message):
     __slots__ = ("clientId", "partitionId", "groupName", "topicName", "lastPackConsumed", "manualCommitOffset", "escFlowCtrl", "range", "maxWaitMs", "wantOffsets")

@@ -1,0 +1,65 @@
+"""A range answer taken apart as columns is what the protobuf parser says it is."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.tube.codec.message import check_sum, encode_stored
+from penstock.tube.codec.proto import broker_pb2
+from penstock.tube.codec.stored import messages_start, take_apart
+
+HEAD = broker_pb2.GetMessageResponseB2C(success=True, errCode=200, errMsg="OK!").SerializeToString()
+LENGTHS = st.one_of(st.integers(0, 40), st.sampled_from([99, 100, 101, 126, 127, 128, 129, 16_370, 16_384, 2_097_160]))
+MESSAGES = st.lists(
+    st.tuples(LENGTHS, st.integers(0, 127), st.integers(0, (1 << 63) - 1), st.integers(0, (1 << 31) - 1)), max_size=5
+)
+
+
+def extension(sizes: list[int]) -> bytes:
+    answer = broker_pb2.RangeResponse(nextOffset=28, messageOffsets=[1], messageBytes=sizes)
+    return broker_pb2.GetMessageResponseB2C(range=answer).SerializePartialToString()
+
+
+@given(MESSAGES)
+def test_columns_are_what_the_parser_finds(messages: list[tuple[int, int, int, int]]) -> None:
+    parts = [encode_stored(number, checksum, bytes(length), flag) for length, flag, number, checksum in messages]
+    answer = b"".join([HEAD, extension(list(map(len, parts))), *parts])
+    start = messages_start(answer)
+    parsed = broker_pb2.GetMessageResponseB2C.FromString(answer)
+    assert answer[start:] == b"".join(parts)
+    columns = take_apart(answer, start, parsed.range.messageBytes)
+    if not parts:
+        assert columns is None
+        return
+    assert columns is not None
+    assert [(answer[begin:end], flag, checksum) for begin, end, flag, checksum in zip(*columns, strict=True)] == [
+        (m.payLoadData, m.flag, m.checkSum) for m in parsed.messages
+    ]
+
+
+@given(st.binary(min_size=1, max_size=60), st.integers(0, 200), st.integers(0, 255), st.integers(-2, 2))
+def test_other_bytes_are_left_to_the_parser_or_mean_the_same(data: bytes, at: int, byte: int, longer: int) -> None:
+    parts = [bytearray(encode_stored(n << 40, check_sum(data), data, 1)) for n in range(1, 4)]
+    sizes = [len(part) for part in parts]
+    sizes[1] += longer
+    joined = bytearray(b"".join(parts))
+    joined[at % len(joined)] = byte
+    answer = HEAD + bytes(joined)
+    columns = take_apart(answer, len(HEAD), sizes)
+    if columns is None:
+        return
+    # Nothing but a number was changed.
+    parsed = broker_pb2.GetMessageResponseB2C.FromString(answer)
+    assert [answer[begin:end] for begin, end in zip(columns.starts, columns.ends, strict=True)] == [
+        m.payLoadData for m in parsed.messages
+    ]
+    assert columns.flags == [m.flag for m in parsed.messages]
+
+
+@given(st.binary(max_size=40))
+def test_the_start_is_found_or_everything_is_before_it(junk: bytes) -> None:
+    assert 0 <= messages_start(junk) <= max(len(junk), messages_start(junk))
+    assert messages_start(HEAD + b"\x22\x00") == len(HEAD)
+    assert messages_start(HEAD) == len(HEAD)
+    assert messages_start(HEAD + extension([1, 2]) + b"\x22") == len(HEAD + extension([1, 2]))
