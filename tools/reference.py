@@ -8,7 +8,6 @@ Usage: reference.py [--check]
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -29,7 +28,6 @@ from penstock.tube import record
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "reference"
-STATEMENTS = ROOT / "tests" / "conformance" / "mqtt5" / "statements.json"
 NOTE = "<!-- Written by tools/reference.py from the code; change the code, then run `make reference`. -->"
 
 
@@ -204,22 +202,10 @@ def state_store() -> str:
 
 
 def mqtt_conformance() -> str:
-    statements = json.loads(STATEMENTS.read_text(encoding="utf-8"))
-    missing = sum("not_yet" in row for row in statements.values())
-    lines = ["# MQTT 5.0 conformance", "", NOTE, ""]
-    lines += [
-        (
-            f"The {len(statements)} numbered statements of MQTT 5.0 (OASIS Standard, Appendix B) that bind a server, "
-            f"in our words, and the tests that show them; {missing} do not apply or are not met yet, and say why."
-        ),
-        "",
-        "| statement | requirement | shown by |",
-        "| --- | --- | --- |",
-    ]
-    for statement, row in statements.items():
-        tests = "<br>".join(f"`{test.removeprefix('tests/')}`" for test in row.get("tests", ()))
-        lines.append(f"| {statement} | {cell(row['requirement'])} | {tests or 'not yet: ' + cell(row['not_yet'])} |")
-    return "\n".join([*lines, ""])
+    sys.path.insert(0, str(ROOT))  # a script's own directory is there, not the one above it
+    from tools import conformance
+
+    return conformance.page(NOTE)
 
 
 GENERATED = {

@@ -22,6 +22,7 @@ from penstock.mqtt.codec.packets import (
     Will,
 )
 from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.engine.limits import BrokerLimits
 from tests.engine.mqtt.harness import Bench, RecordingService
 
 
@@ -184,3 +185,28 @@ def test_bytes_of_an_accepted_and_of_a_refused_connack() -> None:
     (connack,) = Decoder().feed(data)
     assert isinstance(connack, ConnAck)
     assert connack.reason_code == 0
+
+
+def test_response_information_is_given_to_who_asks() -> None:
+    bench = Bench(limits=BrokerLimits(response_information="answers/{clientId}"))
+    for asked, given in ((None, None), (0, None), (1, "answers/c")):
+        bench.connect("c", request_response_information=asked)
+        assert bench.connack.properties.response_information == given
+
+
+@pytest.mark.parametrize(("size", "code"), [(10, 0), (11, 0x85)])
+def test_a_client_identifier_that_is_too_long_is_refused(size: int, code: int) -> None:
+    bench = Bench(limits=BrokerLimits(max_client_id_bytes=10))
+    peer = bench.open().send(Connect("x" * size))
+    packet = peer.only()
+    assert isinstance(packet, ConnAck)
+    assert packet.reason_code == code
+    assert peer.closed == bool(code)
+
+
+def test_retained_messages_are_always_there_so_announced_as_such() -> None:
+    bench = Bench()
+    bench.connect("c")
+    assert bench.connack.properties.retain_available is None
+    assert bench.connack.properties.maximum_qos is None
+    assert bench.connack.properties.shared_subscription_available is None

@@ -366,6 +366,9 @@ class BrokerConnection(Output):
         if not packet.client_id and self.version != 5 and not packet.clean_start:
             self.refuse(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)  # it could not be told which one it was given
             return
+        if len(packet.client_id.encode()) > self.broker.limits.max_client_id_bytes:
+            self.refuse(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID, "the client identifier is too long")  # [MQTT-3.1.3-8]
+            return
         client_id = packet.client_id or self.broker.new_client_id()
         credentials = Credentials(
             client_id=client_id,

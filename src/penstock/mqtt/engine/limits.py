@@ -74,6 +74,8 @@ class BrokerLimits:
     """The code in SUBACK where access control refuses: 0x87 (not authorized) or 0x80 (failure)."""
     max_topic_levels: int = 128
     """Of a topic name (PUBACK or CONNACK 0x90; dropped at QoS 0) or filter (SUBACK 0x8F): each costs memory."""
+    max_client_id_bytes: int = 65_535
+    """Of a client identifier; CONNECT with a longer one is answered 0x85."""
     max_topic_bytes: int = 65_535
     """Of a topic name or filter; the answers are those of ``max_topic_levels``."""
     max_topic_aliases: int = 64

@@ -1,0 +1,115 @@
+"""The statements of MQTT 5.0 and the tests that show them: checked, and written as a page.
+
+``tests/conformance/mqtt5/statements.json`` has a row for each numbered statement (Appendix B of the standard): who must
+do it, what (in our words), and the ids of tests as pytest prints them, with the part in brackets where the test is
+parametrised. A row without tests says in ``not_met`` why.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Rows", "collected", "load", "numbered", "page", "problems"]
+
+ROOT = Path(__file__).resolve().parent.parent
+DIRECTORY = ROOT / "tests" / "conformance" / "mqtt5"
+MOST_STATEMENTS = 5
+"""More than this one test does not show."""
+
+Rows = dict[str, dict[str, Any]]
+
+
+def load() -> Rows:
+    """Statement -> row, in the standard's order."""
+    rows: Rows = json.loads((DIRECTORY / "statements.json").read_text(encoding="utf-8"))
+    return rows
+
+
+def numbered() -> list[str]:
+    """The ids of Appendix B."""
+    sections: dict[str, list[int]] = json.loads((DIRECTORY / "appendix_b.json").read_text(encoding="utf-8"))
+    return [f"MQTT-{section}-{number}" for section, numbers in sections.items() for number in numbers]
+
+
+def collected(rows: Rows) -> set[str]:
+    """Ids of the tests that pytest collects in the files that the rows name, with and without their parameters."""
+    files = sorted({test.split("::")[0] for row in rows.values() for test in row.get("tests", ())})
+    there = [file for file in files if (ROOT / file).exists()]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *there],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if run.returncode != 0:
+        raise SystemExit(f"conformance: the tests cannot be collected:\n{run.stdout}{run.stderr}")
+    ids = {line for line in run.stdout.splitlines() if "::" in line}
+    return ids | {test.split("[")[0] for test in ids}
+
+
+def problems(rows: Rows, tests: set[str]) -> list[str]:
+    """What is wrong with the rows, given the tests that there are; empty when nothing is."""
+    found: list[str] = []
+    expected = numbered()
+    found += [f"{statement}: it is missing" for statement in expected if statement not in rows]
+    known = set(expected)
+    found += [f"{statement}: the standard has no such statement" for statement in rows if statement not in known]
+    shown: Counter[str] = Counter()
+    for statement, row in rows.items():
+        if row.get("who") not in ("server", "client", "both") or not row.get("requirement"):
+            found.append(f"{statement}: says not who must do what")
+        named = row.get("tests", [])
+        if bool(named) == bool(row.get("not_met")):
+            found.append(f"{statement}: names tests, or says why it is not met")
+        shown.update(set(named))
+        found += [f"{statement}: there is no test {test}" for test in named if test not in tests]
+    found += [
+        f"{test}: stands for {count} statements, {MOST_STATEMENTS} at most"
+        for test, count in shown.items()
+        if count > MOST_STATEMENTS
+    ]
+    return found
+
+
+def page(note: str) -> str:
+    """The reference page.
+
+    Raises:
+        SystemExit: the rows name what is not there, or miss what is.
+    """
+    rows = load()
+    wrong = problems(rows, collected(rows))
+    if wrong:
+        raise SystemExit("conformance: tests/conformance/mqtt5/statements.json:\n  " + "\n  ".join(wrong))
+    missing = sum("not_met" in row for row in rows.values())
+    count = (
+        f"{missing} of them {'is' if missing == 1 else 'are'} not met, and the page says why"
+        if missing
+        else "All are met"
+    )
+    about = (
+        f"The {len(rows)} numbered statements of MQTT 5.0 (OASIS Standard, Appendix B) in our words, who must do each, "
+        "and the tests that show it; for what binds clients, tests of our client, or of what the broker answers to one "
+        f"that does not. {count}."
+    )
+    lines = [
+        "# MQTT 5.0 conformance",
+        "",
+        note,
+        "",
+        about,
+        "",
+        "| statement | who | requirement | shown by |",
+        "| --- | --- | --- | --- |",
+    ]
+    for statement, row in rows.items():
+        tests = "<br>".join(f"`{test.removeprefix('tests/')}`" for test in row.get("tests", ()))
+        requirement = row["requirement"].replace("|", "\\|")
+        lines.append(f"| {statement} | {row['who']} | {requirement} | {tests or 'not met: ' + row['not_met']} |")
+    return "\n".join([*lines, ""])
