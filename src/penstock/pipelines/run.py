@@ -38,8 +38,10 @@ LEASE_WAIT_S = 60.0
 """A driver that died keeps the lease until it expires; one that lives keeps it for ever."""
 GIVE_UP_S = 120.0
 """How long a query may fail without finishing a batch, when what it needs is away."""
-STRANGE_TRIES = 3
-"""How often in a row an error of Spark's own is tried again."""
+NAMED_TRIES = 3
+"""How often in a row an error is tried again that Spark has a name for: mostly one of data or SQL, which stays."""
+STRANGE_TRIES = 8
+"""The same for any other error of Spark's own: half a minute, since such a state may pass."""
 CAUSES_SHOWN = 10
 LONGEST_PAUSE_S = 5.0
 DRAIN_S = 60.0
@@ -226,9 +228,10 @@ class _Run:
         now = time.monotonic()
         running.failing_since = running.failing_since or now
         # What Spark itself stumbles over may be gone at the next try ("Task not serializable" was seen where two
-        # queries go on at once); a batch is idempotent, so trying is safe. Our own errors say whether trying helps.
+        # queries start at once); a batch is idempotent, so trying is safe. Our own errors say whether trying helps.
         running.strange += not kind
-        if (kind and kind != UnavailableError.__name__) or running.strange > STRANGE_TRIES:
+        tries = NAMED_TRIES if _SPARKS.match(words) else STRANGE_TRIES
+        if (kind and kind != UnavailableError.__name__) or running.strange > tries:
             raise PenstockError(
                 f"sink {name!r}: {words}",
                 why=None if kind else f"{running.strange} tries in a row failed",

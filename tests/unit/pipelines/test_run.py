@@ -6,11 +6,14 @@ import signal
 import socket
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from penstock.errors import UnavailableError
+from penstock.errors import PenstockError, UnavailableError
 from penstock.pipelines import run
+from penstock.pipelines.build import BuiltQuery
 from penstock.pipelines.run import cause
 from tests.unit.pipelines.files import FILE, parse
 
@@ -93,3 +96,15 @@ def test_a_node_that_is_not_there_is_told_before_spark_starts(tmp_path: Path, mo
         pipeline = parse(f'{FILE}statestore: {{broker: "mqtt://127.0.0.1:{port}"}}\n')
         with pytest.raises(UnavailableError, match=f"no connection to .*{port}"):
             run.run(pipeline, state=tmp_path, emit=lambda _: None, stop=threading.Event())
+
+
+@pytest.mark.parametrize(("text", "tries"), [(COLUMN, 3), ("Task not serializable", 8)])
+def test_what_spark_has_no_name_for_is_tried_longer(text: str, tries: int) -> None:
+    events: list[run.Event] = []
+    loop = run._Run(parse(), events.append, threading.Event(), available_now=False, conf={})
+    running = run._Running(cast(BuiltQuery, SimpleNamespace(name="rows")))
+    for _ in range(tries):
+        loop._failed(running, text)
+    assert [event["event"] for event in events] == ["retry"] * tries
+    with pytest.raises(PenstockError, match=f"{tries + 1} tries in a row failed"):
+        loop._failed(running, text)
