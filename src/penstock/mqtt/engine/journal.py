@@ -50,8 +50,9 @@ class SessionRow(NamedTuple):
 
     number: int
     client_id: str
-    owner: str | None
-    """Who made it, and alone may resume it."""
+    owner: str
+    """Who made it, and alone may resume it; empty where nobody is asked for a name."""
+    username: str | None
     protocol_version: int
     expiry_s: int
     ends_at: int
@@ -81,10 +82,13 @@ class MessageRow(NamedTuple):
     qos: int
     retain: bool
     accepted_at: int
+    number: int = 0
+    """Under which it is stored for several deliveries, 0 = with the one it came with."""
 
 
 class DeliveryRow(NamedTuple):
-    """A message for one session. ``packet_id`` 0: not sent when it was recorded."""
+    """A message for one session. ``packet_id`` 0: not sent when it was recorded; ``share``: the shared subscription
+    that chose the session, empty = none."""
 
     number: int
     session: int
@@ -93,6 +97,7 @@ class DeliveryRow(NamedTuple):
     retain: int
     identifiers: bytes
     packet_id: int
+    share: str = ""
 
 
 class ProgressRow(NamedTuple):
@@ -122,8 +127,8 @@ class Recovered(NamedTuple):
 
 NOTHING: Final = Recovered([], [], [], [], [], [], 1, [])
 
-_Delivery = tuple[int, int, int, int, bytes, int, "Message"]
-"""Session, number of the shared message or 0, QoS, RETAIN, identifiers, packet identifier, message."""
+_Delivery = tuple[int, int, int, int, bytes, int, str, "Message"]
+"""Session, number of the shared message or 0, QoS, RETAIN, identifiers, packet identifier, share, message."""
 
 
 class Batch:
@@ -170,24 +175,29 @@ class Batch:
 class Journal:
     """Collects changes; ``promise_all``: every kept session's acknowledgements wait (else only those that ask for it).
 
-    ``wake`` is called for the first change since the last :meth:`cut`. Bound: the limits of the sessions, since each
-    key is held once.
+    One that is not ``enabled`` keeps nothing: the broker makes no session that would record here. ``wake`` is called
+    for the first change since the last :meth:`cut`. Bound: the limits of the sessions, since each key is held once.
     """
 
     __slots__ = (
         "_batch",
         "_numbers",
         "_progressed",
-        "_wake",
         "_woken",
         "committed",
+        "enabled",
         "failure",
         "promise_all",
         "promises",
+        "wake",
     )
 
-    def __init__(self, *, promise_all: bool = True, wake: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, *, enabled: bool = True, promise_all: bool = True, wake: Callable[[], None] = lambda: None
+    ) -> None:
+        self.enabled = enabled
         self.promise_all = promise_all
+        self.wake = wake
         self.promises = 0
         """Changes that an acknowledgement waits for; compared before and after something was done."""
         self.committed = 0
@@ -198,7 +208,6 @@ class Journal:
         self._numbers = 1
         self._progressed: set[int] = set()
         """Deliveries whose progress is recorded, on the disk or in the batch."""
-        self._wake = wake
         self._woken = False
 
     # For the shell
@@ -219,6 +228,12 @@ class Journal:
     def number(self) -> int:
         """The commit that what is recorded now belongs to."""
         return self._batch.number
+
+    @property
+    def latest(self) -> int:
+        """The commit that all that was recorded until now belongs to, or an earlier one."""
+        batch = self._batch
+        return batch.number if batch.promised or len(batch) else batch.number - 1
 
     @property
     def waiting(self) -> int:
@@ -266,6 +281,7 @@ class Journal:
         retain: int,
         identifiers: bytes,
         packet_id: int,
+        share: str = "",
         *,
         promised: bool,
     ) -> int:
@@ -283,7 +299,7 @@ class Journal:
                 stored = message.stored = self.new_number()
                 batch.messages[stored] = message
             message.receivers += 1
-        batch.deliveries[number] = (session, stored, qos, retain, identifiers, packet_id, message)
+        batch.deliveries[number] = (session, stored, qos, retain, identifiers, packet_id, share, message)
         self._changed(promised=promised)
         return number
 
@@ -324,6 +340,8 @@ class Journal:
 
     def retained(self, topic: str, message: Message | None) -> None:
         """The retained message of ``topic`` is ``message`` now, or there is none."""
+        if not self.enabled:
+            return
         self._batch.retained[topic] = message
         promised = self.promise_all
         if not promised and message is not None and (properties := message.publish.optional_properties) is not None:
@@ -345,7 +363,7 @@ class Journal:
                 self._woken = False  # what only waits to be written behind may not be on its way yet
         if not self._woken:
             self._woken = True
-            self._wake()
+            self.wake()
 
     def _drop_message(self, number: int, message: Message) -> None:
         batch = self._batch

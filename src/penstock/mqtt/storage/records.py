@@ -44,7 +44,7 @@ _CHECKSUM: Final = Struct(">I")
 _SESSION: Final = Struct(">IQQBB")  # expiry, ends at, will at, protocol version, flags
 _SUBSCRIPTION: Final = Struct(">QBI")  # session, options, length of the identifier block
 _MESSAGE: Final = Struct(">Bq")  # flags, accepted at
-_DELIVERY: Final = Struct(">QQHBI")  # session, shared message or 0, packet identifier, flags, length of identifiers
+_DELIVERY: Final = Struct(">QQHBIH")  # session, shared message or 0, packet id, flags, lengths: identifiers, share
 _PROGRESS: Final = Struct(">QHB")  # session, packet identifier, stage
 _KEY: Final = Struct(">Q")
 _PAIR: Final = Struct(">QH")
@@ -77,15 +77,16 @@ def incoming_key(session: int, packet_id: int) -> bytes:
 def encode_session(row: SessionRow, offset: int) -> bytes:
     """A session with its will."""
     will = row.will
-    flags = row.promised | (row.owner is not None) << 1 | (will is not None) << 2
+    flags = row.promised | (row.username is not None) << 1 | (will is not None) << 2
     parts = [
         _SESSION.pack(
             row.expiry_s, _wall(row.ends_at, offset), _wall(row.will_at, offset), row.protocol_version, flags
         ),
         _sized(row.client_id.encode()),
+        _sized(row.owner.encode()),
     ]
-    if row.owner is not None:
-        parts.append(_sized(row.owner.encode()))
+    if row.username is not None:
+        parts.append(_sized(row.username.encode()))
     if will is not None:
         parts += (
             bytes((will.qos | will.retain << 2,)),
@@ -103,9 +104,10 @@ def decode_session(number: int, stored: bytes, offset: int) -> SessionRow | None
     try:
         expiry_s, ends_at, will_at, version, flags = _SESSION.unpack_from(stored, 4)
         client_id, at = _text(stored, 4 + _SESSION.size)
-        owner = will = None
+        owner, at = _text(stored, at)
+        username = will = None
         if flags & 2:
-            owner, at = _text(stored, at)
+            username, at = _text(stored, at)
         if flags & 4:
             options = stored[at]
             topic, at = _text(stored, at + 1)
@@ -119,6 +121,7 @@ def decode_session(number: int, stored: bytes, offset: int) -> SessionRow | None
         number,
         client_id,
         owner,
+        username,
         version,
         expiry_s,
         _clock(ends_at, offset),
@@ -154,9 +157,10 @@ def encode_message(message: Message, offset: int) -> bytes:
     return checked(_message(message, offset))
 
 
-def decode_message(stored: bytes, offset: int) -> MessageRow | None:
+def decode_message(stored: bytes, offset: int, number: int = 0) -> MessageRow | None:
     """The message in ``stored``; None where these are not the bytes that were written."""
-    return _decode_message(stored, 4, offset) if _sound(stored) else None
+    row = _decode_message(stored, 4, offset) if _sound(stored) else None
+    return row._replace(number=number) if number and row is not None else row
 
 
 def encode_delivery(
@@ -166,14 +170,16 @@ def encode_delivery(
     retain: int,
     identifiers: bytes,
     packet_id: int,
+    share: str,
     message: Message,
     offset: int,
 ) -> bytes:
     """A delivery: with its message, or with the number of a ``shared`` one."""
-    head = _DELIVERY.pack(session, shared, packet_id, qos | retain << 2, len(identifiers))
+    group = share.encode()
+    head = _DELIVERY.pack(session, shared, packet_id, qos | retain << 2, len(identifiers), len(group))
     if shared:
-        return checked(head + identifiers)
-    return checked(b"".join((head, identifiers, _message(message, offset))))
+        return checked(b"".join((head, identifiers, group)))
+    return checked(b"".join((head, identifiers, group, _message(message, offset))))
 
 
 def decode_delivery(number: int, stored: bytes, offset: int, shared: dict[int, MessageRow]) -> DeliveryRow | None:
@@ -181,14 +187,17 @@ def decode_delivery(number: int, stored: bytes, offset: int, shared: dict[int, M
     if not _sound(stored):
         return None
     try:
-        session, at_message, packet_id, flags, size = _DELIVERY.unpack_from(stored, 4)
-    except error:
+        session, at_message, packet_id, flags, size, share_size = _DELIVERY.unpack_from(stored, 4)
+        at = 4 + _DELIVERY.size
+        share_at = at + size
+        body_at = share_at + share_size
+        share = stored[share_at:body_at].decode()
+    except (error, UnicodeDecodeError):
         return None
-    at = 4 + _DELIVERY.size
-    message = shared.get(at_message) if at_message else _decode_message(stored, at + size, offset)
+    message = shared.get(at_message) if at_message else _decode_message(stored, body_at, offset)
     if message is None:
         return None
-    return DeliveryRow(number, session, message, flags & 3, flags >> 2 & 1, stored[at : at + size], packet_id)
+    return DeliveryRow(number, session, message, flags & 3, flags >> 2 & 1, stored[at:share_at], packet_id, share)
 
 
 def shared_of(stored: bytes) -> int:

@@ -249,7 +249,7 @@ class _Loader:
     def load(self) -> Recovered:
         offset = self._offset
         sessions: dict[int, SessionRow] = self._numbered("sessions", lambda n, raw: decode_session(n, raw, offset))
-        shared: dict[int, MessageRow] = self._numbered("messages", lambda _, raw: decode_message(raw, offset))
+        shared: dict[int, MessageRow] = self._numbered("messages", lambda n, raw: decode_message(raw, offset, n))
         referred: set[int] = set()
 
         def delivery(number: int, raw: bytes) -> DeliveryRow | None:

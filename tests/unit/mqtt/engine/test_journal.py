@@ -9,7 +9,7 @@ from penstock.mqtt.engine.message import Message
 
 
 def session(number: int = 1, *, promised: bool = True) -> SessionRow:
-    return SessionRow(number, "c", None, 5, 60, 0, None, 0, promised)
+    return SessionRow(number, "c", "", None, 5, 60, 0, None, 0, promised)
 
 
 def queue(journal: Journal, message: Message, *, packet_id: int = 0, promised: bool = True) -> int:
@@ -47,7 +47,7 @@ def test_a_delivery_that_was_committed_is_taken_back_by_the_next_commit() -> Non
     journal = Journal()
     message = Message(Publish("t", b"x", 1), 0)
     number = queue(journal, message)
-    assert journal.cut(0).deliveries == {number: (1, 0, 1, 0, b"", 0, message)}
+    assert journal.cut(0).deliveries == {number: (1, 0, 1, 0, b"", 0, "", message)}
     journal.sent(1, number, 3, promised=False)
     assert journal.cut(0).progress == {number: (1, 3, Stage.SENT)}
     journal.done(number, message)

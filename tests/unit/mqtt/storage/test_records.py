@@ -25,10 +25,10 @@ WILL = Will(
     Properties(will_delay_interval=30, user_properties=[("a", ""), ("a", "ü")], message_expiry_interval=9),
 )
 SESSIONS = [
-    SessionRow(7, "c", None, 5, 0xFFFFFFFF, 0, None, 0, promised=True),
-    SessionRow(7, "", "", 4, 1, 12, None, 0, promised=False),
-    SessionRow(7, "ü" * 300, "anna", 5, 60, 5_000, WILL, 4_000, promised=True),
-    SessionRow(7, "c", "anna", 5, 60, 0, Will("t"), 0, promised=False),
+    SessionRow(7, "c", "", None, 5, 0xFFFFFFFF, 0, None, 0, promised=True),
+    SessionRow(7, "", "", "", 4, 1, 12, None, 0, promised=False),
+    SessionRow(7, "ü" * 300, "anna", "ä", 5, 60, 5_000, WILL, 4_000, promised=True),
+    SessionRow(7, "c", "anna", None, 5, 60, 0, Will("t"), 0, promised=False),
 ]
 MESSAGES = [
     Publish("a/b", b"x" * 300, 1),
@@ -77,14 +77,15 @@ def test_a_message_comes_back_alone_and_with_its_delivery(publish: Publish) -> N
     message = Message(publish, 1_000)
     assert records.decode_message(records.encode_message(message, OFFSET), OFFSET) == row_of(message)
     identifiers = identifier_block([3])
-    own = records.encode_delivery(9, 0, 2, 1, identifiers, 65_535, message, OFFSET)
-    assert records.decode_delivery(4, own, OFFSET, {}) == DeliveryRow(4, 9, row_of(message), 2, 1, identifiers, 65_535)
+    own = records.encode_delivery(9, 0, 2, 1, identifiers, 65_535, "$share/ü/#", message, OFFSET)
+    row = DeliveryRow(4, 9, row_of(message), 2, 1, identifiers, 65_535, "$share/ü/#")
+    assert records.decode_delivery(4, own, OFFSET, {}) == row
     assert records.shared_of(own) == 0
 
 
 def test_a_shared_message_is_found_by_its_number_or_the_delivery_is_lost() -> None:
     message = Message(MESSAGES[0], 5)
-    stored = records.encode_delivery(9, 77, 1, 0, b"", 0, message, OFFSET)
+    stored = records.encode_delivery(9, 77, 1, 0, b"", 0, "", message, OFFSET)
     assert len(stored) < 40
     assert records.shared_of(stored) == 77
     shared = {77: row_of(message)}
@@ -106,7 +107,7 @@ DECODERS: list[tuple[bytes, Callable[[bytes], Any]]] = [
     ),
     (records.encode_message(Message(MESSAGES[2], 1), OFFSET), lambda raw: records.decode_message(raw, OFFSET)),
     (
-        records.encode_delivery(1, 0, 1, 0, b"\x0b\x01", 3, Message(MESSAGES[2], 1), OFFSET),
+        records.encode_delivery(1, 0, 1, 0, b"\x0b\x01", 3, "$share/g/t", Message(MESSAGES[2], 1), OFFSET),
         lambda raw: records.decode_delivery(1, raw, OFFSET, {}),
     ),
     (records.encode_progress(1, 2, 1), lambda raw: records.decode_progress(1, raw)),

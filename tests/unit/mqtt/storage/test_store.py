@@ -20,7 +20,7 @@ TABLES = 9
 
 
 def session(number: int) -> SessionRow:
-    return SessionRow(number, f"c{number}", "anna", 5, 60, 0, Will("gone"), 0, promised=True)
+    return SessionRow(number, f"c{number}", "anna", "a", 5, 60, 0, Will("gone"), 0, promised=True)
 
 
 def open_at(path: Path) -> Recovered:
