@@ -1,8 +1,9 @@
 """Commits what the engine's journal collects: one transaction at a time, each with all that came since the one before.
 
 While a commit runs in its thread the journal goes on collecting, so a message that its receivers acknowledged meanwhile
-is never written, and a slow disk makes the batches larger instead of the line longer. In durability ``memory`` nobody
-waits, so changes are written behind, at most :data:`WRITE_BEHIND_S` later; those that asked for the disk are not.
+is never written, and a slow disk makes the batches larger instead of the line longer. What nobody waits for is written
+behind, a little later: that a message was acknowledged by its receiver, and in durability ``memory`` everything but
+what asked for the disk.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ __all__ = ["WRITE_BEHIND_S", "Persistence"]
 
 logger = logging.getLogger("penstock.mqtt")
 
-WRITE_BEHIND_S: Final = 1.0
-"""How old a change may become in memory that nobody waits for."""
+WRITE_BEHIND_S: Final = {Durability.DURABLE: 0.05, Durability.FLUSHED: 0.05, Durability.MEMORY: 1.0}
+"""How old a change may become in memory that nobody waits for. In the first two these are the ends of deliveries: a
+crash that forgets one lets a QoS 1 message come again, and a QoS 2 one not."""
 _WRITE_BEHIND_CHANGES: Final = 50_000
 """How many of them there may be before they are written earlier: one transaction must stay short."""
 
@@ -51,21 +53,25 @@ class Persistence:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.changes = 0
         """Changes committed since the start."""
+        self.recovered = 0
+        self.quarantined = 0
 
     @property
     def failure(self) -> StorageError | None:
         """Why nothing can be promised any more; None while it can."""
         return self._committer.failure
 
-    @property
-    def commits(self) -> int:
-        """Transactions since the start."""
-        return self._committer.commits
-
-    @property
-    def stored_bytes(self) -> int:
-        """Size of the file's part that is in use."""
-        return self._store.stored_bytes
+    def figures(self) -> dict[str, int]:
+        """For the metrics: counters since the start, and what is there now."""
+        return {
+            "commits": self._committer.commits,
+            "changes": self.changes,
+            "recovered_sessions": self.recovered,
+            "quarantined": self.quarantined,
+            "waiting": self.journal.waiting,
+            "stored_bytes": self._store.stored_bytes,
+            "failed": int(self.failure is not None),
+        }
 
     async def open(self, wall_offset: Callable[[], int]) -> Recovered:
         """Load what is stored. ``wall_offset``: wall clock minus the engine's clock, now, in ms.
@@ -77,6 +83,8 @@ class Persistence:
         self._wall_offset = wall_offset
         recovered = await asyncio.to_thread(self._store.open, wall_offset())
         self.journal.start_at(recovered.next_number)
+        self.recovered = len(recovered.sessions)
+        self.quarantined = len(recovered.quarantined)
         for name in recovered.quarantined:
             logger.error("quarantined path=%s record=%s: checksum does not match", self._store.path, name)
         return recovered
@@ -102,9 +110,9 @@ class Persistence:
             waiting = journal.waiting
             if not waiting:
                 return
-            if self.durability is Durability.MEMORY and waiting < _WRITE_BEHIND_CHANGES:
+            if waiting < _WRITE_BEHIND_CHANGES:
                 if self._timer is None:
-                    self._timer = self._loop.call_later(WRITE_BEHIND_S, self._write_behind)
+                    self._timer = self._loop.call_later(WRITE_BEHIND_S[self.durability], self._write_behind)
                 return
         self._cut()
 

@@ -17,9 +17,12 @@ from penstock.mqtt.codec.reasons import ReasonCode, reason_name
 from penstock.mqtt.engine.access import Access, Origin
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connection import BrokerConnection
+from penstock.mqtt.engine.journal import Recovered
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats
+from penstock.mqtt.engine.recovery import restore
 from penstock.mqtt.gatekeeper import Certificate, Client
 from penstock.mqtt.inside import InsideLink
+from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.service import Service
 from penstock.mqtt.transport.admission import Admission, AdmissionLimits, AdmissionStats
 from penstock.mqtt.transport.link import CLOSE_GRACE_S, Link
@@ -50,6 +53,8 @@ class MqttServer:
         self.admission_stats = AdmissionStats()
         self.admission: Admission[Link] = Admission(admission or AdmissionLimits(), self.admission_stats)
         """Who may come in, over all listeners."""
+        self.persistence: Persistence | None = None
+        """Where sessions and retained messages are kept, from :meth:`recover` on; None: in memory alone."""
         self._broker = Broker(
             self.limits,
             services=services,
@@ -72,6 +77,29 @@ class MqttServer:
     def add_service(self, service: Service) -> None:
         """Hand the messages of the service's filters to it from now on."""
         self._broker.add_service(service)
+
+    async def recover(self, persistence: Persistence) -> Recovered:
+        """Keep sessions and retained messages there, and bring back what is; once, after the services were added and
+        before the first listener.
+
+        What expired while the broker was down goes, and wills whose delay is over are published.
+
+        Raises:
+            StorageError: the sessions cannot be read as a whole; a damaged one alone is put aside.
+        """
+        self._loop = asyncio.get_running_loop()
+        self.persistence = persistence
+        found = await persistence.open(lambda: self._clock() - self.now())
+        now = self.now()
+        self._broker.wall_offset = self._clock() - now
+        self._broker.keep_in(persistence.journal)
+        restore(self._broker, found, now)
+        persistence.journal.wake = self._wake
+        persistence.start(committed=self._flush, failed=lambda _error: self._broker.storage_failed(self.now()))
+        self._broker.tick(now)
+        self._wake()
+        self._arm()
+        return found
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
         """Listen; the bound address. May be called for several addresses.
@@ -124,6 +152,7 @@ class MqttServer:
         The first half of a shutdown: services finish what they hold, then `close` says goodbye.
         """
         self._receiving = False
+        self._broker.publish_wills(self.now())
         for listener in self.listeners:
             listener.close()
         for link in self._links.values():
@@ -140,6 +169,9 @@ class MqttServer:
             listener.abandon()
         self._broker.shut_down(self.now())
         self._flush()
+        if self.persistence is not None:  # what waits for its commit leaves before goodbye
+            await self.persistence.drain()
+            self._flush()
         for link in list(self._links.values()):
             link.close()
         if self._links:
@@ -155,6 +187,8 @@ class MqttServer:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self.persistence is not None:
+            await self.persistence.close()
 
     @property
     def stats(self) -> BrokerStats:
@@ -164,7 +198,7 @@ class MqttServer:
     # For services: the Outlet
 
     def publish(self, message: Publish) -> None:
-        """Route a message of the node itself: to subscribers and retained, not to services. No Local does not apply.
+        """Route a message of the node itself: to subscribers, retained, and to rules. No Local does not apply.
 
         Raises:
             LocalProtocolError: the topic or the properties cannot be sent.
@@ -279,7 +313,9 @@ class MqttServer:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Write what the engine collected, one write a connection."""
+        """Write what the engine collected, one write a connection; have what it recorded committed."""
+        if self.persistence is not None:
+            self.persistence.submit()
         links = self._links
         for connection, data, close in self._broker.flush(self.now()):
             link = links.get(connection)

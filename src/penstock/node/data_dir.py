@@ -49,6 +49,11 @@ class DataDirectory:
         return self.path / "statestore"
 
     @property
+    def mqtt(self) -> Path:
+        """Where the MQTT broker keeps sessions and retained messages."""
+        return self.path / "mqtt"
+
+    @property
     def tube(self) -> Path:
         """Where the tube keeps its stores and offsets."""
         return self.path / "tube"

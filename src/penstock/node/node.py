@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 import penstock
 from penstock.errors import UnavailableError
 from penstock.mqtt.faults import FaultListener
+from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener import Transport
 from penstock.node.config import NodeConfig
@@ -44,6 +45,7 @@ _MQTT_GAUGES = (
     *("connections", "sessions", "subscriptions", "retained", "retained_bytes"),
     *("inflight", "queued", "unacknowledged"),
 )
+_MQTT_STORAGE_GAUGES = ("stored_bytes", "waiting", "failed")
 _TUBE_GAUGES = ("connections", "registrations", "topics", "stores", "stored_bytes", "unwritten_bytes", "failed")
 _STORE_GAUGES = ("keys", "failed")
 _RULE_GAUGES = ("pending", "pending_bytes", "waiting", "held")
@@ -257,6 +259,13 @@ class Node:
             self._parts.callback(service.close)
             self._show(service)
         self.metrics.add("mqtt", lambda: figures(server.stats), gauges=_MQTT_GAUGES)
+        persistence = Persistence(directory.mqtt, self.config.durability)
+        self.metrics.add("mqtt_storage", persistence.figures, gauges=_MQTT_STORAGE_GAUGES)
+        self._failures.append(
+            lambda: None if persistence.failure is None else f"mqtt sessions: {persistence.failure.what}"
+        )
+        # After the services, which may be due the wills of those that died while the node was down.
+        await server.recover(persistence)
         bound: dict[str, Address] = {}
         for name, entry in self.security.listeners.items():
             option = name if name == DEFAULT_LISTENER else f"mqtt.listeners.{name}"

@@ -140,14 +140,18 @@ def test_deliver_to_an_offline_session_waits() -> None:
     assert bench.connect("c", clean_start=False).topics() == ["n"]
 
 
-def test_publish_as_the_node_ignores_no_local_and_services() -> None:
-    service = RecordingService("a")
-    bench = Bench(service)
+def test_publish_as_the_node_ignores_no_local_and_exclusive_services() -> None:
+    service, exclusive = RecordingService("a"), RecordingService("b", exclusive=True)
+    bench = Bench(service, exclusive)
     peer = bench.connect("c")
     peer.subscribe(Subscription("a", 1, no_local=True))
     bench.broker.publish(Publish("a", b"x", 1, retain=True), bench.now)
     assert peer.topics() == ["a"]
-    assert service.taken == []
+    (inbound,) = service.taken
+    assert (inbound.client_id, inbound.connection) == ("penstock", None)
+    inbound.settle()
+    bench.broker.publish(Publish("b", b"x", 1), bench.now)
+    assert exclusive.taken == []
     assert bench.broker.measure().retained == 1
     with pytest.raises(LocalProtocolError):
         bench.broker.publish(Publish("a/#"), bench.now)

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Final
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.mqtt.codec.decoder import TopicNames
-from penstock.mqtt.codec.packets import ConnAck, Publish, Subscribe, Subscription
+from penstock.mqtt.codec.packets import ConnAck, Connect, Publish, Subscribe, Subscription
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import filter_problem, validate_topic_filter, validate_topic_name
 from penstock.mqtt.engine.access import LOCAL, Access, Granted, Origin, Rights
@@ -23,6 +24,8 @@ from penstock.mqtt.engine.admission import capabilities, expiry_asked, will_prob
 from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.figures import FIGURES_PREFIX, Figures
 from penstock.mqtt.engine.handshake import Handshake
+from penstock.mqtt.engine.journal import PERSISTENCE_PROPERTY, Journal
+from penstock.mqtt.engine.kept import Kept
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueFull
 from penstock.mqtt.engine.message import Message, identifier_block
 from penstock.mqtt.engine.retained import Retained
@@ -30,10 +33,14 @@ from penstock.mqtt.engine.routes import Route, Router, Target
 from penstock.mqtt.engine.session import NEVER, Session, SessionSubscription
 from penstock.mqtt.engine.sharing import deliver_shared, leave_group, share_out, take_over
 from penstock.mqtt.engine.timers import Timers
+from penstock.mqtt.engine.unpromised import Unpromised
 from penstock.mqtt.engine.waiting import WaitingTotals
 from penstock.mqtt.service import Inbound, Service
 
 __all__ = ["Broker", "Output"]
+
+NODE: Final = "penstock"
+"""Client identifier of what the node itself publishes, for the services that take it."""
 
 Output = tuple[BrokerConnection, bytes, bool]
 """Write the bytes to the connection, then close it if the flag says so."""
@@ -42,8 +49,8 @@ Output = tuple[BrokerConnection, bytes, bool]
 class Broker:
     """All sessions and messages of one broker.
 
-    ``new_client_id`` gives an unguessable identifier for clients that bring none. ``report`` is told of every protocol
-    error, for logs.
+    ``journal`` collects what is to outlive the process; without one nothing does. ``new_client_id`` gives an
+    unguessable identifier for clients that bring none. ``report`` is told of every protocol error, for logs.
     """
 
     def __init__(
@@ -52,6 +59,7 @@ class Broker:
         *,
         services: Sequence[Service] = (),
         access: Access | None = None,
+        journal: Journal | None = None,
         new_client_id: Callable[[], str],
         wake: Callable[[], None] = lambda: None,
         report: Callable[[BrokerConnection, RemoteProtocolError], None] = lambda _connection, _error: None,
@@ -61,7 +69,8 @@ class Broker:
         self.topics = TopicNames()
         self.timers = Timers()
         self.sessions: dict[str, Session] = {}
-        self.retained = Retained(self.limits.max_retained_messages, self.limits.max_retained_bytes)
+        self.journal = journal or Journal(enabled=False)
+        self.retained = Retained(self.limits.max_retained_messages, self.limits.max_retained_bytes, journal)
         self.router = Router(self.limits)
         self.waiting_totals = WaitingTotals()
         self.figures = Figures(
@@ -83,11 +92,18 @@ class Broker:
         self._throttled: list[BrokerConnection] = []
         self.ended: list[BrokerConnection] = []
         """Connections that a service ended since the last flush."""
+        self._unpromised: dict[BrokerConnection, None] = {}
+        """Connections with output that waits for a commit."""
+        self._committed = 0
         self._connections = 0
         for service in services:
             self.add_service(service)
 
     # The shell's side
+
+    def keep_in(self, journal: Journal) -> None:
+        """Record in ``journal`` what is to outlive the process; before the first connection."""
+        self.journal = self.retained.journal = journal
 
     def add_service(self, service: Service) -> None:
         """Hand the messages of the service's filters to it from now on."""
@@ -133,18 +149,74 @@ class Broker:
         dirty = self._dirty
         self._dirty = []
         outputs: list[Output] = []
+        committed = self.journal.committed
+        if committed != self._committed:
+            self._committed = committed
+            self._keep_promises(outputs)
         for connection in dirty:
             data = b"".join(connection.out)
             connection.out.clear()
             connection.out_bytes = 0
             connection.dirty = False
+            self.stats.bytes_sent += len(data)
+            if connection.gate > committed or connection.unpromised is not None:
+                self._hold_back(connection, data, now)
+                continue
             if connection.throttled:
                 self._throttled.append(connection)
-            self.stats.bytes_sent += len(data)
             outputs.append((connection, data, connection.closing))
         if self._throttled:
             self._wake()
         return outputs
+
+    def storage_failed(self, now: int) -> None:
+        """No commit will be done any more: end the connections whose output waits for one."""
+        for connection in list(self._unpromised):
+            self._give_up(connection, now)
+
+    def _hold_back(self, connection: BrokerConnection, data: bytes, now: int) -> None:
+        """The output waits for the commit of what it promises, and what is larger than one turn's for its end."""
+        unpromised = connection.unpromised
+        if unpromised is None:
+            unpromised = connection.unpromised = Unpromised()
+            self._unpromised[connection] = None
+        unpromised.add(connection.gate, data)
+        if self.journal.failure:
+            self._give_up(connection, now)
+        elif unpromised.bytes > self.limits.max_output_bytes:
+            connection.throttled = True
+            connection.writable = False
+        elif connection.throttled:
+            self._throttled.append(connection)
+
+    def _keep_promises(self, outputs: list[Output]) -> None:
+        """A commit is done: what waited for it leaves."""
+        for connection in list(self._unpromised):
+            unpromised = connection.unpromised
+            assert unpromised is not None
+            data = unpromised.take(self._committed)
+            done = not unpromised
+            if done:
+                connection.unpromised = None
+                del self._unpromised[connection]
+            if connection.throttled and unpromised.bytes <= self.limits.max_output_bytes:
+                self._throttled.append(connection)
+            if data or done:
+                outputs.append((connection, data, connection.closing and done and not connection.dirty))
+
+    def _give_up(self, connection: BrokerConnection, now: int) -> None:
+        """What the output promises will never be durable: say nothing of it, so that the client keeps its messages."""
+        self._unpromised.pop(connection, None)
+        unpromised, connection.unpromised = connection.unpromised, None
+        connection.out.clear()
+        connection.gate = 0
+        if connection.closing:
+            connection.mark()
+        elif unpromised is not None and unpromised.first_is_connack:
+            connection.close()
+            self.connection_ended(connection, now)
+        else:
+            connection.disconnect(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, now, "the broker's disk failed")
 
     def mark_dirty(self, connection: BrokerConnection) -> None:
         """Called by a connection that has output for the first time since it was flushed."""
@@ -176,6 +248,18 @@ class Broker:
         stats.unacknowledged = sum(c.unacknowledged for c in connections if c is not None)
         return stats
 
+    def publish_wills(self, now: int) -> None:
+        """The broker ends: publish the wills of connected clients that are not to wait, while services still run.
+
+        A will with a delay stays with its session, for the next start.
+        """
+        for session in list(self.sessions.values()):
+            will = session.will
+            if session.connection is None or will is None:
+                continue
+            if not (session.expiry_s and will.properties.will_delay_interval):
+                self._publish_will(session, now)
+
     def shut_down(self, now: int) -> None:
         """End every connection with DISCONNECT 0x8B."""
         for session in list(self.sessions.values()):
@@ -185,7 +269,7 @@ class Broker:
     # The node's side
 
     def publish(self, publish: Publish, now: int) -> None:
-        """Route a message of the node itself: to subscribers and retained, not to services.
+        """Route a message of the node itself: to subscribers, retained, and to services that are not exclusive.
 
         Raises:
             LocalProtocolError: the topic or the properties cannot be sent.
@@ -194,7 +278,11 @@ class Broker:
         message = Message(publish, now)
         if publish.retain and not self.retained.store(publish.topic, message):
             raise LocalProtocolError("mqtt: no room for another retained message", do="raise max_retained_messages")
-        self._fan_out(self.router.route(publish.topic), message, None, now)
+        route = self.router.route(publish.topic)
+        self._fan_out(route, message, None, now)
+        for service in route.services:
+            if not service.exclusive:  # those are asked by clients; an answer must not come back as a question
+                service.receive(Inbound(publish, NODE, now + self.wall_offset))
 
     def respond(self, client_id: str, publish: Publish, now: int) -> bool:
         """Route a message of the node itself to one session's subscriptions; False where none matches.
@@ -279,6 +367,11 @@ class Broker:
             self.stats.refused_unauthorized += problem[0] == ReasonCode.NOT_AUTHORIZED
             connection.refuse(*problem)
             return
+        journal = self.journal
+        promises = journal.promises
+        if journal.failure and self._wants_promises(packet):
+            connection.refuse(ReasonCode.SERVER_UNAVAILABLE, "the broker's disk failed")
+            return
         owner = "" if granted is None else granted.principal.name
         session = self.sessions.get(client_id)
         if session is None and len(self.sessions) >= self.limits.max_sessions:
@@ -307,6 +400,10 @@ class Broker:
             self.set_rights(session, rights, now)
         session.connection = connection
         connection.session = session
+        if journal.enabled:
+            self._keep(session, packet)
+            if journal.promises != promises:
+                connection.gate = journal.number
         answer = capabilities(self.limits, handshake, session, keep_alive_s, granted)
         if not connection.send(ConnAck(present, 0, answer)):
             # The client's Maximum Packet Size leaves no way to say what it must know, so nothing else may be said.
@@ -318,6 +415,26 @@ class Broker:
         for subscription in session.subscriptions.values():
             if subscription.group is not None:
                 take_over(subscription.group, now)
+
+    def _wants_promises(self, packet: Connect) -> bool:
+        """Whether the client's session is kept and its acknowledgements wait for the disk."""
+        if not min(expiry_asked(packet), self.limits.max_session_expiry_s):
+            return False
+        return self.journal.promise_all or PERSISTENCE_PROPERTY in packet.properties.user_properties
+
+    def _keep(self, session: Session, packet: Connect) -> None:
+        """Have the session outlive the process, or not any more, as this CONNECT says."""
+        kept = session.kept
+        if not session.expiry_s:
+            if kept is not None:
+                kept.forget(session)
+                session.kept = session.waiting.kept = None
+            return
+        if kept is None:
+            kept = Kept(self.journal, self.journal.new_number(), promised=False)
+            session.kept = session.waiting.kept = kept
+        kept.promised |= self._wants_promises(packet)
+        kept.save(session)
 
     def connection_ended(self, connection: BrokerConnection, now: int) -> None:
         """A connection is closing or gone: its session goes offline, its will gets ready, or all of it ends."""
@@ -338,13 +455,17 @@ class Broker:
                 self._publish_will(session, now)
         if not session.expiry_s:
             self._discard(session, now)
-        elif session.expiry_s != NEVER:
+            return
+        if session.expiry_s != NEVER:
             session.ends_at = now + session.expiry_s * 1000
             self.timers.arm(session, session.ends_at)
+        if session.kept is not None:
+            session.kept.save(session)
 
     def connection_lost(self, connection: BrokerConnection, now: int) -> None:
         """The network connection is gone for good; called once a connection."""
         self._connections -= 1
+        self._unpromised.pop(connection, None)
         self.connection_ended(connection, now)
         connection.closing = True
         self.timers.remove(connection)
@@ -361,6 +482,8 @@ class Broker:
         waiting = [at for at in (session.will_at, session.ends_at) if at]
         if waiting:  # the entry was of an earlier connection
             self.timers.arm(session, min(waiting))
+        if session.kept is not None:
+            session.kept.save(session)
 
     def route(self, publish: Publish, publisher: Session, now: int) -> tuple[list[Service], int]:
         """Route a client's message; the services that take it, and the reason code for its PUBACK or PUBREC."""
@@ -379,6 +502,10 @@ class Broker:
             return [], ReasonCode.QUOTA_EXCEEDED
         self._fan_out(route, message, publisher, now)
         return route.services, 0
+
+    def services_for(self, publish: Publish) -> list[Service]:
+        """The services that take a message whose subscribers have it already."""
+        return self.router.route(publish.topic).services
 
     def subscribe(self, session: Session, packet: Subscribe, now: int) -> list[int]:
         """Add subscriptions; a reason code each. The retained messages wait in ``session.replays`` for the SUBACK."""
@@ -416,6 +543,8 @@ class Broker:
         if topic_filter.startswith(FIGURES_PREFIX):
             self.figures.renew(now)
         self.router.add(subscription)
+        if session.kept is not None:
+            session.kept.subscribed(subscription)
         wants_retained = wanted.retain_handling == 0 or (wanted.retain_handling == 1 and new)  # [MQTT-3.3.1-9 to -11]
         if wants_retained and subscription.group is None:  # a shared subscription gets none
             session.replay(subscription)
@@ -443,6 +572,8 @@ class Broker:
     def _fan_out(self, route: Route, message: Message, publisher: Session | None, now: int) -> None:
         qos = message.qos
         retain = 1 if message.retain else 0
+        if len(route.targets) + len(route.shared) > 1:
+            message.stored = -1  # once for all receivers
         for listed in route.targets:
             target: Target | None = listed
             session = listed.session
@@ -466,6 +597,8 @@ class Broker:
     def _end_subscription(self, session: Session, subscription: SessionSubscription, now: int) -> None:
         del session.subscriptions[subscription.topic_filter]
         self.router.remove(subscription)
+        if session.kept is not None:
+            session.kept.unsubscribed(subscription.topic_filter)
         session.end_replay(subscription.topic_filter)  # [MQTT-3.10.4-2]
         group = subscription.group
         if group is not None:
@@ -483,6 +616,9 @@ class Broker:
         unwanted = [d for d in (*waiting.reliable, *waiting.qos0) if not rights.may_receive(d[0].publish.topic)]
         if unwanted:
             waiting.remove(unwanted)
+            if session.kept is not None:
+                for delivery in unwanted:
+                    session.kept.done(delivery)
             self.stats.dropped_unauthorized += len(unwanted)
 
     def _discard(self, session: Session, now: int) -> None:
@@ -491,9 +627,11 @@ class Broker:
             self._publish_will(session, now)
         for subscription in session.subscriptions.values():
             self.router.remove(subscription)
-        session.subscriptions.clear()
         session.ending = True
         share_out(session, now)
+        if session.kept is not None:
+            session.kept.forget(session)
+        session.subscriptions.clear()
         session.clear()
         self.timers.remove(session)
         self.sessions.pop(session.client_id, None)

@@ -34,6 +34,7 @@ from penstock.mqtt.codec.reasons import ALLOWED, PacketType, ReasonCode
 from penstock.mqtt.engine.access import LOCAL, Access, Credentials, Granted, Origin, Principal, Rights
 from penstock.mqtt.engine.aliases import AliasesIn, AliasesOut
 from penstock.mqtt.engine.handshake import Handshake, Reauthentication, check_method
+from penstock.mqtt.engine.kept import TAKEN
 from penstock.mqtt.engine.limits import TooFast
 from penstock.mqtt.engine.output import Output, diagnosis
 from penstock.mqtt.engine.pending import PendingAnswer
@@ -283,6 +284,7 @@ class BrokerConnection(Output):
         pending = self.pending
         while pending and not pending[0].waiting:
             ready = pending.popleft()
+            self.gate = max(self.gate, ready.gate)
             if ready.qos == 2:
                 self.pubrec(ready.packet_id, ready.reason_code, ready.reason_string)
             else:
@@ -299,11 +301,19 @@ class BrokerConnection(Output):
         session = self.session
         if session is None or session.incoming.get(answer.packet_id) is not answer:
             return
+        kept = session.kept
         if answer.reason_code >= 0x80 and self.version == 5:
             del session.incoming[answer.packet_id]
             self.open_qos2.discard(answer.packet_id)
+            if kept is not None:
+                kept.incoming_done(answer.packet_id)
         else:
             session.incoming[answer.packet_id] = None
+            if kept is not None:
+                kept.routed.discard(answer.packet_id)
+                kept.incoming(answer.packet_id, TAKEN)
+        if kept is not None and kept.promised:
+            answer.gate = kept.journal.number
 
     def check_open(self) -> None:
         """Raise when another QoS 1 or 2 message would be one too many [MQTT-3.3.4-7].
@@ -457,10 +467,16 @@ class BrokerConnection(Output):
             self._stats.answers_sent += 1
             self.mark()
         elif isinstance(packet, Subscribe):
-            self.send(SubAck(packet.packet_id, broker.subscribe(session, packet, now)))
+            codes = broker.subscribe(session, packet, now)
+            if session.kept is not None:
+                session.kept.hold_back(self)
+            self.send(SubAck(packet.packet_id, codes))
             broker.subscribed(session, packet, now)
         elif isinstance(packet, Unsubscribe):
-            self.send(UnsubAck(packet.packet_id, broker.unsubscribe(session, packet.topic_filters, now)))
+            codes = broker.unsubscribe(session, packet.topic_filters, now)
+            if session.kept is not None:
+                session.kept.hold_back(self)
+            self.send(UnsubAck(packet.packet_id, codes))
         elif isinstance(packet, Disconnect):
             self._disconnect(packet, now)
         elif isinstance(packet, Connect):

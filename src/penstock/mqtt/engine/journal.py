@@ -230,12 +230,6 @@ class Journal:
         return self._batch.number
 
     @property
-    def latest(self) -> int:
-        """The commit that all that was recorded until now belongs to, or an earlier one."""
-        batch = self._batch
-        return batch.number if batch.promised or len(batch) else batch.number - 1
-
-    @property
     def waiting(self) -> int:
         """How many changes were recorded since the last :meth:`cut`."""
         return len(self._batch)
@@ -246,6 +240,14 @@ class Journal:
         return self._batch.promised
 
     # For the engine
+
+    def hurry(self) -> int:
+        """The commit that all that was recorded until now belongs to; it does not wait to be written behind."""
+        batch = self._batch
+        if not batch.promised and not len(batch):
+            return batch.number - 1
+        self._changed(promised=True)
+        return batch.number
 
     def new_number(self) -> int:
         """A number that no session, message or delivery has."""

@@ -18,6 +18,7 @@ from penstock.mqtt.engine.timers import Timed
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
+    from penstock.mqtt.engine.unpromised import Unpromised
 
 __all__ = ["Output", "diagnosis"]
 
@@ -46,9 +47,11 @@ class Output(Timed):
         "broker",
         "closing",
         "dirty",
+        "gate",
         "out",
         "out_bytes",
         "throttled",
+        "unpromised",
         "version",
         "writable",
     )
@@ -72,6 +75,10 @@ class Output(Timed):
         self.out: list[bytes] = []
         self.out_bytes = 0
         """Of the messages in ``out``; answers are bounded by the input."""
+        self.gate = 0
+        """The commit before whose end nothing leaves any more: it promises what is recorded there."""
+        self.unpromised: Unpromised | None = None
+        """Output that waits for its commit."""
         self.dirty = False
         self.closing = False
 

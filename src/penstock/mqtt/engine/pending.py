@@ -19,7 +19,7 @@ class PendingAnswer:
     the client sends it again while its takers still work on it.
     """
 
-    __slots__ = ("connection", "packet_id", "qos", "reason_code", "reason_string", "waiting")
+    __slots__ = ("connection", "gate", "packet_id", "qos", "reason_code", "reason_string", "waiting")
 
     def __init__(self, connection: BrokerConnection, packet_id: int, qos: int, reason_code: int, waiting: int) -> None:
         self.connection = connection
@@ -28,6 +28,8 @@ class PendingAnswer:
         self.reason_code = reason_code
         self.reason_string = ""
         self.waiting = waiting
+        self.gate = 0
+        """The commit that it waits for, too: of what subscribers and the session were promised."""
 
     def settle(self, reason_code: int, reason_string: str) -> None:
         """One taker is done; the highest reason code counts, with its words."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from penstock.mqtt.codec.packets import Publish, PubRel
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.engine.kept import ROUTED, TAKEN
 from penstock.mqtt.engine.pending import PendingAnswer
 from penstock.mqtt.service import Inbound, Service
 
@@ -64,6 +65,9 @@ def take_publish(connection: BrokerConnection, session: Session, publish: Publis
                 _repeated(connection, session, packet_id)
                 return
             open_qos2.add(packet_id)
+    kept = session.kept
+    journal = broker.journal
+    promises = journal.promises
     rate = connection.rate
     if rate is not None and not code and not rate.take(now):
         code = connection.too_fast(publish, now)
@@ -75,26 +79,38 @@ def take_publish(connection: BrokerConnection, session: Session, publish: Publis
         code = ReasonCode.NOT_AUTHORIZED
     taken: Sequence[Service] = ()
     if not code:
-        taken, code = broker.route(publish, session, now)
+        if kept is not None and packet_id in kept.routed and qos == 2:
+            taken = broker.services_for(publish)  # its subscribers have it since before the last start
+        else:
+            taken, code = broker.route(publish, session, now)
     if qos == 0:
         if code >= 0x80:
             stats.dropped_refused += 1
         for service in taken:
             service.receive(_inbound(connection, session, publish, wall_ms))
     elif not taken and not pending:
+        if qos == 2:
+            if code < 0x80 or connection.version != 5:
+                session.incoming[packet_id] = None
+                if kept is not None:
+                    kept.incoming(packet_id, TAKEN)
+            else:
+                connection.open_qos2.discard(packet_id)
+        if journal.promises != promises:
+            connection.gate = journal.number
         if qos == 1:
             connection.puback(packet_id, code)
         else:
-            if code < 0x80 or connection.version != 5:
-                session.incoming[packet_id] = None
-            else:
-                connection.open_qos2.discard(packet_id)
             connection.pubrec(packet_id, code)
     else:
         answer = PendingAnswer(connection, packet_id, qos, code, len(taken))
         pending.append(answer)
         if qos == 2:
             session.incoming[packet_id] = answer
+            if kept is not None and taken:
+                kept.incoming(packet_id, ROUTED)
+        if journal.promises != promises:
+            answer.gate = journal.number
         if not taken:
             connection.answer_settled(answer)
         for service in taken:
@@ -121,6 +137,8 @@ def _repeated(connection: BrokerConnection, session: Session, packet_id: int) ->
     connection.open_qos2.add(packet_id)
     answer = session.incoming[packet_id]
     if answer is None:
+        if session.kept is not None:
+            session.kept.hold_back(connection)
         answer = PendingAnswer(connection, packet_id, 2, 0, 0)
         connection.pending.append(answer)
         connection.answer_settled(answer)
@@ -143,5 +161,9 @@ def take_pubrel(connection: BrokerConnection, session: Session, packet: PubRel) 
         raise protocol_error("PUBREL before PUBREC")
     else:
         del session.incoming[packet_id]
+        if session.kept is not None:
+            # A client that has PUBCOMP uses the identifier again; a crash must not make that message a repeat.
+            session.kept.incoming_done(packet_id)
+            session.kept.hold_back(connection)
     connection.open_qos2.discard(packet_id)
     connection.pubcomp(packet_id, code)

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from typing import Final
 
+from penstock.mqtt.engine.journal import Journal
 from penstock.mqtt.engine.message import Message
 
 __all__ = ["Retained"]
 
 LEVEL_BYTES: Final = 256
 """What a level of the tree is counted with: a deep topic with a short payload costs more than its bytes."""
+
+_FIGURES: Final = "$SYS/"
+"""The broker's own figures, which mean nothing to the next run."""
 
 
 class _Level:
@@ -29,14 +33,16 @@ class Retained:
     Expired messages go when met, and all of them when room is needed.
     """
 
-    __slots__ = ("_expiry", "_root", "bytes", "count", "max_bytes", "max_messages")
+    __slots__ = ("_expiry", "_root", "bytes", "count", "journal", "max_bytes", "max_messages")
 
-    def __init__(self, max_messages: int, max_bytes: int) -> None:
+    def __init__(self, max_messages: int, max_bytes: int, journal: Journal | None = None) -> None:
         self._root = _Level()
         self._expiry = 0
         """No message expires before this instant; 0: none expires."""
         self.count = 0
         self.bytes = 0
+        self.journal = journal
+        """Told of every change."""
         self.max_messages = max_messages
         self.max_bytes = max_bytes
 
@@ -66,6 +72,7 @@ class Retained:
             level = child
         level.message = message
         self.count, self.bytes = count, size
+        self._record(topic, message)
         return True
 
     def get(self, topic: str) -> Message | None:
@@ -114,6 +121,10 @@ class Retained:
         fresh.sort(key=lambda message: message.topic_wire[2:])
         return fresh
 
+    def _record(self, topic: str, message: Message | None) -> None:
+        if self.journal is not None and not topic.startswith(_FIGURES):
+            self.journal.retained(topic, message)
+
     def _with(self, topic: str, message: Message) -> tuple[int, int]:
         """Count and bytes as they would be with ``message``."""
         old = self.get(topic)
@@ -151,6 +162,7 @@ class Retained:
         if message is None:
             return
         path[-1].message = None
+        self._record(topic, None)
         self.count -= 1
         self.bytes -= _cost(message)
         for i in range(len(levels) - 1, -1, -1):

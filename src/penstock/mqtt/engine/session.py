@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from penstock.mqtt.codec.packets import Publish, Subscription, Will
+from penstock.mqtt.codec.packets import Subscription, Will
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.access import Rights
@@ -20,20 +20,18 @@ from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueFull
 from penstock.mqtt.engine.message import Message
 from penstock.mqtt.engine.pending import PendingAnswer
 from penstock.mqtt.engine.timers import Timed
-from penstock.mqtt.engine.waiting import Delivery, Waiting
+from penstock.mqtt.engine.waiting import RELEASED, Delivery, Waiting
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
     from penstock.mqtt.engine.connection import BrokerConnection
+    from penstock.mqtt.engine.kept import Kept
     from penstock.mqtt.engine.shared import SharedGroup
 
-__all__ = ["NEVER", "RELEASED", "Delivery", "Session", "SessionSubscription"]
+__all__ = ["NEVER", "Delivery", "Session", "SessionSubscription"]
 
 NEVER: Final = 0xFFFFFFFF
 """Session Expiry Interval of a session that does not expire."""
-
-RELEASED: Final[Delivery] = (Message(Publish("released"), 0), 2, 0, b"", None)
-"""Stands in flight for a QoS 2 message whose PUBREL was sent: the message itself is needed no more [MQTT-4.3.3-6]."""
 
 
 class SessionSubscription:
@@ -80,6 +78,7 @@ class Session(Timed):
         "expiry_s",
         "incoming",
         "inflight",
+        "kept",
         "owner",
         "replays",
         "resend",
@@ -104,13 +103,15 @@ class Session(Timed):
         self.rights: Rights | None = None
         """What its client may do; None where everybody may do everything."""
         self.username: str | None = None
+        self.kept: Kept | None = None
+        """Records the session, where it is to outlive the process."""
         self.expiry_s = 0
         self.ends_at = 0
         self.will: Will | None = None
         self.will_at = 0
         self.subscriptions: dict[str, SessionSubscription] = {}
         self.inflight: Inflight[Delivery] = Inflight()
-        """Sent at QoS 1 or 2 and not done: by packet identifier, in order; :data:`RELEASED` once PUBREL was sent."""
+        """Sent at QoS 1 or 2 and not done: by packet identifier, in order; after PUBREL with :data:`RELEASED`."""
         self.incoming: dict[int, PendingAnswer | None] = {}
         """Packet identifiers of QoS 2 messages that came in and have no PUBREL yet; the answer while it waits."""
         self.waiting = Waiting(limits, stats, broker.waiting_totals)
@@ -156,8 +157,9 @@ class Session(Timed):
             elif connection.writable:
                 connection.send_publish(message, 0, 0x30 | retain, identifiers, now)
             else:
-                self._wait((message, 0, retain, identifiers, group), now)
+                self._wait((message, 0, retain, identifiers, group, 0), now)
             return
+        kept = self.kept
         inflight = self.inflight  # holds what is to be sent again, too: then it is full, or the connection is
         if (
             connection is None
@@ -165,14 +167,24 @@ class Session(Timed):
             or self.waiting.reliable
             or len(inflight) >= connection.send_maximum
         ):
-            self._wait((message, qos, retain, identifiers, group), now)
+            number = 0 if kept is None else kept.queue(message, qos, retain, identifiers, group, 0)
+            self._wait((message, qos, retain, identifiers, group, number), now)
             return
         packet_id = inflight.free_id()
         if connection.send_publish(message, packet_id, 0x30 | qos << 1 | retain, identifiers, now):
-            inflight[packet_id] = (message, qos, retain, identifiers, group)
+            number = 0
+            if kept is not None:
+                number = kept.queue(message, qos, retain, identifiers, group, packet_id)
+                if qos == 2:
+                    kept.hold_back(connection)
+            inflight[packet_id] = (message, qos, retain, identifiers, group, number)
 
     def _wait(self, delivery: Delivery, now: int) -> None:
-        if not self.waiting.add(delivery) and self._limits.when_queue_full is QueueFull.DISCONNECT:
+        if self.waiting.add(delivery):
+            return
+        if self.kept is not None:
+            self.kept.done(delivery)
+        if self._limits.when_queue_full is QueueFull.DISCONNECT:
             connection = self.connection
             if connection is not None:
                 connection.disconnect(ReasonCode.QUOTA_EXCEEDED, now, "too many messages wait for this client")
@@ -203,6 +215,8 @@ class Session(Timed):
         if delivery[1] != 1:
             self.inflight[packet_id] = delivery
             raise protocol_error("PUBACK for a message sent at QoS 2")
+        if self.kept is not None:
+            self.kept.done(delivery)
         if self.resend and packet_id in self.resend:  # late, for what an earlier connection carried
             self.resend.remove(packet_id)
         if self.waiting.reliable or self.resend or self.replays:
@@ -222,9 +236,18 @@ class Session(Timed):
             raise protocol_error("PUBREC for a message sent at QoS 1")
         if self.resend and packet_id in self.resend:
             self.resend.remove(packet_id)
+        kept = self.kept
         if reason_code < 0x80:
-            self.inflight[packet_id] = RELEASED
+            if delivery[0] is not RELEASED:
+                if kept is not None:
+                    kept.released(delivery, packet_id)
+                self.inflight[packet_id] = (RELEASED, 2, 0, b"", None, delivery[5])
+            if kept is not None and self.connection is not None:
+                # A PUBREL that a crash forgets would let the message come a second time.
+                kept.hold_back(self.connection)
             return 0
+        if kept is not None:
+            kept.done(delivery)
         del self.inflight[packet_id]
         self.send_waiting(now)
         return -1
@@ -238,8 +261,10 @@ class Session(Timed):
         delivery = self.inflight.get(packet_id)
         if delivery is None:
             return False
-        if delivery is not RELEASED:
+        if delivery[0] is not RELEASED:
             raise protocol_error("PUBCOMP before PUBREL")
+        if self.kept is not None:
+            self.kept.done(delivery)
         del self.inflight[packet_id]
         if self.waiting.reliable or self.resend or self.replays:
             self.send_waiting(now)
@@ -251,6 +276,9 @@ class Session(Timed):
         for packet_id in [packet_id for packet_id, sent in self.inflight.items() if id(sent) in gone]:
             del self.inflight[packet_id]
         self.waiting.remove(deliveries)
+        if self.kept is not None:
+            for delivery in deliveries:
+                self.kept.done(delivery)
 
     def replay(self, subscription: SessionSubscription) -> None:
         """Send the retained messages of a subscription, with :meth:`send_waiting`, as fast as the client takes them.
@@ -275,7 +303,7 @@ class Session(Timed):
         connection = self.connection
         self.resend = deque()
         for packet_id, delivery in self.inflight.items():
-            if delivery is not RELEASED:
+            if delivery[0] is not RELEASED:
                 self.resend.append(packet_id)
             elif connection is not None:
                 connection.pubrel(packet_id)
@@ -289,16 +317,19 @@ class Session(Timed):
         inflight, resend = self.inflight, self.resend
         while resend and connection.writable and len(inflight) - len(resend) < connection.send_maximum:
             packet_id = resend.popleft()
-            message, qos, retain, identifiers, _ = inflight[packet_id]
+            delivery = inflight[packet_id]
+            message, qos, retain, identifiers, _, _ = delivery
             if not connection.send_publish(message, packet_id, 0x38 | qos << 1 | retain, identifiers, now):
                 del inflight[packet_id]
+                if self.kept is not None:
+                    self.kept.done(delivery)
         waiting = self.waiting
         while waiting.reliable and connection.writable and len(inflight) < connection.send_maximum:
             self._start(waiting.take(), connection, now)
         if self.replays:
             self._send_retained(connection, now)
         while waiting.qos0 and connection.writable:
-            message, _, retain, identifiers, _ = waiting.take_qos0()
+            message, _, retain, identifiers, _, _ = waiting.take_qos0()
             if message.expired(now):
                 self._stats.dropped_expired += 1
             else:
@@ -306,14 +337,28 @@ class Session(Timed):
 
     def _start(self, delivery: Delivery, connection: BrokerConnection, now: int) -> None:
         """First send of a QoS 1 or 2 message that waited: it is in flight from here on."""
-        message, qos, retain, identifiers, _ = delivery
+        message, qos, retain, identifiers, group, number = delivery
+        kept = self.kept
         if message.expired(now):  # [MQTT-3.3.2-5]
             self._stats.dropped_expired += 1
+            if kept is not None:
+                kept.done(delivery)
             return
         inflight = self.inflight
         packet_id = inflight.free_id()
-        if connection.send_publish(message, packet_id, 0x30 | qos << 1 | retain, identifiers, now):
-            inflight[packet_id] = delivery
+        if not connection.send_publish(message, packet_id, 0x30 | qos << 1 | retain, identifiers, now):
+            if kept is not None:
+                kept.done(delivery)
+            return
+        if kept is not None:
+            if number:
+                kept.sent(delivery, packet_id)
+            else:  # retained, or from before the session was kept
+                number = kept.queue(message, qos, retain, identifiers, group, packet_id)
+                delivery = (message, qos, retain, identifiers, group, number)
+            if qos == 2:
+                kept.hold_back(connection)
+        inflight[packet_id] = delivery
 
     def _send_retained(self, connection: BrokerConnection, now: int) -> None:
         """Go on with the replays, as far as the connection takes them."""
@@ -334,7 +379,7 @@ class Session(Timed):
                 if message.expired(now) or retained.get(topic) is not message or not self.may_receive(topic):
                     continue
                 if qos:
-                    self._start((message, qos, 1, subscription.identifier, None), connection, now)
+                    self._start((message, qos, 1, subscription.identifier, None, 0), connection, now)
                 else:
                     connection.send_publish(message, 0, 0x31, subscription.identifier, now)
             self._replaying = None

@@ -7,19 +7,25 @@ room is needed: nobody was promised it.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueFull
 from penstock.mqtt.engine.message import Message
 
 if TYPE_CHECKING:
+    from penstock.mqtt.engine.kept import Kept
     from penstock.mqtt.engine.shared import SharedGroup
 
-__all__ = ["Delivery", "Waiting", "WaitingTotals"]
+__all__ = ["RELEASED", "Delivery", "Waiting", "WaitingTotals"]
 
-Delivery = tuple[Message, int, int, bytes, "SharedGroup | None"]
-"""What goes to one session: message, QoS, RETAIN flag (0 or 1), subscription identifiers as an encoded block, and the
-shared subscription that chose this session (None: a subscription of its own)."""
+Delivery = tuple[Message, int, int, bytes, "SharedGroup | None", int]
+"""What goes to one session: message, QoS, RETAIN flag (0 or 1), subscription identifiers as an encoded block, the
+shared subscription that chose this session (None: a subscription of its own), and the number under which the journal
+has it (0: it has not)."""
+
+RELEASED: Final = Message(Publish("released"), 0)
+"""Stands in flight for a QoS 2 message whose PUBREL was sent: the message itself is needed no more [MQTT-4.3.3-6]."""
 
 
 class WaitingTotals:
@@ -35,12 +41,14 @@ class WaitingTotals:
 class Waiting:
     """The two lines of one session. ``bytes``: of both, by :attr:`Message.size`."""
 
-    __slots__ = ("_limits", "_stats", "_totals", "bytes", "qos0", "reliable")
+    __slots__ = ("_limits", "_stats", "_totals", "bytes", "kept", "qos0", "reliable")
 
     def __init__(self, limits: BrokerLimits, stats: BrokerStats, totals: WaitingTotals) -> None:
         self._limits = limits
         self._stats = stats
         self._totals = totals
+        self.kept: Kept | None = None
+        """Told of what is dropped for another message."""
         self.reliable: deque[Delivery] = deque()
         """QoS 1 and 2. Read it; add and take with the methods, which keep the sizes."""
         self.qos0: deque[Delivery] = deque()
@@ -75,7 +83,10 @@ class Waiting:
                 return False
             if not oldest:
                 return False  # others fill the broker
-            self._forget(oldest.popleft())
+            dropped = oldest.popleft()
+            self._forget(dropped)
+            if self.kept is not None:
+                self.kept.done(dropped)
         (self.reliable if delivery[1] else self.qos0).append(delivery)
         self.bytes += size
         totals = self._totals

@@ -1,0 +1,147 @@
+"""Puts a broker back into the state that a start found: sessions as they were, offline, and the retained messages.
+
+A session that was connected when the process ended counts as disconnected now: the time in which nobody could have
+connected is not held against it. What has expired meanwhile, a will whose delay is over included, is done by the
+broker's next tick, once everybody who may get it is there.
+"""
+
+from __future__ import annotations
+
+from penstock.mqtt.codec.bodies import decode_properties
+from penstock.mqtt.codec.packets import Publish, Subscription
+from penstock.mqtt.codec.reasons import PacketType
+from penstock.mqtt.engine.broker import Broker
+from penstock.mqtt.engine.journal import DeliveryRow, MessageRow, ProgressRow, Recovered, SessionRow, Stage
+from penstock.mqtt.engine.kept import ROUTED, Kept
+from penstock.mqtt.engine.message import Message
+from penstock.mqtt.engine.session import NEVER, Session, SessionSubscription
+from penstock.mqtt.engine.waiting import RELEASED, Delivery
+
+__all__ = ["restore"]
+
+
+def restore(broker: Broker, found: Recovered, now: int) -> None:
+    """Bring back ``found``, whose instants are of the broker's clock, before the first connection.
+
+    Call :meth:`Broker.tick` afterwards, when the services are there that wills may be for.
+    """
+    sessions = {row.number: _session(broker, row, now) for row in found.sessions}
+    for row in found.subscriptions:
+        session = sessions[row.session]
+        wanted = Subscription(row.topic_filter, row.qos, row.no_local, row.retain_as_published)
+        subscription = SessionSubscription(session, wanted, row.qos, row.identifier)
+        session.subscriptions[row.topic_filter] = subscription
+        broker.router.add(subscription)
+    _Deliveries(broker, sessions, now).restore(found)
+    for number, packet_id, state in found.incoming:
+        session = sessions[number]
+        if state != ROUTED:
+            session.incoming[packet_id] = None
+        elif session.kept is not None:
+            session.kept.routed.add(packet_id)
+    _retained(broker, found.retained, now)
+
+
+def _session(broker: Broker, row: SessionRow, now: int) -> Session:
+    session = Session(broker, row.client_id, broker.limits, broker.stats)
+    session.owner = row.owner
+    session.username = row.username
+    session.expiry_s = row.expiry_s
+    session.kept = session.waiting.kept = Kept(broker.journal, row.number, promised=row.promised)
+    session.will = row.will
+    session.will_at, session.ends_at = row.will_at, row.ends_at
+    if row.will is not None and not session.will_at:
+        delay_s = min(row.will.properties.will_delay_interval or 0, row.expiry_s)
+        session.will_at = now + delay_s * 1000
+    if not session.ends_at and row.expiry_s != NEVER:
+        session.ends_at = now + row.expiry_s * 1000
+    broker.sessions[row.client_id] = session
+    waiting = [at for at in (session.will_at, session.ends_at) if at]
+    if waiting:
+        broker.timers.arm(session, min(waiting))
+    return session
+
+
+class _Deliveries:
+    """Brings back what the sessions' clients are owed."""
+
+    def __init__(self, broker: Broker, sessions: dict[int, Session], now: int) -> None:
+        self._broker = broker
+        self._sessions = sessions
+        self._now = now
+        self._shared: dict[int, Message] = {}
+
+    def restore(self, found: Recovered) -> None:
+        progress = {row.number: row for row in found.progress}
+        with_message = {row.number for row in found.deliveries}
+        # By number, since that is the order in which they were sent, and are to be sent again [MQTT-4.6.0-1].
+        rows: list[DeliveryRow | ProgressRow] = [
+            *found.deliveries,
+            *(row for row in found.progress if row.number not in with_message),
+        ]
+        rows.sort(key=lambda row: row.number)
+        for row in rows:
+            session = self._sessions[row.session]
+            self._broker.journal.restored(row.number, progressed=row.number in progress)
+            if isinstance(row, ProgressRow):
+                self._released(session, row)
+            else:
+                known = progress.get(row.number)
+                self._delivery(session, row, row.packet_id if known is None else known.packet_id)
+
+    def _released(self, session: Session, row: ProgressRow) -> None:
+        delivery: Delivery = (RELEASED, 2, 0, b"", None, row.number)
+        if row.stage == Stage.RELEASED:
+            session.inflight[row.packet_id] = delivery
+        elif session.kept is not None:  # its message was damaged and is in the quarantine
+            session.kept.done(delivery)
+
+    def _delivery(self, session: Session, row: DeliveryRow, packet_id: int) -> None:
+        message = self._message(row.message)
+        subscription = session.subscriptions.get(row.share) if row.share else None
+        group = None if subscription is None else subscription.group
+        delivery = (message, row.qos, row.retain, row.identifiers, group, row.number)
+        if packet_id:
+            session.inflight[packet_id] = delivery
+            return
+        dropped = message.expired(self._now)
+        if dropped:
+            self._broker.stats.dropped_expired += 1
+        if (dropped or not session.waiting.add(delivery)) and session.kept is not None:
+            session.kept.done(delivery)
+
+    def _message(self, row: MessageRow) -> Message:
+        if not row.number:
+            return _message(row)
+        message = self._shared.get(row.number)
+        if message is None:
+            message = self._shared[row.number] = _message(row)
+            message.stored = row.number
+        message.receivers += 1
+        return message
+
+
+def _message(row: MessageRow) -> Message:
+    wire = row.properties_wire
+    start = 1
+    while wire[start - 1] > 127:
+        start += 1
+    properties = decode_properties(wire, start, len(wire), 1 << PacketType.PUBLISH) if len(wire) > 1 else None
+    publish = Publish(row.topic_wire[2:].decode(), row.payload, row.qos, retain=row.retain, properties=properties)
+    publish.topic_wire = row.topic_wire
+    publish.properties_wire = wire
+    message = Message(publish, row.accepted_at)
+    if message.expires_at or (properties is not None and properties.message_expiry_interval == 0):
+        message.expires_at = max(message.expires_at, 1)  # before the clock's zero; 0 means never
+    return message
+
+
+def _retained(broker: Broker, rows: list[MessageRow], now: int) -> None:
+    retained = broker.retained
+    journal, retained.journal = retained.journal, None
+    for row in rows:
+        message = _message(row)
+        topic = message.publish.topic
+        if (message.expired(now) or not retained.store(topic, message)) and journal is not None:
+            journal.retained(topic, None)
+    retained.journal = journal

@@ -1,0 +1,78 @@
+"""A broker engine whose sessions are kept on a real store, commits and crashes by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.mqtt.engine.broker import Broker
+from penstock.mqtt.engine.connection import BrokerConnection
+from penstock.mqtt.engine.journal import Journal, Recovered
+from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.engine.recovery import restore
+from penstock.mqtt.storage.store import SessionStore
+from penstock.runtime.durability import Durability
+
+from .harness import Bench, Peer, RecordingService
+
+__all__ = ["KeptBench"]
+
+WALL = 1_000_000
+"""Wall clock minus the bench's clock, as its peers say it."""
+
+
+class KeptBench(Bench):
+    """Commits at every flush; not while ``stalled``, as if the disk took its time."""
+
+    def __init__(
+        self,
+        path: Path,
+        *services: RecordingService,
+        limits: BrokerLimits | None = None,
+        promise_all: bool = True,
+    ) -> None:
+        self.path = path
+        self.limits = limits
+        self.promise_all = promise_all
+        self.stalled = False
+        self.commits = 0
+        self.store = SessionStore(path, Durability.FLUSHED)
+        super().__init__(*services, limits=limits)
+        self._start(*services)
+
+    def _start(self, *services: RecordingService) -> None:
+        self.journal = Journal(promise_all=self.promise_all)
+        self.broker = Broker(
+            self.limits,
+            services=services,
+            journal=self.journal,
+            new_client_id=lambda: "assigned",
+            report=lambda _connection, error: self.errors.append(error),
+        )
+        self.peers: dict[BrokerConnection, Peer] = {}
+        self.found: Recovered = self.store.open(WALL)
+        self.journal.start_at(self.found.next_number)
+        restore(self.broker, self.found, self.now)
+        self.broker.tick(self.now)
+
+    def flush(self) -> None:
+        if not self.stalled:
+            self.commit()
+        super().flush()
+        super().flush()  # for goodbyes that the first one wrote
+
+    def commit(self) -> None:
+        """Make everything recorded durable, and let what waited for it go."""
+        while self.journal.waiting or self.journal.urgent:
+            batch = self.journal.cut(WALL)
+            self.store.commit(batch)
+            self.commits += bool(batch)
+            self.journal.committed = batch.number
+        super().flush()
+
+    def crash(self, *services: RecordingService, down_ms: int = 0) -> None:
+        """The process is gone, with all that was not committed; it starts again on what there is."""
+        self.store.close()
+        self.stalled = False
+        self.now += down_ms
+        self.store = SessionStore(self.path, Durability.FLUSHED)
+        self._start(*services)
