@@ -174,24 +174,35 @@ class Consumer:
 
     async def __anext__(self) -> Message:
         while True:
-            batch = self._current
-            if batch is not None:
-                if not batch.revoked and batch.next < len(batch.messages):
-                    message = batch.messages[batch.next]
-                    batch.next += 1
-                    self.received += 1
-                    return message
-                self._finish(batch)
-            if not await self._next():
+            message = self.take()
+            if message is not None:
+                return message
+            if not await self.fetch():
                 raise StopAsyncIteration
+
+    def take(self) -> Message | None:
+        """The next message of the batch in hand; None: :meth:`fetch` the next batch first."""
+        batch = self._current
+        if batch is None or batch.revoked or batch.next >= len(batch.messages):
+            return None
+        message = batch.messages[batch.next]
+        batch.next += 1
+        self.received += 1
+        return message
+
+    async def fetch(self) -> bool:
+        """Wait for the next batch; the one in hand is done with. False once the consumer is closed."""
+        if self._current is not None:
+            self._finish(self._current)
+        item = None if self._closed else await self._batches.get()
+        if isinstance(item, PenstockError):
+            raise item
+        self._current = item
+        return item is not None
 
     async def batches(self) -> AsyncIterator[list[Message]]:
         """As the iterator over messages, but many of one partition at a time (what one get brought)."""
-        while True:
-            if self._current is not None:
-                self._finish(self._current)
-            if not await self._next():
-                return
+        while await self.fetch():
             batch = self._current
             if batch is not None and not batch.revoked:
                 batch.next = len(batch.messages)
@@ -287,14 +298,6 @@ class Consumer:
 
     def _deliver(self, item: Batch | PenstockError) -> None:
         self._batches.put_nowait(item)
-
-    async def _next(self) -> bool:
-        """Take the next batch; False once the consumer is closed."""
-        item = None if self._closed else await self._batches.get()
-        if isinstance(item, PenstockError):
-            raise item
-        self._current = item
-        return item is not None
 
     def _finish(self, batch: Batch) -> None:
         """The iterator is through with a batch."""
