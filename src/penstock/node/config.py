@@ -23,6 +23,7 @@ from penstock.runtime.config import validate
 from penstock.runtime.document import Document, read_document
 from penstock.runtime.durability import Durability
 from penstock.runtime.logs import LogFormat, LogLevel
+from penstock.tube.admin_token import KNOWN_TOKENS
 from penstock.tube.codec.strings import valid_topic
 
 __all__ = [
@@ -117,7 +118,7 @@ class Tube(Part):
         min_length=1,
         max_length=128,
         description="what changes by HTTP must bring as confModAuthToken; default: `abc` where HTTP listens on"
-        " loopback, else no change is allowed",
+        " loopback, else a random one, made at the first start and kept in `tube/admin-token` of the data directory",
     )
     topics: dict[TopicName, Topic] = Field(default_factory=dict, description="topics to make at the start")
 
@@ -203,6 +204,11 @@ class NodeConfig(Part):
                 f"tube_broker: {advertised} means every interface, and tube clients must be told one they can reach:"
                 " set tube_broker.advertise (--tube-broker-advertise HOST:PORT)"
             )
+        if self.tube.admin_token in KNOWN_TOKENS and not self.http.bind.is_loopback:
+            raise ValueError(
+                "tube.admin_token: this one stands in TubeMQ's documentation, and http is not on loopback:"
+                " set another one, or none: a random one is made"
+            )
         for part in (self.mqtt, self.tube_master, self.tube_broker_http, self.http):
             if part.advertise is not None and part.advertise.is_wildcard:
                 raise ValueError(f"advertise {part.advertise}: no client can connect to every interface")
@@ -219,7 +225,7 @@ class NodeConfig(Part):
 
     @property
     def admin_token(self) -> str | None:
-        """What changes by HTTP must bring, or None where none are allowed."""
+        """What changes by HTTP must bring, or None where a random one is made."""
         if self.tube.admin_token is not None:
             return self.tube.admin_token
         return "abc" if self.http.bind.is_loopback else None

@@ -28,6 +28,7 @@ from penstock.runtime.addresses import Address, bind_error
 from penstock.runtime.clock import wall_clock_ms
 from penstock.runtime.metrics import Metrics, figures
 from penstock.statestore.service import StateStoreService
+from penstock.tube.admin_token import kept_token
 from penstock.tube.broker import TubeBroker
 from penstock.tube.codec.strings import partition_ids
 from penstock.tube.master import TubeMaster
@@ -118,7 +119,8 @@ class Node:
         config = self.config
         directory = DataDirectory(config.data_dir)
         self._parts.callback(directory.close)
-        master = TubeMaster(directory.tube / "master", admin_token=config.admin_token)
+        token = config.admin_token or kept_token(directory.tube / "admin-token")
+        master = TubeMaster(directory.tube / "master", admin_token=token)
         http = await self._http(
             "http",
             config.http,

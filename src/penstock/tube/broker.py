@@ -19,7 +19,7 @@ from penstock.runtime.addresses import parse_address
 from penstock.runtime.clock import steady_clock
 from penstock.runtime.committer import GroupCommitter
 from penstock.runtime.durability import Durability
-from penstock.tube import broker_admin
+from penstock.tube.admin import broker as broker_admin
 from penstock.tube.broker_connection import BrokerConnection
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import encode_response

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,18 @@ from typing import Any
 from penstock.errors import StorageError, UnavailableError
 from penstock.runtime.clock import steady_clock
 from penstock.runtime.committer import GroupCommitter
-from penstock.tube import admin
+from penstock.tube.admin import master as admin
 from penstock.tube.codec.envelope import Request
+from penstock.tube.engine.access import Access
 from penstock.tube.engine.cluster import Topic
 from penstock.tube.engine.master import MasterConfig, MasterEngine
-from penstock.tube.metadata import TopicStore
+from penstock.tube.engine.settings import Removal, Setting
+from penstock.tube.metadata import SettingStore
 from penstock.tube.rpc import AnsweringProtocol, Peers
 
 __all__ = ["TubeMaster"]
+
+_log = logging.getLogger("penstock.tube.master")
 
 
 class TubeMaster:
@@ -32,15 +37,17 @@ class TubeMaster:
         *,
         config: MasterConfig | None = None,
         admin_token: str | None = None,
+        access: Access | None = None,
         clock: Callable[[], int] | None = None,
     ) -> None:
         self._data_dir = data_dir
         self._config = config
         self._admin_token = admin_token
+        self._access = access
         self._clock = clock if clock is not None else steady_clock()
         self._engine: MasterEngine | None = None
-        self._store: TopicStore | None = None
-        self._committer: GroupCommitter[Topic] | None = None
+        self._store: SettingStore | None = None
+        self._committer: GroupCommitter[Setting | Removal] | None = None
         self._server: asyncio.Server | None = None
         self._peers = Peers("master")
         self._timer: asyncio.TimerHandle | None = None
@@ -54,12 +61,14 @@ class TubeMaster:
             OSError: the address is taken.
         """
         loop = asyncio.get_running_loop()
-        self._store = store = TopicStore(self._data_dir)
+        self._store = store = SettingStore(self._data_dir)
         try:
             self._server = await loop.create_server(self._connection, host, port)
             bound: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
             address = f"{bound[0]}:{bound[1]}"
-            self._engine = MasterEngine(store.load(), self._clock(), config=self._config, address=address)
+            self._engine = MasterEngine(
+                store.load(), self._clock(), config=self._config, address=address, access=self._access
+            )
         except BaseException:
             if self._server is not None:
                 self._server.close()
@@ -125,10 +134,10 @@ class TubeMaster:
 
     async def webapi(self, params: Mapping[str, str]) -> dict[str, Any]:
         """Answer a request to ``/webapi.htm``; changes are durable when this returns."""
-        outcome = admin.handle(self.engine, params, self._admin_token)
+        outcome = admin.handle(self.engine, params, self._admin_token, self._clock())
         if isinstance(outcome, dict):
             return outcome
-        await self._persist(outcome.topics)
+        await self._persist(outcome.settings)
         return outcome.answer
 
     async def close(self) -> None:
@@ -149,19 +158,21 @@ class TubeMaster:
             self._store.close()
             self._store = None
 
-    async def _persist(self, topics: Sequence[Topic]) -> None:
+    async def _persist(self, settings: Sequence[Setting | Removal]) -> None:
         assert self._committer is not None
         # All are submitted, and their names taken, before anything is awaited.
-        await asyncio.gather(*[self._submit(self._committer, topic) for topic in topics])
+        await asyncio.gather(*[self._submit(self._committer, setting) for setting in settings])
 
-    def _submit(self, committer: GroupCommitter[Topic], topic: Topic) -> asyncio.Future[None]:
+    def _submit(self, committer: GroupCommitter[Setting | Removal], setting: Setting | Removal) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         storing = self.engine.storing
+        name = setting.name if isinstance(setting, Topic) else None
 
         def done(error: StorageError | None) -> None:
-            storing.discard(topic.name)
+            if name is not None:
+                storing.discard(name)
             if error is None:
-                self.engine.topic_stored(topic)
+                self.engine.stored(setting, self._clock())
             if future.cancelled():
                 return
             if error is None:
@@ -169,20 +180,29 @@ class TubeMaster:
             else:
                 future.set_exception(error)
 
-        committer.submit(topic, done)
-        storing.add(topic.name)
+        committer.submit(setting, done)
+        if name is not None:
+            storing.add(name)
         return future
 
     def _connection(self) -> AnsweringProtocol:
         return AnsweringProtocol(self._answer, self._peers)
 
-    def _answer(self, request: Request) -> bytes:
-        body = self.engine.answer(request, self._clock())
+    def _answer(self, request: Request, peer: str) -> bytes:
+        body = self.engine.answer(request, self._clock(), peer)
+        self._forget_removed()
         if self._timer is None:
             self._arm()
         if self._waiters:
             self._wake()
         return body
+
+    def _forget_removed(self) -> None:
+        """Topics whose data are gone everywhere leave the disk too."""
+        if self._committer is None:
+            return
+        for name in self.engine.take_removed():
+            self._submit(self._committer, Removal(Topic.__name__, name)).add_done_callback(_report)
 
     def _wake(self) -> None:
         for name, future in self._waiters:
@@ -201,3 +221,8 @@ class TubeMaster:
     def _tick(self) -> None:
         self.engine.tick(self._clock())
         self._arm()
+
+
+def _report(future: asyncio.Future[None]) -> None:
+    if not future.cancelled() and future.exception() is not None:
+        _log.error("a removed topic could not be forgotten", extra={"fields": {"error": str(future.exception())}})

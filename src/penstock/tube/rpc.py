@@ -56,6 +56,8 @@ class ServerConnection(asyncio.Protocol):
 
     def __init__(self, peers: Peers) -> None:
         self.arrived_ms = 0
+        self.peer = ""
+        """Address of the peer: what its requests say of their host cannot be trusted."""
         self.bytes_out = 0
         self._peers = peers
         self._decoder = FrameDecoder()
@@ -83,6 +85,8 @@ class ServerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop has it without being a subclass
+        name = transport.get_extra_info("peername")
+        self.peer = str(name[0]) if name else ""
         peers = self._peers
         if len(peers.open) >= peers.most:
             peers.refuse(f"{peers.most} connections are open")
@@ -213,9 +217,9 @@ class ServerConnection(asyncio.Protocol):
 
 
 class AnsweringProtocol(ServerConnection):
-    """Answers each request at once, by ``answer(request) -> body``."""
+    """Answers each request at once, by ``answer(request, peer address) -> body``."""
 
-    def __init__(self, answer: Callable[[Request], bytes], peers: Peers) -> None:
+    def __init__(self, answer: Callable[[Request, str], bytes], peers: Peers) -> None:
         super().__init__(peers)
         self._answer = answer
 
@@ -225,4 +229,4 @@ class AnsweringProtocol(ServerConnection):
         except RemoteProtocolError as error:
             self.put(serial, encode_error(exceptions.EXCEPTION, error.what, fatal=True))
             return
-        self.put(serial, self._answer(request))
+        self.put(serial, self._answer(request, self.peer))

@@ -11,9 +11,18 @@ import pytest
 
 from penstock.errors import StorageError
 from penstock.tube.engine.cluster import Topic
-from penstock.tube.metadata import TopicStore
+from penstock.tube.engine.settings import (
+    BrokerSetting,
+    ClusterSetting,
+    ConsumeControl,
+    GroupSetting,
+    Removal,
+    Setting,
+    TopicControl,
+)
+from penstock.tube.metadata import SettingStore
 
-TOPICS = [Topic("a", 1, 2, (1, 3)), Topic("b", accept_publish=False, max_message_bytes=1 << 21)]
+TOPICS: list[Setting] = [Topic("a", 1, 2, (1, 3)), Topic("b", accept_publish=False, max_message_bytes=1 << 21)]
 
 
 def damage(path: Path, name: str, value: bytes) -> None:
@@ -22,13 +31,13 @@ def damage(path: Path, name: str, value: bytes) -> None:
 
 
 def test_topics_survive(tmp_path: Path) -> None:
-    store = TopicStore(tmp_path / "new" / "master")
+    store = SettingStore(tmp_path / "new" / "master")
     assert store.load() == []
     store.put(TOPICS)
-    store.put([TOPICS[0]._replace(partitions=5)])
+    store.put([Topic("a", 5, 2, (1, 3))])
     store.close()
-    again = TopicStore(tmp_path / "new" / "master")
-    assert again.load() == [TOPICS[0]._replace(partitions=5), TOPICS[1]]
+    again = SettingStore(tmp_path / "new" / "master")
+    assert again.load() == [Topic("a", 5, 2, (1, 3)), TOPICS[1]]
     again.close()
 
 
@@ -37,19 +46,19 @@ def test_topics_survive(tmp_path: Path) -> None:
     [(b"\0\0\0\0{}", "damaged"), (b"", "damaged"), (b"\x5e\x13\x74\x61" + b'{"schema":2}', "damaged")],
 )
 def test_damaged_value(tmp_path: Path, value: bytes, message: str) -> None:
-    TopicStore(tmp_path).close()
+    SettingStore(tmp_path).close()
     damage(tmp_path, "a", value or b"\1")
-    store = TopicStore(tmp_path)
+    store = SettingStore(tmp_path)
     with pytest.raises(StorageError, match=message):
         store.load()
     store.close()
 
 
 def test_newer_schema_is_not_guessed_at(tmp_path: Path) -> None:
-    TopicStore(tmp_path).close()
+    SettingStore(tmp_path).close()
     body = b'{"schema":2}'
     damage(tmp_path, "a", zlib.crc32(body).to_bytes(4, "big") + body)
-    store = TopicStore(tmp_path)
+    store = SettingStore(tmp_path)
     with pytest.raises(StorageError, match="schema 2"):
         store.load()
     store.close()
@@ -58,4 +67,31 @@ def test_newer_schema_is_not_guessed_at(tmp_path: Path) -> None:
 def test_place_that_cannot_be_opened(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StorageError, match="cannot be used"):
-        TopicStore(tmp_path / "file" / "master")
+        SettingStore(tmp_path / "file" / "master")
+
+
+def test_every_kind_of_setting_survives_and_can_be_removed(tmp_path: Path) -> None:
+    settings: list[Setting] = [
+        BrokerSetting(3, "10.0.0.3", 8123, 8124, 8081, 5),
+        ClusterSetting(2 << 20, 303, flow_enabled=True, flow_info="[]", serial=7),
+        ConsumeControl("g", "t", enabled=False, reason="why", filter_enabled=True, filters=("a", "b")),
+        GroupSetting("g", check_rate=True, rate=3, serial=9),
+        TopicControl("t", enabled=True),
+        Topic("t", status=1, delete_policy="delete,3h"),
+    ]
+    store = SettingStore(tmp_path)
+    store.put(settings)
+    store.close()
+    store = SettingStore(tmp_path)
+    assert sorted(store.load(), key=repr) == sorted(settings, key=repr)
+    store.put([Removal("ConsumeControl", "g\0t"), Removal("Topic", "t"), Removal("Topic", "none")])
+    assert len(store.load()) == 4
+    store.close()
+
+
+def test_more_than_the_first_map_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.tube.metadata.MAP_STEP", 1 << 16)
+    store = SettingStore(tmp_path)
+    store.put([ConsumeControl(f"group-{n}", "t", reason="x" * 200) for n in range(1000)])
+    assert len(store.load()) == 1000
+    store.close()

@@ -54,7 +54,7 @@ class Bound(NamedTuple):
 class Member:
     """One consumer. ``held`` is what it said it holds; orders wait in ``to_release`` and ``to_connect``."""
 
-    __slots__ = ("bound", "held", "id", "last_seen", "processing", "sent_at", "to_connect", "to_release")
+    __slots__ = ("bound", "held", "id", "last_seen", "out", "processing", "sent_at", "to_connect", "to_release")
 
     def __init__(self, member_id: str, now: int, bound: Bound | None = None) -> None:
         self.id = member_id
@@ -65,6 +65,7 @@ class Member:
         self.to_connect: set[Partition] = set()
         self.processing: Event | None = None
         self.sent_at = 0
+        self.out = 0  # heartbeats for which it gets nothing, by an administrator's order
 
 
 class Group:
@@ -101,9 +102,16 @@ class Group:
             del self.owned[partition]
         return True
 
+    def expel(self, member: Member, rounds: int) -> None:
+        """Take all partitions from ``member``; it gets none for its next ``rounds`` heartbeats, one at least."""
+        member.out = max(rounds, 1)
+        for partition in [p for p, owner in self.owned.items() if owner == member.id]:
+            self._take_away(partition, member)
+
     def heartbeat(self, member: Member, now: int, *, done: bool, reported: Iterable[Partition] | None) -> None:
         """``done``: it carried a finished event; ``reported``: all that the member holds, None if not said."""
         member.last_seen = now
+        member.out = max(member.out - 1, 0)
         event = member.processing
         if done and event is not None:
             member.processing = None
@@ -148,7 +156,7 @@ class Group:
         for partition, owner in list(self.owned.items()):
             if partition not in wanted and partition.broker.id in online:
                 orders += self._take_away(partition, self.members[owner])
-        if not self.members or now < self.settle_until:
+        if not self._taking_part() or now < self.settle_until:
             return orders
         free = sorted(wanted.difference(self.owned))
         if self.bound and not self.allocated:
@@ -158,14 +166,17 @@ class Group:
         load = self._load()
         for partition in free:
             member = min(
-                self.members.values(), key=lambda m: (_count(load[m.id], partition.topic), len(load[m.id]), m.id)
+                self._taking_part(), key=lambda m: (_count(load[m.id], partition.topic), len(load[m.id]), m.id)
             )
             self._give(partition, member)
             load[member.id].add(partition)
             orders += 1
         if self.bound and not self.allocated:
             return orders
-        return orders + self._even_out(load, wanted)
+        return orders + self._even_out({m.id: load[m.id] for m in self._taking_part()}, wanted)
+
+    def _taking_part(self) -> list[Member]:
+        return [member for member in self.members.values() if not member.out]
 
     def _even_out(self, load: dict[str, set[Partition]], wanted: set[Partition]) -> int:
         # What is being released already will go to the member with least: count it there, so as not to order more.

@@ -17,13 +17,16 @@ from penstock.tube.codec.strings import (
     Partition,
     TopicConfig,
     TopicInfo,
+    TopicMeta,
     conf_check_sum,
     partition_ids,
 )
 
-__all__ = ["SYSTEM_TOPIC", "Broker", "Cluster", "Topic", "parse_broker_id"]
+__all__ = ["SYSTEM_TOPIC", "TOPIC_DELETED", "TOPIC_REMOVED", "Broker", "Cluster", "Topic", "parse_broker_id"]
 
 SYSTEM_TOPIC = "__offset_history__"
+TOPIC_DELETED = 1
+TOPIC_REMOVED = 2
 _SYSTEM = TopicConfig(SYSTEM_TOPIC, partitions=10)
 
 
@@ -37,6 +40,9 @@ class Topic(NamedTuple):
     accept_publish: bool = True
     accept_subscribe: bool = True
     max_message_bytes: int | None = None
+    status: int = 0
+    """0 in use, 1 deleted (no service, data kept), 2 being removed with its data."""
+    delete_policy: str | None = None
 
     def on(self, broker_id: int) -> bool:
         return self.brokers is None or broker_id in self.brokers
@@ -52,7 +58,9 @@ class Topic(NamedTuple):
             unless(self.partitions, default.partitions),
             None if self.accept_publish else False,
             None if self.accept_subscribe else False,
+            delete_policy=None if self.delete_policy == default.delete_policy else self.delete_policy,
             stores=unless(self.stores, default.stores),
+            status=self.status,
             max_message_bytes=self.max_message_bytes,
         )
 
@@ -68,7 +76,10 @@ class Broker:
         "need_report",
         "online",
         "read_status",
+        "removed",
         "serving",
+        "stop_read",
+        "stop_write",
         "tls_port",
         "topics",
         "write_status",
@@ -86,6 +97,9 @@ class Broker:
         self.read_status = 0
         self.write_status = 0
         self.serving: dict[str, TopicConfig] = {}
+        self.stop_read = False  # what the administrator ordered
+        self.stop_write = False
+        self.removed: set[str] = set()  # topics whose data it removed, it says
 
 
 class Cluster:
@@ -95,6 +109,7 @@ class Cluster:
         self.default = default
         self.default_text = default.format()
         self.topics = {topic.name: topic for topic in topics}
+        self.removing = {topic.name for topic in self.topics.values() if topic.status == TOPIC_REMOVED}
         self.brokers: dict[int, Broker] = {}
         self.version = now
         self._started = now
@@ -122,8 +137,42 @@ class Cluster:
     def put_topic(self, topic: Topic) -> None:
         """A topic was created or changed: brokers get it with their next heartbeat."""
         self.topics[topic.name] = topic
+        if topic.status == TOPIC_REMOVED:
+            self.removing.add(topic.name)
         for broker in self.brokers.values():
             self._configure(broker)
+
+    def drop_topic(self, name: str) -> None:
+        """A topic is removed and forgotten: another of the same name may be made."""
+        self.topics.pop(name, None)
+        self.removing.discard(name)
+        for broker in self.brokers.values():
+            broker.removed.discard(name)
+            self._configure(broker)
+
+    def removals(self, broker: Broker) -> list[str]:
+        """removeTopicConfInfo: topics whose data the broker has to remove."""
+        return [
+            topic.config(self.default).format()
+            for topic in self.topics.values()
+            if topic.status == TOPIC_REMOVED and topic.on(broker.info.id) and topic.name not in broker.removed
+        ]
+
+    def removed_on(self, broker: Broker, names: Iterable[str]) -> None:
+        """The broker has removed the data of these topics."""
+        for name in names:
+            topic = self.topics.get(name)
+            if topic is not None and topic.status == TOPIC_REMOVED:
+                broker.removed.add(name)
+                broker.serving.pop(name, None)
+
+    def all_removed(self) -> list[str]:
+        """Topics being removed whose data are gone from every broker that is here: they can be forgotten."""
+        return [
+            name
+            for name in sorted(self.removing)
+            if all(name in b.removed for b in self.brokers.values() if self.topics[name].on(b.info.id))
+        ]
 
     def report(self, broker: Broker, default: str, topics: Iterable[str]) -> bool:
         """What the broker says it serves; whether that differs from before.
@@ -151,7 +200,8 @@ class Cluster:
         return [self.brokers[broker_id].info.format() for broker_id in sorted(self.brokers)]
 
     def deployed(self, topic: str) -> bool:
-        return topic in self.topics or topic == SYSTEM_TOPIC
+        known = self.topics.get(topic)
+        return (known is not None and not known.status) or topic == SYSTEM_TOPIC
 
     def topic_info(self, name: str) -> TopicInfo | None:
         """Where ``name`` can be produced to; None if nowhere."""
@@ -159,31 +209,54 @@ class Cluster:
         for broker_id in sorted(self.brokers):
             broker = self.brokers[broker_id]
             config = broker.serving.get(name)
-            if config is not None and not config.status and config.accept_publish and not broker.write_status:
+            writable = not broker.write_status and not broker.stop_write
+            if config is not None and not config.status and config.accept_publish and writable:
                 found.append(BrokerTopic(broker_id, config.partitions or 1, config.stores or 1))
-        if not found or name == SYSTEM_TOPIC:
-            return None
         topic = self.topics.get(name)
+        if not found or name == SYSTEM_TOPIC or (topic is not None and topic.status):
+            return None
         return TopicInfo(name, tuple(found), topic.max_message_bytes if topic is not None else None)
 
     def partitions(self, topics: Iterable[str]) -> list[Partition]:
         """What can be consumed of ``topics`` now, in order."""
         found = []
         for broker in self.brokers.values():
-            if broker.online and not broker.read_status:
+            if broker.online and not broker.read_status and not broker.stop_read:
                 for name in topics:
                     config = broker.serving.get(name)
-                    if config is not None and config.status <= 1 and config.accept_subscribe:
+                    known = self.topics.get(name)
+                    open_ = config is not None and not config.status and (known is None or not known.status)
+                    if config is not None and open_ and config.accept_subscribe:
                         ids = partition_ids(config.partitions or 1, config.stores or 1)
                         found += [Partition(broker.info, name, number) for number in ids]
         return sorted(found)
+
+    def topic_metas(self, names: Iterable[str]) -> list[TopicMeta]:
+        """topicMetaInfoList for consumers that balance by themselves: what every broker here has of ``names``."""
+        found = []
+        for name in names:
+            brokers = []
+            for broker_id in sorted(self.brokers):
+                broker = self.brokers[broker_id]
+                config = broker.serving.get(name)
+                if config is not None and broker.online:
+                    readable = bool(config.accept_subscribe) and not config.status
+                    readable = readable and not broker.read_status and not broker.stop_read
+                    brokers.append((BrokerTopic(broker_id, config.partitions or 1, config.stores or 1), readable))
+            if brokers:
+                found.append(TopicMeta(name, tuple(brokers)))
+        return found
 
     def reporting(self) -> set[int]:
         """Brokers that are online and have said what they serve: what they lack is not there."""
         return {broker.info.id for broker in self.brokers.values() if broker.online and broker.serving}
 
     def _configure(self, broker: Broker) -> None:
-        topics = [t.config(self.default).format() for t in self.topics.values() if t.on(broker.info.id)]
+        topics = [
+            t.config(self.default).format()
+            for t in self.topics.values()
+            if t.on(broker.info.id) and t.status < TOPIC_REMOVED
+        ]
         topics.append(_SYSTEM.format())
         check_sum = conf_check_sum(self.default_text, topics)
         if check_sum != broker.check_sum:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from penstock.tube.admin.broker import METHODS, Desk, handle
+from penstock.tube.admin.params import format_time
 from penstock.tube.broker import TubeBroker
-from penstock.tube.broker_admin import METHODS, Desk, handle
 from penstock.tube.codec.message import encode_data
-from penstock.tube.webparams import format_time
 from tests.engine.tube.broker_talk import NOW, Talk
 from tests.unit.tube.broker_client import Client
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.tube import admin
-from penstock.tube.admin import Change, handle
+from penstock.tube.admin.master import Change, handle
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.engine.consumer import Membership
 from penstock.tube.engine.master import MasterEngine
@@ -17,17 +16,17 @@ TOKEN = "secret"
 
 
 def query(engine: MasterEngine, method: str, **params: str) -> dict[str, Any]:
-    answer = handle(engine, {"method": method, **params}, TOKEN)
+    answer = handle(engine, {"method": method, **params}, TOKEN, NOW)
     assert isinstance(answer, dict)
     return answer
 
 
 def change(engine: MasterEngine, method: str, **params: str) -> dict[str, Any]:
     """Carry the change out as the shell does."""
-    answer = handle(engine, {"method": method, "confModAuthToken": TOKEN, "createUser": "u", **params}, TOKEN)
+    answer = handle(engine, {"method": method, "confModAuthToken": TOKEN, "createUser": "u", **params}, TOKEN, NOW)
     assert isinstance(answer, Change)
-    for topic in answer.topics:
-        engine.topic_stored(topic)
+    for setting in answer.settings:
+        engine.stored(setting, NOW)
     return answer.answer
 
 
@@ -76,7 +75,7 @@ def test_short_names_and_bad_values() -> None:
     ],
 )
 def test_what_is_refused(params: dict[str, str]) -> None:
-    answer = handle(master(), params, TOKEN)
+    answer = handle(master(), params, TOKEN, NOW)
     assert isinstance(answer, dict)
     assert (answer["result"], answer["errCode"]) == (False, 400)
     assert answer["errMsg"]
@@ -84,7 +83,7 @@ def test_what_is_refused(params: dict[str, str]) -> None:
 
 def test_without_a_token_nothing_can_be_changed() -> None:
     params = {"method": "admin_add_new_topic_record", "topicName": "a1", "createUser": "u", "confModAuthToken": ""}
-    assert isinstance(handle(master(), params, None), dict)
+    assert isinstance(handle(master(), params, None, NOW), dict)
 
 
 def test_topic_info_says_whether_the_topic_is_usable() -> None:
@@ -114,4 +113,3 @@ def test_groups() -> None:
     assert detail["data"][0]["parCount"] == 3
     assert detail["filterConds"] == {"demo": ["x"]}
     assert query(engine, "admin_query_consume_group_detail", consumeGroup="none")["count"] == 0
-    assert sorted(admin.METHODS) == list(admin.METHODS)

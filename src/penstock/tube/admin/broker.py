@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import penstock
 from penstock.errors import RemoteProtocolError
+from penstock.tube.admin.params import BadParameter, Params, format_time
 from penstock.tube.codec.message import MSG_TIME, MSG_TYPE, filter_key, parse_attributes, split_data
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import partition_ids
@@ -20,7 +21,6 @@ from penstock.tube.engine.broker import BrokerEngine
 from penstock.tube.engine.history import history_place
 from penstock.tube.engine.offsets import Key
 from penstock.tube.engine.topics import HISTORY_TOPIC, LogStore, Topic
-from penstock.tube.webparams import BadParameter, Params, format_time
 
 __all__ = ["METHODS", "Desk", "Method", "handle"]
 

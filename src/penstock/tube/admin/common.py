@@ -1,0 +1,58 @@
+"""What the master's administration methods share: the shapes of rows and answers, and a change to make durable."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from penstock.errors import ConfigError
+from penstock.tube.admin.params import BadParameter, Params
+from penstock.tube.engine.flow import parse_rules
+from penstock.tube.engine.master import MIN_MESSAGE_BYTES
+from penstock.tube.engine.settings import Removal, Setting
+
+__all__ = ["DELETE_POLICY", "Answer", "Change", "failure", "flow_text", "item", "message_bytes", "success"]
+
+
+Answer = dict[str, Any]
+DELETE_POLICY = re.compile(r"delete,(\d{1,6})([smhSMH]?)", re.ASCII)
+
+
+class Change(NamedTuple):
+    """``settings`` to make durable, then to tell the engine; ``answer`` to send after that."""
+
+    settings: list[Setting | Removal]
+    answer: Answer
+
+
+def success(rows: list[Answer]) -> Answer:
+    """The answer with ``rows`` as its data."""
+    return {"result": True, "errCode": 0, "errMsg": "OK", "data": rows, "count": len(rows)}
+
+
+def failure(text: str) -> Answer:
+    """The answer to what cannot be done as a whole."""
+    return {"result": False, "errCode": 400, "errMsg": text}
+
+
+def item(code: int = 200, text: str = "Ok!", **names: Any) -> Answer:
+    """What became of one target of a change; code 200 or 201 is success."""
+    return {**names, "success": code in {200, 201}, "errCode": code, "errInfo": text}
+
+
+def message_bytes(params: Params) -> int | None:
+    """maxMsgSizeInMB in bytes; None if it is not there."""
+    size = params.number("maxMsgSizeInMB", default=0, least=0, most=20)
+    return size * MIN_MESSAGE_BYTES or None
+
+
+def flow_text(params: Params, present: str) -> str:
+    """flowCtrlInfo, checked; ``present`` if it is not there."""
+    text = params.text("flowCtrlInfo", "flowCtrlSet")
+    if not text:
+        return present
+    try:
+        parse_rules(text)
+    except ConfigError as error:
+        raise BadParameter(f"flowCtrlInfo: {error.what}") from None
+    return text

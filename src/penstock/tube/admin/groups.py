@@ -1,0 +1,333 @@
+"""Consumer groups in the master's administration: who consumes, who may, what, and how fast."""
+
+from __future__ import annotations
+
+from penstock.tube.admin.common import Answer, Change, flow_text, item, message_bytes, success
+from penstock.tube.admin.params import BadParameter, Params
+from penstock.tube.codec.strings import UNDEFINED, valid_group
+from penstock.tube.engine.balance import Group
+from penstock.tube.engine.client_groups import ClientGroup
+from penstock.tube.engine.master import MIN_MESSAGE_BYTES, MasterEngine
+from penstock.tube.engine.settings import (
+    ClusterSetting,
+    ConsumeControl,
+    GroupSetting,
+    Removal,
+    Setting,
+    TopicControl,
+)
+
+__all__ = [
+    "cluster_setting",
+    "consume_controls",
+    "consume_from_max",
+    "delete_consume",
+    "delete_resources",
+    "delete_topic_control",
+    "detail",
+    "rebalance",
+    "resources",
+    "set_cluster",
+    "set_consume",
+    "set_resources",
+    "set_topic_control",
+    "sub_info",
+    "topic_controls",
+]
+
+Changed = list[Setting | Removal]
+
+
+def _groups(params: Params) -> list[str]:
+    names = params.items("groupName", "group", "consumeGroup")
+    if not names:
+        raise BadParameter("groupName is required")
+    for name in names:
+        if not valid_group(name):
+            raise BadParameter(f"groupName {name!r}: a letter, then letters, digits, '_' and '-'")
+    return names
+
+
+def _topics(params: Params) -> list[str]:
+    names = params.items("topicName")
+    if not names:
+        raise BadParameter("topicName is required")
+    return names
+
+
+def _user(params: Params) -> None:
+    params.required("modifyUser", "mur", "createUser", "cur")
+
+
+# Who consumes.
+
+
+def sub_info(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001 - the table's form
+    """Groups, their topics and how many members they have."""
+    groups = set(params.items("groupName", "group", "consumeGroup"))
+    topics = set(params.items("topicName"))
+    known: dict[str, Group | ClientGroup] = {**engine.groups, **engine.client_groups}
+    return success(
+        [
+            {"consumeGroup": name, "topicSet": sorted(group.topics), "consumerNum": len(group.members)}
+            for name, group in sorted(known.items())
+            if (not groups or name in groups) and (not topics or topics & group.topics)
+        ]
+    )
+
+
+def detail(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+    """The members of a group and their partitions."""
+    name = params.required("groupName", "group", "consumeGroup")
+    client = engine.client_groups.get(name)
+    if client is not None:
+        rows: list[Answer] = [
+            {
+                "consumerId": member.id,
+                "parCount": sum(text.count(",") + 1 for text in member.partitions),
+                "parInfo": [{"partId": text, "status": "registered"} for text in member.partitions],
+            }
+            for member in client.members.values()
+        ]
+        return {
+            **success(rows),
+            "topicSet": sorted(client.topics),
+            "consumeGroup": name,
+            "isBandConsume": "client-rebalance",
+            "filterConds": {topic: sorted(items) for topic, items in sorted(client.filters.items())},
+        }
+    group = engine.groups.get(name)
+    if group is None:
+        return success([])
+    rows = []
+    for member in group.members.values():
+        owned = sorted(p for p, owner in group.owned.items() if owner == member.id)
+        parts = [{"partId": p.key, "status": "registered" if p in member.held else "registering"} for p in owned]
+        rows.append({"consumerId": member.id, "parCount": len(owned), "parInfo": parts})
+    return {
+        **success(rows),
+        "topicSet": sorted(group.topics),
+        "consumeGroup": name,
+        "isBandConsume": "bound" if group.bound else "unbound",
+        "filterConds": {topic: sorted(items) for topic, items in sorted(group.filters.items())},
+    }
+
+
+def rebalance(engine: MasterEngine, params: Params, now: int) -> Change:
+    """Take all partitions from members of a group, which then get them anew."""
+    params.required("modifyUser", "mur")
+    group_name = _groups(params)[0]
+    members = params.items("consumerId")
+    if not members:
+        raise BadParameter("consumerId is required")
+    wait = params.number("reJoinWait", default=0, least=0, most=20)
+    rows = []
+    for member in members:
+        done = engine.expel(group_name, member, wait, now)
+        rows.append(item(200 if done else 401, "Ok!" if done else "not a member of the group", consumerId=member))
+    return Change([], success(rows))
+
+
+def consume_from_max(engine: MasterEngine, params: Params, now: int) -> Change:
+    """Order groups that balance by themselves to the newest messages; in memory only, as in the reference."""
+    params.required("modifyUser", "mur")
+    rows = []
+    for name in _groups(params):
+        group = engine.client_groups.get(name)
+        if group is not None:
+            group.from_max_id = now
+        rows.append(item(200 if group else 401, "Ok!" if group else "no member is registered", groupName=name))
+    return Change([], success(rows))
+
+
+# Who may consume what.
+
+
+def consume_controls(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+    """Which group may consume which topic."""
+    groups, topics = set(params.items("groupName", "group", "consumeGroup")), set(params.items("topicName"))
+    return success(
+        [
+            {
+                "groupName": control.group,
+                "topicName": control.topic,
+                "consumeEnable": control.enabled,
+                "disableCsmRsn": control.reason,
+                "filterEnable": control.filter_enabled,
+                "filterConds": f",{','.join(control.filters)}," if control.filters else "",
+            }
+            for (group, topic), control in sorted(engine.controls.consume.items())
+            if (not groups or group in groups) and (not topics or topic in topics)
+        ]
+    )
+
+
+def set_consume(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
+    """Allow or forbid groups topics, or bind them to filters."""
+    _user(params)
+    changed: Changed = []
+    rows = []
+    filters = tuple(params.items("filterConds", "flts", most=500))
+    for group in _groups(params):
+        for topic in _topics(params):
+            if topic not in engine.cluster.topics:
+                rows.append(item(401, f"topic {topic} does not exist", groupName=group, topicName=topic))
+                continue
+            old = engine.controls.consume.get((group, topic), ConsumeControl(group, topic))
+            wanted = ConsumeControl(
+                group,
+                topic,
+                params.flag("consumeEnable", "csmEn", default=old.enabled),
+                params.text("disableCsmRsn") or old.reason,
+                params.flag("filterEnable", "fltEn", default=old.filter_enabled),
+                filters or old.filters,
+            )
+            changed.append(wanted)
+            rows.append(item(groupName=group, topicName=topic))
+    return Change(changed, success(rows))
+
+
+def delete_consume(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
+    """Forget what groups may: then the topic's control decides."""
+    params.required("modifyUser", "mur")
+    groups, topics = set(_groups(params)), set(params.items("topicName"))
+    found = [key for key in sorted(engine.controls.consume) if key[0] in groups and (not topics or key[1] in topics)]
+    rows = [item(groupName=group, topicName=topic) for group, topic in found]
+    return Change([Removal(ConsumeControl.__name__, f"{group}\0{topic}") for group, topic in found], success(rows))
+
+
+def topic_controls(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+    """Which topics only allowed groups may consume."""
+    wanted = set(params.items("topicName"))
+    return success(
+        [
+            {
+                "topicName": name,
+                "enableAuthControl": name in engine.controls.topics and engine.controls.topics[name].enabled,
+                "maxMsgSizeInMB": (topic.max_message_bytes or engine.max_message_bytes) // MIN_MESSAGE_BYTES,
+            }
+            for name, topic in sorted(engine.cluster.topics.items())
+            if not wanted or name in wanted
+        ]
+    )
+
+
+def set_topic_control(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
+    """Switch the control of topics on or off, and set their message size."""
+    _user(params)
+    changed: Changed = []
+    rows = []
+    size = message_bytes(params)
+    for name in _topics(params):
+        topic = engine.cluster.topics.get(name)
+        if topic is None or name in engine.storing:
+            rows.append(item(401, f"topic {name} does not exist", topicName=name))
+            continue
+        old = engine.controls.topics.get(name, TopicControl(name))
+        changed.append(TopicControl(name, params.flag("enableAuthControl", "acEn", "isEnable", default=old.enabled)))
+        if size is not None and size != topic.max_message_bytes:
+            changed.append(topic._replace(max_message_bytes=size))
+        rows.append(item(topicName=name))
+    return Change(changed, success(rows))
+
+
+def delete_topic_control(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
+    """Anybody may consume these topics again."""
+    params.required("modifyUser", "mur")
+    names = [name for name in _topics(params) if name in engine.controls.topics]
+    return Change([Removal(TopicControl.__name__, name) for name in names], success([item(topicName=n) for n in names]))
+
+
+# How fast.
+
+
+def resources(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+    """Resources of groups: rules of flow control, priority, brokers a member."""
+    wanted = set(params.items("groupName", "group", "consumeGroup"))
+    return success(
+        [
+            {
+                "groupName": name,
+                "resCheckEnable": setting.check_rate,
+                "alwdBrokerClientRate": setting.rate,
+                "qryPriorityId": setting.query_priority,
+                "flowCtrlEnable": setting.flow_enabled,
+                "flowCtrlInfo": setting.flow_info,
+                "dataVersionId": setting.serial,
+            }
+            for name, setting in sorted(engine.controls.groups.items())
+            if not wanted or name in wanted
+        ]
+    )
+
+
+def _priority(params: Params, present: int) -> int:
+    value = params.number("qryPriorityId", "qryPriId", default=present)
+    if value != present and not (1 <= value // 100 <= 3 and 1 <= value % 100 <= 3):
+        raise BadParameter(f"qryPriorityId {value}: 101 to 303, with 1 to 3 as first and last digit")
+    return value
+
+
+def set_resources(engine: MasterEngine, params: Params, now: int) -> Change:
+    """Set resources of groups."""
+    _user(params)
+    changed: Changed = []
+    for name in _groups(params):
+        old = engine.controls.groups.get(name, GroupSetting(name))
+        changed.append(
+            GroupSetting(
+                name,
+                params.flag("resCheckEnable", default=old.check_rate),
+                params.number(
+                    "alwdBrokerClientRate", "abcr", "allowedBClientRate", default=old.rate, least=0, most=1 << 20
+                ),
+                _priority(params, old.query_priority),
+                params.flag("flowCtrlEnable", "fCtrlEn", default=old.flow_enabled),
+                flow_text(params, old.flow_info),
+                max(now, old.serial + 1),
+            )
+        )
+    return Change(changed, success([item(groupName=name) for name in _groups(params)]))
+
+
+def delete_resources(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
+    """Groups without settings of their own."""
+    params.required("modifyUser", "mur")
+    names = [name for name in _groups(params) if name in engine.controls.groups]
+    return Change([Removal(GroupSetting.__name__, name) for name in names], success([item(groupName=n) for n in names]))
+
+
+def cluster_setting(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+    """The cluster's defaults."""
+    setting, default = engine.controls.cluster, engine.config.default
+    return success(
+        [
+            {
+                "maxMsgSizeInMB": engine.max_message_bytes // MIN_MESSAGE_BYTES,
+                "qryPriorityId": engine.config.query_priority
+                if setting.query_priority is None
+                else setting.query_priority,
+                "flowCtrlEnable": setting.flow_enabled,
+                "flowCtrlInfo": setting.flow_info,
+                "dataVersionId": setting.serial,
+                "numPartitions": default.partitions,
+                "numTopicStores": default.stores,
+                "deletePolicy": default.delete_policy,
+            }
+        ]
+    )
+
+
+def set_cluster(engine: MasterEngine, params: Params, now: int) -> Change:
+    """Set the cluster's defaults."""
+    _user(params)
+    old = engine.controls.cluster
+    priority = _priority(params, UNDEFINED if old.query_priority is None else old.query_priority)
+    wanted = ClusterSetting(
+        message_bytes(params) or old.max_message_bytes,
+        None if priority == UNDEFINED else priority,
+        params.flag("flowCtrlEnable", "fCtrlEn", default=old.flow_enabled),
+        flow_text(params, old.flow_info),
+        max(now, old.serial + 1),
+    )
+    return Change([wanted], success([item()]))

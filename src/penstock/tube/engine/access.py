@@ -1,0 +1,128 @@
+"""Users of a tube: signatures of clients, the tokens that stand for them, and who is let in without.
+
+A client signs ``userName + timestamp + nonce`` with HMAC-SHA1 under its password; a server has to know the password
+itself. Who signed gets a token, which any server with the same users can verify, and renews it before it runs out.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from penstock.tube.codec.proto import shared_pb2
+
+__all__ = ["Access", "Passed", "sign"]
+
+_REMEMBERED = 4096
+_SIGNED_PIECES = 4  # user, timestamp, nonce, signature: what a Java client sends to brokers
+_TOKEN_PIECES = 3  # user, end, proof
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+def sign(user: str, password: str, timestamp_ms: int, nonce: int) -> str:
+    """The signature of AuthenticateInfo: HMAC-SHA1 in base64, form url encoded."""
+    message = f"{user}{timestamp_ms}{nonce}".encode()
+    text = base64.b64encode(hmac.new(password.encode(), message, hashlib.sha1).digest()).decode()
+    return text.replace("+", "%2B").replace("/", "%2F").replace("=", "%3D")
+
+
+class Passed(NamedTuple):
+    """Somebody may come in. ``token``: a fresh one to send, or blank; ``renew``: it should sign again soon."""
+
+    user: str
+    token: str = ""
+    renew: bool = False
+
+
+class Access:
+    """``users``: passwords by name. ``networks`` and ``groups`` are let in without (stock Java clients cannot sign).
+
+    ``window_ms``: how far a signature's time may be from ours; ``token_ms``: how long a token is good.
+    """
+
+    def __init__(
+        self,
+        users: Mapping[str, str],
+        *,
+        networks: Iterable[str] = (),
+        groups: Iterable[str] = (),
+        window_ms: int = 20_000,
+        token_ms: int = 3_600_000,
+    ) -> None:
+        self._users = dict(users)
+        self._networks: list[Network] = [ipaddress.ip_network(text) for text in networks]
+        self._groups = frozenset(groups)
+        self._window_ms = window_ms
+        self._token_ms = token_ms
+        self._known: dict[str, tuple[str, int]] = {}
+
+    def admit(self, info: shared_pb2.MasterCertificateInfo, peer: str, group: str | None, now: int) -> Passed | None:
+        """Whether a client of the master may come in; None: it may not (415)."""
+        signed = info.authInfo
+        if info.HasField("authInfo") and signed.userName:
+            text = f"{signed.userName} {signed.timestamp} {signed.nonce} {signed.signature}"
+            user = self._signer(text.split(" "), now)
+            return None if user is None else Passed(user, self._token(user, now + self._token_ms))
+        if info.authorizedToken:
+            known = self._holder(info.authorizedToken, now)
+            if known is not None:
+                user, end = known
+                return Passed(user, renew=end - now < self._token_ms // 4)
+        return Passed("") if self._exempt(peer, group) else None
+
+    def admit_token(self, token: str, peer: str, group: str | None, now: int) -> bool:
+        """Whether a client of a broker may come in with its ``authAuthorizedToken``."""
+        return (bool(token) and self._holder(token, now) is not None) or self._exempt(peer, group)
+
+    def _exempt(self, peer: str, group: str | None) -> bool:
+        if group is not None and group in self._groups:
+            return True
+        if not self._networks:
+            return False
+        try:
+            address = ipaddress.ip_address(peer.partition("%")[0])
+        except ValueError:
+            return False
+        return any(address in network for network in self._networks)
+
+    def _holder(self, token: str, now: int) -> tuple[str, int] | None:
+        """User and end of a token; verified ones are remembered, for it comes with every message."""
+        known = self._known.get(token)
+        if known is None:
+            known = self._verify(token, now)
+            if known is None:
+                return None
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[token] = known
+        return known if now < known[1] else None
+
+    def _verify(self, token: str, now: int) -> tuple[str, int] | None:
+        pieces = token.split(" ")
+        if len(pieces) == _SIGNED_PIECES:
+            user = self._signer(pieces, now)
+            return None if user is None else (user, int(pieces[1]) + self._window_ms)
+        if len(pieces) != _TOKEN_PIECES or not pieces[1].isdecimal() or pieces[0] not in self._users:
+            return None
+        end = int(pieces[1])
+        good = hmac.compare_digest(token.encode(), self._token(pieces[0], end).encode())
+        return (pieces[0], end) if good and end <= now + self._token_ms else None
+
+    def _signer(self, pieces: list[str], now: int) -> str | None:
+        if len(pieces) != _SIGNED_PIECES:
+            return None
+        user, timestamp, nonce, signature = pieces
+        password = self._users.get(user)
+        if password is None or not timestamp.isdecimal() or not nonce.lstrip("-").isdecimal():
+            return None
+        good = hmac.compare_digest(signature.encode(), sign(user, password, int(timestamp), int(nonce)).encode())
+        return user if good and abs(now - int(timestamp)) <= self._window_ms else None
+
+    def _token(self, user: str, end: int) -> str:
+        message = f"penstock token\n{user}\n{end}".encode()
+        proof = hmac.new(self._users[user].encode(), message, hashlib.sha256).digest()
+        return f"{user} {end} {base64.urlsafe_b64encode(proof).decode()}"

@@ -1,0 +1,156 @@
+"""Brokers at the master: methods 7 to 9. A broker learns what to serve and says what it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from google.protobuf.message import Message
+
+from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.proto import master_pb2 as pb
+from penstock.tube.codec.proto import shared_pb2
+from penstock.tube.codec.strings import UNDEFINED, BrokerInfo
+from penstock.tube.engine.cluster import Broker, parse_broker_id
+from penstock.tube.engine.master_common import OK, Hall, RefusedRequest
+from penstock.tube.engine.settings import BrokerSetting, Status
+
+__all__ = ["BrokerDesk"]
+
+
+class BrokerDesk:
+    """Answers brokers; calls ``changed(now)`` when what is served changed."""
+
+    def __init__(self, hall: Hall, changed: Callable[[int], None]) -> None:
+        self._hall = hall
+        self._changed = changed
+
+    def tick(self, now: int) -> None:
+        """A broker whose session ended serves nothing any more."""
+        session_ms = self._hall.config.broker_session_ms
+        for broker in self._hall.cluster.brokers.values():
+            if broker.online and broker.last_seen + session_ms <= now:
+                self._hall.cluster.lost(broker)
+
+    def order(self, broker: Broker) -> None:
+        """Bring what a broker is told to stop in line with its setting."""
+        setting = self._hall.controls.brokers.get(broker.info.id)
+        status = Status.ONLINE if setting is None else setting.status
+        broker.stop_read = status in {Status.ONLY_WRITE, Status.OFFLINE, Status.DRAFT}
+        broker.stop_write = status in {Status.ONLY_READ, Status.OFFLINE, Status.DRAFT}
+
+    def register(self, request: pb.RegisterRequestB2M, now: int) -> Message:
+        cluster = self._hall.cluster
+        self._hall.admit(request, None, now)
+        pieces = request.clientId.split(":")
+        if len(pieces) < 3:
+            raise RefusedRequest(ErrCode.BAD_REQUEST, f"{request.clientId!r} is not id:host:port:version")
+        info = BrokerInfo.parse(":".join(pieces[:3]))
+        if info.id not in cluster.brokers and len(cluster.brokers) >= self._hall.config.max_brokers:
+            raise RefusedRequest(ErrCode.INTERNAL_SERVER_ERROR, f"{len(cluster.brokers)} brokers are known: no more")
+        setting = self._hall.controls.brokers.get(info.id)
+        if setting is not None:
+            _check_setting(setting, info, request.tlsPort)
+        broker = cluster.register(info, now)
+        self.order(broker)
+        broker.tls_port = request.tlsPort
+        self._report(
+            broker, request.readStatusRpt, request.writeStatusRpt, request.brokerDefaultConfInfo,
+            request.brokerTopicSetConfInfo if request.brokerOnline else (), now,
+        )  # fmt: skip
+        broker.need_report = True
+        answer = pb.RegisterResponseM2B(
+            success=True,
+            errCode=ErrCode.SUCCESS,
+            errMsg=OK,
+            stopRead=broker.stop_read,
+            stopWrite=broker.stop_write,
+            takeConfInfo=True,
+            enableBrokerInfo=shared_pb2.EnableBrokerFunInfo(
+                enableConsumeAuthenticate=False,
+                enableConsumeAuthorize=False,
+                enableProduceAuthenticate=False,
+                enableProduceAuthorize=False,
+                enableVisitTokenCheck=self._hall.config.check_visit_tokens,
+            ),
+        )
+        self._answer(request, answer, broker, now)
+        return answer
+
+    def heartbeat(self, request: pb.HeartRequestB2M, now: int) -> Message:
+        cluster = self._hall.cluster
+        self._hall.admit(request, None, now)
+        broker = cluster.brokers.get(parse_broker_id(request.brokerId))
+        if broker is None or not broker.online:
+            raise RefusedRequest(ErrCode.HB_NO_NODE, f"broker {request.brokerId} is not registered, register again")
+        broker.last_seen = now
+        if request.takeConfInfo or request.readStatusRpt != broker.read_status:
+            self._report(
+                broker, request.readStatusRpt, request.writeStatusRpt, request.brokerDefaultConfInfo,
+                request.brokerTopicSetConfInfo, now,
+            )  # fmt: skip
+        broker.write_status = request.writeStatusRpt
+        if request.takeRemovedTopicInfo:
+            cluster.removed_on(broker, [text.partition(":")[0] for text in request.removedTopicsInfo])
+        synced = cluster.in_sync(broker, request.curBrokerConfId, request.confCheckSumId)
+        if synced and request.takeConfInfo:
+            broker.need_report = False
+        answer = pb.HeartResponseM2B(
+            success=True,
+            errCode=ErrCode.SUCCESS,
+            errMsg=OK,
+            stopRead=broker.stop_read,
+            stopWrite=broker.stop_write,
+            needReportData=broker.need_report or not synced,
+            takeConfInfo=not synced,
+            takeRemoveTopicInfo=True,
+            removeTopicConfInfo=cluster.removals(broker),
+        )
+        self._answer(request, answer, broker, now)
+        return answer
+
+    def close(self, request: pb.CloseRequestB2M, now: int) -> Message:
+        self._hall.admit(request, None, now)
+        broker = self._hall.cluster.brokers.get(parse_broker_id(request.brokerId))
+        if broker is not None:
+            self._hall.cluster.lost(broker)
+        return pb.CloseResponseM2B(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
+
+    def _report(self, broker: Broker, read: int, write: int, default: str, topics: Iterable[str], now: int) -> None:
+        changed = broker.read_status != read
+        broker.read_status = read
+        broker.write_status = write
+        if self._hall.cluster.report(broker, default, topics) or changed:
+            self._changed(now)
+
+    def _answer(self, request: Any, answer: Any, broker: Broker, now: int) -> None:
+        hall = self._hall
+        hall.refresh_tokens(now)
+        answer.curBrokerConfId = broker.config_id
+        answer.confCheckSumId = broker.check_sum
+        if answer.takeConfInfo:
+            answer.brokerDefaultConfInfo = hall.cluster.default_text
+            answer.brokerTopicSetConfInfo.extend(broker.topics)
+        answer.ssdStoreId = UNDEFINED
+        setting = hall.controls.cluster
+        answer.qryPriorityId = hall.config.query_priority if setting.query_priority is None else setting.query_priority
+        answer.authorizedInfo.visitAuthorizedToken = hall.visit_token
+        answer.brokerAuthorizedInfo.visitAuthorizedToken = f"{hall.visit_token},{hall.fresh_token}"
+        answer.flowCheckId, rules = hall.controls.default_flow()
+        if answer.flowCheckId not in {request.flowCheckId, UNDEFINED}:
+            answer.flowControlInfo = rules
+        answer.clsConfig.configId = setting.serial
+        if request.clsConfig.configId != setting.serial:
+            answer.clsConfig.maxMsgSize = hall.max_message_bytes
+
+
+def _check_setting(setting: BrokerSetting, info: BrokerInfo, tls_port: int) -> None:
+    """A broker that is configured by name has to be the one that is configured. Raises RefusedRequest."""
+    if setting.status == Status.DRAFT:
+        raise RefusedRequest(ErrCode.BAD_REQUEST, f"broker {info.id} is a draft: set it online first")
+    if (setting.host, setting.port) != (info.host, info.port):
+        text = f"broker {info.id} is configured as {setting.host}:{setting.port}, not {info.host}:{info.port}"
+        raise RefusedRequest(ErrCode.BAD_REQUEST, text)
+    if setting.tls_port != tls_port:
+        text = f"broker {info.id} is configured with TLS port {setting.tls_port}, not {tls_port}"
+        raise RefusedRequest(ErrCode.BAD_REQUEST, text)

@@ -1,0 +1,165 @@
+"""What the parts of the master share: refusals, checked names, tokens and the settings in force."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.message import Message
+
+from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.proto import shared_pb2
+from penstock.tube.codec.strings import UNDEFINED, DefaultConfig, java_trim, valid_group
+from penstock.tube.engine.access import Access, Passed
+from penstock.tube.engine.cluster import Cluster
+from penstock.tube.engine.settings import Controls
+
+__all__ = [
+    "MAX_FILTERS",
+    "MAX_TOPICS",
+    "MIN_MESSAGE_BYTES",
+    "OK",
+    "Hall",
+    "MasterConfig",
+    "RefusedRequest",
+    "client_id_of",
+    "group_name_of",
+    "refused",
+]
+
+
+OK = "OK!"
+MAX_CLIENT_ID = 1024
+MAX_TOPICS = 1024
+MAX_FILTERS = 500
+# The reference clamps message sizes to this range.
+MIN_MESSAGE_BYTES = 1 << 20
+MAX_MESSAGE_BYTES = 20 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MasterConfig:
+    """Session times as the reference has them; ``settle_ms``: see :class:`Group`, a little over a Java heartbeat."""
+
+    producer_session_ms: int = 30_000
+    consumer_session_ms: int = 30_000
+    broker_session_ms: int = 30_000
+    settle_ms: int = 15_000
+    token_period_ms: int = 240_000
+    max_message_bytes: int = MIN_MESSAGE_BYTES
+    query_priority: int = 301
+    max_producers: int = 100_000
+    max_consumers: int = 100_000
+    max_brokers: int = 1000
+    check_visit_tokens: bool = False
+    default: DefaultConfig = DefaultConfig(partitions=3)  # noqa: RUF009 - immutable
+
+
+class RefusedRequest(Exception):  # noqa: N818 - an answer, not an error of ours
+    """Ends a handler with an answer that refuses."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+class Hall:
+    """What every part of the master sees. ``access`` None: nobody has to sign. ``peer``: who asks just now."""
+
+    def __init__(
+        self, config: MasterConfig, cluster: Cluster, controls: Controls, access: Access | None, now: int
+    ) -> None:
+        self.config = config
+        self.cluster = cluster
+        self.controls = controls
+        self.access = access
+        self.peer = ""
+        self.visit_token = self.fresh_token = now
+        self._token_at = now
+
+    @property
+    def max_message_bytes(self) -> int:
+        """Message size of topics that say none."""
+        return self.controls.cluster.max_message_bytes or self.config.max_message_bytes
+
+    def refresh_tokens(self, now: int) -> None:
+        """A new visit token every four minutes; clients get the one before, which brokers know already."""
+        if now - self._token_at >= self.config.token_period_ms:
+            self.visit_token, self.fresh_token, self._token_at = self.fresh_token, now, now
+
+    def admit(self, request: Any, group: str | None, now: int) -> Passed:
+        """Let the sender of ``request`` in. Raises RefusedRequest (415)."""
+        if self.access is None:
+            return Passed("")
+        passed = self.access.admit(request.authInfo, self.peer, group, now)
+        if passed is None:
+            signed = request.authInfo.authInfo.userName
+            who = (
+                f"user {signed!r}: the signature or its time is wrong" if signed else "no signature and no valid token"
+            )
+            raise RefusedRequest(ErrCode.CERTIFICATE_FAILURE, f"authentication failed: {who}")
+        return passed
+
+    def authorized(self, passed: Passed, now: int) -> shared_pb2.MasterAuthorizedInfo:
+        """authorizedInfo of an answer to a client."""
+        self.refresh_tokens(now)
+        info = shared_pb2.MasterAuthorizedInfo(visitAuthorizedToken=self.visit_token)
+        if passed.token:
+            info.authAuthorizedToken = passed.token
+        return info
+
+    def client_config(self, request: Any, answer: Any) -> None:
+        """appdConfig of an answer to a producer."""
+        serial = self.controls.cluster.serial
+        answer.appdConfig.configId = serial
+        # A missing message reads as 0 in the reference: it differs, so the size is told.
+        if request.appdConfig.configId != serial or self.max_message_bytes != MIN_MESSAGE_BYTES:
+            answer.appdConfig.maxMsgSize = self.max_message_bytes
+
+
+def client_id_of(text: str, host: str | None) -> str:
+    """A client id that can be used. Raises RefusedRequest."""
+    client_id = java_trim(text)
+    if not client_id or len(client_id) > MAX_CLIENT_ID or "@" in client_id or "#" in client_id:
+        raise RefusedRequest(
+            ErrCode.BAD_REQUEST, f"client id {client_id!r}: 1 to {MAX_CLIENT_ID} characters, no '@' and no hash"
+        )
+    if host is not None and not 0 < len(java_trim(host)) <= 256:
+        raise RefusedRequest(ErrCode.BAD_REQUEST, f"host name {host!r}: 1 to 256 characters are possible")
+    return client_id
+
+
+def group_name_of(text: str) -> str:
+    """A group name that can be used. Raises RefusedRequest."""
+    name = java_trim(text)
+    if not valid_group(name):
+        raise RefusedRequest(
+            ErrCode.BAD_REQUEST, f"{name!r} cannot be a group: a letter, then letters, digits, '_' and '-'"
+        )
+    return name
+
+
+# What a refusal must hold beside code and text: receivers do not read a message that lacks a required field.
+_REQUIRED: dict[str, dict[str, int | bool]] = {
+    "RegisterResponseM2P": {"brokerCheckSum": -1},
+    "HeartResponseM2P": {"brokerCheckSum": -1},
+    "RegisterResponseM2B": {"stopRead": False, "stopWrite": False, "takeConfInfo": False},
+    "HeartResponseM2B": {
+        "stopRead": False,
+        "stopWrite": False,
+        "curBrokerConfId": UNDEFINED,
+        "confCheckSumId": UNDEFINED,
+        "needReportData": False,
+        "takeConfInfo": False,
+        "takeRemoveTopicInfo": False,
+    },
+}
+
+
+def refused(kind: type[Message], code: int, text: str) -> Message:
+    """An answer of type ``kind`` that refuses, with every required field."""
+    fields: dict[str, Any] = dict(_REQUIRED.get(kind.DESCRIPTOR.name, {}))
+    if "success" in kind.DESCRIPTOR.fields_by_name:
+        fields["success"] = False
+    return kind(errCode=code, errMsg=text, **fields)

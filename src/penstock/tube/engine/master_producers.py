@@ -1,0 +1,99 @@
+"""Producers at the master: methods 1 to 3. A producer asks where its topics can be sent to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from google.protobuf.message import Message
+
+from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.proto import master_pb2 as pb
+from penstock.tube.codec.strings import java_trim, valid_topic
+from penstock.tube.engine.cluster import SYSTEM_TOPIC
+from penstock.tube.engine.master_common import MAX_TOPICS, OK, Hall, RefusedRequest, client_id_of
+
+__all__ = ["Producer", "ProducerDesk"]
+
+
+class Producer:
+    """A producer and the topics that it sends to."""
+
+    __slots__ = ("last_seen", "topics")
+
+    def __init__(self, now: int) -> None:
+        self.last_seen = now
+        self.topics: list[str] = []
+
+
+class ProducerDesk:
+    """Answers producers. ``known``: those with a session, by client id."""
+
+    def __init__(self, hall: Hall) -> None:
+        self.known: dict[str, Producer] = {}
+        self._hall = hall
+
+    def tick(self, now: int) -> None:
+        """Forget those whose session ended."""
+        session_ms = self._hall.config.producer_session_ms
+        for client_id in [c for c, producer in self.known.items() if producer.last_seen + session_ms <= now]:
+            del self.known[client_id]
+
+    def register(self, request: pb.RegisterRequestP2M, now: int) -> Message:
+        client_id = client_id_of(request.clientId, request.hostName)
+        passed = self._hall.admit(request, None, now)
+        self._produce(client_id, request.topicList, now)
+        answer = pb.RegisterResponseM2P(
+            success=True,
+            errCode=ErrCode.SUCCESS,
+            errMsg=OK,
+            brokerCheckSum=self._hall.cluster.version,
+            brokerInfos=self._hall.cluster.broker_infos(),
+            authorizedInfo=self._hall.authorized(passed, now),
+        )
+        self._hall.client_config(request, answer)
+        return answer
+
+    def heartbeat(self, request: pb.HeartRequestP2M, now: int) -> Message:
+        client_id = client_id_of(request.clientId, request.hostName)
+        passed = self._hall.admit(request, None, now)
+        # One that we do not know is registered by its heartbeat: C++ and Go producers never register a second time.
+        producer = self._produce(client_id, request.topicList, now)
+        infos = [info.format() for name in producer.topics if (info := self._hall.cluster.topic_info(name)) is not None]
+        answer = pb.HeartResponseM2P(
+            success=True,
+            errCode=ErrCode.SUCCESS,
+            errMsg=OK,
+            brokerCheckSum=self._hall.cluster.version,
+            topicInfos=infos,
+            authorizedInfo=self._hall.authorized(passed, now),
+        )
+        if passed.renew:
+            answer.requireAuth = True
+        if request.brokerCheckSum != self._hall.cluster.version:
+            answer.brokerInfos.extend(self._hall.cluster.broker_infos())
+        self._hall.client_config(request, answer)
+        return answer
+
+    def close(self, request: pb.CloseRequestP2M, now: int) -> Message:
+        self._hall.admit(request, None, now)
+        self.known.pop(java_trim(request.clientId), None)
+        return pb.CloseResponseM2P(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
+
+    def _produce(self, client_id: str, topics: Iterable[str], now: int) -> Producer:
+        names = sorted({java_trim(name) for name in topics} - {""})
+        if len(names) > MAX_TOPICS:
+            raise RefusedRequest(ErrCode.BAD_REQUEST, f"{len(names)} topics, at most {MAX_TOPICS} are possible")
+        if SYSTEM_TOPIC in names:
+            raise RefusedRequest(ErrCode.BAD_REQUEST, f"{SYSTEM_TOPIC} is written by brokers only")
+        producer = self.known.get(client_id)
+        if producer is None:
+            if len(self.known) >= self._hall.config.max_producers:
+                raise RefusedRequest(
+                    ErrCode.INTERNAL_SERVER_ERROR, f"{len(self.known)} producers are registered: no more"
+                )
+            producer = self.known[client_id] = Producer(now)
+        producer.last_seen = now
+        producer.topics = [
+            name for name in names if valid_topic(name)
+        ]  # others cannot exist; they may be of any length
+        return producer
