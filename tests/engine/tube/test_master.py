@@ -308,13 +308,6 @@ def test_bound_group_checks_its_members() -> None:
     assert ask(engine, MethodId.CONSUMER_HEARTBEAT, heartbeat).event.subscribeInfo
 
 
-def test_client_balance_is_refused_in_its_own_terms() -> None:
-    request = pb.RegisterRequestC2MV2(clientId="c", groupName="g", hostName="h", sourceCount=0, nodeId=0)
-    answer = ask(master(), MethodId.CONSUMER_REGISTER_V2, request)
-    assert answer.errCode == 400
-    assert answer.errMsg
-
-
 # --- the envelope's side ---
 
 

@@ -1,0 +1,257 @@
+"""What an administrator sets at the master and what clients and brokers then hear: by HTTP in, by the wire out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from penstock.tube.admin.master import METHODS, Change, handle
+from penstock.tube.codec.methods import MethodId
+from penstock.tube.codec.proto import master_pb2 as pb
+from penstock.tube.engine.cluster import Topic
+from penstock.tube.engine.consumer import Membership
+from penstock.tube.engine.master import MasterEngine
+from tests.engine.tube.talk import NOW, ask, broker_beat, join_broker, master
+
+TOKEN = "secret"
+RULES = json.dumps(
+    [{"type": 0, "rule": [{"start": "00:00", "end": "24:00", "dltInM": 100, "limitInM": 5, "freqInMs": 500}]}]
+)
+
+
+def do(engine: MasterEngine, method: str, **params: str) -> list[dict[str, Any]]:
+    """Carry a method out as the shell does; its data."""
+    users = {"createUser": "admin", "modifyUser": "admin", "confModAuthToken": TOKEN}
+    outcome = handle(engine, {**users, "method": method, **params}, TOKEN, NOW)
+    assert isinstance(outcome, Change) == METHODS[method].changes, outcome
+    if isinstance(outcome, Change):
+        for setting in outcome.settings:
+            engine.stored(setting, NOW)
+        outcome = outcome.answer
+    assert outcome["result"], outcome
+    assert outcome["count"] == len(outcome["data"])
+    return list(outcome["data"])
+
+
+def refused(engine: MasterEngine, method: str, **params: str) -> str:
+    users = {"createUser": "admin", "modifyUser": "admin", "confModAuthToken": TOKEN}
+    outcome = handle(engine, {**users, "method": method, **params}, TOKEN, NOW)
+    assert isinstance(outcome, dict)
+    assert (outcome["result"], outcome["errCode"]) == (False, 400)
+    return str(outcome["errMsg"])
+
+
+def running(*topics: Topic) -> MasterEngine:
+    engine = master(*topics)
+    join_broker(engine)
+    return engine
+
+
+def subscribe(engine: MasterEngine, *filters: str, group: str = "lake", client: str = "c1") -> Any:
+    member = Membership(client, "h", group, ["demo"], {"demo": list(filters)} if filters else {}, NOW)
+    return ask(engine, MethodId.CONSUMER_REGISTER, member.register())
+
+
+def beat(engine: MasterEngine, client: str = "c1", group: str = "lake", now: int = NOW, **fields: Any) -> Any:
+    request = pb.HeartRequestC2M(clientId=client, groupName=group, reportSubscribeInfo=False, **fields)
+    return ask(engine, MethodId.CONSUMER_HEARTBEAT, request, now)
+
+
+def test_a_controlled_topic_admits_the_groups_that_are_allowed() -> None:
+    engine = running()
+    assert subscribe(engine, client="before", group="old").errCode == 200
+    do(engine, "admin_add_topic_control_info", topicName="demo", enableAuthControl="true")
+    assert subscribe(engine).errCode == 450
+    assert not engine.groups["old"].owned, "what it had not heard of yet is taken back"
+    do(engine, "admin_add_group_csmctrl_info", groupName="lake", topicName="demo")
+    assert subscribe(engine).errCode == 200
+    do(
+        engine,
+        "admin_update_group_csmctrl_info",
+        groupName="lake",
+        topicName="demo",
+        consumeEnable="false",
+        disableCsmRsn="why",
+    )
+    answer = subscribe(engine, client="c2")
+    assert (answer.errCode, "why" in answer.errMsg) == (450, True)
+    do(engine, "admin_delete_topic_control_info", topicName="demo")
+    do(engine, "admin_delete_group_csmctrl_info", groupName="lake")
+    assert subscribe(engine, client="c2").errCode == 200
+    (row,) = do(engine, "admin_query_topic_control_info", topicName="demo")
+    assert row["enableAuthControl"] is False
+
+
+def test_a_group_may_be_bound_to_filters() -> None:
+    engine = running()
+    bound = {"filterEnable": "true", "filterConds": "a,b"}
+    do(engine, "admin_add_group_csmctrl_info", groupName="lake", topicName="demo", **bound)
+    assert [subscribe(engine, *items).errCode for items in ((), ("c",), ("a", "c"), ("a",))] == [455, 455, 455, 200]
+    (row,) = do(engine, "admin_query_group_csmctrl_info", groupName="lake")
+    assert (row["filterEnable"], row["filterConds"]) == (True, ",a,b,")
+    (item,) = do(engine, "admin_add_group_csmctrl_info", groupName="lake", topicName="none")
+    assert (item["success"], item["errCode"]) == (False, 401)
+
+
+def test_flow_rules_reach_clients_and_brokers() -> None:
+    engine = running()
+    subscribe(engine)
+    answer = beat(engine, defFlowCheckId=-2, groupFlowCheckId=-2)
+    assert (answer.defFlowCheckId, answer.defFlowControlInfo, answer.groupFlowControlInfo) == (-2, " ", " ")
+    do(engine, "admin_set_cluster_default_setting", flowCtrlEnable="true", flowCtrlInfo=RULES, maxMsgSizeInMB="2")
+    do(
+        engine,
+        "admin_add_group_resctrl_info",
+        groupName="lake",
+        flowCtrlEnable="true",
+        flowCtrlInfo="[]",
+        qryPriorityId="303",
+    )
+    answer = beat(engine, defFlowCheckId=-2, groupFlowCheckId=-2)
+    assert (answer.defFlowControlInfo, answer.groupFlowControlInfo, answer.qryPriorityId) == (RULES, "[]", 303)
+    assert answer.defFlowCheckId == NOW
+    told = broker_beat(engine)
+    assert (told.flowCheckId, told.flowControlInfo, told.clsConfig.maxMsgSize) == (NOW, RULES, 2 << 20)
+    do(engine, "admin_update_cluster_default_setting", flowCtrlEnable="false")
+    answer = beat(engine, defFlowCheckId=NOW)
+    assert (answer.defFlowCheckId, answer.defFlowControlInfo) == (NOW + 1, "[]")
+    (row,) = do(engine, "admin_query_cluster_default_setting")
+    assert (row["maxMsgSizeInMB"], row["flowCtrlEnable"]) == (2, False)
+    (row,) = do(engine, "admin_query_group_resctrl_info")
+    assert row["qryPriorityId"] == 303
+    do(engine, "admin_delete_group_resctrl_info", groupName="lake")
+    assert do(engine, "admin_query_group_resctrl_info") == []
+
+
+def test_too_few_members_for_the_brokers_get_nothing() -> None:
+    engine = master()
+    for number in (1, 2, 3):
+        join_broker(engine, number=number)
+    do(engine, "admin_add_group_resctrl_info", groupName="lake", resCheckEnable="true", alwdBrokerClientRate="1")
+    subscribe(engine)
+    assert not engine.groups["lake"].owned
+    subscribe(engine, client="c2")
+    assert len(engine.groups["lake"].owned) == 9
+
+
+def test_a_topic_is_changed_deleted_redone_and_removed() -> None:
+    engine = running()
+    assert do(engine, "admin_modify_topic_info", topicName="demo", numPartitions="5")[0]["errCode"] == 200
+    assert do(engine, "admin_modify_topic_info", topicName="demo", numPartitions="5")[0]["errCode"] == 201
+    assert do(engine, "admin_modify_topic_info", topicName="demo", numPartitions="4")[0]["errCode"] == 407
+    assert do(engine, "admin_modify_topic_info", topicName="none", numPartitions="4")[0]["errCode"] == 401
+    assert do(engine, "admin_delete_topic_info", topicName="demo")[0]["errCode"] == 405
+    stop = {"acceptPublish": "false", "acceptSubscribe": "false"}
+    assert do(engine, "admin_modify_topic_info", topicName="demo", **stop)[0]["errCode"] == 200
+    assert do(engine, "admin_remove_topic_info", topicName="demo")[0]["errCode"] == 406
+    assert do(engine, "admin_delete_topic_info", topicName="demo")[0]["errCode"] == 200
+    assert subscribe(engine).errCode == 431
+    assert do(engine, "admin_redo_deleted_topic_info", topicName="demo")[0]["errCode"] == 200
+    assert subscribe(engine).errCode == 200
+    do(engine, "admin_delete_topic_info", topicName="demo")
+    assert do(engine, "admin_remove_topic_info", topicName="demo")[0]["errCode"] == 200
+    assert engine.take_removed() == []
+    told = broker_beat(engine)
+    assert [text.partition(":")[0] for text in told.removeTopicConfInfo] == ["demo"]
+    assert "demo" not in {text.partition(":")[0] for text in told.brokerTopicSetConfInfo}
+    done = pb.HeartRequestB2M(
+        brokerId="1", brokerOnline=True, readStatusRpt=0, writeStatusRpt=0, curBrokerConfId=0, confCheckSumId=0,
+        takeConfInfo=False, takeRemovedTopicInfo=True, removedTopicsInfo=["demo"],
+    )  # fmt: skip
+    assert not ask(engine, MethodId.BROKER_HEARTBEAT, done).removeTopicConfInfo
+    assert (engine.take_removed(), engine.take_removed()) == (["demo"], [])
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "stops"),
+    [
+        ("admin_offline_broker_configure", {}, (True, True)),
+        ("admin_set_broker_read_or_write", {"acceptPublish": "false"}, (False, True)),
+        ("admin_set_broker_read_or_write", {"acceptSubscribe": "false"}, (True, False)),
+        ("admin_online_broker_configure", {}, (False, False)),
+    ],
+)
+def test_brokers_are_switched(method: str, params: dict[str, str], stops: tuple[bool, bool]) -> None:
+    engine = running()
+    do(engine, method, brokerId="1", **params)
+    told = broker_beat(engine)
+    assert (told.stopRead, told.stopWrite) == stops
+    assert (engine.cluster.partitions(["demo"]) == []) == stops[0]
+    assert (engine.cluster.topic_info("demo") is None) == stops[1]
+    (row,) = do(engine, "admin_query_broker_run_status")
+    assert (row["acceptSubscribe"], row["acceptPublish"]) == (not stops[0], not stops[1])
+
+
+def join_raw(engine: MasterEngine, number: int, host: str, tls: int = 8124) -> Any:
+    request = pb.RegisterRequestB2M(
+        clientId=f"{number}:{host}:8123:2.4.0", brokerOnline=False, enableTls=False, readStatusRpt=0, writeStatusRpt=0,
+        curBrokerConfId=0, confCheckSumId=0, brokerDefaultConfInfo="", tlsPort=tls,
+    )  # fmt: skip
+    return ask(engine, MethodId.BROKER_REGISTER, request)
+
+
+def test_a_broker_is_configured_as_tools_do_it() -> None:
+    engine = master()
+    (row,) = do(engine, "admin_add_broker_configure", brokerIp="10.0.0.7")
+    assert (row["success"], row["brokerId"]) == (True, 0x0A000007)
+    do(engine, "admin_add_broker_configure", brokerIp="10.0.0.8", brokerId="8")
+    assert do(engine, "admin_add_broker_configure", brokerIp="10.0.0.9", brokerId="8")[0]["errCode"] == 402
+    assert do(engine, "admin_add_broker_configure", brokerIp="10.0.0.8", brokerId="9")[0]["errCode"] == 402
+    assert join_raw(engine, 8, "10.0.0.8").errCode == 400  # a draft
+    do(engine, "admin_online_broker_configure", brokerId="8")
+    assert join_raw(engine, 8, "10.0.0.9").errCode == 400
+    assert join_raw(engine, 8, "10.0.0.8", tls=1).errCode == 400
+    assert join_raw(engine, 8, "10.0.0.8").errCode == 200
+    rows = do(engine, "admin_query_broker_configure", brokerId="8")
+    assert [(row["manageStatus"], row["brokerTLSPort"]) for row in rows] == [("online", 8124)]
+    assert do(engine, "admin_reload_broker_configure", brokerId="8")[0]["success"]
+    assert do(engine, "admin_delete_broker_configure", brokerId="8,99")[0]["errCode"] == 406
+    do(engine, "admin_offline_broker_configure", brokerId="8")
+    assert [row["errCode"] for row in do(engine, "admin_delete_broker_configure", brokerId="8,99")] == [200, 401]
+
+
+def test_a_member_can_be_made_to_give_up_what_it_has() -> None:
+    engine = running()
+    subscribe(engine)
+    beat(engine)
+    subscribe(engine, client="c2")
+    rows = do(engine, "admin_rebalance_group_allocate", groupName="lake", consumerId="c1,nobody", reJoinWait="2")
+    assert [row["errCode"] for row in rows] == [200, 401]
+    told = beat(engine)
+    assert engine.groups["lake"].members["c1"].out
+    assert told.event.opType in {0, 10, 20}
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "text"),
+    [
+        ("admin_add_new_topic_record", {"topicName": "a1", "deletePolicy": "delete,200h"}, "168 hours"),
+        ("admin_add_new_topic_record", {"topicName": "a1", "deletePolicy": "keep"}, "deletePolicy"),
+        ("admin_add_new_topic_record", {"topicName": "a1", "maxMsgSizeInMB": "21"}, "0 to 20"),
+        ("admin_add_broker_configure", {"brokerIp": "name"}, "brokerId is required"),
+        ("admin_add_broker_configure", {"brokerIp": "10.0.0.1", "brokerPort": "70000"}, "65535"),
+        ("admin_update_broker_configure", {}, "brokerId is required"),
+        ("admin_update_broker_configure", {"brokerId": "1", "manageStatus": "2"}, "only-read"),
+        ("admin_add_group_csmctrl_info", {"groupName": "a b", "topicName": "demo"}, "letter"),
+        ("admin_add_group_resctrl_info", {"groupName": "gg", "qryPriorityId": "404"}, "101 to 303"),
+        ("admin_add_group_resctrl_info", {"groupName": "gg", "flowCtrlInfo": "[{}]"}, "flowCtrlInfo"),
+        ("admin_rebalance_group_allocate", {"groupName": "gg"}, "consumerId is required"),
+        ("admin_query_consume_group_detail", {}, "groupName is required"),
+    ],
+)
+def test_bad_parameters_are_named(method: str, params: dict[str, str], text: str) -> None:
+    engine = running()
+    do(engine, "admin_online_broker_configure", brokerId="1")
+    do(engine, "admin_offline_broker_configure", brokerId="1")
+    assert text in refused(engine, method, **params)
+
+
+def test_what_tools_ask_first() -> None:
+    engine = running()
+    assert do(engine, "admin_query_server_version")[0]["serverVersion"].startswith("penstock")
+    assert do(engine, "admin_query_master_group_info")[0]["statusInfo"] == {"nodeStatus": "Master"}
+    assert {"admin_add_new_topic_record"} <= {row["method"] for row in do(engine, "admin_get_methods")}
+    assert do(engine, "admin_get_metrics_info")[0]["topics"] == 1
+    assert do(engine, "admin_query_broker_topic_config_info") == [{"brokerId": 1, "topicName": ["demo"]}]

@@ -1,0 +1,120 @@
+"""Signatures, tokens and who is let in without."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.tube.codec.methods import MethodId
+from penstock.tube.codec.proto import master_pb2 as pb
+from penstock.tube.codec.proto import shared_pb2
+from penstock.tube.engine.access import Access, sign
+from penstock.tube.engine.cluster import Topic
+from penstock.tube.engine.master import MasterEngine
+from tests.engine.tube.talk import NOW, ask
+
+HOUR = 3_600_000
+
+
+def signed(
+    user: str = "usr", password: str = "pw", time: int = NOW, nonce: int = 5
+) -> shared_pb2.MasterCertificateInfo:
+    info = shared_pb2.AuthenticateInfo(userName=user, timestamp=time, nonce=nonce, othParams="")
+    info.signature = sign(user, password, time, nonce)
+    return shared_pb2.MasterCertificateInfo(authInfo=info)
+
+
+def with_token(token: str) -> shared_pb2.MasterCertificateInfo:
+    return shared_pb2.MasterCertificateInfo(authorizedToken=token)
+
+
+def access(**options: object) -> Access:
+    return Access({"usr": "pw", "two": "other"}, **options)  # type: ignore[arg-type]
+
+
+def test_the_reference_sample_of_a_signature() -> None:
+    assert sign("usr", "pw", 1700000000000, 12345) == "HK11ZMNACviy1YCSTtEn0rhCAJM%3D"
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        signed(password="wrong"),
+        signed(user="nobody"),
+        signed(time=NOW - 20_001),
+        signed(time=NOW + 20_001),
+        with_token("usr"),
+        with_token(f"usr {NOW + HOUR} AAAA"),
+        with_token(f"nobody {NOW + HOUR} AAAA"),
+        with_token("usr x y"),
+        with_token("usr 1 2 3"),
+        with_token("a b c d e"),
+        shared_pb2.MasterCertificateInfo(),
+    ],
+)
+def test_who_is_not_let_in(info: shared_pb2.MasterCertificateInfo) -> None:
+    assert access().admit(info, "10.0.0.1", "group", NOW) is None
+
+
+def test_a_signature_gives_a_token_that_any_server_with_the_users_takes() -> None:
+    passed = access().admit(signed(), "10.0.0.1", None, NOW)
+    assert passed is not None
+    other = access()
+    later = other.admit(with_token(passed.token), "10.0.0.1", None, NOW + HOUR // 2)
+    assert later is not None
+    assert (later.user, later.token, later.renew) == ("usr", "", False)
+    soon = other.admit(with_token(passed.token), "10.0.0.1", None, NOW + HOUR * 4 // 5)
+    assert soon is not None
+    assert soon.renew
+    assert other.admit(with_token(passed.token), "10.0.0.1", None, NOW + HOUR) is None
+    assert other.admit_token(passed.token, "10.0.0.1", None, NOW)
+    assert not Access({"usr": "changed"}).admit_token(passed.token, "", None, NOW)
+    assert not other.admit_token(passed.token.replace("usr", "two"), "", None, NOW)
+
+
+def test_a_token_cannot_be_made_to_last() -> None:
+    passed = access(token_ms=10 * HOUR).admit(signed(), "", None, NOW)
+    assert passed is not None
+    assert not access().admit_token(passed.token, "", None, NOW)
+
+
+def test_a_java_consumers_signed_token_towards_a_broker() -> None:
+    text = f"usr {NOW} 7 {sign('usr', 'pw', NOW, 7)}"
+    assert access().admit_token(text, "", None, NOW)
+    assert not access().admit_token(text, "", None, NOW + 30_000)
+    assert not access().admit_token(text.replace("usr", "two"), "", None, NOW)
+
+
+def test_networks_and_groups_are_let_in_without() -> None:
+    rules = access(networks=["10.1.0.0/16", "::1/128"], groups=["legacy"])
+    for peer, group, admitted in [
+        ("10.1.2.3", None, True),
+        ("::1", None, True),
+        ("10.2.0.1", "legacy", True),
+        ("10.2.0.1", "other", False),
+        ("not an address", None, False),
+    ]:
+        assert (rules.admit(shared_pb2.MasterCertificateInfo(), peer, group, NOW) is not None) == admitted
+        assert rules.admit_token("", peer, group, NOW) == admitted
+
+
+def test_the_master_asks_everybody_and_renews_tokens() -> None:
+    engine = MasterEngine([Topic("demo")], NOW, access=access())
+    request = pb.RegisterRequestP2M(clientId="p", brokerCheckSum=-1, hostName="h")
+    assert ask(engine, MethodId.PRODUCER_REGISTER, request).errCode == 415
+    request.authInfo.CopyFrom(signed())
+    token = ask(engine, MethodId.PRODUCER_REGISTER, request).authorizedInfo.authAuthorizedToken
+    beat = pb.HeartRequestP2M(clientId="p", brokerCheckSum=-1, hostName="h", authInfo=with_token(token))
+    answer = ask(engine, MethodId.PRODUCER_HEARTBEAT, beat)
+    assert (answer.errCode, answer.requireAuth, answer.authorizedInfo.authAuthorizedToken) == (200, False, "")
+    assert ask(engine, MethodId.PRODUCER_HEARTBEAT, beat, NOW + HOUR - 1000).requireAuth
+    assert ask(engine, MethodId.PRODUCER_HEARTBEAT, beat, NOW + HOUR).errCode == 415
+    for method, message in [
+        (
+            MethodId.CONSUMER_REGISTER,
+            pb.RegisterRequestC2M(clientId="c", groupName="gg", hostName="h", topicList=["demo"]),
+        ),
+        (MethodId.CONSUMER_CLOSE, pb.CloseRequestC2M(clientId="c", groupName="gg")),
+        (MethodId.PRODUCER_CLOSE, pb.CloseRequestP2M(clientId="p")),
+        (MethodId.BROKER_CLOSE, pb.CloseRequestB2M(brokerId="1")),
+    ]:
+        assert ask(engine, method, message).errCode == 415
