@@ -250,9 +250,7 @@ def scan_command(
     _finish(options, scan)
 
 
-app.command(name="lock", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(
-    lock_command
-)
+app.command(name="lock")(lock_command)
 app.command(name="export")(export_command)
 app.command(name="import")(import_command)
 

@@ -60,13 +60,9 @@ def lock_command(
         raise ConfigError(
             "kv lock: --nonblock and --wait exclude each other", option="--wait", do="give one of the two"
         )
-    # A -- between NAME and COMMAND is the parser's where options follow it, and ours where they do not.
-    argv = command[1:] if command[0] == "--" else command
-    if not argv:
-        raise ConfigError("kv lock: no command", do="write it after --: penstock kv lock NAME -- COMMAND")
     from penstock.runtime.loop import run
 
-    status = run(_lock(name, argv, ttl_ms, 0.0 if nonblock else wait, conflict_exit_code, holder, options))
+    status = run(_lock(name, command, ttl_ms, 0.0 if nonblock else wait, conflict_exit_code, holder, options))
     if status:
         raise typer.Exit(status)
 

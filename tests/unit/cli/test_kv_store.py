@@ -103,7 +103,9 @@ def test_a_lock_that_is_held_says_by_whom(kv: Command, store: Client) -> None:
     [
         (["job", "--", "/nonexistent/command"], 127, "/nonexistent/command: No such file"),
         (["job", "--", "/etc"], 126, "/etc: Permission denied"),
-        (["job", "--"], 2, "kv lock: no command"),
+        (["job", "--"], 2, "Missing argument"),
+        (["job", "echo", "--wrong"], 2, "No such option"),
+        (["job", "--nonblock", "--", "sh", "-c", "exit 4"], 4, ""),
         (["--nonblock", "--wait", "1", "job", "--", "true"], 2, "exclude each other"),
         (["job", "--", "sh", "-c", "kill -TERM $$"], 143, ""),
     ],
