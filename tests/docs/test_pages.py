@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,8 @@ import pytest
 from tests.docs.pages import ROOT, Block, blocks, commands, matches, page_paths
 
 READY_SECONDS = 60
+WELL_KNOWN = ("8883", "8083", "8084")
+"""Ports that pages name where there is no setting with a variable: MQTT over TLS and over WebSocket."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -65,6 +69,14 @@ def background(command: str, folder: Path, environment: dict[str, str]) -> Itera
         assert process.wait(30) == 0, log.read_text()
 
 
+def moved(block: Block, ports: dict[str, str]) -> Block:
+    """The block with the well-known ports that it names moved to free ones."""
+    text = block.text
+    for known, free in ports.items():
+        text = re.sub(rf"(?<=:){known}\b|(?<=, ){known}\b", free, text)
+    return replace(block, text=text)
+
+
 def run_block(block: Block, where: str, folder: Path, environment: dict[str, str]) -> None:
     expected = int(block.directive.removeprefix("fails ")) if block.directive.startswith("fails ") else 0
     if block.language == "python":
@@ -92,7 +104,9 @@ def check_covered(block: Block, where: str) -> None:
 def test_page(page: Path, tmp_path: Path) -> None:
     environment = reader_environment()
     with ExitStack() as servers:
-        for block in blocks(page):
+        ports = dict(zip(WELL_KNOWN, map(str, free_ports(len(WELL_KNOWN))), strict=True))
+        for original in blocks(page):
+            block = moved(original, ports)
             where = f"{page.relative_to(ROOT)}:{block.line}"
             if block.directive.startswith("file "):
                 target = tmp_path / block.directive.removeprefix("file ")

@@ -34,6 +34,7 @@ COMMANDS: dict[str, Command] = {
     "kv": Command("penstock.cli.kv", "Read, write, watch and lock keys of a state store."),
     "statestore": Command("penstock.cli.statestore", "Attach a state store to somebody else's MQTT 5 broker."),
     "mqtt": Command("penstock.cli.mqtt", "Publish, subscribe and ask, on any MQTT 5 broker."),
+    "passwd": Command("penstock.cli.passwd", "Keep the password file of a node."),
     "tube": Command("penstock.cli.tube", "Topics, groups, records in and out, positions and lag of a tube."),
     "pipeline": Command("penstock.cli.pipeline", "Check and run pipelines."),
 }

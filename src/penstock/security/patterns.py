@@ -6,6 +6,7 @@ that holds a ``/`` matches nothing. A pattern whose placeholder has no value (``
 nothing at all.
 
     {clientId}  {principal.clientId}          the client identifier
+    {clientIdHex}                             its UTF-8 in hexadecimal capitals, as topics of the state store have it
     {user}      {principal.username}          the user, or the name in the client certificate
     {attributes.NAME}  {principal.attributes.NAME}
 
@@ -25,7 +26,7 @@ __all__ = ["BoundGlob", "BoundTopic", "Glob", "TopicPattern"]
 MAX_PATTERN: Final = 65_535
 """Characters of one pattern: as many as a topic filter may have bytes."""
 
-_KNOWN: Final = "{clientId}, {user}, {attributes.NAME}"
+_KNOWN: Final = "{clientId}, {clientIdHex}, {user}, {attributes.NAME}"
 _BRACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 Piece = tuple[bool, str]
@@ -292,7 +293,7 @@ def _pieces(text: str) -> list[Piece]:
             continue
         name = (match[1] or "").removeprefix("principal.")
         name = {"username": "user"}.get(name, name)
-        if name not in {"clientId", "user"} and not (name.startswith("attributes.") and len(name) > 11):
+        if name not in {"clientId", "clientIdHex", "user"} and not (name.startswith("attributes.") and len(name) > 11):
             raise ValueError(f"expected one of {_KNOWN} in place of {match[0]}; a lone brace is written twice")
         pieces.append((True, name))
     pieces.append((False, text[position:]))
@@ -312,6 +313,8 @@ def _personal(pieces: list[Piece]) -> bool:
 def _value(name: str, principal: Principal) -> str | None:
     if name == "clientId":
         return principal.client_id or None
+    if name == "clientIdHex":
+        return principal.client_id.encode(errors="surrogatepass").hex().upper() or None
     if name == "user":
         return principal.proved or None
     return principal.attributes.get(name.removeprefix("attributes.")) or None

@@ -81,6 +81,9 @@ def test_placeholders() -> None:
     certified = TopicPattern("{user}/#").bind(Principal("c", certificate="cn"))
     assert certified is not None
     assert certified.matches(["cn", "x"])
+    coded = TopicPattern("clients/{clientIdHex}/#").bind(Principal("+é"))
+    assert coded is not None
+    assert coded.matches(["clients", "2BC3A9", "x"])
     assert TopicPattern("a/{clientId}").personal
     assert not TopicPattern("a/{{b}}").personal
 

@@ -1,0 +1,70 @@
+"""`penstock passwd`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+
+from penstock.security.passwords import read_passwords
+from tests.unit.cli.conftest import Command
+
+
+def test_the_life_of_a_user(penstock: Command, tmp_path: Path) -> None:
+    file = str(tmp_path / "passwords")
+    assert penstock("passwd", "create", file, "ann", stdin=b"secret\n")[:2] == (0, "")
+    assert penstock("passwd", "create", file, "bob", stdin=b"\xff no text \r\n")[:2] == (0, "")
+    assert penstock("passwd", "verify", file, "ann", stdin=b"secret").status == 0
+    assert penstock("passwd", "verify", file, "bob", stdin=b"\xff no text \n").status == 0
+    wrong = penstock("passwd", "verify", file, "ann", stdin=b"Secret\n")
+    assert wrong.status == 1
+    assert "secret" not in wrong.err.lower()
+    assert penstock("passwd", "set", file, "ann", stdin=b"other\n").status == 0
+    assert penstock("passwd", "verify", file, "ann", stdin=b"secret\n").status == 1
+    assert penstock("passwd", "verify", file, "ann", stdin=b"other\n").status == 0
+    listed = penstock("passwd", "list", file)
+    assert listed.out.split() == ["USER", "SCRAM", "ann", "yes", "bob", "no"]
+    rows = [json.loads(line) for line in penstock("passwd", "list", file, "--json").out.splitlines()]
+    assert rows == [{"user": "ann", "scram": True}, {"user": "bob", "scram": False}]
+    assert penstock("passwd", "delete", file, "ann").status == 0
+    assert list(read_passwords(Path(file))) == ["bob"]
+
+
+def test_refusals(penstock: Command, tmp_path: Path) -> None:
+    file = str(tmp_path / "passwords")
+    assert penstock("passwd", "create", file, "ann", stdin=b"x\n").status == 0
+    before = Path(file).read_bytes()
+    for command, user, stdin, status, words in (
+        ("create", "ann", b"y\n", 1, "already"),
+        ("set", "bob", b"y\n", 1, "no user 'bob'"),
+        ("delete", "bob", b"", 1, "no user 'bob'"),
+        ("verify", "bob", b"y\n", 1, "not the password"),
+        ("create", "bob", b"", 2, "no password on standard input"),
+        ("create", "bob", b"\n", 2, "it has 0 bytes"),
+        ("create", "bob", b"x" * 5000, 2, "1 to 1024"),
+        ("create", "a\tb", b"y\n", 2, "user name"),
+    ):
+        done = penstock("passwd", command, file, user, stdin=stdin)
+        assert (done.status, words in done.err) == (status, True), done.err
+    assert Path(file).read_bytes() == before
+    for command in ("set", "delete", "verify", "list"):
+        done = penstock("passwd", command, str(tmp_path / "none"), *(["x"] if command != "list" else []), stdin=b"x\n")
+        assert done.status == 2
+        assert "cannot be read" in done.err
+
+
+def test_a_terminal_is_asked_twice(penstock: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, object]] = []
+
+    def prompt(text: str, **options: object) -> str:
+        asked.append({"text": text, **options})
+        return "typed"
+
+    monkeypatch.setattr(typer, "prompt", prompt)
+    file = str(tmp_path / "passwords")
+    assert penstock("passwd", "create", file, "ann").status == 0
+    assert penstock("passwd", "verify", file, "ann").status == 0
+    assert [ask["confirmation_prompt"] for ask in asked] == [True, False]
+    assert all(ask["hide_input"] for ask in asked)
