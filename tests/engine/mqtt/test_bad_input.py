@@ -1,0 +1,241 @@
+"""Bytes and values of clients that mean no good, or know no better: the right answer, and everything goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.mqtt.codec.encoder import encode
+from penstock.mqtt.codec.packets import (
+    ConnAck,
+    Connect,
+    Disconnect,
+    PingReq,
+    PingResp,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+    Will,
+)
+from penstock.mqtt.codec.primitives import encode_varint
+from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.engine.limits import BrokerLimits
+from tests.engine.mqtt.harness import Bench, Peer
+from tests.engine.mqtt.test_access import Gate
+from tests.unit.mqtt.codec.vectors import Vector, load
+
+
+def code(peer: Peer) -> int:
+    packet = peer.take()[-1]
+    assert isinstance(packet, ConnAck | Disconnect), packet
+    assert peer.closed
+    return packet.reason_code
+
+
+def text(data: bytes) -> bytes:
+    return len(data).to_bytes(2, "big") + data
+
+
+def subscribe(*filters: bytes) -> bytes:
+    body = b"\x00\x01\x00" + b"".join(text(f) + b"\x01" for f in filters)
+    return b"\x82" + encode_varint(len(body)) + body
+
+
+def others_go_on(bench: Bench) -> bool:
+    peer = bench.connect("another")
+    return peer.send(PingReq()).only() == PingResp()
+
+
+MALFORMED = [vector for vector in load("malformed") if vector.role != "client"]
+
+
+@pytest.mark.parametrize("vector", [v for v in MALFORMED if v.data[0] >> 4 not in (0, 1)], ids=lambda v: v.name)
+def test_every_malformed_packet_on_an_accepted_connection(vector: Vector) -> None:
+    bench = Bench()
+    watcher = bench.connect("w")
+    watcher.subscribe("will")
+    peer = bench.connect("c", will=Will("will", b""))
+    sent_by_servers = vector.data[0] >> 4 in (2, 9, 11, 13)
+    assert code(peer.send_bytes(vector.data)) in ((0x82, 0x81) if sent_by_servers else (vector.reason_code,))
+    assert watcher.topics() == ["will"], "it counts as lost"
+    assert others_go_on(bench)
+
+
+@pytest.mark.parametrize("vector", [v for v in MALFORMED if v.data[0] == 0x10], ids=lambda v: v.name)
+def test_every_malformed_connect(vector: Vector) -> None:
+    bench = Bench()
+    peer = bench.open().send_bytes(vector.data)
+    packets = peer.take()
+    assert peer.closed
+    assert bench.broker.sessions == {}
+    for packet in packets:
+        assert isinstance(packet, ConnAck)
+        assert packet.reason_code == vector.reason_code
+    assert others_go_on(bench)
+
+
+def test_256_megabytes_announced_and_nothing_sent() -> None:
+    bench = Bench()
+    assert code(bench.connect("c").send_bytes(b"\x30\xff\xff\xff\x7f")) == 0x95
+    stranger = bench.open().send_bytes(b"\x10\xff\xff\xff\x7f")
+    assert stranger.take() == []
+    assert stranger.closed
+    assert others_go_on(bench)
+
+
+def test_topics_at_their_limits() -> None:
+    bench = Bench(limits=BrokerLimits(max_topic_levels=128))
+    watcher = bench.connect("w")
+    watcher.subscribe("#")
+    long, deep = "x" * 65_535, "/".join("x" * 201)
+    peer = bench.connect("c")
+    peer.send(Publish(long, b"", 1, packet_id=1), Publish(deep, b"", 1, packet_id=2), Publish("/", b"", 1, packet_id=3))
+    assert peer.take() == [PubAck(1), PubAck(2, 0x90), PubAck(3)]
+    assert watcher.topics() == [long, "/"]
+    assert peer.subscribe(long, deep, "/", "//", "+//+") == [1, 0x8F, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("topic_filter", "granted"),
+    [
+        ("#/a", 0x8F),
+        ("a/#/b", 0x8F),
+        ("a#", 0x8F),
+        ("a/b#", 0x8F),
+        ("##", 0x8F),
+        ("a+", 0x8F),
+        ("+a/b", 0x8F),
+        ("a/++", 0x8F),
+        ("", 0x8F),
+        ("$share/g/#", 1),
+        ("$share", 1),
+        ("+", 1),
+        ("/+/#", 1),
+        ("$SYS/+/a b/größe/\U0001f30a", 1),
+    ],
+)
+def test_filters(topic_filter: str, granted: int) -> None:
+    bench = Bench()
+    peer = bench.connect("c").send_bytes(subscribe(topic_filter.encode(), b"fine"))
+    ack = peer.take()[0]
+    assert ack.reason_codes == [granted, 1]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("client_id", ["a#b", "+", "/", "$share/x", "\ufeff", "größe", "\U0001f30a", "x" * 65_535])
+def test_client_ids_are_just_text(client_id: str) -> None:
+    bench = Bench()
+    peer = bench.connect(client_id, expiry=100)
+    peer.subscribe("a", "$share/g/a")
+    peer.drop()
+    bench.connect("p").send(Publish("a", b"", 1, packet_id=1))
+    assert 1 <= len(bench.connect(client_id, clean_start=False).publishes()) <= 2
+    assert bench.connack.session_present
+
+
+def test_correlation_data_of_64_kilobytes_and_properties_that_fill_the_packet() -> None:
+    bench = Bench()
+    watcher = bench.connect("w")
+    watcher.subscribe("a")
+    properties = Properties(
+        correlation_data=bytes(65_535), response_topic="r", user_properties=[("k" * 1000, "v" * 1000)] * 100
+    )
+    bench.connect("c").send(Publish("a", b"", 1, packet_id=1, properties=properties))
+    (message,) = watcher.publishes()
+    assert message.properties == properties
+
+
+def test_a_will_to_a_forbidden_topic_or_with_wildcards() -> None:
+    bench = Bench(access=Gate(("anonymous", "publish", "secret")))
+    assert code(bench.open().send(Connect("c", will=Will("secret", b"")))) == 0x87
+    assert code(bench.open().send(Connect("c", will=Will("$SYS/x", b"")))) == 0x90
+    vector = next(v for v in load("malformed") if v.name == "connect-will-topic-wildcard")
+    assert code(bench.open().send_bytes(vector.data)) == 0x90
+    assert bench.broker.sessions == {}
+
+
+def test_every_packet_identifier_of_a_client_with_a_quota_of_one() -> None:
+    """One message in flight at a time, more messages than there are identifiers."""
+    bench = Bench()
+    subscriber = bench.connect("s", receive_maximum=1)
+    subscriber.subscribe(Subscription("a", 2))
+    assert subscriber.connection.session is not None
+    subscriber.connection.session.inflight._last = 65_500
+    sender = bench.connect("p")
+    seen = []
+    for n in range(100):
+        qos = 1 + n % 2
+        sender.send(Publish("a", b"", qos, packet_id=1), PubRel(1))
+        (message,) = subscriber.publishes()
+        seen.append(message.packet_id)
+        if qos == 1:
+            subscriber.send(PubAck(message.packet_id))
+        else:
+            subscriber.send(PubRec(message.packet_id), PubComp(message.packet_id)).take()
+    assert seen == [*range(65_501, 65_536), *range(1, 66)]
+
+
+def test_qos_2_without_ever_a_pubrel() -> None:
+    bench = Bench(limits=BrokerLimits(receive_maximum=3))
+    watcher = bench.connect("w")
+    watcher.subscribe("a")
+    peer = bench.connect("c")
+    for _ in range(50):
+        assert peer.send(Publish("a", b"same", 2, packet_id=5)).only() == PubRec(5)
+    assert len(watcher.publishes()) == 1
+    peer.send(*(Publish("a", b"more", 2, packet_id=n) for n in (6, 7, 8)))
+    assert code(peer) == 0x93
+
+
+@pytest.mark.parametrize("keep_alive", [0, 1, 65_535])
+def test_keep_alives(keep_alive: int) -> None:
+    bench = Bench(limits=BrokerLimits(max_keep_alive_s=0))
+    peer = bench.connect("c", keep_alive=keep_alive)
+    assert bench.connack.properties.server_keep_alive is None
+    if keep_alive:
+        bench.advance(keep_alive * 1500 - 1)
+        assert not peer.closed
+        bench.advance(1)
+        assert code(peer) == 0x8D
+    else:
+        bench.advance(10**9)
+        assert not peer.closed
+
+
+def test_takeover_ping_pong_with_messages_loses_none_and_orders_them() -> None:
+    bench = Bench()
+    sender = bench.connect("p")
+    seen: list[int] = []
+    peer = bench.connect("same", expiry=60)
+    peer.subscribe(Subscription("a", 1))
+    for n in range(1, 101):
+        sender.send(Publish("a", b"%d" % n, 1, packet_id=n))
+        if n % 3 == 0:
+            peer = bench.connect("same", clean_start=False, expiry=60)
+        seen += [int(p.payload) for p in peer.take() if isinstance(p, Publish)]
+    assert list(dict.fromkeys(seen)) == list(range(1, 101))
+    assert bench.broker.measure().connections == 2
+
+
+def test_a_packet_in_pieces_of_one_byte_and_all_at_once() -> None:
+    whole = b"".join(
+        encode(packet)
+        for packet in (
+            Connect("c"),
+            Subscribe(1, [Subscription("a", 2)]),
+            Publish("a", b"x", 2, packet_id=1, properties=Properties(content_type="t")),
+            PubRel(1),
+            Unsubscribe(2, ["a"]),
+            PingReq(),
+        )
+    )
+    answers = []
+    for pieces in ([whole], [bytes((byte,)) for byte in whole]):
+        peer = Bench().open()
+        for piece in pieces:
+            peer.send_bytes(piece)
+        answers.append([type(packet).__name__ for packet in peer.take()])
+    assert answers[0] == answers[1] == ["ConnAck", "SubAck", "Publish", "PubRec", "PubComp", "UnsubAck", "PingResp"]
