@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, mo
 from penstock.errors import ConfigError
 from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem
 from penstock.mqtt.transport.listener import Transport
+from penstock.node.bridges import BridgeEntry
 from penstock.node.listening import AddressText, Listener, Part, bind
 from penstock.node.mqtt_config import MqttListener, Security
 from penstock.node.template import Template
@@ -193,6 +194,7 @@ class NodeConfig(Part):
     http: HttpListener = Field(default_factory=HttpListener)
     tube: Tube = Field(default_factory=Tube)
     rules: list[Rule] = Field(default_factory=list, description="MQTT topic filters carried into tube topics")
+    bridges: list[BridgeEntry] = Field(default_factory=list, description="other MQTT brokers")
     log_level: LogLevel = Field(default=LogLevel.INFO, description="from which severity on lines are logged")
     log_format: LogFormat = Field(default=LogFormat.TEXT, description="how log lines are written")
 
@@ -214,6 +216,10 @@ class NodeConfig(Part):
                 raise ValueError(f"advertise {part.advertise}: no client can connect to every interface")
         if self.mqtt_faults is not None and self.mqtt.transport is not Transport.TCP:
             raise ValueError("mqtt_faults: it stands in front of `mqtt`, which must have the transport tcp then")
+        names = [bridge.name for bridge in self.bridges]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise ValueError(f"bridges[{index}].name: {name!r} names another bridge as well")
         for index, rule in enumerate(self.rules):
             topic = self.tube.topics.get(rule.topic, Topic())
             if rule.partition is not None and rule.partition % 10_000 >= topic.partitions:
@@ -297,6 +303,10 @@ def _beside_the_file(document: Document, path: Path) -> None:
         sections = [mqtt, *(listeners.values() if isinstance(listeners, dict) else ())]
         tls = [section.get("tls") for section in sections if isinstance(section, dict)]
         places += [(section, ("certificate", "key", "client_ca")) for section in tls]
+    bridges = document.data.get("bridges")
+    for bridge in bridges if isinstance(bridges, list) else ():
+        if isinstance(bridge, dict):
+            places += [(bridge, ("password_file",)), (bridge.get("tls"), ("ca", "certificate", "key"))]
     for section, names in places:
         for name in names:
             if isinstance(section, dict) and isinstance(value := section.get(name), str):

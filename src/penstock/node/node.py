@@ -11,9 +11,11 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 import penstock
 from penstock.errors import UnavailableError
+from penstock.mqtt.bridge import Bridge
 from penstock.mqtt.faults import FaultListener
 from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
@@ -268,6 +270,7 @@ class Node:
         )
         # After the services, which may be due the wills of those that died while the node was down.
         await server.recover(persistence)
+        await self._bridges(server)
         bound: dict[str, Address] = {}
         for name, entry in self.security.listeners.items():
             option = name if name == DEFAULT_LISTENER else f"mqtt.listeners.{name}"
@@ -288,6 +291,15 @@ class Node:
         self._parts.push_async_callback(listener.close)
         _log.warning("clients may ask for faults: for tests alone", extra={"fields": {"mqtt_faults": str(bound)}})
         return bound
+
+    async def _bridges(self, server: MqttServer) -> None:
+        """Start the bridges before the listeners, so that the first message finds them; closed after them."""
+        for entry in self.config.bridges:
+            bridge = Bridge(entry.settings(), server)
+            await bridge.start()
+            self._parts.push_async_callback(bridge.close)
+            read = partial(figures, bridge.stats)
+            self.metrics.add("bridge", read, gauges=("connected",), labels={"bridge": entry.name})
 
     def _show(self, service: RuleService) -> None:
         labels = {"filter": service.rule.filter, "topic": service.rule.topic}
