@@ -55,6 +55,19 @@ def test_rows_are_what_was_appended(spark: SparkSession, node: Node, new_topic: 
     assert read(spark, node, topic).columns == spark_schema(include_headers=False).fieldNames()
 
 
+def test_from_a_time_to_a_time(spark: SparkSession, node: Node, new_topic: Callable[..., str]) -> None:
+    topic = new_topic(partitions=2)
+    node.append(topic, [(0, b"early"), (1, b"early")])
+    time.sleep(0.005)  # the broker's clock has milliseconds
+    between = time.time_ns() // 1_000_000
+    time.sleep(0.005)
+    node.append(topic, [(0, b"late"), (1, b"late")])
+    later = read(spark, node, topic, startingTimestamp=str(between))
+    assert [bytes(row.value) for row in later.collect()] == [b"late"] * 2
+    earlier = read(spark, node, topic, endingTimestamp=str(between))
+    assert [bytes(row.value) for row in earlier.collect()] == [b"early"] * 2
+
+
 def test_a_range_read_twice_is_the_same(spark: SparkSession, node: Node, new_topic: Callable[..., str]) -> None:
     topic = new_topic(partitions=3)
     positions = node.append(topic, [(index % 3, b"%d" % index) for index in range(3000)])

@@ -12,7 +12,7 @@ from penstock.pipelines.checkpoint import Offsets
 from penstock.pipelines.durable import read_json, write_json
 from penstock.pipelines.model import Source
 from penstock.spark.cluster import Tube
-from penstock.spark.offsets import resolve, to_json
+from penstock.spark.offsets import to_json
 from penstock.spark.options import SourceOptions, canonical_names
 from penstock.spark.tube import count_rows
 
@@ -55,7 +55,7 @@ class TubeSource:
             pass
         with Tube(self.checked.masters, self.checked.timeout_ms) as tube:
             bounds = tube.bounds(tube.partitions(self.checked.topics))
-        start = to_json(resolve(self.checked.for_stream(), bounds, "startingOffsets"))
+            start = to_json(tube.positions(self.checked.for_stream(), bounds, "startingOffsets"))
         write_json(path, start)
         return start
 

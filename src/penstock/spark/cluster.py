@@ -9,13 +9,24 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 from penstock.errors import ConfigError, DataLossError, UnavailableError
-from penstock.spark.offsets import INDEX_RECORD_BYTES, Bounds, Partition, Slice, check_kept
+from penstock.spark.offsets import (
+    INDEX_RECORD_BYTES,
+    Bounds,
+    Partition,
+    Positions,
+    Slice,
+    Times,
+    Wanted,
+    by_partition,
+    check_kept,
+    resolve,
+)
 
 __all__ = ["ALL_MESSAGES", "Address", "Batch", "Client", "Tube"]
 
@@ -59,6 +70,7 @@ class _PartitionInfo(Protocol):
 
 class _RangeReader(Protocol):
     def bounds(self, topic: str, partition: int) -> tuple[int, int]: ...
+    def offset_at(self, topic: str, partition: int, time_ms: int) -> int: ...
     def plan(self, topic: str, partition: int, start: int, end: int, max_messages: int) -> tuple[int, int]: ...
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Batch]: ...
     def close(self) -> None: ...
@@ -182,6 +194,35 @@ class Tube:
                 of_store[store] = Bounds(*self._ask(partition, _bounds_of(partition)))
             result[partition] = of_store[store]
         return result
+
+    def offset_at(self, partition: Partition, time_ms: int) -> int:
+        """Where the first message stands that the partition's store took at ``time_ms`` or later; its end if none."""
+        topic, _, number = partition
+        return self._ask(partition, lambda reader: reader.offset_at(topic, number, time_ms))
+
+    def positions(self, wanted: Wanted, bounds: Mapping[Partition, Bounds], option: str) -> Positions:
+        """What ``wanted``, of the option ``option``, means for exactly the partitions in ``bounds``.
+
+        Raises:
+            ConfigError: as :func:`resolve`; or a partition has nothing so new as is asked for.
+        """
+        if not isinstance(wanted, Times):
+            return resolve(wanted, bounds, option)
+        if isinstance(wanted.at, int):
+            times = dict.fromkeys(bounds, wanted.at)
+        else:
+            times = by_partition(wanted.at, bounds.keys(), option.replace("Offsets", "OffsetsByTimestamp"))
+        positions: Positions = {}
+        for partition, time_ms in times.items():
+            found = self.offset_at(partition, time_ms)
+            if found >= bounds[partition].end and not wanted.or_latest:
+                raise ConfigError(
+                    f"{partition}: nothing was written at {time_ms} ms or later",
+                    option="startingTimestamp",
+                    do="choose an earlier time, or set startingOffsetsByTimestampStrategy=latest",
+                )
+            positions[partition] = min(found, bounds[partition].end)
+        return positions
 
     def plan(self, piece: Slice, max_messages: int) -> tuple[int, int]:
         """``(end, count)``: the longest range from ``piece.start`` with at most ``max_messages`` own messages.

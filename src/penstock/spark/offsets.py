@@ -26,13 +26,17 @@ __all__ = [
     "LATEST",
     "Assigned",
     "Bounds",
+    "Named",
     "Partition",
     "Positions",
     "Slice",
+    "Times",
     "Wanted",
+    "by_partition",
     "check_kept",
     "from_json",
     "is_selected",
+    "parse_times",
     "parse_wanted",
     "resolve",
     "round_down",
@@ -84,8 +88,23 @@ class Slice(NamedTuple):
 Positions = dict[Partition, int]
 """The next position to read, per partition."""
 
-Wanted = str | dict[str, dict[str, int]]
-"""What an option asks for: ``"earliest"``, ``"latest"``, or positions by topic and partition name as written."""
+Named = dict[str, dict[str, int]]
+"""A number for each partition, by topic and partition name as written."""
+
+
+class Times(NamedTuple):
+    """Where the first message stands that the broker took at a time (ms since 1970) or later.
+
+    ``at`` is one time for all partitions, or one for each. Where there is no such message yet, it is the latest with
+    ``or_latest``, else an error.
+    """
+
+    at: int | Named
+    or_latest: bool
+
+
+Wanted = str | Named | Times
+"""What an option asks for: ``"earliest"``, ``"latest"``, positions, or times."""
 
 
 def round_down(position: int) -> int:
@@ -124,7 +143,7 @@ def from_json(offset: Mapping[str, Mapping[str, int]]) -> Positions:
     return positions
 
 
-def parse_wanted(text: str, option: str, *, earliest: bool = True, latest: bool = True) -> Wanted:
+def parse_wanted(text: str, option: str, *, earliest: bool = True, latest: bool = True) -> str | Named:
     """Check what an offsets option says, as far as that is possible without asking a server.
 
     ``earliest`` and ``latest`` say whether the option may ask for these: a batch cannot start at the latest nor end
@@ -150,6 +169,36 @@ def parse_wanted(text: str, option: str, *, earliest: bool = True, latest: bool 
             raise _bad_offsets(option, text, f"topic {topic!r} has no object with partitions", allowed)
         for key, position in named.items():
             _check_wanted(text, option, topic, key, position, allowed)
+    return parsed
+
+
+def parse_times(text: str, option: str) -> Named:
+    """Check a ``...ByTimestamp`` option: JSON with a time in ms for each partition.
+
+    Raises:
+        ConfigError: names the option, the part that is wrong and what is accepted.
+    """
+
+    def bad(why: str) -> ConfigError:
+        do = 'use JSON as {"topic": {"<brokerId>:<partitionId>": <ms since 1970>}}'
+        return ConfigError(f"{option} {_short(text)}: {why}", option=option, do=do)
+
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        raise bad("not JSON") from None
+    if not isinstance(parsed, dict) or not parsed:
+        raise bad("not a JSON object with topics")
+    for topic, named in parsed.items():
+        if not isinstance(named, dict) or not named:
+            raise bad(f"topic {topic!r} has no object with partitions")
+        for key, time_ms in named.items():
+            try:
+                _split_key(key)
+            except ValueError:
+                raise bad(f"{key!r} of topic {topic!r} names no partition") from None
+            if not _is_position(time_ms) or time_ms < 0:
+                raise bad(f"{time_ms!r} of topic {topic!r} partition {key} is no time in ms")
     return parsed
 
 
@@ -219,7 +268,7 @@ def select(existing: Collection[Partition], topics: Collection[str], assigned: A
     return sorted(partition for partition in existing if is_selected(partition, topics, assigned))
 
 
-def resolve(wanted: Wanted, bounds: Mapping[Partition, Bounds], option: str) -> Positions:
+def resolve(wanted: str | Named, bounds: Mapping[Partition, Bounds], option: str) -> Positions:
     """The positions that ``wanted`` means for exactly the partitions in ``bounds``.
 
     Explicit positions are rounded down to an index record and not clamped: one that is no longer kept, or not yet
@@ -232,26 +281,42 @@ def resolve(wanted: Wanted, bounds: Mapping[Partition, Bounds], option: str) -> 
     if isinstance(wanted, str):
         return {partition: bound.oldest if wanted == "earliest" else bound.end for partition, bound in bounds.items()}
     positions: Positions = {}
-    for topic, named in wanted.items():
-        for key, position in named.items():
-            partition = _find(topic, key, bounds, option)
-            if partition in positions:
+    for partition, position in by_partition(wanted, bounds, option).items():
+        bound = bounds[partition]
+        codes = {EARLIEST: bound.oldest, LATEST: bound.end}
+        positions[partition] = codes[position] if position in codes else round_down(position)
+    return positions
+
+
+def by_partition(named: Named, known: Collection[Partition], option: str) -> dict[Partition, int]:
+    """The number that ``named`` has for each of the ``known`` partitions.
+
+    Raises:
+        ConfigError: as :func:`resolve`.
+    """
+    found: dict[Partition, int] = {}
+    for topic, of_topic in named.items():
+        for key, number in of_topic.items():
+            partition = _find(topic, key, known, option)
+            if partition in found:
                 raise ConfigError(
                     f"{option} names {partition} twice", option=option, do=f"name it once, as {partition.key!r}"
                 )
-            bound = bounds[partition]
-            codes = {EARLIEST: bound.oldest, LATEST: bound.end}
-            positions[partition] = codes[position] if position in codes else round_down(position)
-    missing = sorted(bounds.keys() - positions.keys())
+            found[partition] = number
+    missing = sorted(set(known) - found.keys())
     if missing:
-        add = dict.fromkeys(missing, EARLIEST if option == "startingOffsets" else LATEST)
+        if option.endswith("ByTimestamp"):
+            add = "times of theirs"
+        else:
+            code = EARLIEST if option == "startingOffsets" else LATEST
+            add = f"{_short(to_json(dict.fromkeys(missing, code)))} or positions of your own"
         raise ConfigError(
             f"{option} says nothing of {', '.join(map(str, missing[:5]))}",
             option=option,
             why="it must name every partition that is read",
-            do=f"add {_short(to_json(add))} or positions of your own, or read fewer with assign",
+            do=f"add {add}, or read fewer with assign",
         )
-    return positions
+    return found
 
 
 def _find(topic: str, key: str, known: Collection[Partition], option: str) -> Partition:

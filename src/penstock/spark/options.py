@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from penstock.errors import ConfigError
 from penstock.spark import names
-from penstock.spark.offsets import Wanted, parse_wanted
+from penstock.spark.offsets import Times, Wanted, parse_times, parse_wanted
 
 __all__ = ["OPTIONS", "UNSUPPORTED", "SourceOptions", "canonical_names", "check_masters"]
 
@@ -27,6 +27,11 @@ OPTIONS: Mapping[str, str] = {
     "assign": 'partitions to read, as JSON: {"topic": ["<brokerId>:<partitionId>", ...]}',
     "startingOffsets": "where a batch or a new query starts: earliest (batch), latest (stream) or JSON",
     "endingOffsets": "where a batch ends: latest (default) or JSON; batches only",
+    "startingTimestamp": "start at the first message that the brokers took at this time or later, in ms since 1970",
+    "endingTimestamp": "end before the first message that they took at this time or later; batches only",
+    "startingOffsetsByTimestamp": 'the same for each partition: {"topic": {"<brokerId>:<partitionId>": ms}}',
+    "endingOffsetsByTimestamp": "the same for each partition; batches only",
+    "startingOffsetsByTimestampStrategy": "where a partition has nothing so new: error (default) or latest",
     "maxOffsetsPerTrigger": "at most so many messages a micro-batch; streams only",
     "minPartitions": "at least so many tasks, cutting ranges where there are fewer partitions",
     "failOnDataLoss": "true (default): fail where records that should be read are gone; false: go on at the oldest",
@@ -36,11 +41,6 @@ OPTIONS: Mapping[str, str] = {
 
 UNSUPPORTED: Mapping[str, str] = {
     "subscribePattern": "name the topics in subscribe",
-    "startingTimestamp": "give positions in startingOffsets",
-    "endingTimestamp": "give positions in endingOffsets",
-    "startingOffsetsByTimestamp": "give positions in startingOffsets",
-    "endingOffsetsByTimestamp": "give positions in endingOffsets",
-    "startingOffsetsByTimestampStrategy": "give positions in startingOffsets",
     "minOffsetsPerTrigger": "set the trigger's interval",
     "maxTriggerDelay": "set the trigger's interval",
     "maxRecordsPerPartition": "set minPartitions",
@@ -93,8 +93,8 @@ class SourceOptions:
             topics=topics,
             assigned=assigned,
             # Which of the words are allowed depends on batch or stream: for_batch and for_stream look again.
-            starting=_parsed(given, "startingOffsets", lambda text: parse_wanted(text, "startingOffsets")),
-            ending=_parsed(given, "endingOffsets", lambda text: parse_wanted(text, "endingOffsets", earliest=False)),
+            starting=_starting(given),
+            ending=_ending(given),
             max_messages=_parsed(given, "maxOffsetsPerTrigger", _positive("maxOffsetsPerTrigger")),
             min_partitions=_parsed(given, "minPartitions", _positive("minPartitions")),
             fail_on_data_loss=_parsed(given, "failOnDataLoss", _boolean("failOnDataLoss")) is not False,
@@ -109,7 +109,7 @@ class SourceOptions:
             ConfigError: it would start at the latest.
         """
         starting = "earliest" if self.starting is None else self.starting
-        codes = [] if isinstance(starting, str) else [code for named in starting.values() for code in named.values()]
+        codes = [code for named in starting.values() for code in named.values()] if isinstance(starting, dict) else []
         if starting == "latest" or -1 in codes:
             raise ConfigError(
                 "startingOffsets asks a batch to start at the latest, which would select nothing",
@@ -126,7 +126,7 @@ class SourceOptions:
         """
         if self.ending is not None:
             raise ConfigError(
-                "endingOffsets has no meaning for a stream, which does not end",
+                "an end (endingOffsets, endingTimestamp) has no meaning for a stream, which does not end",
                 option="endingOffsets",
                 do="leave it out; to stop at what is there now, use trigger(availableNow=True)",
             )
@@ -140,6 +140,34 @@ def canonical_names(options: Mapping[str, str]) -> dict[str, str]:
         ConfigError: one that is not known or not supported.
     """
     return names.canonical("tubemq", options, OPTIONS, UNSUPPORTED)
+
+
+def _starting(given: Mapping[str, str]) -> Wanted | None:
+    """Kafka's order: one time for all partitions counts before times for each, and those before positions."""
+    option = "startingOffsetsByTimestampStrategy"
+    strategy = given.get(option, "error").strip().lower()
+    if strategy not in {"error", "latest"}:
+        raise ConfigError(f"{option} {given[option]!r} is neither error nor latest", option=option, do=OPTIONS[option])
+    times = _times(given, "startingTimestamp", "startingOffsetsByTimestamp", or_latest=strategy == "latest")
+    if times is not None:
+        return times
+    return _parsed(given, "startingOffsets", lambda text: parse_wanted(text, "startingOffsets"))
+
+
+def _ending(given: Mapping[str, str]) -> Wanted | None:
+    times = _times(given, "endingTimestamp", "endingOffsetsByTimestamp", or_latest=True)
+    if times is not None:
+        return times
+    return _parsed(given, "endingOffsets", lambda text: parse_wanted(text, "endingOffsets", earliest=False))
+
+
+def _times(given: Mapping[str, str], of_all: str, of_each: str, *, or_latest: bool) -> Times | None:
+    if of_all in given:
+        text = given[of_all].strip()
+        if not (text.isascii() and text.isdecimal()):
+            raise ConfigError(f"{of_all} {given[of_all]!r} is no time in ms", option=of_all, do=OPTIONS[of_all])
+        return Times(int(text), or_latest)
+    return Times(parse_times(given[of_each], of_each), or_latest) if of_each in given else None
 
 
 def _parsed(given: Mapping[str, str], option: str, parse: Callable[[str], T]) -> T | None:

@@ -36,10 +36,10 @@ from penstock.spark.offsets import (
     Partition,
     Positions,
     Slice,
+    Times,
     check_kept,
     from_json,
     is_selected,
-    resolve,
     select,
     share,
     slices,
@@ -170,8 +170,8 @@ class TubeReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         with _tube(self._options, self._client) as tube:
             bounds = tube.bounds(_selected(self._options, tube))
-        start = resolve(self._starting, bounds, "startingOffsets")
-        end = resolve(self._ending, bounds, "endingOffsets")
+            start = tube.positions(self._starting, bounds, "startingOffsets")
+            end = tube.positions(self._ending, bounds, "endingOffsets")
         for partition, position in start.items():
             if position > end[partition]:
                 raise ConfigError(
@@ -211,7 +211,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None:
             tube = self._connected()
             bounds = tube.bounds(_selected(self._options, tube))
-            self._initial = resolve(self._starting, bounds, "startingOffsets")
+            self._initial = tube.positions(self._starting, bounds, "startingOffsets")
             if self._options.fail_on_data_loss:
                 for partition, position in self._initial.items():
                     check_kept(position, bounds[partition], partition)
@@ -285,6 +285,8 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._tube
 
     def _asks_for_latest(self) -> bool:
+        if isinstance(self._starting, Times):
+            return self._starting.or_latest
         if isinstance(self._starting, str):
             return self._starting == "latest"
         return any(position == LATEST for named in self._starting.values() for position in named.values())
@@ -343,6 +345,8 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         tube = self._connected()
         existing = tube.partitions({partition.topic for partition in unknown}, required=unknown)
         bounds = tube.bounds(partition for partition in existing if partition in unknown)
+        if isinstance(self._starting, Times) and isinstance(self._starting.at, int):
+            return tube.positions(self._starting._replace(or_latest=True), bounds, "startingOffsets")
         return {partition: bound.oldest for partition, bound in bounds.items()}
 
 

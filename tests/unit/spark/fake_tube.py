@@ -25,6 +25,10 @@ class Columns:
     payloads: list[bytes]
 
 
+FIRST_MS = 1_700_000_000_000
+"""When the message at offset 0 was written."""
+
+
 @dataclass
 class FakeBroker:
     """One store per topic; ``log`` holds (partition, payload) per index record, ``oldest`` records are gone."""
@@ -83,6 +87,13 @@ class FakeReader:
             len(self.broker.logs[topic]) * INDEX_RECORD_BYTES,
         )
 
+    def offset_at(self, topic: str, partition: int, time_ms: int) -> int:
+        """Each message was written as many ms after the first as its offset says, see :meth:`read`."""
+        self._may_fail()
+        oldest, end = self.bounds(topic, partition)
+        behind = max(time_ms - FIRST_MS, oldest)
+        return min(-(-behind // INDEX_RECORD_BYTES) * INDEX_RECORD_BYTES, end)
+
     def _own(self, topic: str, partition: int, start: int, end: int) -> list[tuple[int, bytes]]:
         return [
             (index * INDEX_RECORD_BYTES, payload)
@@ -110,7 +121,7 @@ class FakeReader:
             part = own[index : index + self.broker.batch]
             yield Columns(
                 [offset for offset, _ in part],
-                [1_700_000_000_000 + offset for offset, _ in part],
+                [FIRST_MS + offset for offset, _ in part],
                 [0] * len(part),
                 [payload for _, payload in part],
             )

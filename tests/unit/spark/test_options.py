@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import ConfigError
+from penstock.spark.offsets import Times
 from penstock.spark.options import OPTIONS, UNSUPPORTED, SourceOptions
 
 BASE = {"tubemq.master": "127.0.0.1:8715", "subscribe": "a"}
@@ -46,6 +47,16 @@ def test_every_option_as_spark_hands_it_over() -> None:
     )
 
 
+def test_times_come_before_positions() -> None:
+    each = '{"a": {"0": 5}}'
+    given = {"startingoffsets": "latest", "startingoffsetsbytimestamp": each, "endingTimestamp": " 9 "}
+    options = SourceOptions.parse(BASE | given)
+    assert options.starting == Times({"a": {"0": 5}}, or_latest=False)
+    assert options.ending == Times(9, or_latest=True)
+    given |= {"startingTimestamp": "7", "startingOffsetsByTimestampStrategy": "Latest"}
+    assert SourceOptions.parse(BASE | given).starting == Times(7, or_latest=True)
+
+
 def test_topics_are_trimmed_and_not_repeated() -> None:
     assert SourceOptions.parse(BASE | {"subscribe": " a, b ,a"}).topics == ("a", "b")
 
@@ -61,6 +72,11 @@ def test_topics_are_trimmed_and_not_repeated() -> None:
         ({"tubemq.master": "a:1,b:70000"}, "tubemq.master", "'b:70000' is not HOST:PORT"),
         ({"startingOffsets": "first"}, "startingOffsets", "neither such a word nor JSON"),
         ({"endingOffsets": "earliest"}, "endingOffsets", "would select nothing"),
+        ({"startingTimestamp": "2024-01-01"}, "startingTimestamp", "is no time in ms"),
+        ({"startingOffsetsByTimestamp": "5"}, "startingOffsetsByTimestamp", "not a JSON object with topics"),
+        ({"endingOffsetsByTimestamp": '{"a": {"x": 5}}'}, "endingOffsetsByTimestamp", "'x' of topic 'a' names no"),
+        ({"endingOffsetsByTimestamp": '{"a": {"0": -2}}'}, "endingOffsetsByTimestamp", "-2 of topic 'a' partition 0"),
+        ({"startingOffsetsByTimestampStrategy": "no"}, "startingOffsetsByTimestampStrategy", "neither error nor"),
         ({"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger", "'0' is not a number above 0"),
         ({"maxOffsetsPerTrigger": "many"}, "maxOffsetsPerTrigger", "'many' is not a number above 0"),
         ({"minPartitions": "-1"}, "minPartitions", "'-1' is not a number above 0"),

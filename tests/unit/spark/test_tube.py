@@ -19,7 +19,7 @@ from penstock.spark.tube import (
     TubeStreamReader,
     count_rows,
 )
-from tests.unit.spark.fake_tube import FakeBroker, FakeTube
+from tests.unit.spark.fake_tube import FIRST_MS, FakeBroker, FakeTube
 
 BASE = {"tubemq.master": "127.0.0.1:8715", "subscribe": "a", "tubemq.timeoutMs": "1"}
 Offset = dict[str, dict[str, int]]
@@ -64,6 +64,42 @@ def drain(reader: TubeStreamReader, start: Offset, limit: ReadLimit) -> list[tup
         batches.append((end, values(reader, reader.partitions(start, end))))
         start = end
     return batches
+
+
+def test_a_batch_between_two_times(fake: FakeTube, broker: FakeBroker) -> None:
+    append(broker, 0, 1, 0, 1, 1)
+    reader = batch(fake, startingTimestamp=f"{FIRST_MS + 28}", endingTimestamp=f"{FIRST_MS + 29}")
+    assert values(reader, reader.partitions()) == [b"1"]
+    times = {"a": {"1:0": FIRST_MS + 30, "1": FIRST_MS}}
+    reader = batch(fake, startingOffsetsByTimestamp=json.dumps(times), startingOffsets="earliest")
+    assert values(reader, reader.partitions()) == [b"2", b"1", b"3", b"4"]
+    reader = batch(fake, endingOffsetsByTimestamp=json.dumps(times))
+    assert values(reader, reader.partitions()) == [b"0"]
+    reader = batch(fake, startingTimestamp="0", endingTimestamp=f"{FIRST_MS * 2}")
+    assert len(values(reader, reader.partitions())) == 5
+
+
+def test_a_time_that_nothing_is_as_new_as(fake: FakeTube, broker: FakeBroker) -> None:
+    append(broker, 0, 1)
+    with pytest.raises(ConfigError, match=r"nothing was written at \d+ ms or later[\s\S]*Strategy=latest"):
+        batch(fake, startingTimestamp=f"{FIRST_MS + 29}").partitions()
+    late = {"startingTimestamp": f"{FIRST_MS + 29}", "startingOffsetsByTimestampStrategy": "latest"}
+    assert batch(fake, **late).partitions() == []
+    with pytest.raises(ConfigError, match=r"startingOffsetsByTimestamp says nothing of topic 'a' partition 1:1"):
+        batch(fake, startingOffsetsByTimestamp='{"a": {"0": 1}}').partitions()
+
+
+def test_a_stream_from_a_time(fake: FakeTube, broker: FakeBroker) -> None:
+    append(broker, 0, 1, 0)
+    reader = stream(fake, startingTimestamp=f"{FIRST_MS + 1}")
+    start = reader.initialOffset()
+    assert start == {"a": {"1:0": 28, "1:1": 28}}
+    assert [found for _, found in drain(reader, start, ReadAllAvailable())] == [[b"2", b"1"]]
+    # As the first batch of a query that is repeated when a broker was away at first.
+    assert [repr(part) for part in reader.partitions({"a": {}}, {"a": {"1:0": 84, "1:1": 84}})] == [
+        "topic 'a' partition 1:0 [28, 84)",
+        "topic 'a' partition 1:1 [28, 84)",
+    ]
 
 
 def test_a_batch_reads_everything_there_is(fake: FakeTube, broker: FakeBroker) -> None:
