@@ -100,9 +100,11 @@ def statestore(
         from penstock.mqtt.client import MqttClient
         from penstock.runtime.durability import Durability
         from penstock.statestore.attach import Attachment
+        from penstock.statestore.options import StoreOptions
         from penstock.statestore.service import StateStoreService
 
-        service = StateStoreService(path, Durability(durability.value), dialect=dialect.value, max_keys=max_keys)
+        chosen = StoreOptions(dialect=dialect.value, max_keys=max_keys)
+        service = StateStoreService(path, Durability(durability.value), options=chosen)
         connect = partial(
             MqttClient,
             options.broker,

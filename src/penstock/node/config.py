@@ -19,6 +19,7 @@ from penstock.mqtt.transport.listener import Transport
 from penstock.node.bridges import BridgeEntry
 from penstock.node.listening import AddressText, Listener, Part, bind
 from penstock.node.mqtt_config import MqttListener, Security
+from penstock.node.statestore_config import StateStore
 from penstock.node.template import Template
 from penstock.runtime.config import validate
 from penstock.runtime.document import Document, read_document
@@ -192,6 +193,7 @@ class NodeConfig(Part):
     tube_broker: TubeBrokerListener = Field(default_factory=TubeBrokerListener)
     tube_broker_http: TubeBrokerHttpListener = Field(default_factory=TubeBrokerHttpListener)
     http: HttpListener = Field(default_factory=HttpListener)
+    statestore: StateStore = Field(default_factory=StateStore)
     tube: Tube = Field(default_factory=Tube)
     rules: list[Rule] = Field(default_factory=list, description="MQTT topic filters carried into tube topics")
     bridges: list[BridgeEntry] = Field(default_factory=list, description="other MQTT brokers")
@@ -238,7 +240,9 @@ class NodeConfig(Part):
 
     def topics(self) -> dict[str, Topic]:
         """The topics that must exist once the node is ready: those named, and those that rules write to."""
-        return {**{rule.topic: Topic() for rule in self.rules}, **self.tube.topics}
+        capture = self.statestore.capture_topic
+        captured = {} if capture is None else {capture: Topic(partitions=1)}
+        return {**captured, **{rule.topic: Topic() for rule in self.rules}, **self.tube.topics}
 
 
 class Option(NamedTuple):

@@ -20,6 +20,7 @@ from penstock.mqtt.faults import FaultListener
 from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener import Transport
+from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture, version_of
 from penstock.node.config import NodeConfig
 from penstock.node.data_dir import DataDirectory
 from penstock.node.http import HttpServer, broker_app, master_app
@@ -236,11 +237,13 @@ class Node:
         self, server: MqttServer, directory: DataDirectory, master: TubeMaster, broker: TubeBroker
     ) -> dict[str, Address]:
         """Start the state store, the rules and the listeners; where each of these is bound."""
+        capture = self._capture(broker)
         store = StateStoreService(
             directory.statestore,
             self.config.durability,
+            options=self.config.statestore.options(strict_read=self.config.security.strict_read),
             policy=StorePolicy() if self.security.enforced else None,
-            strict_read=self.config.security.strict_read,
+            capture=capture,
         )
         await store.start(server)
         self._parts.push_async_callback(store.close)
@@ -300,6 +303,18 @@ class Node:
             self._parts.push_async_callback(bridge.close)
             read = partial(figures, bridge.stats)
             self.metrics.add("bridge", read, gauges=("connected",), labels={"bridge": entry.name})
+
+    def _capture(self, broker: TubeBroker) -> ChangeCapture | None:
+        """What carries the changes of the state store into its tube topic; None where nobody wants them."""
+        topic = self.config.statestore.capture_topic
+        if topic is None:
+            return None
+        newest = broker.newest(topic, CAPTURE_PARTITION)
+        last = None if newest is None else version_of(*newest)
+        later = asyncio.get_running_loop().call_later
+        capture = ChangeCapture(topic, CAPTURE_PARTITION, broker.append_run, later, last=last)
+        self.metrics.add("capture", lambda: figures(capture.stats), gauges=("waiting",), labels={"topic": topic})
+        return capture
 
     def _show(self, service: RuleService) -> None:
         labels = {"filter": service.rule.filter, "topic": service.rule.topic}

@@ -26,6 +26,7 @@ from penstock.security.passwords import read_passwords
 from penstock.security.policy import Permissions
 from penstock.security.policy_file import load_policy
 from penstock.security.tokens import load_tokens
+from penstock.statestore.binding import INVOKE
 from penstock.statestore.commands import Access
 from penstock.statestore.engine import Context
 
@@ -193,6 +194,11 @@ class StorePolicy:
         """Whether the requester itself may publish to the topic on which it wants its answer."""
         permissions = _permissions(context)
         return permissions is None or permissions.may_publish(topic)
+
+    def may_hurry(self, context: Context) -> bool:
+        """Whether the requester's ``$high_priority`` counts on the store's own topic."""
+        permissions = _permissions(context)
+        return permissions is None or permissions.may_pass_first(INVOKE)
 
 
 def _permissions(context: Context) -> Permissions | None:

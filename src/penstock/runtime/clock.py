@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-__all__ = ["monotonic_ms", "steady_clock", "wall_clock_ms"]
+__all__ = ["boot_id", "boot_ms", "monotonic_ms", "steady_clock", "wall_clock_ms"]
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def wall_clock_ms() -> int:
@@ -25,3 +28,16 @@ def steady_clock() -> Callable[[], int]:
     """
     offset = time.time_ns() - time.monotonic_ns()
     return lambda: (time.monotonic_ns() + offset) // 1_000_000
+
+
+def boot_id() -> str | None:
+    """What this boot of the machine is called; None where the system does not tell (not Linux)."""
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip() or None
+    except OSError:
+        return None
+
+
+def boot_ms() -> int:
+    """Milliseconds since the machine was booted, the time that it was suspended included. Linux only."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000

@@ -13,7 +13,17 @@ from penstock.statestore.hlc import Hlc
 if TYPE_CHECKING:
     from penstock.statestore.dialects import Dialect
 
-__all__ = ["RECORD_BYTES", "Change", "Observer", "Record", "decode_record", "digest_of", "encode_record"]
+__all__ = [
+    "RECORD_BYTES",
+    "Change",
+    "Observer",
+    "Record",
+    "decode_change",
+    "decode_record",
+    "digest_of",
+    "encode_change",
+    "encode_record",
+]
 
 RECORD_BYTES: Final = 260
 """What a key takes in memory beside key and value: record, version, entry of the table (measured, CPython 3.11)."""
@@ -133,3 +143,37 @@ def decode_record(stored: bytes) -> Record | None:
     fence = Hlc(fence_wall, fence_counter, intern(stored[node_end:fence_end].decode())) if fence_size else None
     version = Hlc(wall, counter, intern(stored[_HEAD_END:node_end].decode()))
     return Record(stored[fence_end:key_end], stored[key_end:], version, fence, expires_at)
+
+
+# A change in the log of changes: crc32 of all that follows; version; length of the writer; the writer; then, for a SET,
+# the record in its stored form, for a delete a zero byte and the key.
+_CHANGE_HEAD: Final = Struct(">QQHB")
+_CHANGE_END: Final = _CHECKSUM.size + _CHANGE_HEAD.size
+
+
+def encode_change(change: Change) -> bytes:
+    """``change`` in its stored form, checksummed; observers and floor are not part of it."""
+    writer = change.writer.encode()
+    version = change.version
+    is_set = change.record is not None
+    body = b"".join(
+        (
+            _CHANGE_HEAD.pack(version.wall_ms, version.counter, len(writer), is_set),
+            writer,
+            encode_record(change.record) if change.record is not None else change.key,
+        )
+    )
+    return _CHECKSUM.pack(crc32(body)) + body
+
+
+def decode_change(stored: bytes, node: str) -> Change | None:
+    """The change in ``stored``; None where these are not the bytes that were written. ``node``: of the store."""
+    if len(stored) < _CHANGE_END or crc32(memoryview(stored)[_CHECKSUM.size :]) != _CHECKSUM.unpack_from(stored)[0]:
+        return None
+    wall, counter, writer_size, is_set = _CHANGE_HEAD.unpack_from(stored, _CHECKSUM.size)
+    writer_end = _CHANGE_END + writer_size
+    writer = stored[_CHANGE_END:writer_end].decode()
+    if not is_set:
+        return Change(stored[writer_end:], None, Hlc(wall, counter, node), writer=writer)
+    record = decode_record(stored[writer_end:])
+    return None if record is None else Change(record.key, record, record.version, writer=writer)

@@ -16,18 +16,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from penstock.errors import LocalProtocolError, StorageError
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import Inbound, Outlet
-from penstock.runtime.clock import steady_clock, wall_clock_ms
-from penstock.runtime.committer import GroupCommitter
+from penstock.runtime.clock import boot_id, boot_ms, steady_clock, wall_clock_ms
 from penstock.runtime.durability import Durability
-from penstock.statestore.answer import Answer, AnswerKind, Context
+from penstock.statestore.answer import Answer, AnswerKind
 from penstock.statestore.binding import (
     INVOKE,
     OLDER_INVOKE,
@@ -39,65 +37,28 @@ from penstock.statestore.binding import (
     response,
     topic_fits,
 )
-from penstock.statestore.commands import Access, StoreError, Verb, parse_payload
+from penstock.statestore.commands import Command, StoreError, Verb, parse_payload
+from penstock.statestore.dialects import Dialect
 from penstock.statestore.engine import Engine
+from penstock.statestore.history import History
+from penstock.statestore.hlc import Hlc
+from penstock.statestore.options import StoreOptions
+from penstock.statestore.ports import Capture, Policy, Stats
 from penstock.statestore.record import Change
-from penstock.statestore.storage import Recovered, Storage
+from penstock.statestore.storage import NODE, Recovered, Storage
+from penstock.statestore.writer import ChangeWriter
 
-__all__ = ["Policy", "StateStoreService", "Stats"]
+__all__ = ["StateStoreService"]
 
 _log = logging.getLogger("penstock.statestore")
 
 _EXPIRE_AT_ONCE: Final = 1000
 """Keys expired in one go, some 2 ms; a million keys with one deadline must not stop the loop."""
 
-_MAX_WRITE_BEHIND: Final = 50_000
-"""With durability ``memory``, changes that may wait for the disk; beyond it answers wait too, so that a disk slower
-than the clients slows them down instead of filling the memory."""
+DEFAULTS: Final = StoreOptions()
 
 _LONGEST_TIMER_S: Final = 86_400.0
 """Timers are armed for a day at most: event loops do not take every number that PX does."""
-
-
-class Stats:
-    """Counters since the start, read by the metrics page."""
-
-    __slots__ = (
-        "notifications",
-        "quarantined",
-        "recovered",
-        "refused",
-        "requests",
-        "responses",
-        "unanswered",
-        "undelivered",
-    )
-
-    def __init__(self) -> None:
-        self.requests = 0
-        self.responses = 0
-        """Answers put into the session of the client that asked."""
-        self.unanswered = 0
-        """Answers that nobody could get: the client does not subscribe to its response topic, or that is no topic."""
-        self.refused = 0
-        """Requests that broke the rules of the transport and were not executed."""
-        self.notifications = 0
-        self.undelivered = 0
-        """Notifications whose observer has no session any more."""
-        self.recovered = 0
-        self.quarantined = 0
-
-
-class Policy(Protocol):
-    """What the node's policies say of the clients of the store; every method is called on the packet path."""
-
-    def may_access(self, context: Context, access: Access, key: bytes) -> bool:
-        """Whether the client may do this to the key; of several flags all must be granted."""
-        ...
-
-    def may_answer_on(self, context: Context, topic: str) -> bool:
-        """Whether the client may publish to the response topic that it names: the store does so on its word."""
-        ...
 
 
 class _Waiting(NamedTuple):
@@ -116,10 +77,9 @@ class StateStoreService:
         durability: what an answer promises.
         clock: wall clock in ms. With a clock of the caller's, expiry follows it too unless ``steady`` is given.
         steady: instant in ms since the epoch that never jumps, for expiry.
-        dialect: ``auto`` (each request chooses), or the name of the one dialect to speak.
-        max_keys: quota, 0 = none.
+        options: what an operator can choose.
         policy: what clients may do; None = everything.
-        strict_read: NX, NEX and VDEL need the right to read beside that to write.
+        capture: takes every change, in order; None = nobody does.
     """
 
     filters: Sequence[str] = (INVOKE, OLDER_INVOKE)
@@ -132,39 +92,53 @@ class StateStoreService:
         clock: Callable[[], int] | None = None,
         *,
         steady: Callable[[], int] | None = None,
-        dialect: str = "auto",
-        max_keys: int = 0,
+        options: StoreOptions = DEFAULTS,
         policy: Policy | None = None,
-        strict_read: bool = False,
+        capture: Capture | None = None,
     ) -> None:
         self.stats = Stats()
         self.recovered: Recovered | None = None
-        self._durability = durability
+        self.options = options
         self._clock = clock or wall_clock_ms
-        self._steady = steady or clock or steady_clock()
-        self._forced = dialect_named(dialect)
+        self._given_steady = steady or clock
+        self._steady = self._given_steady or steady_clock()
+        self._forced = dialect_named(options.dialect)
         self._policy = policy
+        self._capture = capture
         self._engine = Engine(
-            max_keys=max_keys, authorise=policy.may_access if policy is not None else None, strict_read=strict_read
+            node=NODE,
+            max_keys=options.max_keys,
+            max_bytes=options.max_bytes,
+            authorise=policy.may_access if policy is not None else None,
+            strict_read=options.strict_read,
+            extensions=options.extensions,
         )
+        self._logs = options.keeps_history or capture is not None
         self._storage = Storage(path, durability)
-        self._committer: GroupCommitter[list[Change]] = GroupCommitter(
-            self._commit, name="statestore", on_failure=self._failed
+        self._writer = ChangeWriter(
+            self._storage,
+            durability,
+            options.persistence,
+            logs=self._logs,
+            clock=lambda: self._engine.clock,
+            on_committed=self._committed,
+            on_logged=self._logged,
+            on_failure=self._failed,
         )
+        self._asks = (options.persistence.property_name, options.persistence.property_value)
         self._outlet: Outlet | None = None
         self._serving = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for: int | None = None
-        self._submitted = 0
-        self._uncommitted: dict[bytes, int] = {}
         self._waiting: dict[int, list[_Waiting]] = {}
+        self._waiting_requests = 0
         self._last_wait: dict[str, int] = {}
 
     @property
     def failure(self) -> StorageError | None:
         """Why the store is read-only; None while it is not."""
-        return self._committer.failure
+        return self._writer.failure
 
     @property
     def keys(self) -> int:
@@ -183,8 +157,13 @@ class StateStoreService:
 
     @property
     def pending(self) -> int:
-        """How many requests that changed something wait for their commit."""
-        return self._committer.pending
+        """How many requests wait for a commit."""
+        return self._waiting_requests
+
+    @property
+    def size(self) -> int:
+        """Bytes of keys, values and what keeps them."""
+        return self._engine.size
 
     async def start(self, outlet: Outlet) -> None:
         """Load what is stored, remove what has expired, then serve.
@@ -194,15 +173,51 @@ class StateStoreService:
         """
         self._loop = asyncio.get_running_loop()
         recovered = self.recovered = await asyncio.to_thread(self._storage.open)
-        self._engine.restore(recovered.records, recovered.clock)
+        engine = self._engine
+        engine.restore(recovered.records, recovered.clock)
+        engine.fences.restore(recovered.fences)
+        self._keep_time(recovered)
+        self._open_log(recovered)
         self.stats.recovered = len(recovered.records)
         self.stats.quarantined = len(recovered.quarantined)
-        for digest in recovered.quarantined:
-            _log.error("quarantined path=%s digest=%s: checksum does not match", self._storage.path, digest)
+        for name in recovered.quarantined:
+            _log.error("quarantined path=%s name=%s: checksum does not match", self._storage.path, name)
         self._outlet = outlet
-        self._committer.start()
+        self._writer.start(recovered.records)
         self._serving = True
         self.wake()
+
+    def _keep_time(self, recovered: Recovered) -> None:
+        """Go on with the clock that the stored expiry instants were measured on, if the machine has run since.
+
+        The wall clock may have been set while the store was down: within one boot the machine's own count is better.
+        """
+        boot = boot_id()
+        if self._given_steady is not None or boot is None:
+            return
+        if recovered.steady is not None and recovered.steady[0] == boot:
+            offset = recovered.steady[1]
+        else:
+            offset = wall_clock_ms() - boot_ms()
+            self._storage.note_steady(boot, offset)
+        self._steady = lambda: boot_ms() + offset
+
+    def _open_log(self, recovered: Recovered) -> None:
+        """Take up the log of changes where it ended, or end it where nothing reads it any more."""
+        engine, options = self._engine, self.options
+        if not self._logs:
+            if recovered.floor is not None:
+                self._storage.end_log()
+            return
+        floor = recovered.floor
+        if floor is None:
+            floor = engine.clock
+            self._storage.trim(floor)
+        if options.keeps_history:
+            engine.history = History(floor, options.history_changes, options.history_bytes)
+            engine.history.restore(recovered.changes)
+        if self._capture is not None:
+            self._capture.resume(recovered.changes, self._trim)
 
     async def close(self) -> None:
         """Commit what is under way, let its answers go, close the files; may be called twice."""
@@ -210,7 +225,7 @@ class StateStoreService:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        await self._committer.close()
+        await self._writer.close()
         self._outlet = None
         await asyncio.to_thread(self._storage.close)
 
@@ -236,24 +251,37 @@ class StateStoreService:
         if isinstance(ask, Refusal):
             self._refuse(message, ask)
             return
-        wait_for = 0
-        changes: list[Change] = []
-        command = parse_payload(message.publish.payload)
+        if self._waiting_requests >= self.options.max_waiting and not self._is_urgent(ask):
+            self.stats.refused += 1
+            message.settle(ReasonCode.QUOTA_EXCEEDED, "the disk does not keep up with the requests")
+            return
+        command = parse_payload(message.publish.payload, self.options.extensions)
         if isinstance(command, StoreError):
-            answer = Answer(AnswerKind.ERROR, error=command)
-        elif command.spec.checks_fence and self.failure is not None:
-            answer = Answer(AnswerKind.ERROR, error=StoreError.READ_ONLY)
-        elif command.verb is Verb.KEYNOTIFY and not topic_fits(message.client_id, command.key):
-            answer = Answer(AnswerKind.ERROR, error=StoreError.TOPIC_TOO_LONG)
+            self._answer(message, ask, Answer(AnswerKind.ERROR, error=command), 0)
+            return
+        if command.verb is Verb.KEYNOTIFY and (error := _cannot_observe(message, command)) is not None:
+            self._answer(message, ask, Answer(AnswerKind.ERROR, error=error), 0)
+            return
+        answer, changes = self._engine.execute(command, ask.context, now_ms, self._steady())
+        if changes:
+            wait_for = self._submit(changes, asked=self._is_asked_to_keep(ask))
+            self._answer(message, ask, answer, wait_for)
+            if not wait_for:
+                self._notify(changes)
+        elif answer.kind is AnswerKind.PAYLOAD or answer.missed:
+            self._answer(message, ask, answer, self._writer.waits_for_any())
         else:
-            answer, changes = self._engine.execute(command, ask.context, now_ms, self._steady())
-            if changes:
-                wait_for = self._submit(changes)
-            else:
-                wait_for = self._uncommitted.get(command.key, 0)
-        self._answer(_Waiting(message, ask, answer), wait_for)
-        if changes and not wait_for:
-            self._notify(changes)
+            self._answer(message, ask, answer, self._writer.waits_for(command.key))
+
+    def _is_asked_to_keep(self, ask: Ask) -> bool:
+        name, value = self._asks
+        return bool(name) and ask.context.user.get(name) == value
+
+    def _is_urgent(self, ask: Ask) -> bool:
+        """Whether the request may pass those that wait: it says so, and its sender may."""
+        if "$high_priority" not in ask.context.user:
+            return False
+        return self._policy is None or self._policy.may_hurry(ask.context)
 
     def disconnected(self, client_id: str) -> None:
         """End the observations of a client whose network connection ended [Service]."""
@@ -281,74 +309,70 @@ class StateStoreService:
             delay_s = max(0, deadline - self._steady()) / 1000
             self._timer = self._loop.call_later(min(delay_s, _LONGEST_TIMER_S), self.wake)
 
-    def _submit(self, changes: list[Change]) -> int:
-        """Hand ``changes`` to the committer; the number of the commit that their answer waits for, 0 = none."""
+    def _submit(self, changes: list[Change], *, asked: bool = False) -> int:
+        """Hand ``changes`` to the writer; the number of the commit that their answer waits for, 0 = none."""
         self._arm()
-        if self.failure is not None:
-            # Only keys that expire get here: they are gone for readers, and the next start removes them for good.
-            return 0
-        self._submitted = number = self._submitted + 1
-        if (
-            self._durability is Durability.MEMORY
-            and self._committer.pending < _MAX_WRITE_BEHIND
-            and not self._uncommitted  # else this change would be told before an earlier one that has to wait
-        ):
-            self._committer.submit(changes, _ignore)
-            return 0
-        for change in changes:
-            self._uncommitted[change.key] = number
-        self._committer.submit(changes, partial(self._committed, number, changes))
-        return number
+        return self._writer.submit(changes, asked=asked)
 
-    def _commit(self, batch: Sequence[list[Change]]) -> None:
-        """One transaction for ``batch``; runs in the committer's thread."""
-        self._storage.commit([change for changes in batch for change in changes])
-
-    def _committed(self, number: int, changes: list[Change], failure: StorageError | None) -> None:
+    def _committed(self, number: int, changes: Sequence[Change], failure: StorageError | None) -> None:
         waiting = self._waiting.pop(number, ())
+        self._waiting_requests -= len(waiting)
         for item in waiting:
             if self._last_wait.get(item.message.client_id) == number:
                 del self._last_wait[item.message.client_id]
-        if failure is not None:
-            # The keys stay uncommitted for ever: the value in memory must never be shown.
-            for item in waiting:
-                self._fail(item)
-            return
-        for change in changes:
-            if self._uncommitted.get(change.key) == number:
-                del self._uncommitted[change.key]
         for item in waiting:
-            self._release(item)
-        self._notify(changes)
+            if failure is None:
+                self._release(item.message, item.ask, item.answer)
+            else:
+                self._fail(item.message, item.ask, item.answer)
+        if failure is None:
+            self._notify(changes)
+
+    def _logged(self, changes: Sequence[Change]) -> None:
+        """Changes are in the log on disk: what reads the log may go on, and its start is dropped now and then."""
+        if self._capture is not None:
+            self._capture.take(changes)
+        elif self._engine.history is not None:
+            self._trim(self._engine.history.floor)
+
+    def _trim(self, done: Hlc) -> None:
+        """Changes up to ``done`` are captured: drop what nobody reads any more, with the next commit."""
+        history = self._engine.history
+        self._writer.trim(done if history is None else min(done, history.floor))
 
     def _failed(self, failure: StorageError) -> None:
+        self._engine.read_only = True
         _log.critical("read-only path=%s: %s", self._storage.path, failure)
 
-    def _answer(self, item: _Waiting, wait_for: int) -> None:
-        """Let ``item`` go, now or with the commit ``wait_for``, never before an earlier answer to the same client."""
-        client_id = item.message.client_id
-        wait_for = max(wait_for, self._last_wait.get(client_id, 0))
+    def _answer(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None, wait_for: int) -> None:
+        """Let an answer go, now or with the commit ``wait_for``, never before an earlier one to the same client."""
+        client_id = message.client_id
+        if self._last_wait:
+            wait_for = max(wait_for, self._last_wait.get(client_id, 0))
         if not wait_for:
-            self._release(item)
+            self._release(message, ask, answer)
         elif self.failure is not None:
-            self._fail(item)
+            self._fail(message, ask, answer)
         else:
             self._last_wait[client_id] = wait_for
-            self._waiting.setdefault(wait_for, []).append(item)
+            self._waiting_requests += 1
+            self._waiting.setdefault(wait_for, []).append(_Waiting(message, ask, answer))
 
-    def _release(self, item: _Waiting) -> None:
-        if isinstance(item.ask, Refusal):
-            item.message.settle(item.ask.reason_code, item.ask.reason)
-            self._send(item.message.client_id, item.ask.response)
-        elif item.answer is not None:
-            item.message.settle()
-            self._send(item.message.client_id, response(item.ask, item.answer, self._clock()))
+    def _release(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None) -> None:
+        if isinstance(ask, Refusal):
+            message.settle(ask.reason_code, ask.reason)
+            self._send(message.client_id, ask.response)
+        elif answer is not None:
+            message.settle()
+            self._send(message.client_id, response(ask, answer, self._clock()))
+            for change in answer.missed:
+                self._tell(message.client_id, ask.dialect, change)
 
-    def _fail(self, item: _Waiting) -> None:
-        if item.answer is not None:
-            item.message.settle(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, StoreError.READ_ONLY)
-            item = item._replace(answer=Answer(AnswerKind.ERROR, error=StoreError.READ_ONLY))
-        self._release(item)
+    def _fail(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None) -> None:
+        if answer is not None:
+            message.settle(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, StoreError.READ_ONLY)
+            answer = Answer(AnswerKind.ERROR, error=StoreError.READ_ONLY)
+        self._release(message, ask, answer)
 
     def _refuse(self, message: Inbound, refusal: Refusal) -> None:
         self.stats.refused += 1
@@ -356,7 +380,7 @@ class StateStoreService:
             # Without a PUBACK, and only the connection that brought it: a will of a client that is back has none.
             message.disconnect(refusal.reason_code, refusal.reason)
         else:
-            self._answer(_Waiting(message, refusal, None), 0)
+            self._answer(message, refusal, None, 0)
 
     def _send(self, client_id: str, message: Publish | None) -> None:
         """Answer the requester on its response topic, as the store: No Local must not keep it from the client."""
@@ -373,17 +397,29 @@ class StateStoreService:
             else:
                 self.stats.unanswered += 1
 
-    def _notify(self, changes: list[Change]) -> None:
+    def _notify(self, changes: Sequence[Change]) -> None:
         if self._outlet is None or self.failure is not None:
             return
         for change in changes:
             for client_id, dialect in change.observers:
                 # One that has gone or stopped meanwhile must not find old news in its session.
                 if self._engine.observes(client_id, change.key):
-                    self.stats.notifications += 1
-                    if not self._outlet.deliver(client_id, notification(change, client_id, dialect)):
-                        self.stats.undelivered += 1
+                    self._tell(client_id, dialect, change)
+
+    def _tell(self, client_id: str, dialect: Dialect, change: Change) -> None:
+        if self._outlet is None or not topic_fits(client_id, change.key):
+            self.stats.undelivered += 1
+            return
+        self.stats.notifications += 1
+        if not self._outlet.deliver(client_id, notification(change, client_id, dialect)):
+            self.stats.undelivered += 1
 
 
-def _ignore(_: StorageError | None) -> None:
-    """Nobody waits for a change that is written behind; a failure is reported through ``on_failure``."""
+def _cannot_observe(message: Inbound, command: Command) -> StoreError | None:
+    """Why KEYNOTIFY cannot be carried out; None where it can."""
+    if not topic_fits(message.client_id, command.key):
+        return StoreError.TOPIC_TOO_LONG
+    if not command.stop and not message.connected:
+        # The will of a client that is gone: an observation would end with a connection that has ended.
+        return StoreError.NOT_CONNECTED
+    return None

@@ -1,7 +1,9 @@
 """The keys of the state store on disk: one LMDB environment, one writer, every value checksummed.
 
-Three databases inside it: ``keys`` (digest of the key -> record), ``meta`` (``schema``, ``clock``) and ``quarantine``
-(what did not pass its checksum, kept for whoever wants to look). A commit is one transaction: all of it or nothing.
+The databases inside it: ``keys`` (digest of the key -> record), ``meta`` (``schema``, ``clock``, ``steady`` and
+``floor``), ``quarantine`` (what did not pass its checksum, kept for whoever wants to look), ``fences`` (digest of the
+prefix -> its floor) and ``changes`` (version -> change: the log that change capture drains and resuming observers
+read). A commit is one transaction: all of it or nothing, so a change is in the log if and only if it is in the keys.
 
 What a commit promises depends on the durability: ``durable`` = fsynced; ``flushed`` and ``memory`` = written to the
 page cache, fsynced when the kernel likes and on :meth:`Storage.close`.
@@ -9,7 +11,7 @@ page cache, fsynced when the kernel likes and on :meth:`Storage.close`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
@@ -20,9 +22,20 @@ import lmdb
 from penstock.errors import StorageError
 from penstock.runtime.durability import Durability
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.record import Change, Record, decode_record, digest_of, encode_record
+from penstock.statestore.record import (
+    Change,
+    Record,
+    decode_change,
+    decode_record,
+    digest_of,
+    encode_change,
+    encode_record,
+)
 
-__all__ = ["SCHEMA", "Recovered", "Storage"]
+__all__ = ["NODE", "SCHEMA", "Recovered", "Storage"]
+
+NODE: Final = "StateStore"
+"""Node id of the versions that the store gives; the document's."""
 
 SCHEMA: Final = 1
 """Layout of the databases; a newer one is refused, an older one would be converted here."""
@@ -32,17 +45,27 @@ _INITIAL_MAP_BYTES: Final = 1 << 30
 
 _SCHEMA: Final = Struct(">I")
 _CLOCK: Final = Struct(">QQI")  # wall clock, counter, crc32 of both
+_POSITION: Final = Struct(">QQ")  # key of a change: its version, so that they lie in order
+_STEADY: Final = Struct(">qI")  # offset of the steady clock, crc32 of boot id and offset; the boot id follows
 
 # LMDB must not be opened twice in one process: its locks belong to the process, and closing one frees both.
 _open_paths: set[Path] = set()
 
 
 class Recovered(NamedTuple):
-    """What was found on start. ``quarantined`` are the digests (hex) of values that did not pass their checksum."""
+    """What was found on start. ``quarantined`` are the digests (hex) of values that did not pass their checksum.
+
+    ``changes`` are the log, in order, complete after the version ``floor`` (None: there is no log). ``steady`` is the
+    boot id and the offset in ms that :meth:`Storage.note_steady` was given last.
+    """
 
     records: list[Record]
     clock: Hlc | None
     quarantined: list[str]
+    fences: list[tuple[bytes, Hlc]]
+    changes: list[Change]
+    floor: Hlc | None
+    steady: tuple[str, int] | None
 
 
 class Storage:
@@ -74,7 +97,7 @@ class Storage:
             env = self._env = lmdb.open(
                 str(self.path),
                 map_size=self._map_bytes,
-                max_dbs=3,
+                max_dbs=5,
                 sync=self._durability is Durability.DURABLE,
                 writemap=False,
             )
@@ -84,6 +107,8 @@ class Storage:
             self._keys = env.open_db(b"keys")
             self._meta = env.open_db(b"meta")
             self._quarantine = env.open_db(b"quarantine")
+            self._fences = env.open_db(b"fences")
+            self._changes = env.open_db(b"changes")
             return self._load(env)
         except StorageError:
             self.close()
@@ -96,29 +121,85 @@ class Storage:
                 do="look at the disk and the permissions, or restore the directory from a copy",
             ) from error
 
-    def commit(self, changes: Sequence[Change]) -> None:
+    def commit(
+        self, changes: Sequence[Change], *, log: bool = False, clock: Hlc | None = None, floor: Hlc | None = None
+    ) -> None:
         """Write ``changes``, given in the order of their versions, as one transaction.
+
+        ``log``: into the log of changes too; ``floor``: drop it up to there. ``clock``: the greatest version given,
+        default that of the last change.
 
         Raises:
             StorageError: nothing of it is known to be on disk.
         """
-        if not changes:
+        if not changes and clock is None:
             return
         # Of several changes to a key only the last is worth a write.
         last = {change.key: change for change in changes}
-        puts = [(digest_of(key), encode_record(c.record)) for key, c in last.items() if c.record is not None]
-        deletes = [digest_of(key) for key, c in last.items() if c.record is None]
-        version = changes[-1].version
-        clock = _CLOCK.pack(version.wall_ms, version.counter, _clock_checksum(version))
+        puts = [(digest_of(key), encode_record(c.record)) for key, c in last.items() if c.record is not None and c.kept]
+        deletes = [digest_of(key) for key, c in last.items() if c.record is None or not c.kept]
+        fences = [change.floor for change in changes if change.floor is not None]
+        logged = [(_position(change.version), encode_change(change)) for change in changes] if log else []
+        clock = clock or changes[-1].version
+
+        def write(transaction: lmdb.Transaction) -> None:
+            transaction.cursor(db=self._keys).putmulti(puts)
+            for digest in deletes:
+                transaction.delete(digest, db=self._keys)
+            for prefix, token in fences:
+                # In the form of a record: the prefix as the key, the floor as its version.
+                transaction.put(digest_of(prefix), encode_record(Record(prefix, b"", token)), db=self._fences)
+            if logged:
+                transaction.cursor(db=self._changes).putmulti(logged, append=True)
+            if floor is not None:
+                self._drop_log(transaction, floor)
+            transaction.put(b"clock", _encode_clock(clock), db=self._meta)
+
+        self._transact(write, f"commit of {len(changes)} changes")
+
+    def trim(self, floor: Hlc) -> None:
+        """Drop the changes up to the version ``floor`` from the log.
+
+        Raises:
+            StorageError: as :meth:`commit`.
+        """
+        self._transact(lambda transaction: self._drop_log(transaction, floor), "trimming the log of changes")
+
+    def _drop_log(self, transaction: lmdb.Transaction, floor: Hlc) -> None:
+        cursor = transaction.cursor(db=self._changes)
+        last = _position(floor)
+        found = cursor.first()
+        while found and bytes(cursor.key()) <= last:
+            found = cursor.delete()
+        transaction.put(b"floor", _encode_clock(floor), db=self._meta)
+
+    def end_log(self) -> None:
+        """Forget the log: nothing is written to it any more, so it would have a gap."""
+
+        def write(transaction: lmdb.Transaction) -> None:
+            transaction.drop(self._changes, delete=False)
+            transaction.delete(b"floor", db=self._meta)
+
+        self._transact(write, "dropping the log of changes")
+
+    def note_steady(self, boot_id: str, offset_ms: int) -> None:
+        """Keep the offset of the clock that expiry instants are measured on, valid for this boot of the machine."""
+        name = boot_id.encode()
+        stored = _STEADY.pack(offset_ms, crc32(b"%d:%b" % (offset_ms, name))) + name
+        self._transact(lambda transaction: transaction.put(b"steady", stored, db=self._meta), "keeping the clock")
+
+    def _transact(self, write: Callable[[lmdb.Transaction], object], what: str) -> None:
+        assert self._env is not None, "open() comes first"
         while True:
             try:
-                self._write(puts, deletes, clock)
+                with self._env.begin(write=True) as transaction:
+                    write(transaction)
                 return
             except lmdb.MapFullError:
                 self._grow()
             except lmdb.Error as error:
                 raise StorageError(
-                    f"state store {self.path}: commit of {len(changes)} changes failed: {error}",
+                    f"state store {self.path}: {what} failed: {error}",
                     path=str(self.path),
                     why="the operating system refused a write or an fsync; nothing of it counts as written",
                     do="look at the disk (space, health), then restart: what was acknowledged is kept",
@@ -136,14 +217,6 @@ class Storage:
             raise StorageError(f"state store {self.path}: fsync failed: {error}", path=str(self.path)) from error
         finally:
             env.close()
-
-    def _write(self, puts: Iterable[tuple[bytes, bytes]], deletes: Iterable[bytes], clock: bytes) -> None:
-        assert self._env is not None, "open() comes first"
-        with self._env.begin(write=True) as transaction:
-            transaction.cursor(db=self._keys).putmulti(puts)
-            for digest in deletes:
-                transaction.delete(digest, db=self._keys)
-            transaction.put(b"clock", clock, db=self._meta)
 
     def _grow(self) -> None:
         assert self._env is not None
@@ -173,8 +246,51 @@ class Storage:
             for digest, stored in corrupt:
                 transaction.put(digest, stored, db=self._quarantine)
                 transaction.delete(digest, db=self._keys)
+            fences: list[tuple[bytes, Hlc]] = []
+            for digest, stored in transaction.cursor(db=self._fences):
+                record = decode_record(stored)
+                if record is None:
+                    raise StorageError(
+                        f"state store {self.path}: prefix fence {digest.hex()} is damaged",
+                        path=str(self.path),
+                        why="without it a writer that was shut out could write again",
+                        do="restore the directory from a copy",
+                    )
+                fences.append((record.key, record.version))
             clock = _decode_clock(transaction.get(b"clock", db=self._meta))
-        return Recovered(records, clock, [digest.hex() for digest, _ in corrupt])
+            floor = _decode_clock(transaction.get(b"floor", db=self._meta))
+            changes: list[Change] = []
+            damaged: list[tuple[bytes, bytes]] = []
+            for position, stored in transaction.cursor(db=self._changes):
+                change = decode_change(stored, NODE)
+                if change is None:
+                    damaged.append((position, stored))
+                    wall, counter = _POSITION.unpack(position)
+                    floor = Hlc(wall, counter, NODE)  # what resumes from before it would miss it
+                    continue
+                changes.append(change)
+            for position, stored in damaged:
+                transaction.put(position, stored, db=self._quarantine)
+                transaction.delete(position, db=self._changes)
+            steady = _decode_steady(transaction.get(b"steady", db=self._meta))
+        quarantined = [name.hex() for name, _ in corrupt + damaged]
+        return Recovered(records, clock, quarantined, fences, changes, floor, steady)
+
+
+def _position(version: Hlc) -> bytes:
+    return _POSITION.pack(version.wall_ms, version.counter)
+
+
+def _encode_clock(clock: Hlc) -> bytes:
+    return _CLOCK.pack(clock.wall_ms, clock.counter, _clock_checksum(clock))
+
+
+def _decode_steady(stored: bytes | None) -> tuple[str, int] | None:
+    if stored is None or len(stored) <= _STEADY.size:
+        return None
+    offset_ms, checksum = _STEADY.unpack_from(stored)
+    name = stored[_STEADY.size :]
+    return (name.decode(), offset_ms) if checksum == crc32(b"%d:%b" % (offset_ms, name)) else None
 
 
 def _decode_clock(stored: bytes | None) -> Hlc | None:

@@ -14,6 +14,7 @@ from penstock.mqtt.server import MqttServer
 from penstock.runtime.durability import Durability
 from penstock.runtime.loop_thread import LoopThread
 from penstock.statestore.blocking import Client
+from penstock.statestore.options import StoreOptions
 from penstock.statestore.service import StateStoreService
 
 __all__ = ["LocalNode"]
@@ -147,7 +148,10 @@ class LocalNode:
     async def _start(self) -> None:
         directory = self._given or Path(self._own.name if self._own is not None else ".")
         store = StateStoreService(
-            directory / "statestore", self._durability, self._clock, dialect=self._dialect, max_keys=self._max_keys
+            directory / "statestore",
+            self._durability,
+            self._clock,
+            options=StoreOptions(dialect=self._dialect, max_keys=self._max_keys),
         )
         self._server = server = MqttServer(services=[store])
         self._store = store

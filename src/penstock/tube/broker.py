@@ -24,6 +24,7 @@ from penstock.tube.broker_connection import BrokerConnection
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import encode_response
 from penstock.tube.codec.methods import METHODS
+from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import TopicConfig
 from penstock.tube.engine.broker import AppendResult, BrokerEngine
 from penstock.tube.engine.membership import BrokerConfig, Membership, Orders
@@ -254,6 +255,65 @@ class TubeBroker:
         else:
             self._waiting.appended.append((done, result))
         self.schedule()
+
+    def append_run(
+        self,
+        topic: str,
+        partition: int,
+        messages: Sequence[tuple[bytes, int, str | None]],
+        done: Callable[[int, PenstockError | None], None],
+    ) -> None:
+        """Store messages (data, flag, type) that must stay in order: the first that is refused ends the run.
+
+        ``done`` gets, after their commit, how many of the first were stored, and the error that stopped the rest; after
+        an error of the log itself 0, and what was stored is not known. It never runs before this returns.
+        """
+        assert self._loop is not None, "start() comes first"
+        stored = 0
+        result: AppendResult | None = None
+        refused: PenstockError | None = None
+        for data, flag, msg_type in messages:
+            try:
+                result = self.engine.append(topic, partition, data, flag, msg_type, self.clock())
+            except PenstockError as error:
+                refused = error
+                break
+            stored += 1
+        if result is None or self.durability_of(topic) is Durability.MEMORY:
+            self._loop.call_soon(done, stored, refused)
+        else:
+
+            def committed(outcome: AppendResult | PenstockError) -> None:
+                if isinstance(outcome, PenstockError):
+                    done(0, outcome)
+                else:
+                    done(stored, refused)
+
+            self._waiting.appended.append((committed, result))
+        if stored:
+            self.schedule()
+
+    def newest(self, topic: str, partition: int) -> tuple[bytes, int] | None:
+        """Data and flag of the last durable message of a partition; None where there is none."""
+        topics = self.engine.topics
+        served = topics.by_name.get(topic)
+        if served is None or not served.has(partition):
+            return None
+        store = topics.store(served, partition)
+        assert isinstance(store, Store)
+        _, count = store.plan(partition, store.min_offset, None, 1 << 62)
+        if not count:
+            return None
+        start, _ = store.plan(partition, store.min_offset, None, count - 1)
+        found = store.read(partition, start, max_messages=1)
+        if not found.messages:
+            raise StorageError(
+                f"tube: the last message of topic {topic!r}, partition {partition}, cannot be read",
+                path=str(store.directory),
+                do="run penstock tube fsck on the data directory",
+            )
+        (message,) = pb.GetMessageResponseB2C.FromString(found.messages[0]).messages
+        return message.payLoadData, message.flag
 
     async def committed(self) -> None:
         """Return when all that was changed until now is durable. Raises StorageError when it cannot be made so."""

@@ -16,8 +16,10 @@ from penstock.runtime.durability import Durability
 from penstock.statestore.binding import INVOKE
 from penstock.statestore.codec import encode_array
 from penstock.statestore.hlc import Hlc, parse
+from penstock.statestore.options import StoreOptions
+from penstock.statestore.ports import Policy
 from penstock.statestore.record import Change
-from penstock.statestore.service import Policy, StateStoreService
+from penstock.statestore.service import StateStoreService
 
 __all__ = ["NOW", "Delivery", "FakeOutlet", "ManualClock", "ManualCommitter", "Peer", "open_service"]
 
@@ -109,8 +111,9 @@ class ManualCommitter:
     """A committer whose commits finish when the test says so."""
 
     def __init__(self) -> None:
-        self.waiting: list[tuple[list[Change], Callable[[StorageError | None], None]]] = []
+        self.waiting: list[tuple[Sequence[Change], Callable[[StorageError | None], None]]] = []
         self.failure: StorageError | None = None
+        self.on_failure: Callable[[StorageError], None] = lambda _: None
 
     @property
     def pending(self) -> int:
@@ -122,7 +125,7 @@ class ManualCommitter:
     async def close(self) -> None:
         self.finish()
 
-    def submit(self, op: list[Change], done: Callable[[StorageError | None], None]) -> None:
+    def submit(self, op: Sequence[Change], done: Callable[[StorageError | None], None]) -> None:
         self.waiting.append((op, done))
 
     def finish(self, count: int | None = None) -> None:
@@ -135,6 +138,7 @@ class ManualCommitter:
     def fail(self) -> None:
         """The commit of everything that waits fails."""
         self.failure = StorageError("disk full")
+        self.on_failure(self.failure)
         batch, self.waiting = self.waiting, []
         for _, done in batch:
             done(self.failure)
@@ -230,10 +234,14 @@ async def open_service(
     committer: ManualCommitter | None = None,
     dialect: str = "auto",
     policy: Policy | None = None,
+    options: StoreOptions | None = None,
 ) -> StateStoreService:
     """A started service; with ``memory`` answers leave at once, which spares most tests the waiting."""
-    service = StateStoreService(path, durability, clock, dialect=dialect, policy=policy)
+    service = StateStoreService(
+        path, durability, clock, options=options or StoreOptions(dialect=dialect), policy=policy
+    )
     if committer is not None:
-        service._committer = cast("GroupCommitter[list[Change]]", committer)
+        committer.on_failure = service._failed
+        service._writer.committer = cast("GroupCommitter[Sequence[Change]]", committer)
     await service.start(outlet)
     return service

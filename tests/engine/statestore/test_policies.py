@@ -24,6 +24,9 @@ class Rules:
     def may_answer_on(self, context: Context, topic: str) -> bool:
         return topic.startswith(f"clients/{context.client_id}/")
 
+    def may_hurry(self, context: Context) -> bool:
+        return context.client_id == "urgent"
+
 
 async def test_a_client_with_write_alone_writes_and_releases_locks_and_reads_nothing(tmp_path: Path) -> None:
     outlet, clock, rules = FakeOutlet(), ManualClock(), Rules(Access.WRITE)

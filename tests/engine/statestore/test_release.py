@@ -200,7 +200,7 @@ async def test_the_expiry_of_a_key_is_told_after_its_commit(held: Held) -> None:
 
 
 async def test_memory_answers_at_once_until_too_much_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.statestore.service._MAX_WRITE_BEHIND", 2)
+    monkeypatch.setattr("penstock.statestore.writer._MAX_WRITE_BEHIND", 2)
     outlet, clock, committer = FakeOutlet(), ManualClock(), ManualCommitter()
     service = await open_service(tmp_path, outlet, clock, committer=committer)
     peer = Peer(service, outlet, clock, "a")
@@ -209,7 +209,8 @@ async def test_memory_answers_at_once_until_too_much_waits(tmp_path: Path, monke
         peer.send(f"SET k {value}")
     told = [d.payload[-3:-2] for d in outlet.taken()]
     assert told == [b"K", b"1", b"K", b"2"]
-    committer.finish(3)
+    # What was written behind, as one, and the third.
+    committer.finish(2)
     peer.send("SET k 5")
     # Not before the fourth, which still waits.
     assert [d.payload[-3:-2] for d in outlet.taken()] == [b"K", b"3"]
@@ -226,7 +227,7 @@ async def test_a_real_commit_that_fails_makes_the_store_read_only(
     service = await open_service(tmp_path, outlet, clock, durability=Durability.DURABLE)
     peer = Peer(service, outlet, clock, "a")
 
-    def refuse(_: list[Change]) -> None:
+    def refuse(_: list[Change], **__: object) -> None:
         raise StorageError("no space left on the device")
 
     monkeypatch.setattr(service._storage, "commit", refuse)

@@ -10,6 +10,7 @@ import pytest
 
 from penstock.runtime.durability import Durability
 from penstock.statestore.hlc import Hlc
+from penstock.statestore.options import StoreOptions
 from penstock.statestore.record import digest_of
 from penstock.statestore.service import StateStoreService
 from tests.engine.statestore import NOW, FakeOutlet, ManualClock, Peer, open_service
@@ -153,4 +154,4 @@ async def test_a_dialect_can_be_forced(tmp_path: Path) -> None:
 
 async def test_an_unknown_dialect_is_an_error_of_the_caller(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
-        StateStoreService(tmp_path, dialect="english")
+        StateStoreService(tmp_path, options=StoreOptions(dialect="english"))

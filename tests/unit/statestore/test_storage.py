@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
@@ -11,7 +12,7 @@ from penstock.errors import StorageError
 from penstock.runtime.durability import Durability
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.record import Change, Record, digest_of
-from penstock.statestore.storage import Storage
+from penstock.statestore.storage import Recovered, Storage
 
 
 def put(key: bytes, value: bytes, number: int, *, expires_at: int = 0) -> Change:
@@ -31,20 +32,20 @@ def reopened(path: Path) -> dict[bytes, Record]:
 
 
 def edit(path: Path, database: bytes, key: bytes, value: bytes) -> None:
-    with lmdb.open(str(path), max_dbs=3) as env, env.begin(write=True) as transaction:
+    with lmdb.open(str(path), max_dbs=5) as env, env.begin(write=True) as transaction:
         transaction.put(key, value, db=env.open_db(database, txn=transaction))
 
 
 @pytest.mark.parametrize("durability", Durability)
 def test_what_was_committed_comes_back(tmp_path: Path, durability: Durability) -> None:
     storage = Storage(tmp_path / "deep" / "store", durability)
-    assert storage.open() == ([], None, [])
+    assert storage.open() == Recovered([], None, [], [], [], None, None)
     huge = b"\x00\xff" * 600
     storage.commit([put(b"a", b"1", 1), put(huge, b"", 2, expires_at=99), put(b"b", b"2", 3)])
     storage.commit([put(b"a", b"3", 4), delete(b"b", 5), delete(b"never there", 6)])
     storage.close()
     again = Storage(tmp_path / "deep" / "store", durability)
-    records, clock, quarantined = again.open()
+    records, clock, quarantined, *_ = again.open()
     again.close()
     assert {record.key: record for record in records} == {
         b"a": put(b"a", b"3", 4).record,
@@ -75,7 +76,7 @@ def test_a_damaged_value_is_put_aside_and_reported(tmp_path: Path) -> None:
     storage.close()
     assert [record.key for record in found.records] == [b"good"]
     assert found.quarantined == [digest_of(b"bad").hex()]
-    with lmdb.open(str(tmp_path), max_dbs=3) as env, env.begin() as transaction:
+    with lmdb.open(str(tmp_path), max_dbs=5) as env, env.begin() as transaction:
         aside = transaction.get(digest_of(b"bad"), db=env.open_db(b"quarantine", txn=transaction))
     assert aside == b"damaged"
     assert list(reopened(tmp_path)) == [b"good"]
@@ -144,11 +145,90 @@ def test_a_failed_commit_is_our_error(tmp_path: Path, monkeypatch: pytest.Monkey
     storage = Storage(tmp_path)
     storage.open()
 
-    def refuse(*_: object) -> None:
-        raise lmdb.DiskError("No space left on device")
+    class FullDisk:
+        def begin(self, **_: object) -> None:
+            raise lmdb.DiskError("No space left on device")
 
-    monkeypatch.setattr(storage, "_write", refuse)
-    with pytest.raises(StorageError, match="No space left") as raised:
-        storage.commit([put(b"a", b"1", 1)])
-    assert raised.value.do is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "_env", FullDisk())
+        writes: list[Callable[[], None]] = [
+            lambda: storage.commit([put(b"a", b"1", 1)]),
+            lambda: storage.trim(Hlc(1, 0, "")),
+            storage.end_log,
+            lambda: storage.note_steady("boot", 1),
+        ]
+        for write in writes:
+            with pytest.raises(StorageError, match="No space left") as raised:
+                write()
+            assert raised.value.do is not None
     storage.close()
+    assert reopened(tmp_path) == {}
+
+
+def test_the_log_of_changes(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    storage.open()
+    changes = [put(b"a", b"1", 1), put(b"a", b"2", 2), delete(b"a", 3), put(b"b", b"3", 4)]
+    for change in changes:
+        change.writer = "client \N{GREEK SMALL LETTER MU}"
+    storage.trim(Hlc(0, 5, ""))
+    storage.commit(changes[:2], log=True)
+    storage.commit(changes[2:], log=True)
+    storage.close()
+
+    def logged() -> tuple[list[tuple[bytes, bytes | None, int, str]], Hlc | None]:
+        found = storage.open()
+        storage.close()
+        return [
+            (c.key, c.record.value if c.record is not None else None, c.version.wall_ms, c.writer)
+            for c in found.changes
+        ], found.floor
+
+    writer = changes[0].writer
+    expected = [(b"a", b"1", 1, writer), (b"a", b"2", 2, writer), (b"a", None, 3, writer), (b"b", b"3", 4, writer)]
+    assert logged() == (expected, Hlc(0, 5, ""))
+    storage.open()
+    storage.trim(Hlc(2, 0, ""))
+    storage.close()
+    assert logged() == (expected[2:], Hlc(2, 0, ""))
+    # A damaged change is put aside, and whoever resumes from before it is told that there is a gap.
+    edit(tmp_path, b"changes", (3).to_bytes(8, "big") + bytes(8), b"damaged")
+    assert logged() == (expected[3:], Hlc(3, 0, "StateStore"))
+    storage.open()
+    storage.end_log()
+    storage.close()
+    assert logged() == ([], None)
+
+
+def test_what_is_not_kept_is_removed(tmp_path: Path) -> None:
+    storage = Storage(tmp_path, Durability.MEMORY)
+    storage.open()
+    storage.commit([put(b"a", b"1", 1)])
+    change = put(b"a", b"2", 2)
+    change.kept = False
+    storage.commit([change], clock=Hlc(9, 9, ""))
+    storage.commit([], clock=Hlc(10, 0, ""))
+    storage.close()
+    found = storage.open()
+    storage.close()
+    assert (found.records, found.clock) == ([], Hlc(10, 0, ""))
+
+
+def test_prefix_fences_and_the_steady_clock_come_back(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    storage.open()
+    change = put(b"run", b"v", 1)
+    change.floor = (b"line/" * 200, Hlc(5, 6, "n"))
+    storage.commit([change])
+    storage.note_steady("boot-1", -5)
+    storage.close()
+    found = storage.open()
+    storage.close()
+    assert found.fences == [(b"line/" * 200, Hlc(5, 6, "n"))]
+    assert found.steady == ("boot-1", -5)
+    edit(tmp_path, b"meta", b"steady", b"damaged, and long enough")
+    assert storage.open().steady is None
+    storage.close()
+    edit(tmp_path, b"fences", digest_of(b"line/" * 200), b"damaged")
+    with pytest.raises(StorageError, match="prefix fence"):
+        storage.open()

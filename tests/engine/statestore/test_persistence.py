@@ -1,0 +1,196 @@
+"""What durability ``memory`` keeps over a restart, by mode; and what the log of changes gives a resuming observer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from penstock.runtime.durability import Durability
+from penstock.statestore.commands import Extension
+from penstock.statestore.hlc import Hlc
+from penstock.statestore.options import KeySelection, Persistence, PersistenceMode, StoreOptions
+from penstock.statestore.service import StateStoreService
+from tests.engine.statestore import Delivery, FakeOutlet, ManualClock, ManualCommitter, Peer, open_service
+
+ASKS = [("aio-persistence", "true")]
+
+
+class Store:
+    """A store that is started again and again."""
+
+    def __init__(
+        self, path: Path, options: StoreOptions, *, clock: ManualClock, durability: Durability = Durability.MEMORY
+    ) -> None:
+        self.path, self.options, self.clock, self.durability = path, options, clock, durability
+        self.outlet = FakeOutlet()
+
+    async def start(self) -> Peer:
+        self.service: StateStoreService = await open_service(
+            self.path, self.outlet, self.clock, durability=self.durability, options=self.options
+        )
+        self.outlet.taken()
+        return Peer(self.service, self.outlet, self.clock)
+
+    async def restart(self) -> Peer:
+        await self.service.close()
+        return await self.start()
+
+
+def options(mode: PersistenceMode, keys: tuple[bytes, ...] = ()) -> StoreOptions:
+    return StoreOptions(persistence=Persistence(mode, KeySelection(keys)))
+
+
+async def ask(peer: Peer, words: str, *, ft: Hlc | None = None, extra: Sequence[tuple[str, str]] = ()) -> Delivery:
+    """Send one request and wait for its answer: commits run in a thread."""
+    correlation = peer.send(words, ft=ft, extra=extra)
+    async with asyncio.timeout(10):
+        while True:
+            for delivery in peer.outlet.deliveries:
+                if delivery.correlation == correlation:
+                    peer.outlet.deliveries.remove(delivery)
+                    return delivery
+            await asyncio.sleep(0.001)
+
+
+async def kept(store: Store, peer: Peer, *keys: str) -> list[bool]:
+    return [(await ask(peer, f"GET {key}")).payload != b"$-1\r\n" for key in keys]
+
+
+async def test_all_is_written_behind_and_none_is_not(tmp_path: Path) -> None:
+    for mode, expected in ((PersistenceMode.ALL, True), (PersistenceMode.NONE, False)):
+        store = Store(tmp_path / mode, options(mode), clock=ManualClock())
+        peer = await store.start()
+        peer.send("SET k v", extra=ASKS)
+        peer = await store.restart()
+        assert await kept(store, peer, "k") == [expected]
+        await store.service.close()
+
+
+async def test_custom_keeps_what_is_selected_and_what_asks(tmp_path: Path) -> None:
+    store = Store(tmp_path, options(PersistenceMode.CUSTOM, (b"line/*",)), clock=ManualClock())
+    peer = await store.start()
+    peer.send("SET line/3 v")
+    peer.send("SET asks v", extra=ASKS)
+    peer.send("SET other v")
+    peer.send("SET other2 v", extra=[("aio-persistence", "false")])
+    peer = await store.restart()
+    assert await kept(store, peer, "line/3", "asks", "other", "other2") == [True, True, False, False]
+    # Set without asking, the key is not kept any more, and its older value does not come back.
+    peer.send("SET asks w")
+    peer.send("DEL line/3")
+    peer = await store.restart()
+    assert await kept(store, peer, "asks", "line/3") == [False, False]
+    await store.service.close()
+
+
+async def test_a_durable_store_keeps_everything_whatever_the_mode(tmp_path: Path) -> None:
+    store = Store(tmp_path, options(PersistenceMode.NONE), clock=ManualClock(), durability=Durability.FLUSHED)
+    peer = await store.start()
+    peer.send("SET k v")
+    peer = await store.restart()
+    assert await kept(store, peer, "k") == [True]
+    await store.service.close()
+
+
+@pytest.mark.parametrize("mode", [PersistenceMode.NONE, PersistenceMode.ALL])
+async def test_versions_never_go_back_over_a_restart_with_a_clock_set_back(
+    tmp_path: Path, mode: PersistenceMode
+) -> None:
+    clock = ManualClock()
+    store = Store(tmp_path, options(mode), clock=clock)
+    peer = await store.start()
+    first = (await ask(peer, "SET k v")).version
+    clock.now_ms -= 3_600_000
+    peer = await store.restart()
+    second = (await ask(peer, "SET k v")).version
+    await store.service.close()
+    assert first is not None
+    assert second is not None
+    assert second > first
+
+
+RESUMES = StoreOptions(extensions=Extension.SCAN | Extension.RESUME | Extension.AS_OF | Extension.PREFIX_FENCE)
+
+
+async def test_an_observation_resumes_over_a_restart_of_the_store(tmp_path: Path) -> None:
+    store = Store(tmp_path, RESUMES, clock=ManualClock(), durability=Durability.FLUSHED)
+    await store.start()
+    peer = await store.restart()
+    peer.send("SET k 1")
+    peer = await store.restart()
+    seen = (await ask(peer, "GET k")).version
+    await ask(peer, "SET k 2")
+    await ask(peer, "DEL k")
+    peer = await store.restart()
+    store.outlet.taken()
+    answer = await ask(peer, f"KEYNOTIFY k AFTER {seen}")
+    told = store.outlet.taken()
+    assert answer.payload == b"+OK\r\n"
+    assert [d.payload.split(b"\r\n")[4] for d in told] == [b"SET", b"DELETE"]
+    assert [d.client_id for d in told] == ["client-id1", "client-id1"]
+    assert (await ask(peer, f"GET k ASOF {seen}")).payload == b"$1\r\n1\r\n"
+    await store.service.close()
+
+
+async def test_without_the_log_the_history_begins_anew(tmp_path: Path) -> None:
+    store = Store(tmp_path, RESUMES, clock=ManualClock(), durability=Durability.FLUSHED)
+    peer = await store.start()
+    seen = (await ask(peer, "SET k 1")).version
+    store.options = StoreOptions()
+    peer = await store.restart()
+    await ask(peer, "SET k 2")
+    store.options = RESUMES
+    peer = await store.restart()
+    # The change in between was not logged: to resume from before it would skip it.
+    assert b"history does not reach" in (await ask(peer, f"KEYNOTIFY k AFTER {seen}")).payload
+    await store.service.close()
+
+
+async def test_a_prefix_fence_stands_after_a_restart(tmp_path: Path) -> None:
+    store = Store(tmp_path, RESUMES, clock=ManualClock(), durability=Durability.FLUSHED)
+    peer = await store.start()
+    zombie = (await ask(peer, "SET lock a")).version
+    token = (await ask(peer, "SET lock b")).version
+    await ask(peer, "SET run b", ft=token, extra=[("__fencePrefix", "line/")])
+    store.options = StoreOptions()
+    peer = await store.restart()
+    assert b"lower version than" in (await ask(peer, "SET line/new v", ft=zombie)).payload
+    assert b"is required" in (await ask(peer, "SET line/new v")).payload
+    assert (await ask(peer, "SET line/new v", ft=token)).payload == b"+OK\r\n"
+    await store.service.close()
+
+
+async def test_too_many_waiting_requests_are_refused_and_urgent_ones_are_not(tmp_path: Path) -> None:
+    outlet, clock, committer = FakeOutlet(), ManualClock(), ManualCommitter()
+    service = await open_service(
+        tmp_path,
+        outlet,
+        clock,
+        durability=Durability.DURABLE,
+        committer=committer,
+        options=StoreOptions(max_waiting=2),
+    )
+    peer = Peer(service, outlet, clock)
+    for words in ("SET a v", "SET b v", "SET c v"):
+        peer.send(words)
+    assert [(code, bool(reason)) for _, code, reason in outlet.settled] == [(0x97, True)]
+    peer.send("SET d v", extra=[("$high_priority", "")])
+    committer.finish()
+    assert [d.payload for d in outlet.taken()] == [b"+OK\r\n"] * 3
+    assert service.keys == 3
+    await service.close()
+
+
+async def test_a_will_cannot_observe(tmp_path: Path) -> None:
+    outlet, clock = FakeOutlet(), ManualClock()
+    service = await open_service(tmp_path, outlet, clock)
+    peer = Peer(service, outlet, clock)
+    peer.connection = None
+    assert b"network connection" in (await ask(peer, "KEYNOTIFY k")).payload
+    assert (await ask(peer, "KEYNOTIFY k STOP")).payload == b":0\r\n"
+    assert (await ask(peer, "SET status offline")).payload == b"+OK\r\n"
+    assert service.observations == 0
+    await service.close()
