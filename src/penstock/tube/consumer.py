@@ -44,8 +44,9 @@ class Consumer:
     """``async with Consumer("127.0.0.1:8715", "lake", ["line3"]) as consumer``. One task iterates.
 
     ``filters``: message types, for all topics or by topic. ``start``: where a group without a position begins, earliest
-    or latest. ``start_offsets``: index offsets to begin at instead, by partition key (``brokerId:topic:partition``), or
-    a function of the partition. One batch a partition is in memory at a time (at most about a megabyte each).
+    or latest. ``start_offsets``: index offsets to begin at instead, by partition key (``brokerId:topic:partition``); or
+    a function of the partition, which is asked whenever reading begins anew, after a lost connection too, when all that
+    was handed out of the partition is done with. One batch a partition is in memory at a time (about a megabyte).
 
     ``balance``: ``server``, the master shares the partitions out; ``client``, each member takes its share by
     ``source_count`` and ``node_id``, or what :meth:`assign` says. ``bound``: the members begin together, at offsets.
@@ -111,6 +112,7 @@ class Consumer:
             long_poll_ms=long_poll_ms,
             want_offsets=with_offsets,
             start_offset=_start_offset(start_offsets),
+            own_positions=callable(start_offsets),
         )
         self._links = links if links is not None else Links()
         self._fetcher = Fetcher(self._member, settings, self._links, self._deliver, self._lost)

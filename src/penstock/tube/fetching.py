@@ -108,6 +108,8 @@ class ReadSettings:
     long_poll_ms: int
     want_offsets: bool
     start_offset: Callable[[Partition], int | None]
+    own_positions: bool
+    """``start_offset`` knows better than the broker also after a connection was lost."""
 
 
 class Fetcher:
@@ -320,9 +322,10 @@ class Fetcher:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(unanswered), self._settings.timeout_s)
         moves = reading.moves
-        request = self._member.partition_register(
-            partition, reading.read_status, leave=False, offset=reading.start_offset
-        )
+        offset = reading.start_offset
+        if offset is None and self._settings.own_positions:
+            offset = self._settings.start_offset(partition)
+        request = self._member.partition_register(partition, reading.read_status, leave=False, offset=offset)
         answer = await link.call(
             READ,
             MethodId.PARTITION_REGISTER,
