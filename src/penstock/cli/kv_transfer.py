@@ -58,8 +58,8 @@ def export_command(
 ) -> None:
     """Write the keys that match PATTERN as lines of JSON: key, value and version, base64 where they are no text.
 
-    Each key is as it was when it was read: what changes meanwhile is there in its old or its new state. The protocol
-    does not tell when a key expires, so that is not exported.
+    Each key is as it was when it was read: what changes meanwhile is there in its old or its new state. When a key
+    expires (ttl_ms) is exported where the store tells it: that is an extension of penstock, which is off by default.
     """
     wanted = None if keys is None else _key_list(keys)
     from penstock.runtime.loop import run
@@ -103,9 +103,10 @@ async def _export(pattern: str, keys: list[bytes] | None, out: IO[str], options:
 
     count = 0
     async with options.store() as store:
+        tells = await _tells_expiry(store)
         pending: list[asyncio.Task[str | None]] = []
         async for key in _keys(store, pattern, keys):
-            pending.append(asyncio.create_task(_row(store, key)))
+            pending.append(asyncio.create_task(_row(store, key, with_expiry=tells)))
             if len(pending) >= AT_ONCE:
                 count += _put(await asyncio.gather(*pending), out)
                 pending.clear()
@@ -123,12 +124,26 @@ async def _keys(store: StateStoreClient, pattern: str, keys: list[bytes] | None)
             yield key
 
 
-async def _row(store: StateStoreClient, key: bytes) -> str | None:
+async def _tells_expiry(store: StateStoreClient) -> bool:
+    from penstock.statestore.errors import StateStoreError
+
+    try:
+        await store.expiry("penstock/export")
+    except StateStoreError:
+        return False
+    return True
+
+
+async def _row(store: StateStoreClient, key: bytes, *, with_expiry: bool) -> str | None:
     entry = await store.get(key)
     if entry is None:
         return None
-    row = {**_only(bytes_fields("key", key)), **_only(bytes_fields("value", entry.value))}
-    return json.dumps({**row, "version": str(entry.version)}, ensure_ascii=False)
+    row: dict[str, object] = {**_only(bytes_fields("key", key)), **_only(bytes_fields("value", entry.value))}
+    row["version"] = str(entry.version)
+    if with_expiry and (left_ms := (await store.expiry(key)).left_ms) is not None:
+        # 0 is "this instant": no ttl_ms that could be imported.
+        row["ttl_ms"] = max(1, left_ms)
+    return json.dumps(row, ensure_ascii=False)
 
 
 def _only(fields: dict[str, str | None]) -> dict[str, str]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
@@ -25,7 +25,7 @@ from penstock.runtime.loop_thread import LoopThread
 from penstock.statestore import client as asynchronous
 from penstock.statestore import leader as asynchronous_leader
 from penstock.statestore import lock as asynchronous_lock
-from penstock.statestore.client import SetResult, StateStoreClient
+from penstock.statestore.client import Expiry, SetResult, Snapshot, StateStoreClient
 from penstock.statestore.commands import Condition
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.leader import Leader
@@ -194,10 +194,20 @@ class Client:
         """How far the store's newest version was ahead of this machine's clock when it arrived; None: none seen."""
         return self._opened()[1].clock_behind_ms
 
-    def get(self, key: bytes | str, *, timeout_s: float | None = None) -> Entry | None:
+    def get(self, key: bytes | str, *, as_of: Hlc | None = None, timeout_s: float | None = None) -> Entry | None:
         """The value and version of ``key``; None where there is no such key."""
         thread, client = self._opened()
-        return thread.run(client.get(key, timeout_s=timeout_s))
+        return thread.run(client.get(key, as_of=as_of, timeout_s=timeout_s))
+
+    def get_many(self, keys: Iterable[bytes | str], *, timeout_s: float | None = None) -> Snapshot:
+        """The values and versions of ``keys``, all at one version of the store (an extension of penstock)."""
+        thread, client = self._opened()
+        return thread.run(client.get_many(keys, timeout_s=timeout_s))
+
+    def expiry(self, key: bytes | str, *, timeout_s: float | None = None) -> Expiry:
+        """Whether ``key`` exists, and when it expires (an extension of penstock)."""
+        thread, client = self._opened()
+        return thread.run(client.expiry(key, timeout_s=timeout_s))
 
     def set(
         self,
@@ -208,6 +218,7 @@ class Client:
         ttl_ms: int | None = None,
         fencing_token: Hlc | None = None,
         persist: bool = False,
+        fence_prefix: bytes | str | None = None,
         timeout_s: float | None = None,
     ) -> SetResult:
         """Set ``key`` to ``value``, for ``ttl_ms`` milliseconds or for good."""
@@ -220,6 +231,7 @@ class Client:
                 ttl_ms=ttl_ms,
                 fencing_token=fencing_token,
                 persist=persist,
+                fence_prefix=fence_prefix,
                 timeout_s=timeout_s,
             )
         )

@@ -33,6 +33,7 @@ __all__ = [
     "decode_notification",
     "decode_page",
     "decode_reply",
+    "decode_values",
     "encode_array",
     "encode_bulk",
     "encode_error",
@@ -188,6 +189,32 @@ def decode_page(payload: bytes) -> tuple[list[bytes], bytes | None]:
     if position != len(payload):
         raise _malformed(payload, position, f"{len(payload) - position} bytes too many")
     return (found, None) if elements == 1 else (found[:-1], found[-1])
+
+
+def decode_values(payload: bytes) -> list[bytes | None]:
+    """The elements of an array of bulk strings and nulls (``$-1``): the answer to MGET.
+
+    Raises:
+        RemoteProtocolError: anything else.
+    """
+    count, position = _header(payload, 0, _ARRAY)
+    if count * len(MISSING) > len(payload) - position:
+        raise _malformed(payload, 0, f"an array of {count} elements cannot be here")
+    found: list[bytes | None] = []
+    for _ in range(count):
+        if payload.startswith(MISSING, position):
+            found.append(None)
+            position += len(MISSING)
+            continue
+        length, start = _header(payload, position, _BULK)
+        end = start + length
+        position = end + 2
+        if payload[end:position] != b"\r\n":
+            raise _malformed(payload, start, f"{length} bytes and CRLF expected")
+        found.append(payload[start:end])
+    if position != len(payload):
+        raise _malformed(payload, position, f"{len(payload) - position} bytes too many")
+    return found
 
 
 def _header(payload: bytes, position: int, kind: int) -> tuple[int, int]:

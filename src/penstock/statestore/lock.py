@@ -224,12 +224,15 @@ class Lease:
         what = f"lock {as_text(self.name)} was not to be had " + (f"within {timeout_s:g} s" if timeout_s else "at once")
         if self._trouble:
             return UnavailableError(what, applied=False, why=self._trouble, do="try again once the store answers")
-        entry = None
+        entry, left = None, ""
         with contextlib.suppress(PenstockError):
             entry = await self._client.get(self.name, timeout_s=_RETRY_S)
+            # Only stores with the extension tell; from the others nobody learns when a lock expires.
+            left_ms = (await self._client.expiry(self.name, timeout_s=_RETRY_S)).left_ms
+            left = "" if left_ms is None else f", for another {left_ms / 1000:.1f} s unless it is renewed"
         why = "another holder kept it, and has gone just now"
         if entry is not None:
-            why = f"{as_text(entry.value)} holds it; acquired or renewed last at {entry.version}"
+            why = f"{as_text(entry.value)} holds it{left}; acquired or renewed last at {entry.version}"
         return LockHeldError(
             what,
             name=self.name,

@@ -227,7 +227,7 @@ async def test_an_observer_that_comes_while_the_last_one_leaves(node: StoreNode)
         for _ in range(5):
             await asyncio.gather(look(), look(), look())
         assert node.service.observations == 0
-        assert store._watched == {}
+        assert store._watches._watched == {}
 
 
 async def test_an_observation_survives_a_restart_and_tells_what_was_missed(node: StoreNode) -> None:
@@ -332,6 +332,33 @@ async def test_scan_reads_page_by_page_and_gives_the_token_back_unchanged() -> N
         assert pages.asked == [[b"SCAN", b"k*"], [b"SCAN", b"k*", b"\x00\xffx"], [b"SCAN", b"k*", b"t"]]
         with pytest.raises(LocalProtocolError, match="empty pattern"):
             await anext(aiter(store.scan("")))
+    await pages.server.close()
+
+
+async def test_what_only_our_store_has() -> None:
+    """The wire forms of the extensions, answered by a script; the store itself has tests of its own."""
+    at = b"001000000000000:00001:StateStore"
+    pages = Pages(
+        b"*4\r\n$1\r\nv\r\n$%d\r\n%b\r\n$-1\r\n$-1\r\n" % (len(at), at),
+        *(b":1500\r\n", b":-1\r\n", b":-2\r\n", b"+OK\r\n", b"*2\r\n$-1\r\n$-1\r\n", b"$-1\r\n"),
+    )
+    _, port = await pages.server.start("127.0.0.1", 0)
+    version = Hlc(1_000_000_000_000, 1, "StateStore")
+    async with StateStoreClient.connect(f"mqtt://127.0.0.1:{port}") as store:
+        snapshot = await store.get_many(["a", b"b"])
+        assert snapshot.entries == {b"a": (b"v", version), b"b": None}
+        assert [await store.expiry("k") for _ in range(3)] == [(True, 1500), (True, None), (False, None)]
+        assert (await store.set("k", "v", fencing_token=version, fence_prefix="p/")).applied
+        with pytest.raises(RemoteProtocolError, match="MGET of 2 keys has 2 elements"):
+            await store.get_many(["a", "b"])
+        assert await store.get("k", as_of=version) is None
+        with pytest.raises(LocalProtocolError, match="needs a fencing token"):
+            await store.set("k", "v", fence_prefix="p/")
+        with pytest.raises(LocalProtocolError, match="without a key"):
+            await store.get_many([])
+    assert pages.asked[0] == [b"MGET", b"a", b"b"]
+    assert pages.asked[1] == [b"PTTL", b"k"]
+    assert pages.asked[-1] == [b"GET", b"k", b"ASOF", b"1000000000000:1:StateStore"]
     await pages.server.close()
 
 

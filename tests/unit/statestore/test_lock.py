@@ -57,7 +57,7 @@ async def test_a_second_holder_waits_for_the_release(store: StateStoreClient, ot
     assert (raised.value.why or "").startswith("'a' holds it; acquired or renewed last at ")
     waiting = asyncio.create_task(theirs.acquire(timeout_s=10))
     async with asyncio.timeout(10):
-        while not other._watched:
+        while not other._watches._watched:
             await asyncio.sleep(0)
     await mine.release()
     assert await waiting > first
