@@ -86,7 +86,7 @@ RULES = [
     Rule(
         "penstock.spark",
         (
-            *("spark", "tube.reader", "tube.producer", "tube.record"),
+            *("spark", "tube.reader", "tube.producer", "tube.record", "tube.codec.message"),
             *("statestore.client", "statestore.hlc", "mqtt.client"),
         ),
     ),

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import RemoteProtocolError
 from penstock.spark.cluster import Batch
+from penstock.spark.headers import columns
 from penstock.spark.offsets import Partition
+from penstock.tube.codec.message import HAS_ATTRIBUTES
 from penstock.tube.record import FIELDS, Record
 
 __all__ = ["LOG_APPEND_TIME", "TARGET_BYTES", "arrow_schema", "record_batches"]
@@ -27,9 +28,7 @@ LOG_APPEND_TIME = 1
 """``timestampType``: the time is the broker's, as in Kafka's ``TimestampType``."""
 
 _FIXED_BYTES = 64  # of a row beside key and value
-_HAS_ATTRIBUTES = 1
 _KEY = next(row.attribute for row in FIELDS if row.name == "key").encode() + b"="
-_AS_HEADERS = tuple((row.name, row.attribute) for row in FIELDS if row.name not in ("key", "headers"))
 
 _HEADER = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 _HEADERS = pa.list_(pa.field("element", _HEADER))
@@ -100,7 +99,7 @@ def _keys_and_values(payloads: Sequence[bytes], flags: Sequence[int]) -> tuple[l
     keys: list[bytes | None] = []
     values: list[bytes] = []
     for payload, flag in zip(payloads, flags, strict=True):
-        end = 4 + int.from_bytes(payload[:4], signed=True) if flag & _HAS_ATTRIBUTES else 0
+        end = 4 + int.from_bytes(payload[:4], signed=True) if flag & HAS_ATTRIBUTES else 0
         if not end:
             keys.append(None)
             values.append(payload)
@@ -126,35 +125,10 @@ def _keys_and_values(payloads: Sequence[bytes], flags: Sequence[int]) -> tuple[l
 def _with_headers(
     payloads: Sequence[bytes], flags: Sequence[int]
 ) -> tuple[list[bytes | None], list[bytes], pa.ListArray[Any]]:
-    """Key, value and headers of each message: the fixed attributes in the order of the table, then the user's."""
-    keys: list[bytes | None] = []
-    values: list[bytes] = []
-    counts: list[int] = []
-    names: list[str] = []
-    contents: list[bytes] = []
-    for payload, flag in zip(payloads, flags, strict=True):
-        before = len(names)
-        record = _decoded(payload, flag)
-        keys.append(record.key)
-        values.append(record.value)
-        for name, attribute in _AS_HEADERS:
-            content = getattr(record, name)
-            if content is not None:
-                names.append(attribute)
-                contents.append(str(content).encode())
-        for name, text in record.headers:
-            names.append(name)
-            contents.append(text.encode() if isinstance(text, str) else text)
-        counts.append(len(names) - before)
+    """Key, value and headers of each message."""
+    found = columns(payloads, flags)
     pairs = pa.StructArray.from_arrays(
-        [pa.array(names, pa.string()), pa.array(contents, pa.binary())], fields=list(_HEADER)
+        [pa.array(found.names, pa.string()), pa.array(found.contents, pa.binary())], fields=list(_HEADER)
     )
-    edges = pa.array(accumulate(counts, initial=0), pa.int32())
-    return keys, values, pa.ListArray.from_arrays(edges, pairs, type=_HEADERS)
-
-
-def _decoded(payload: bytes, flag: int) -> Record:
-    try:
-        return Record.decode(payload, flag)
-    except RemoteProtocolError:
-        return Record(payload)
+    edges = pa.array(accumulate(found.counts, initial=0), pa.int32())
+    return found.keys, found.values, pa.ListArray.from_arrays(edges, pairs, type=_HEADERS)
