@@ -76,6 +76,10 @@ async def test_garbage(broker: tuple[MqttServer, tuple[str, int]], *, connected:
             assert isinstance(packets[-1], Disconnect)
             assert packets[-1].reason_code in (0x81, 0x82)
         writer.close()
+        await writer.wait_closed()
+    async with asyncio.timeout(DEADLINE_S):
+        while server.stats.connections > 1:  # the last one's end is on its way
+            await asyncio.sleep(0)
     assert server.stats.connections == 1
 
 

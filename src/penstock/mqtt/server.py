@@ -173,7 +173,7 @@ class MqttServer:
             await self.persistence.drain()
             self._flush()
         for link in list(self._links.values()):
-            link.close()
+            link.close(linger=False)
         if self._links:
             try:
                 async with asyncio.timeout(CLOSE_GRACE_S):

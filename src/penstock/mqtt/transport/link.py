@@ -57,6 +57,7 @@ class Link(asyncio.Protocol):
         "_abort",
         "_full",
         "_gone",
+        "_lingering",
         "_server",
         "address",
         "anchor",
@@ -77,6 +78,8 @@ class Link(asyncio.Protocol):
         self._abort: asyncio.TimerHandle | None = None
         self._full = False
         self._gone = False
+        self._lingering = False
+        """Our side is closed: what still comes in is thrown away until the peer closes its own."""
         self.held = False
         """A service cannot take more: nothing is read until it can."""
         self.listener = listener
@@ -123,7 +126,7 @@ class Link(asyncio.Protocol):
         return transport.write
 
     def data_received(self, data: bytes) -> None:
-        if self.connection is not None:
+        if self.connection is not None and not self._lingering:
             self._server.received(self.connection, self, data)
 
     def pause_writing(self) -> None:
@@ -164,12 +167,27 @@ class Link(asyncio.Protocol):
             self._gone = True
             self._server.lost(self)
 
-    def close(self) -> None:
-        """Close once what is buffered was sent; cut the connection where the peer does not take it."""
+    def close(self, *, linger: bool = True) -> None:
+        """Close once what is buffered was sent; cut the connection where the peer does not take it.
+
+        Our side closes first: bytes that come in on a socket that is closed reset the connection, and a client in the
+        middle of sending would never read the DISCONNECT that says why. ``linger`` False ends that, too.
+        """
         transport = self.transport
-        if transport is not None and not transport.is_closing():
+        if transport is None or transport.is_closing():
+            return
+        if not linger or self.stranger or not transport.can_write_eof():
             transport.close()
-            self.abort_later(transport)
+        elif not self._lingering:
+            self._lingering = True
+            try:
+                transport.write_eof()
+            except OSError:  # the peer has gone first
+                transport.close()
+            else:
+                if not transport.is_reading():
+                    transport.resume_reading()
+        self.abort_later(transport)
 
     def abort_later(self, transport: asyncio.Transport) -> None:
         """Cut the connection after a grace, whatever the peer does."""

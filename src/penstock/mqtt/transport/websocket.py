@@ -84,7 +84,7 @@ class WebSocketLink(Link):
         self._protocol.receive_eof()
         self._send()
 
-    def close(self) -> None:
+    def close(self, *, linger: bool = True) -> None:
         """Say goodbye in WebSocket's way; the connection ends when the peer has, or after the grace."""
         transport = self.transport
         if transport is None or transport.is_closing():
@@ -94,7 +94,7 @@ class WebSocketLink(Link):
             self._send()
             self.abort_later(transport)
         elif self._protocol.state is not State.CLOSING:
-            super().close()
+            super().close(linger=linger)
 
     def _handshake(self, request: Request) -> None:
         listener = self.listener
