@@ -101,7 +101,6 @@ async def test_bound_start_offsets(ours: Tube, java_clients: JavaClients) -> Non
     assert [item.number for item in await wait(bound)] == list(range(30, 60))
 
 
-@pytest.mark.xfail(reason="our master offers no client balance yet", strict=False)
 async def test_client_balance(ours: Tube, java_clients: JavaClients) -> None:
     await send(ours.masters, COUNT)
     found = await wait(java_clients.consume(ours.masters, "balanced", "demo", COUNT, kind="balance"))

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import penstock
-from penstock.errors import PenstockError, StorageError
+from penstock.errors import ConfigError, PenstockError, StorageError
 from penstock.runtime.addresses import parse_address
 from penstock.runtime.clock import steady_clock
 from penstock.runtime.committer import GroupCommitter
@@ -25,8 +26,10 @@ from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import encode_response
 from penstock.tube.codec.methods import METHODS
 from penstock.tube.codec.proto import broker_pb2 as pb
-from penstock.tube.codec.strings import TopicConfig
+from penstock.tube.codec.strings import DEFAULT_BROKER_TLS_PORT, TopicConfig
+from penstock.tube.engine.access import Access
 from penstock.tube.engine.broker import AppendResult, BrokerEngine
+from penstock.tube.engine.flow import parse_rules
 from penstock.tube.engine.membership import BrokerConfig, Membership, Orders
 from penstock.tube.engine.offsets import GroupOffsets
 from penstock.tube.engine.topics import Topics
@@ -64,6 +67,7 @@ class TubeBroker:
 
     ``masters``: ``host:port`` texts; empty = a broker by itself, its topics come from `create_topic` only.
     ``advertise``: ``host:port`` that clients shall use, where it differs from the address that is bound.
+    ``access``: users that clients have to be; ``master_user``: name and password with which the broker itself signs.
     ``topic_durability`` overrides ``durability`` for single topics.
     """
 
@@ -80,6 +84,8 @@ class TubeBroker:
         max_store_bytes: int | None = None,
         session_ms: int = 30_000,
         heartbeat_s: float = 0.5,
+        access: Access | None = None,
+        master_user: tuple[str, str] | None = None,
         files: Files | None = None,
         clock: Callable[[], int] | None = None,
     ) -> None:
@@ -100,6 +106,9 @@ class TubeBroker:
         self._max_store_bytes = max_store_bytes
         self._session_ms = session_ms
         self._heartbeat_s = heartbeat_s
+        self._access = access
+        self._master_user = master_user
+        self._tls_server: asyncio.Server | None = None
         self._files = files
         self._disk: Disk | None = None
         self._engine: BrokerEngine | None = None
@@ -127,6 +136,14 @@ class TubeBroker:
         """The stores; for administration and tests."""
         assert self._disk is not None, "start() comes first"
         return self._disk
+
+    @property
+    def tls_bound(self) -> tuple[str, int] | None:
+        """Where the broker listens with TLS; None if it does not."""
+        if self._tls_server is None:
+            return None
+        bound: tuple[str, int] = self._tls_server.sockets[0].getsockname()[:2]
+        return bound
 
     @property
     def upkeep(self) -> Upkeep:
@@ -170,8 +187,12 @@ class TubeBroker:
             "failed": int(self.failure is not None),
         }
 
-    async def start(self, host: str, port: int) -> tuple[str, int]:
+    async def start(
+        self, host: str, port: int, *, tls: ssl.SSLContext | None = None, tls_port: int | None = None
+    ) -> tuple[str, int]:
         """Recover, listen, register; the bound address. Port 0 takes a free one.
+
+        With ``tls`` the broker listens on ``tls_port`` (default 8124) of ``host`` as well, see `tls_bound`.
 
         Raises:
             StorageError: the directory is in use or cannot be read. OSError: the address cannot be listened on.
@@ -185,6 +206,7 @@ class TubeBroker:
             offsets = GroupOffsets(((g, t, p), o) for g, t, p, o in stored if o is not None)
             last_time = max((store.last_time for store in self._disk.stores.values()), default=0)
             self._engine = BrokerEngine(Topics(self._store), offsets, session_ms=self._session_ms, last_time=last_time)
+            self._engine.access = self._access
             config = self._stored_config()
             self._upkeep = Upkeep(self._disk, self._engine, self.broker_id, self._max_store_bytes)
             for topic, rows in opened.producers:
@@ -192,7 +214,13 @@ class TubeBroker:
             self._engine.sending.producers.changed.clear()
             self._report_recovery(self._disk)
             self._server = await loop.create_server(lambda: BrokerConnection(self), host, port)
+            if tls is not None:
+                place = DEFAULT_BROKER_TLS_PORT if tls_port is None else tls_port
+                self._tls_server = await loop.create_server(lambda: BrokerConnection(self), host, place, ssl=tls)
         except BaseException:
+            if self._server is not None:
+                self._server.close()
+                self._server = None
             self._disk.close(clean=True)
             self._disk = None
             raise
@@ -205,8 +233,22 @@ class TubeBroker:
             self._lost(text)
         if self._masters:
             address = self._advertise or f"{bound[0]}:{bound[1]}"
-            membership = Membership(self.broker_id, address, f"penstock-{penstock.__version__}", config)
-            self._member = Member(membership, self._masters, self._obey, self._status, heartbeat_s=self._heartbeat_s)
+            bound_tls = self.tls_bound
+            membership = Membership(
+                self.broker_id,
+                address,
+                f"penstock-{penstock.__version__}",
+                config,
+                tls_port=None if bound_tls is None else bound_tls[1],
+            )
+            self._member = Member(
+                membership,
+                self._masters,
+                self._obey,
+                self._status,
+                heartbeat_s=self._heartbeat_s,
+                user=self._master_user,
+            )
             self._member.start()
         return bound
 
@@ -216,8 +258,9 @@ class TubeBroker:
             return
         if self._member is not None:
             await self._member.close()
-        if self._server is not None:
-            self._server.close()
+        for server in (self._server, self._tls_server):
+            if server is not None:
+                server.close()
         for timer in (self._timer, self._retention_timer):
             if timer is not None:
                 timer.cancel()
@@ -230,8 +273,9 @@ class TubeBroker:
         await self._committer.close()
         for connection in list(self.peers.open):
             connection.close()
-        if self._server is not None:
-            await self._server.wait_closed()
+        for server in (self._server, self._tls_server):
+            if server is not None:
+                await server.wait_closed()
         disk, self._disk, self._committer = self._disk, None, None
         clean = self.failure is None
         await asyncio.get_running_loop().run_in_executor(None, lambda: disk.close(clean=clean))
@@ -528,6 +572,8 @@ class TubeBroker:
             engine.check_tokens = orders.check_tokens
         if orders.max_message_bytes is not None:
             engine.topics.cluster_bytes = orders.max_message_bytes
+        if orders.flow_rules is not None:
+            self._limit_readers(orders.flow_rules)
         if orders.config is not None:
             engine.topics.apply(*orders.config.parsed())
             self._next.config = orders.config.to_json()
@@ -537,6 +583,12 @@ class TubeBroker:
         for name in orders.removed_topics:
             if name in engine.topics.by_name:
                 self._remove_topic(name)
+
+    def _limit_readers(self, text: str) -> None:
+        try:
+            self.engine.reading.rules = parse_rules(text)
+        except ConfigError as error:
+            _log.error("flow control rules are not in force", extra={"fields": {"error": error.what}})
 
     def _remove_topic(self, name: str) -> None:
         self.upkeep.forget(name, self._next)

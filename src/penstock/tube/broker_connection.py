@@ -41,6 +41,7 @@ class BrokerConnection(ServerConnection):
         except RemoteProtocolError as error:
             self.put(serial, encode_error(exceptions.EXCEPTION, error.what, fatal=True))
             return
+        broker.engine.peer = self.peer
         answer = broker.engine.receive(request, self.arrived_ms, broker.clock(), self)
         if answer is None:
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from penstock.tube.engine.cluster import Topic
 from penstock.tube.engine.master import MasterConfig, MasterEngine
 from penstock.tube.engine.settings import Removal, Setting
 from penstock.tube.metadata import SettingStore
-from penstock.tube.rpc import AnsweringProtocol, Peers
+from penstock.tube.rpc import AnsweringProtocol, Peer, Peers
 
 __all__ = ["TubeMaster"]
 
+DEFAULT_TLS_PORT = 8716
 _log = logging.getLogger("penstock.tube.master")
 
 
@@ -49,12 +51,17 @@ class TubeMaster:
         self._store: SettingStore | None = None
         self._committer: GroupCommitter[Setting | Removal] | None = None
         self._server: asyncio.Server | None = None
+        self._tls_server: asyncio.Server | None = None
         self._peers = Peers("master")
         self._timer: asyncio.TimerHandle | None = None
         self._waiters: list[tuple[str, asyncio.Future[None]]] = []
 
-    async def start(self, host: str, port: int) -> tuple[str, int]:
+    async def start(
+        self, host: str, port: int, *, tls: ssl.SSLContext | None = None, tls_port: int | None = None
+    ) -> tuple[str, int]:
         """Load the topics and listen; returns the bound address.
+
+        With ``tls`` the master listens on ``tls_port`` (default 8716) of ``host`` as well, see `tls_bound`.
 
         Raises:
             StorageError: the topics cannot be read.
@@ -64,6 +71,9 @@ class TubeMaster:
         self._store = store = SettingStore(self._data_dir)
         try:
             self._server = await loop.create_server(self._connection, host, port)
+            if tls is not None:
+                place = DEFAULT_TLS_PORT if tls_port is None else tls_port
+                self._tls_server = await loop.create_server(self._connection, host, place, ssl=tls)
             bound: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
             address = f"{bound[0]}:{bound[1]}"
             self._engine = MasterEngine(
@@ -76,6 +86,14 @@ class TubeMaster:
             raise
         self._committer = GroupCommitter(store.put, name="tube-master")
         self._committer.start()
+        return bound
+
+    @property
+    def tls_bound(self) -> tuple[str, int] | None:
+        """Where the master listens with TLS; None if it does not."""
+        if self._tls_server is None:
+            return None
+        bound: tuple[str, int] = self._tls_server.sockets[0].getsockname()[:2]
         return bound
 
     @property
@@ -145,15 +163,17 @@ class TubeMaster:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._server is not None:
-            self._server.close()
+        for server in (self._server, self._tls_server):
+            if server is not None:
+                server.close()
         for connection in list(self._peers.open):
             connection.close()
         if self._committer is not None:
             await self._committer.close()
-        if self._server is not None:
-            await self._server.wait_closed()
-            self._server = None
+        for server in (self._server, self._tls_server):
+            if server is not None:
+                await server.wait_closed()
+        self._server = self._tls_server = None
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -188,8 +208,8 @@ class TubeMaster:
     def _connection(self) -> AnsweringProtocol:
         return AnsweringProtocol(self._answer, self._peers)
 
-    def _answer(self, request: Request, peer: str) -> bytes:
-        body = self.engine.answer(request, self._clock(), peer)
+    def _answer(self, request: Request, peer: Peer) -> bytes:
+        body = self.engine.answer(request, self._clock(), peer.address, tls=peer.tls)
         self._forget_removed()
         if self._timer is None:
             self._arm()

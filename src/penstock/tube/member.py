@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from penstock.errors import PenstockError
+from penstock.runtime.clock import wall_clock_ms
 from penstock.tube.codec.methods import Service
+from penstock.tube.codec.proto.shared_pb2 import AuthenticateInfo, MasterCertificateInfo
+from penstock.tube.engine.access import sign
 from penstock.tube.engine.membership import Membership, Orders
 from penstock.tube.link import Link
 
@@ -32,7 +36,9 @@ class Member:
         status: Callable[[], tuple[int, int]],
         *,
         heartbeat_s: float,
+        user: tuple[str, str] | None = None,
     ) -> None:
+        self._user = user
         self.membership = membership
         self.heartbeats = 0
         self.registered = asyncio.Event()
@@ -63,8 +69,18 @@ class Member:
             return
         if self.membership.registered:
             with suppress(PenstockError):
-                await link.exchange(Service.MASTER, *self.membership.close_request(), timeout_s=1)
+                await link.exchange(Service.MASTER, *self.membership.close_request(self._signed()), timeout_s=1)
         link.abort()
+
+    def _signed(self) -> MasterCertificateInfo | None:
+        """Who this broker is, with the present time: a signature is good for seconds."""
+        if self._user is None:
+            return None
+        name, password = self._user
+        now, nonce = wall_clock_ms(), secrets.randbelow(1 << 31)
+        signature = sign(name, password, now, nonce)
+        info = AuthenticateInfo(userName=name, timestamp=now, nonce=nonce, othParams="", signature=signature)
+        return MasterCertificateInfo(authInfo=info)
 
     async def _run(self) -> None:
         place = failures = 0
@@ -86,7 +102,7 @@ class Member:
     async def _serve(self, host: str, port: int) -> None:
         self._link = await Link.connect((host, port))
         while True:
-            method, payload = self.membership.next_request(*self._status())
+            method, payload = self.membership.next_request(*self._status(), self._signed())
             orders = self.membership.receive(method, await self._link.exchange(Service.MASTER, method, payload))
             self._apply(orders)
             self.heartbeats += 1

@@ -12,14 +12,14 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import cast
+from typing import NamedTuple, cast
 
 from penstock.errors import RemoteProtocolError
 from penstock.tube.codec import exceptions
 from penstock.tube.codec.envelope import Request, decode_request, encode_error
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
 
-__all__ = ["AnsweringProtocol", "Peers", "ServerConnection"]
+__all__ = ["AnsweringProtocol", "Peer", "Peers", "ServerConnection"]
 
 _log = logging.getLogger("penstock.tube")
 
@@ -28,6 +28,13 @@ TURN_BYTES = 4 << 20
 STALLED_S = 60.0
 """A peer that has read nothing of what waits for it for so long is gone, or holds our memory on purpose."""
 _SMALL_FRAME = 1 << 20
+
+
+class Peer(NamedTuple):
+    """Who asks: its address, and whether over TLS."""
+
+    address: str
+    tls: bool
 
 
 class Peers:
@@ -56,6 +63,7 @@ class ServerConnection(asyncio.Protocol):
 
     def __init__(self, peers: Peers) -> None:
         self.arrived_ms = 0
+        self.tls = False
         self.peer = ""
         """Address of the peer: what its requests say of their host cannot be trusted."""
         self.bytes_out = 0
@@ -87,6 +95,7 @@ class ServerConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop has it without being a subclass
         name = transport.get_extra_info("peername")
         self.peer = str(name[0]) if name else ""
+        self.tls = transport.get_extra_info("sslcontext") is not None
         peers = self._peers
         if len(peers.open) >= peers.most:
             peers.refuse(f"{peers.most} connections are open")
@@ -217,9 +226,9 @@ class ServerConnection(asyncio.Protocol):
 
 
 class AnsweringProtocol(ServerConnection):
-    """Answers each request at once, by ``answer(request, peer address) -> body``."""
+    """Answers each request at once, by ``answer(request, peer) -> body``."""
 
-    def __init__(self, answer: Callable[[Request, str], bytes], peers: Peers) -> None:
+    def __init__(self, answer: Callable[[Request, Peer], bytes], peers: Peers) -> None:
         super().__init__(peers)
         self._answer = answer
 
@@ -229,4 +238,4 @@ class AnsweringProtocol(ServerConnection):
         except RemoteProtocolError as error:
             self.put(serial, encode_error(exceptions.EXCEPTION, error.what, fatal=True))
             return
-        self.put(serial, self._answer(request, self.peer))
+        self.put(serial, self._answer(request, Peer(self.peer, self.tls)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from contextlib import suppress
 from typing import Any
 
@@ -23,8 +24,8 @@ class Client:
         self.serial = 0
 
     @classmethod
-    async def connect(cls, address: tuple[str, int]) -> Client:
-        return cls(*await asyncio.open_connection(*address))
+    async def connect(cls, address: tuple[str, int], tls: ssl.SSLContext | None = None) -> Client:
+        return cls(*await asyncio.open_connection(*address, ssl=tls, server_hostname="localhost" if tls else None))
 
     def write(self, method: MethodId, message: Message, *, timeout_ms: int | None = 10_000) -> int:
         self.serial += 1

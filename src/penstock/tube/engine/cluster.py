@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from penstock.errors import RemoteProtocolError
 from penstock.tube.codec.strings import (
+    DEFAULT_BROKER_TLS_PORT,
     BrokerInfo,
     BrokerTopic,
     DefaultConfig,
@@ -100,6 +101,11 @@ class Broker:
         self.stop_read = False  # what the administrator ordered
         self.stop_write = False
         self.removed: set[str] = set()  # topics whose data it removed, it says
+
+    @property
+    def tls_info(self) -> BrokerInfo:
+        """The broker as clients over TLS reach it."""
+        return self.info._replace(port=self.tls_port or DEFAULT_BROKER_TLS_PORT)
 
 
 class Cluster:
@@ -195,9 +201,12 @@ class Cluster:
         """Whether the broker has the configuration that it should have."""
         return (config_id, check_sum) == (broker.config_id, broker.check_sum)
 
-    def broker_infos(self) -> list[str]:
-        """brokerInfos: all brokers, online or not."""
-        return [self.brokers[broker_id].info.format() for broker_id in sorted(self.brokers)]
+    def broker_infos(self, *, tls: bool = False) -> list[str]:
+        """brokerInfos: all brokers, online or not. With ``tls`` their TLS ports, where 8124 is the one left out."""
+        brokers = [self.brokers[broker_id] for broker_id in sorted(self.brokers)]
+        if tls:
+            return [b.tls_info.format(DEFAULT_BROKER_TLS_PORT) for b in brokers]
+        return [b.info.format() for b in brokers]
 
     def deployed(self, topic: str) -> bool:
         known = self.topics.get(topic)

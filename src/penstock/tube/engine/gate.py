@@ -8,6 +8,8 @@ from typing import NamedTuple
 from penstock.errors import StorageError
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import encode_response
+from penstock.tube.codec.proto.shared_pb2 import AuthorizedInfo
+from penstock.tube.engine.access import Access
 
 __all__ = ["EXTENSIONS", "OK", "Answer", "Gate", "Refusal", "answer"]
 
@@ -39,6 +41,10 @@ class Gate:
     """What the master ordered and what the disk allows. ``refused`` counts the requests that were turned away."""
 
     def __init__(self) -> None:
+        self.access: Access | None = None
+        """Users that have to sign; None: nobody does."""
+        self.peer = ""
+        """Address of whoever asks just now."""
         self.read_stopped = False
         self.write_stopped = False
         self.failure: StorageError | None = None
@@ -47,13 +53,21 @@ class Gate:
         self.check_tokens = False
         self.refused = 0
 
-    def refuse_writer(self, client_id: str, token: int) -> Refusal | None:
+    def refuse_writer(self, client_id: str, token: int, user_token: str, now_ms: int) -> Refusal | None:
         """Why this client may not send, if so."""
         if self.failure is not None:
             return Refusal(ErrCode.SERVICE_UNAVAILABLE, f"the broker stores nothing any more: {self.failure.what}")
         if self.write_stopped:
             return Refusal(ErrCode.SERVICE_UNAVAILABLE, "writing is stopped on this broker")
+        if self.access is not None and not self.access.admit_token(user_token, self.peer, None, now_ms):
+            return _UNKNOWN_USER
         return self._refuse_token(token) or _refuse_client(client_id)
+
+    def refuse_member(self, client_id: str, group: str, auth: AuthorizedInfo, now_ms: int) -> Refusal | None:
+        """Why a consumer may not hold partitions, if so."""
+        if self.access is not None and not self.access.admit_token(auth.authAuthorizedToken, self.peer, group, now_ms):
+            return _UNKNOWN_USER
+        return self.refuse_reader(auth.visitAuthorizedToken, client_id)
 
     def refuse_reader(self, token: int | None, client_id: str) -> Refusal | None:
         """Why this client may not read; ``token`` None where the protocol carries none (get and commit)."""
@@ -74,6 +88,9 @@ class Gate:
                 self.tokens.remove(token)
             self.tokens.append(token)
         del self.tokens[:-_TOKENS_KEPT]
+
+
+_UNKNOWN_USER = Refusal(ErrCode.CERTIFICATE_FAILURE, "authentication failed: no valid token of a user of this cluster")
 
 
 def answer(method: int, payload: bytes, *, wait: bool = False) -> Answer:

@@ -74,7 +74,7 @@ class Holdings:
     def register(self, payload: bytes, now_ms: int) -> Answer:
         """Answer method 15: register (31) or unregister (32)."""
         request = decode(pb.RegisterRequestC2B, payload)
-        refusal = self._gate.refuse_reader(request.authInfo.visitAuthorizedToken, request.clientId)
+        refusal = self._gate.refuse_member(request.clientId, java_trim(request.groupName), request.authInfo, now_ms)
         if refusal is None:
             key = (java_trim(request.groupName), java_trim(request.topicName), request.partitionId)
             topic = self._topics.by_name.get(key[1])
@@ -152,8 +152,8 @@ class Holdings:
     def heartbeat(self, payload: bytes, now_ms: int) -> Answer:
         """Answer method 16."""
         request = decode(pb.HeartBeatRequestC2B, payload)
-        refusal = self._gate.refuse_reader(request.authInfo.visitAuthorizedToken, request.clientId)
         group = java_trim(request.groupName)
+        refusal = self._gate.refuse_member(request.clientId, group, request.authInfo, now_ms)
         if refusal is None and not group:
             refusal = Refusal(ErrCode.BAD_REQUEST, "groupName is blank")
         if refusal is not None:
@@ -161,6 +161,8 @@ class Holdings:
             failed = pb.HeartBeatResponseB2C(
                 success=False, errCode=refusal.code, errMsg=refusal.text, hasPartFailure=False
             )
+            if refusal.code == ErrCode.CERTIFICATE_FAILURE and self._gate.access is not None:
+                failed.requireAuth = True
             return answer(MethodId.PARTITION_HEARTBEAT, failed.SerializeToString())
         failures = []
         for text in request.partitionInfo:

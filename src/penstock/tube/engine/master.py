@@ -102,10 +102,11 @@ class MasterEngine:
         """Message size of topics that say none."""
         return self._hall.max_message_bytes
 
-    def answer(self, request: Request, now: int, peer: str = "") -> bytes:
+    def answer(self, request: Request, now: int, peer: str = "", *, tls: bool = False) -> bytes:
         """The body of the frame that answers ``request``; errors are answers too, nothing is raised.
 
-        ``peer``: the address it came from; what requests say of their host is not to be trusted.
+        ``peer``: the address it came from; what requests say of their host is not to be trusted. ``tls``: it came over
+        TLS, so brokers are named with their TLS ports.
         """
         self.requests += 1
         row = METHODS.get(request.method)
@@ -128,6 +129,7 @@ class MasterEngine:
         except RemoteProtocolError as error:
             return encode_error(exceptions.EXCEPTION, error.what, version=request.version, fatal=True)
         self._hall.peer = peer
+        self._hall.tls = tls
         try:
             answer = self._handlers[row.id](message, now)
         except RefusedRequest as refusal:

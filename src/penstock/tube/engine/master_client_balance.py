@@ -95,7 +95,7 @@ class ClientBalanceDesk:
             errCode=ErrCode.SUCCESS, errMsg=OK, brokerConfigId=cluster.version, topicMetaInfoId=group.meta_id
         )
         if request.brokerConfigId != cluster.version:
-            answer.brokerConfigList.extend(cluster.broker_infos())
+            answer.brokerConfigList.extend(self._hall.broker_infos())
         if request.topicMetaInfoId != group.meta_id:
             answer.topicMetaInfoList.extend(group.meta)
         return answer
@@ -122,7 +122,7 @@ class ClientBalanceDesk:
         cluster, controls = self._hall.cluster, self._hall.controls
         answer.brokerConfigId = cluster.version
         if broker_config_id != cluster.version:
-            answer.brokerConfigList.extend(cluster.broker_infos())
+            answer.brokerConfigList.extend(self._hall.broker_infos())
         ops = answer.opsTaskInfo
         known = request.opsTaskInfo
         default_id, default_rules = controls.default_flow()

@@ -75,6 +75,7 @@ class Hall:
         self.controls = controls
         self.access = access
         self.peer = ""
+        self.tls = False
         self.visit_token = self.fresh_token = now
         self._token_at = now
 
@@ -82,6 +83,10 @@ class Hall:
     def max_message_bytes(self) -> int:
         """Message size of topics that say none."""
         return self.controls.cluster.max_message_bytes or self.config.max_message_bytes
+
+    def broker_infos(self) -> list[str]:
+        """brokerInfos for whoever asks: all brokers, online or not, with the ports of its kind."""
+        return self.cluster.broker_infos(tls=self.tls)
 
     def refresh_tokens(self, now: int) -> None:
         """A new visit token every four minutes; clients get the one before, which brokers know already."""

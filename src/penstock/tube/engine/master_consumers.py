@@ -72,7 +72,7 @@ class ConsumerDesk:
         passed = self._hall.admit(request, group_name, now)
         topics, filters = subscription_of(self._hall, group_name, request)
         bound = _bound(request, topics) if request.requireBound else None
-        held = [item.partition for item in map(Subscribed.parse, request.subscribeInfo)]
+        held = self._held(request.subscribeInfo)
         group = self.groups.get(group_name)
         if group is None or not group.members:
             if self.taken_elsewhere(group_name):
@@ -104,7 +104,7 @@ class ConsumerDesk:
             raise RefusedRequest(ErrCode.HB_NO_NODE, f"{client_id} is not registered, register again")
         reported = None
         if request.reportSubscribeInfo:
-            reported = [item.partition for item in map(Subscribed.parse, request.subscribeInfo)]
+            reported = self._held(request.subscribeInfo)
         done = request.HasField("event") and request.event.rebalanceId > 0
         group.heartbeat(member, now, done=done, reported=reported)
         self._rebalance(group, now)
@@ -117,9 +117,31 @@ class ConsumerDesk:
             self._rebalance_id = max(self._rebalance_id, event.rebalance_id)
             answer.event.rebalanceId = event.rebalance_id
             answer.event.opType = event.op
-            answer.event.subscribeInfo.extend(_subscribed(client_id, group.name, event.partitions))
+            answer.event.subscribeInfo.extend(self._subscribed(client_id, group.name, event.partitions))
         self._consumer_answer(request, answer, group, passed, now)
         return answer
+
+    def _held(self, texts: Iterable[str]) -> list[Partition]:
+        """Partitions that a consumer says it holds. Over TLS it names brokers with their TLS ports."""
+        brokers = self._hall.cluster.brokers
+        held = []
+        for item in map(Subscribed.parse, texts):
+            broker = brokers.get(item.partition.broker.id)
+            named = item.partition.broker
+            held.append(
+                item.partition._replace(broker=broker.info)
+                if broker is not None and named == broker.tls_info
+                else item.partition
+            )
+        return held
+
+    def _subscribed(self, client_id: str, group: str, partitions: Iterable[Partition]) -> list[str]:
+        if self._hall.tls:
+            brokers = self._hall.cluster.brokers
+            partitions = [
+                p._replace(broker=brokers[p.broker.id].tls_info) if p.broker.id in brokers else p for p in partitions
+            ]
+        return [Subscribed(client_id, group, partition).format() for partition in partitions]
 
     def expel(self, group_name: str, client_id: str, rounds: int, now: int) -> bool:
         """Take all partitions from a member for ``rounds`` heartbeats of it; whether it is one."""
@@ -222,7 +244,3 @@ def _check_same(
         raise RefusedRequest(
             ErrCode.CLIENT_INCONSISTENT_SELECTBIG, f"{how}: another choice between larger and smaller offset"
         )
-
-
-def _subscribed(client_id: str, group: str, partitions: Iterable[Partition]) -> list[str]:
-    return [Subscribed(client_id, group, partition).format() for partition in partitions]

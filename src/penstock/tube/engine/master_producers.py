@@ -47,7 +47,7 @@ class ProducerDesk:
             errCode=ErrCode.SUCCESS,
             errMsg=OK,
             brokerCheckSum=self._hall.cluster.version,
-            brokerInfos=self._hall.cluster.broker_infos(),
+            brokerInfos=self._hall.broker_infos(),
             authorizedInfo=self._hall.authorized(passed, now),
         )
         self._hall.client_config(request, answer)
@@ -70,7 +70,7 @@ class ProducerDesk:
         if passed.renew:
             answer.requireAuth = True
         if request.brokerCheckSum != self._hall.cluster.version:
-            answer.brokerInfos.extend(self._hall.cluster.broker_infos())
+            answer.brokerInfos.extend(self._hall.broker_infos())
         self._hall.client_config(request, answer)
         return answer
 

@@ -16,6 +16,7 @@ from penstock.errors import RefusedError, RemoteProtocolError
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
+from penstock.tube.codec.proto import shared_pb2
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import DEFAULT_BROKER_TLS_PORT, UNDEFINED, DefaultConfig, TopicConfig
 
@@ -56,6 +57,7 @@ class Orders:
     tokens: list[int] = field(default_factory=list)
     check_tokens: bool | None = None
     max_message_bytes: int | None = None
+    flow_rules: str | None = None
     soon: bool = False
     """Send the next request at once: something changed that the master waits to hear of."""
 
@@ -63,7 +65,16 @@ class Orders:
 class Membership:
     """One broker's membership. ``address`` is ``host:port`` as clients reach it."""
 
-    def __init__(self, broker_id: int, address: str, version: str, config: BrokerConfig | None = None) -> None:
+    def __init__(
+        self,
+        broker_id: int,
+        address: str,
+        version: str,
+        config: BrokerConfig | None = None,
+        *,
+        tls_port: int | None = None,
+    ) -> None:
+        self._tls_port = tls_port
         self.broker_id = broker_id
         self.address = address
         self.version = version
@@ -73,27 +84,35 @@ class Membership:
         self._report = False
         self._removed: list[str] = []
         self._cluster_id = UNDEFINED
+        self._flow_id = UNDEFINED
 
     def lost(self) -> None:
         """The connection or the session is gone: register again."""
         self.registered = False
 
-    def next_request(self, read_status: int, write_status: int) -> tuple[int, bytes]:
-        """Method id and payload. Statuses: 0 normal, 1 stopped by order, -1 paused because of disk errors."""
+    def next_request(
+        self, read_status: int, write_status: int, signed: shared_pb2.MasterCertificateInfo | None = None
+    ) -> tuple[int, bytes]:
+        """Method id and payload. Statuses: 0 normal, 1 stopped by order, -1 paused because of disk errors.
+
+        ``signed``: who the broker is, where the master asks for it.
+        """
         if not self.registered:
             request = pb.RegisterRequestB2M(
                 clientId=f"{self.broker_id}:{self.address}:{self.version}",
                 brokerOnline=self._online,
-                enableTls=False,
+                enableTls=self._tls_port is not None,
                 readStatusRpt=read_status,
                 writeStatusRpt=write_status,
                 curBrokerConfId=self.config.config_id,
                 confCheckSumId=self.config.check_sum,
                 brokerDefaultConfInfo=self.config.default,
                 brokerTopicSetConfInfo=self.config.topics,
-                flowCheckId=UNDEFINED,
+                flowCheckId=self._flow_id,
                 qryPriorityId=UNDEFINED,
-                tlsPort=DEFAULT_BROKER_TLS_PORT,  # compared by the Java master even with TLS off
+                # Compared by the Java master even with TLS off.
+                tlsPort=DEFAULT_BROKER_TLS_PORT if self._tls_port is None else self._tls_port,
+                authInfo=signed,
             )
             request.clsConfig.configId = self._cluster_id
             return MethodId.BROKER_REGISTER, request.SerializeToString()
@@ -107,8 +126,9 @@ class Membership:
             takeConfInfo=self._report,
             takeRemovedTopicInfo=bool(self._removed),
             removedTopicsInfo=self._removed,
-            flowCheckId=UNDEFINED,
+            flowCheckId=self._flow_id,
             qryPriorityId=UNDEFINED,
+            authInfo=signed,
         )
         if self._report:
             beat.brokerDefaultConfInfo = self.config.default
@@ -116,9 +136,10 @@ class Membership:
         beat.clsConfig.configId = self._cluster_id
         return MethodId.BROKER_HEARTBEAT, beat.SerializeToString()
 
-    def close_request(self) -> tuple[int, bytes]:
+    def close_request(self, signed: shared_pb2.MasterCertificateInfo | None = None) -> tuple[int, bytes]:
         """The orderly end: the master forgets the broker at once."""
-        return MethodId.BROKER_CLOSE, pb.CloseRequestB2M(brokerId=str(self.broker_id)).SerializeToString()
+        request = pb.CloseRequestB2M(brokerId=str(self.broker_id), authInfo=signed)
+        return MethodId.BROKER_CLOSE, request.SerializeToString()
 
     def receive(self, method: int, payload: bytes) -> Orders:
         """Orders in the answer to what `next_request` gave.
@@ -190,6 +211,13 @@ class Membership:
                     orders.tokens.append(int(text))
                 except ValueError:
                     raise RemoteProtocolError(f"tube: visit token {text!r} is not a number") from None
+        if answer.HasField("flowCheckId") and answer.flowCheckId != self._flow_id:
+            if answer.HasField("flowControlInfo"):
+                self._flow_id = answer.flowCheckId
+                orders.flow_rules = answer.flowControlInfo
+            elif answer.flowCheckId == UNDEFINED:
+                self._flow_id = UNDEFINED
+                orders.flow_rules = ""
         if answer.HasField("clsConfig"):
             self._cluster_id = answer.clsConfig.configId
             if answer.clsConfig.HasField("maxMsgSize"):

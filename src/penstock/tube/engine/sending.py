@@ -63,10 +63,10 @@ class Sending:
         found = self._reader.read(payload)
         if isinstance(found, pb.SendMessageRequestP2B):
             return self._send_extended(found, now_ms)
-        client_id, name, partition_id, data, flag, checksum, msg_type, token = found
+        client_id, name, partition_id, data, flag, checksum, msg_type, token, user = found
         name = name.strip()
         topic = self._topics.by_name.get(name)
-        refusal = self._refuse(client_id, name, topic, partition_id, token)
+        refusal = self._gate.refuse_writer(client_id, token, user, now_ms) or _refuse_place(name, topic, partition_id)
         if refusal is None and topic is not None:
             stored = self._store(topic, partition_id, data, flag, checksum, msg_type, now_ms)
             if isinstance(stored, AppendResult):
@@ -81,19 +81,6 @@ class Sending:
         self._gate.refused += 1
         failed = pb.SendMessageResponseB2P(success=False, errCode=refusal.code, errMsg=refusal.text, result=result)
         return answer(MethodId.SEND_MESSAGE, failed.SerializeToString())
-
-    def _refuse(self, client_id: str, name: str, topic: Topic | None, partition_id: int, token: int) -> Refusal | None:
-        refusal = self._gate.refuse_writer(client_id, token)
-        if refusal is not None:
-            return refusal
-        if not name:
-            return Refusal(ErrCode.BAD_REQUEST, "topicName is blank")
-        if topic is None or not topic.writable:
-            state = "is unknown on this broker" if topic is None else "does not accept messages"
-            return Refusal(ErrCode.FORBIDDEN, f"topic {name} {state}")
-        if not topic.has(partition_id):
-            return Refusal(ErrCode.FORBIDDEN, f"topic {name} has no partition {partition_id} on this broker")
-        return None
 
     def _store(
         self, topic: Topic, partition_id: int, data: bytes, flag: int, checksum: int, msg_type: str, now_ms: int
@@ -134,8 +121,10 @@ class Sending:
     def _send_extended(self, request: pb.SendMessageRequestP2B, now_ms: int) -> Answer:
         name = java_trim(request.topicName)
         topic = self._topics.by_name.get(name)
-        token = request.authInfo.visitAuthorizedToken
-        refusal = self._refuse(request.clientId, name, topic, request.partitionId, token)
+        auth = request.authInfo
+        refusal = self._gate.refuse_writer(
+            request.clientId, auth.visitAuthorizedToken, auth.authAuthorizedToken, now_ms
+        ) or _refuse_place(name, topic, request.partitionId)
         if refusal is not None or topic is None:
             assert refusal is not None
             return self._refused(refusal)
@@ -285,3 +274,14 @@ _OVERFLOW = Refusal(ErrCode.SERVER_RECEIVE_OVERFLOW, "the disk does not keep up 
 
 def _refuse_size(topic: Topic, size: int) -> Refusal:
     return Refusal(ErrCode.BAD_REQUEST, f"data has {size} bytes; 1 to {topic.max_data_bytes} are accepted")
+
+
+def _refuse_place(name: str, topic: Topic | None, partition_id: int) -> Refusal | None:
+    if not name:
+        return Refusal(ErrCode.BAD_REQUEST, "topicName is blank")
+    if topic is None or not topic.writable:
+        state = "is unknown on this broker" if topic is None else "does not accept messages"
+        return Refusal(ErrCode.FORBIDDEN, f"topic {name} {state}")
+    if not topic.has(partition_id):
+        return Refusal(ErrCode.FORBIDDEN, f"topic {name} has no partition {partition_id} on this broker")
+    return None

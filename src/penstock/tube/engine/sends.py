@@ -13,8 +13,8 @@ from penstock.tube.codec.varint import encode_varint
 
 __all__ = ["Send", "SendReader", "encode_sent"]
 
-Send = tuple[str, str, int, bytes, int, int, str, int]
-"""clientId, topicName, partitionId, data, flag, checkSum, msgType, visit token."""
+Send = tuple[str, str, int, bytes, int, int, str, int, str]
+"""clientId, topicName, partitionId, data, flag, checkSum, msgType, visit token, user's token."""
 
 _REMEMBERED = 1024
 _LONGEST = 512  # bytes of a remembered part: with its number that bounds the memory
@@ -25,7 +25,7 @@ class SendReader:
 
     def __init__(self) -> None:
         self._before: dict[bytes, tuple[str, str, int]] = {}
-        self._behind: dict[bytes, tuple[int, int, str, int]] = {}
+        self._behind: dict[bytes, tuple[int, int, str, int, str]] = {}
 
     def read(self, payload: bytes) -> Send | pb.SendMessageRequestP2B:
         """The fields of the request, or the request itself when it is a batch or numbered by its producer.
@@ -43,7 +43,14 @@ class SendReader:
         if request.HasField("batch") or request.HasField("producer"):
             return request
         before = (request.clientId, request.topicName, request.partitionId)
-        behind = (request.flag, request.checkSum, request.msgType, request.authInfo.visitAuthorizedToken)
+        auth = request.authInfo
+        behind = (
+            request.flag,
+            request.checkSum,
+            request.msgType,
+            auth.visitAuthorizedToken,
+            auth.authAuthorizedToken,
+        )
         if place is not None:
             self._remember(payload, place, before, behind)
         return (*before, request.data, *behind)
@@ -53,7 +60,7 @@ class SendReader:
         payload: bytes,
         place: tuple[int, int, int],
         before: tuple[str, str, int],
-        behind: tuple[int, int, str, int],
+        behind: tuple[int, int, str, int, str],
     ) -> None:
         start, _, end = place
         # Each part alone must say what it said in the whole: no field of one may stand in the other (protobuf lets the

@@ -16,8 +16,9 @@ from tests.unit.tube.vectors import frames
 
 def plain(payload: bytes) -> tuple[object, ...]:
     m = pb.SendMessageRequestP2B.FromString(payload)
-    token = m.authInfo.visitAuthorizedToken
-    return (m.clientId, m.topicName, m.partitionId, m.data, m.flag, m.checkSum, m.msgType, token)
+    auth = m.authInfo
+    tokens = (auth.visitAuthorizedToken, auth.authAuthorizedToken)
+    return (m.clientId, m.topicName, m.partitionId, m.data, m.flag, m.checkSum, m.msgType, *tokens)
 
 
 def encoded(data: bytes = b"data", partition: int = 10002, **fields: object) -> bytes:
