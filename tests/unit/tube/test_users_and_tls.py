@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -120,7 +121,11 @@ async def test_a_broker_that_cannot_sign_is_not_taken(cluster: Cluster, tmp_path
 
 async def send_to(address: tuple[str, int], tls: ssl.SSLContext) -> None:
     client = await Client.connect(address, tls)
-    await client.answer(client.send(b"x"))
+    try:
+        await client.answer(client.send(b"x"))
+    finally:
+        with suppress(ssl.SSLError):
+            await client.close()
 
 
 @pytest.mark.parametrize("mutual", [False, True])
