@@ -29,6 +29,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.codec.primitives import encode_varint
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.statestore.answer import Answer, AnswerKind, Context
@@ -225,7 +226,9 @@ def notification(change: Change, client_id: str, dialect: Dialect) -> Publish:
     if dialect.status:
         user += (("__protVer", PROTOCOL_VERSION), ("__srcId", SOURCE))
     properties = Properties(content_type=CONTENT_TYPE, user_properties=user)
-    return Publish(notify_topic(client_id, change.key), payload, 1, properties=properties)
+    message = Publish(notify_topic(client_id, change.key), payload, 1, properties=properties)
+    message.properties_wire = _property_wire(None, None, user)
+    return message
 
 
 def notify_topic(client_id: str, key: bytes) -> str:
@@ -338,4 +341,35 @@ def _message(
     properties = Properties(
         message_expiry_interval=left, content_type=CONTENT_TYPE, correlation_data=correlation, user_properties=user
     )
-    return Publish(topic, payload, 1, properties=properties)
+    message = Publish(topic, payload, 1, properties=properties)
+    message.properties_wire = _property_wire(left, correlation, user)
+    return message
+
+
+_CONTENT_TYPE_WIRE: Final = b"\x03" + len(CONTENT_TYPE).to_bytes(2, "big") + CONTENT_TYPE.encode()
+_PAIRS: dict[tuple[str, str], bytes] = {
+    pair: b"\x26%b%b%b%b"
+    % (len(pair[0]).to_bytes(2, "big"), pair[0].encode(), len(pair[1]).to_bytes(2, "big"), pair[1].encode())
+    for pair in (("__stat", "200"), ("__protVer", PROTOCOL_VERSION), ("__srcId", SOURCE))
+}
+
+
+def _property_wire(expiry_s: int | None, correlation: bytes | None, user: list[tuple[str, str]]) -> bytes:
+    """The property block of an answer as the MQTT codec would write it: the general way costs as much as all else.
+
+    The texts are the store's own or came over the wire, so they can be sent; a test holds it against the codec.
+    """
+    parts = [_CONTENT_TYPE_WIRE]
+    if expiry_s is not None:
+        parts = [b"\x02", expiry_s.to_bytes(4, "big"), _CONTENT_TYPE_WIRE]
+    if correlation is not None:
+        parts += (b"\x09", len(correlation).to_bytes(2, "big"), correlation)
+    for pair in user:
+        known = _PAIRS.get(pair)
+        if known is None:
+            name, value = pair[0].encode(), pair[1].encode()
+            parts += (b"\x26", len(name).to_bytes(2, "big"), name, len(value).to_bytes(2, "big"), value)
+        else:
+            parts.append(known)
+    block = b"".join(parts)
+    return encode_varint(len(block)) + block

@@ -109,13 +109,17 @@ def decode_array(payload: bytes) -> list[bytes]:
     if count == 0 or count * _SHORTEST_ELEMENT > len(payload) - position:
         raise _malformed(payload, 0, f"an array of {count} elements cannot be here")
     elements: list[bytes] = []
+    sizes = _SIZES
     for _ in range(count):
-        length, start = _header(payload, position, _BULK)
-        end = start + length
+        start = payload.find(b"\n", position, position + 4 + _MAX_DIGITS) + 1
+        size = sizes.get(payload[position:start])
+        if size is None:
+            size, start = _header(payload, position, _BULK)
+        end = start + size
         position = end + 2
         # A slice past the end shortens silently and then is not CRLF either.
         if payload[end:position] != b"\r\n":
-            raise _malformed(payload, start, f"{length} bytes and CRLF expected")
+            raise _malformed(payload, start, f"{size} bytes and CRLF expected")
         elements.append(payload[start:end])
     if position != len(payload):
         raise _malformed(payload, position, f"{len(payload) - position} bytes too many")
@@ -215,6 +219,10 @@ def decode_values(payload: bytes) -> list[bytes | None]:
     if position != len(payload):
         raise _malformed(payload, position, f"{len(payload) - position} bytes too many")
     return found
+
+
+_SIZES: Final = {b"$%d\r\n" % size: size for size in range(1024)}
+"""The lines of short elements, which most are: one look-up instead of reading digits."""
 
 
 def _header(payload: bytes, position: int, kind: int) -> tuple[int, int]:

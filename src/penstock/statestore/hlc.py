@@ -95,7 +95,12 @@ def parse(text: str) -> Hlc | None:
     parts = text.split(":", 3)
     if len(parts) != 3 or not parts[2]:
         return None
-    wall, counter = _number(parts[0]), _number(parts[1])
+    first, second, node = parts
+    if len(first) < _MAX_NUMBER_DIGITS and len(second) < _MAX_NUMBER_DIGITS:  # as every client writes them
+        if first.isdigit() and second.isdigit() and first.isascii() and second.isascii():
+            return Hlc(int(first), int(second), node)
+        return None
+    wall, counter = _number(first), _number(second)
     if wall is None or counter is None:
         return None
     return Hlc(wall, counter, parts[2])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.mqtt.codec.encoder import encode_properties
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.codec.reasons import PacketType, ReasonCode
 from penstock.statestore.answer import Answer, AnswerKind, Context
 from penstock.statestore.binding import (
     INVOKE,
@@ -22,6 +23,7 @@ from penstock.statestore.binding import (
     read_request,
     request,
     response,
+    status_response,
     topic_fits,
 )
 from penstock.statestore.codec import encode_array
@@ -333,3 +335,23 @@ def test_a_request_of_our_client_is_of_the_sdk_form() -> None:
     assert isinstance(found, Ask)
     assert found.response_topic == client_response_topic("client-id1")
     assert found.expires_at == NOW + 10_000
+
+
+@pytest.mark.parametrize("expiry", [0, 5000])
+@pytest.mark.parametrize("correlation", [b"", b"16 bytes of data", b"\xff" * 65_535])
+@pytest.mark.parametrize("answer", [Answer(AnswerKind.OK, version=VERSION), Answer(AnswerKind.MISSING)], ids=repr)
+@pytest.mark.parametrize("dialect", [SDK, PUBLISHED, OLDER], ids=lambda dialect: dialect.name)
+def test_the_property_block_is_what_the_codec_writes(
+    dialect: Dialect, answer: Answer, correlation: bytes, expiry: int
+) -> None:
+    ask = Ask("clients/c/response", correlation, Context("c", dialect), NOW + expiry if expiry else 0)
+    message = response(ask, answer, NOW)
+    assert message is not None
+    assert message.properties_wire == encode_properties(message.properties, 1 << PacketType.PUBLISH)
+
+
+def test_the_property_block_of_a_status_is_what_the_codec_writes() -> None:
+    for correlation in (None, b"c"):
+        message = status_response("t", correlation, SDK, 0, NOW, 505, [("__requestProtVer", "2.ä"), ("__stMsg", "")])
+        assert message is not None
+        assert message.properties_wire == encode_properties(message.properties, 1 << PacketType.PUBLISH)
