@@ -50,6 +50,10 @@ __all__ = ["HIGH_PRIORITY", "BrokerConnection"]
 HIGH_PRIORITY: Final = "$high_priority"
 """User property of messages that pass limits which hold back others; its presence counts."""
 
+_NO_ANSWERS: Final[deque[PendingAnswer]] = deque(maxlen=0)
+_NO_IDENTIFIERS: Final[set[int]] = set()
+"""Shared by the connections that never had any, since their own would take a kilobyte; never added to."""
+
 
 class BrokerConnection(Output):
     """Made by :meth:`Broker.open`; the shell feeds :meth:`receive` and takes the output from :meth:`Broker.flush`."""
@@ -115,9 +119,9 @@ class BrokerConnection(Output):
         self.credentials: Credentials | None = None
         """What it was accepted with, without the password."""
         self.session: Session | None = None
-        self.pending: deque[PendingAnswer] = deque()
+        self.pending = _NO_ANSWERS
         """Answers to messages that cannot leave yet, in the order of the messages."""
-        self.open_qos2: set[int] = set()
+        self.open_qos2 = _NO_IDENTIFIERS
         """QoS 2 messages that this connection brought and that have no PUBREL yet."""
         self.receive_maximum = limits.receive_maximum
         self.rate: Rate | None = None
@@ -274,6 +278,18 @@ class BrokerConnection(Output):
         self.mark()
 
     # Answers to messages
+
+    def line_up(self, answer: PendingAnswer) -> None:
+        """The answer leaves after those that wait already."""
+        if self.pending is _NO_ANSWERS:
+            self.pending = deque()
+        self.pending.append(answer)
+
+    def opened(self, packet_id: int) -> None:
+        """A QoS 2 message that has no PUBREL yet came on this connection."""
+        if self.open_qos2 is _NO_IDENTIFIERS:
+            self.open_qos2 = set()
+        self.open_qos2.add(packet_id)
 
     def answer_settled(self, answer: PendingAnswer) -> None:
         """The takers of a message are done: send the answers that are ready, in the order of the messages."""

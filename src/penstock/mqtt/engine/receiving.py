@@ -64,7 +64,7 @@ def take_publish(connection: BrokerConnection, session: Session, publish: Publis
             if packet_id in session.incoming:
                 _repeated(connection, session, packet_id)
                 return
-            open_qos2.add(packet_id)
+            connection.opened(packet_id)
     kept = session.kept
     journal = broker.journal
     promises = journal.promises
@@ -104,7 +104,7 @@ def take_publish(connection: BrokerConnection, session: Session, publish: Publis
             connection.pubrec(packet_id, code)
     else:
         answer = PendingAnswer(connection, packet_id, qos, code, len(taken))
-        pending.append(answer)
+        connection.line_up(answer)
         if qos == 2:
             session.incoming[packet_id] = answer
             if kept is not None and taken:
@@ -134,17 +134,17 @@ def _inbound(
 
 def _repeated(connection: BrokerConnection, session: Session, packet_id: int) -> None:
     """A QoS 2 message that we have already: answer, and hand on nothing."""
-    connection.open_qos2.add(packet_id)
+    connection.opened(packet_id)
     answer = session.incoming[packet_id]
     if answer is None:
         if session.kept is not None:
             session.kept.hold_back(connection)
         answer = PendingAnswer(connection, packet_id, 2, 0, 0)
-        connection.pending.append(answer)
+        connection.line_up(answer)
         connection.answer_settled(answer)
     elif answer.connection is not connection:  # its takers still work on it: the answer leaves here
         answer.connection = connection
-        connection.pending.append(answer)
+        connection.line_up(answer)
 
 
 def take_pubrel(connection: BrokerConnection, session: Session, packet: PubRel) -> None:

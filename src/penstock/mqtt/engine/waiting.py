@@ -27,6 +27,9 @@ has it (0: it has not)."""
 RELEASED: Final = Message(Publish("released"), 0)
 """Stands in flight for a QoS 2 message whose PUBREL was sent: the message itself is needed no more [MQTT-4.3.3-6]."""
 
+_EMPTY: Final[deque[Delivery]] = deque(maxlen=0)
+"""The line of everybody for whom nothing ever waited: a deque of one's own takes 760 bytes."""
+
 
 class WaitingTotals:
     """What waits in all sessions of a broker."""
@@ -49,9 +52,9 @@ class Waiting:
         self._totals = totals
         self.kept: Kept | None = None
         """Told of what is dropped for another message."""
-        self.reliable: deque[Delivery] = deque()
+        self.reliable = _EMPTY
         """QoS 1 and 2. Read it; add and take with the methods, which keep the sizes."""
-        self.qos0: deque[Delivery] = deque()
+        self.qos0 = _EMPTY
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -87,7 +90,14 @@ class Waiting:
             self._forget(dropped)
             if self.kept is not None:
                 self.kept.done(dropped)
-        (self.reliable if delivery[1] else self.qos0).append(delivery)
+        if delivery[1]:
+            if self.reliable is _EMPTY:
+                self.reliable = deque()
+            self.reliable.append(delivery)
+        else:
+            if self.qos0 is _EMPTY:
+                self.qos0 = deque()
+            self.qos0.append(delivery)
         self.bytes += size
         totals = self._totals
         totals.bytes += size
