@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import trustme
 
 from penstock.errors import ConfigError, RefusedError
 from penstock.mqtt.client import MqttClient
@@ -151,6 +152,42 @@ async def test_an_observer_must_say_who_it_is(broker: Mosquitto, tmp_path: Path)
         assert answer.properties.user_property("__propName") == "__srcId"
         await mqtt.publish(INVOKE, encode_array([b"GET", b"k"]), properties=properties)
         assert (await anext(answers)).payload == b"$-1\r\n"
+
+
+async def test_the_command_line_over_tls(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    files = {name: tmp_path / f"{name}.pem" for name in ("ca", "cert", "key", "client")}
+    authority.cert_pem.write_to_path(str(files["ca"]))
+    server = authority.issue_cert("127.0.0.1")
+    server.private_key_pem.write_to_path(str(files["key"]))
+    server.cert_chain_pems[0].write_to_path(str(files["cert"]))
+    authority.issue_cert("line-3").private_key_and_cert_chain_pem.write_to_path(str(files["client"]))
+    tls = f"cafile {files['ca']}\ncertfile {files['cert']}\nkeyfile {files['key']}\nrequire_certificate true"
+    broker = Mosquitto(tmp_path, tls, "")
+    await broker.start()
+
+    async def kv(*args: str) -> tuple[int | None, bytes, bytes]:
+        main = "from penstock.cli.main import main; raise SystemExit(main())"
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", main, "kv", *args, "--broker", f"mqtts://127.0.0.1:{broker.port}"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await process.communicate()
+        return process.returncode, out, err
+
+    trust = ("--ca-file", str(files["ca"]), "--cert-file", str(files["client"]))
+    try:
+        service = StateStoreService(tmp_path / "store", Durability.FLUSHED)
+        connect = partial(MqttClient, f"mqtt://127.0.0.1:{broker.ports[1]}")
+        async with Attachment(service, connect), asyncio.timeout(DEADLINE_S):
+            assert (await kv("set", "k", "v", *trust))[0] == 0
+            assert (await kv("get", "k", *trust))[:2] == (0, b"v")
+            status, _, err = await kv("get", "k")
+            assert status == 1
+            assert b"do:  trust its authority (ca_file)" in err
+    finally:
+        await broker.stop()
 
 
 async def test_the_command(broker: Mosquitto, tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ __all__ = ["BrokerOptions", "Token", "connects", "parse_token"]
 
 DEFAULT = "mqtt://127.0.0.1:1883"
 
+_START = "start a node (penstock up), or name its MQTT listener: --broker mqtt://HOST:PORT"
+
 Token = Annotated[
     str | None,
     typer.Option(
@@ -86,7 +88,14 @@ class BrokerOptions:
         from penstock.mqtt.url import parse_broker_url
 
         url = parse_broker_url(self.broker)
-        return ScramAuthentication(self.username or url.username or "", self.password() or url.password or "")
+        username, password = self.username or url.username, self.password() or url.password
+        if not username or not password:
+            raise ConfigError(
+                "--scram: it needs a user name and a password",
+                option="--scram",
+                do="give --username and --password-file, or write both into the URL",
+            )
+        return ScramAuthentication(username, password)
 
     def password(self) -> str | None:
         """The password in the file.
@@ -128,17 +137,14 @@ class BrokerOptions:
             await client.__aexit__(None, None, None)
 
     @asynccontextmanager
-    async def explained(self) -> AsyncIterator[None]:
-        """Say what to do where nobody answers at the broker."""
+    async def explained(self, do: str = _START) -> AsyncIterator[None]:
+        """Say in terms of the command line what to do where nobody answers at the broker."""
         try:
             yield
         except UnavailableError as error:
-            raise UnavailableError(
-                error.what,
-                applied=False,
-                why=error.why,
-                do="start a node (penstock up), or name its MQTT listener: --broker mqtt://HOST:PORT",
-            ) from error
+            if error.do is not None and "penstock up" not in error.do:
+                raise  # it knows better: TLS, the name of the host, another protocol
+            raise UnavailableError(error.what, applied=False, why=error.why, do=do) from error
 
     @property
     def shown(self) -> str:

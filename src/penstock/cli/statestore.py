@@ -129,7 +129,7 @@ def statestore(
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         with DataDirectory(data_dir) as directory:
             async with AsyncExitStack() as stack:
-                async with options.explained():
+                async with options.explained("start the broker, or name its address: --broker mqtt://HOST:PORT"):
                     attachment = await stack.enter_async_context(attach(directory.statestore))
                 ready()
                 stopping = asyncio.create_task(stop.wait())
