@@ -208,11 +208,19 @@ def mqtt_conformance() -> str:
     return conformance.page(NOTE)
 
 
+def mqtt_differences() -> str:
+    sys.path.insert(0, str(ROOT))
+    from tools import differences
+
+    return differences.page(NOTE)
+
+
 GENERATED = {
     "cli.md": cli,
     "configuration.md": configuration,
     "pipeline-file.md": pipeline_file,
     "mqtt-conformance.md": mqtt_conformance,
+    "mqtt-differences.md": mqtt_differences,
     "record.md": record_table,
     "spark-options.md": spark_options,
     "state-store.md": state_store,

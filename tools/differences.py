@@ -1,0 +1,36 @@
+"""The page of the differences from Mosquitto, from the cases that the differential test runs."""
+
+from __future__ import annotations
+
+import sys
+from itertools import groupby
+from pathlib import Path
+
+__all__ = ["page"]
+
+
+def page(note: str) -> str:
+    """The page: what is alike in a sentence, then the differences by their reason."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+    from tests.interop.differential import load
+
+    version, cases = load()
+    differing = [case for case in cases if case.why is not None]
+    alike = len(cases) - len(differing)
+    words = (
+        f"`tests/interop/test_differential.py` sends {len(cases)} scripts of bytes, valid and not, to penstock and to"
+        f" Mosquitto {version}, and compares what they accept, when they close, and with which reason code."
+        f" {alike} answers are alike; the other {len(differing)} are these."
+    )
+    lines = ["# Differences from Mosquitto", "", note, "", words, ""]
+    for why, group in groupby(
+        sorted(differing, key=lambda case: (case.why or "", case.name)), key=lambda case: case.why
+    ):
+        lines += [f"## {why}", "", "| bytes | penstock | Mosquitto |", "| --- | --- | --- |"]
+        lines += [f"| {_cell(case.name)} | {_cell(case.penstock)} | {_cell(case.mosquitto)} |" for case in group]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
