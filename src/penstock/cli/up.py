@@ -98,7 +98,8 @@ def up(
 
 def _banner(ready: Ready) -> None:
     bold, plain = ("\x1b[1m", "\x1b[0m") if use_colour(sys.stdout) else ("", "")
-    broker = "" if ready.mqtt == "127.0.0.1:1883" else f" --broker mqtt://{ready.mqtt}"
+    url = ready.listeners.get("mqtt", f"mqtt://{ready.mqtt}")
+    broker = "" if url == "mqtt://127.0.0.1:1883" else f" --broker {url}"
     master = "" if ready.tube_master == "127.0.0.1:8715" else f" --tube-master {ready.tube_master}"
     web = "" if ready.http == "127.0.0.1:8080" else f" --http {ready.http}"
     listeners = "\n                  ".join(ready.listeners.values()) or f"mqtt://{ready.mqtt}"

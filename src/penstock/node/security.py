@@ -39,6 +39,9 @@ DEFAULT_LISTENER: Final = "mqtt"
 NODE_TOPICS: Final = ("clients/statestore/",)
 """Where the state store sends notifications, to the observer alone, who may read the key."""
 
+_READ_ONCE: Final = ("max_retained_messages", "max_retained_bytes", "when_queue_full")
+"""Limits that the engine takes into its own books at the start."""
+
 _GAUGES: Final = ("password_checks_waiting", "failed", "unauthenticated")
 _LISTENER_GAUGES: Final = ("connections", "paused", "unauthenticated")
 
@@ -115,11 +118,11 @@ class NodeSecurity:
             _log.warning("this change needs a restart", extra={"fields": {"option": option}})
         self.rulebook = rulebook
         _warn_of_readers(config.security)
-        for listener in staying:
-            keeper = self._keepers.get(listener.name)
-            if keeper is not None:
+        for name, keeper in self._keepers.items():
+            if keeper is not None and name in entries:
                 keeper.rulebook = rulebook
-                keeper.methods = _methods(entries[listener.name], rulebook)
+                keeper.methods = _methods(entries[name], rulebook)
+        for listener in staying:
             listener.apply(settings[listener.name], tls[listener.name])
         fresh = broker_limits(config.mqtt.limits)
         for field in dataclasses.fields(BrokerLimits):
@@ -128,7 +131,7 @@ class NodeSecurity:
         self.config = config
         self.failure = None
         self.reloads += 1
-        revoked = self.server.reauthorise()
+        revoked = self.server.reauthorise() if self.server.listeners else 0
         self.stats.revoked += revoked
         _log.info("reloaded", extra={"fields": {"disconnected": revoked}})
         return True
@@ -259,6 +262,9 @@ def _needs_restart(old: NodeConfig, new: NodeConfig) -> list[str]:
         found.append("security")
     if old.security.strict_read != new.security.strict_read:
         found.append("security.strict_read")
+    found += [
+        f"mqtt.limits.{name}" for name in _READ_ONCE if getattr(old.mqtt.limits, name) != getattr(new.mqtt.limits, name)
+    ]
     return sorted(found)
 
 

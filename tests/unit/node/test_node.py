@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.errors import RefusedError, StorageError, UnavailableError
+from penstock.errors import PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.mqtt.client import MqttClient
+from penstock.mqtt.codec.properties import Properties
 from penstock.node.config import (
     HttpListener,
     NodeConfig,
@@ -23,10 +24,12 @@ from penstock.node.config import (
     TubeMasterListener,
 )
 from penstock.node.data_dir import DataDirectory
-from penstock.node.mqtt_config import MqttListener
+from penstock.node.mqtt_config import MqttListener, Security
 from penstock.node.node import Node, Ready, _told
 from penstock.runtime.addresses import Address, parse_address
+from penstock.runtime.clock import wall_clock_ms
 from penstock.runtime.durability import Durability
+from penstock.statestore.client import StateStoreClient
 from penstock.tube.reader import RangeReader, partitions
 from penstock.tube.record import Record
 
@@ -241,3 +244,53 @@ async def test_fault_switches_are_obeyed_on_a_listener_of_their_own(tmp_path: Pa
 def test_fault_switches_need_plain_tcp_behind_them(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="mqtt_faults: it stands in front of `mqtt`"):
         config(tmp_path, mqtt={"bind": FREE, "transport": "ws"}, mqtt_faults="127.0.0.1:0")
+
+
+async def test_policies_reach_the_state_store(tmp_path: Path) -> None:
+    """Keys by policy, and no answer on a topic that the requester itself may not publish to."""
+    policies = tmp_path / "policies.yaml"
+    invoke = "statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/command/invoke"
+    policies.write_text(
+        f"""
+rules:
+  - principals: {{clientIds: [app, watcher]}}
+    brokerResources:
+      - {{method: Connect}}
+      - {{method: Publish, topics: ["{invoke}", "clients/{{clientIdHex}}/#"]}}
+      - {{method: Subscribe, topics: ["clients/#", "victim/#"]}}
+    stateStoreResources:
+      - {{method: Write, keys: ["app/*"]}}
+      - {{method: Read, keys: ["app/shared/*"]}}
+"""
+    )
+    node = Node(config(tmp_path / "data", security=Security(policies=policies)))
+    ready = await node.start()
+    try:
+        host, _, port = ready.mqtt.partition(":")
+        heard: list[str] = []
+        async with (
+            StateStoreClient.connect(f"mqtt://{ready.mqtt}", client_id="app") as store,
+            MqttClient(host, int(port), client_id="watcher", on_message=lambda m: heard.append(m.topic)) as watcher,
+        ):
+            assert (await store.set("app/own", "1")).applied
+            assert (await store.set("app/shared/x", "1")).applied
+            assert (await store.get("app/shared/x")) is not None
+            for forbidden in (store.set("other", "1"), store.get("app/own"), store.get("other")):
+                with pytest.raises(PenstockError, match="not authorized"):
+                    await forbidden
+            await watcher.subscribe("victim/#")
+            payload = b"*3\r\n$3\r\nSET\r\n$5\r\napp/z\r\n$1\r\n1\r\n"
+            with pytest.raises(RefusedError, match="0x87"):
+                await watcher.publish(
+                    invoke,
+                    payload,
+                    properties=Properties(
+                        response_topic="victim/x",
+                        correlation_data=b"1",
+                        user_properties=[("__ts", f"{wall_clock_ms()}:0:watcher")],
+                    ),
+                )
+            assert (await store.get("app/shared/x")) is not None  # a round trip later
+            assert heard == []
+    finally:
+        await node.close()
