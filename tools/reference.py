@@ -180,16 +180,22 @@ DIALECT_ROWS: dict[str, Callable[[dialects.Dialect], str]] = {
 
 
 def state_store() -> str:
+    from penstock.node import capture
+
+    notes = (ROOT / "tools" / "state-store.md").read_text(encoding="utf-8").split("<!-- next -->")
+    command_notes, error_order, request_rules, extension_forms = (note.strip() for note in notes)
     lines = ["# State store", "", NOTE, "", "## Commands", ""]
-    lines += ["| command | arguments | what it does |", "| --- | --- | --- |"]
+    lines += ["| command | access | what it does | offered |", "| --- | --- | --- | --- |"]
     for spec in commands.COMMANDS.values():
-        span = str(spec.min_args) if spec.min_args == spec.max_args else f"{spec.min_args} to {spec.max_args}"
-        lines.append(f"| {spec.verb} | {span}, the verb included | {cell(spec.summary)} |")
-    lines += ["", "## Forms", ""]
+        offered = "always" if not spec.extension else EXTENSIONS[spec.extension]
+        access = (spec.access.name or "").capitalize()
+        lines.append(f"| `{cell(spec.syntax)}` | {access} | {cell(spec.summary)} | {offered} |")
+    lines += ["", command_notes, "", "## Forms", ""]
     lines += [
         (
             "A request chooses its form: with `__protVer` it is the form of the Azure IoT Operations SDKs, on the "
-            "older topic the older form, else the published one. All work side by side on one store."
+            "older topic the older form, else the published one. All work side by side on one store; the option "
+            "`statestore.dialect` forces one."
         ),
         "",
         "| | " + " | ".join(dialects.DIALECTS) + " |",
@@ -197,8 +203,28 @@ def state_store() -> str:
     ]
     for title, show in DIALECT_ROWS.items():
         lines.append(f"| {title} | " + " | ".join(show(dialect) for dialect in dialects.DIALECTS.values()) + " |")
-    lines += ["", "## Errors", "", "After `-ERR `, exactly:", ""]
-    return "\n".join([*lines, *(f"* `{error}`" for error in commands.StoreError), ""])
+    lines += ["", "## Errors", "", "After `-ERR `, exactly; where several apply, the first of the order below:", ""]
+    lines += [f"* `{error}`" for error in commands.StoreError]
+    lines += ["", error_order, "", request_rules, "", extension_forms, "", "## Change capture", ""]
+    lines += [
+        (
+            "With `statestore.capture_topic` every change becomes a record of partition "
+            f"{capture.CAPTURE_PARTITION} of that tube topic, in the order of the versions, none lost and none twice:"
+        ),
+        "",
+        "| attribute | what it is |",
+        "| --- | --- |",
+    ]
+    rows = [line for line in (capture.__doc__ or "").splitlines() if line.startswith("``")]
+    lines += [f"| {' | '.join(part.replace('``', '`') for part in row.split(None, 1))} |" for row in rows]
+    return "\n".join([*lines, ""])
+
+
+EXTENSIONS = {
+    commands.Extension.SCAN: "unless `scan: false`",
+    commands.Extension.MGET: "extension `mget`",
+    commands.Extension.TTL: "extension `ttl`",
+}
 
 
 def mqtt_conformance() -> str:
