@@ -1,0 +1,174 @@
+"""MQTT in a whole node: sessions over a restart, wills at its end, a log that stops for a while, a disk that fails."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import StorageError
+from penstock.mqtt.codec.packets import (
+    Connect,
+    Disconnect,
+    PubAck,
+    Publish,
+    PubRec,
+    SubAck,
+    Subscribe,
+    Subscription,
+    Will,
+)
+from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.storage.store import SessionStore
+from penstock.node.config import NodeConfig, Rule
+from penstock.node.node import Node, Ready
+from penstock.runtime.addresses import parse_address
+from penstock.tube.broker import TubeBroker
+from penstock.tube.reader import RangeReader, partitions
+from penstock.tube.record import Record
+from tests.unit.mqtt.test_server import Wire
+from tests.unit.node.test_node import config, http
+
+DEADLINE_S = 30
+
+
+async def connect(ready: Ready, client_id: str, will: Will | None = None, expiry: int = 0) -> Wire:
+    wire = await Wire.open(tuple(parse_address(ready.mqtt)))  # type: ignore[arg-type]
+    wire.send(Connect(client_id, clean_start=False, will=will, properties=Properties(session_expiry_interval=expiry)))
+    await wire.next()
+    return wire
+
+
+def records(masters: str, topic: str) -> list[Record]:
+    found = []
+    for part in partitions(masters, topic):
+        with RangeReader(part.host, part.port) as reader:
+            for batch in reader.read(topic, part.partition, *reader.bounds(topic, part.partition)):
+                found += [Record.decode(d, f) for d, f in zip(batch.payloads, batch.flags, strict=True)]
+    return found
+
+
+def with_rule(path: Path, **rule: object) -> NodeConfig:
+    return config(path, rules=[Rule.model_validate({"filter": "plant/#", "topic": "water", **rule})])
+
+
+async def test_sessions_and_retained_messages_outlive_the_node(tmp_path: Path) -> None:
+    node = Node(config(tmp_path))
+    ready = await node.start()
+    reader = await connect(ready, "reader", expiry=600)
+    reader.send(Subscribe(1, [Subscription("a/#", 2)]))
+    assert await reader.next() == SubAck(1, [2])
+    await reader.close()
+    writer = await connect(ready, "writer")
+    writer.send(Publish("a/b", b"x", 2, packet_id=1), Publish("kept", b"y", 1, retain=True, packet_id=2))
+    assert [await writer.next(), await writer.next()] == [PubRec(1), PubAck(2)]
+    await node.close()
+    await writer.close()
+    node = Node(config(tmp_path))
+    ready = await node.start()
+    try:
+        reader = await connect(ready, "reader", expiry=600)
+        publish = await reader.next()
+        assert isinstance(publish, Publish)
+        assert (publish.topic, publish.qos, publish.dup) == ("a/b", 2, False)
+        reader.send(Subscribe(2, [Subscription("kept", 1)]))
+        assert await reader.next() == SubAck(2, [1])
+        retained = await reader.next()
+        assert isinstance(retained, Publish)
+        assert (retained.topic, retained.retain) == ("kept", True)
+        await reader.close()
+        _, metrics = await http(ready.http, "/metrics")
+        assert "penstock_mqtt_storage_recovered_sessions_total 1.0" in metrics
+        assert "penstock_mqtt_storage_commits_total" in metrics
+        assert "penstock_mqtt_storage_failed 0.0" in metrics
+    finally:
+        await node.close()
+
+
+async def test_wills_of_connected_clients_are_in_the_log_when_the_node_has_ended(tmp_path: Path) -> None:
+    node = Node(with_rule(tmp_path))
+    ready = await node.start()
+    wires = [await connect(ready, f"c{n}", Will(f"plant/{n}", b"gone", 1)) for n in range(5)]
+    await node.close()
+    for wire in wires:
+        await wire.close()
+    node = Node(with_rule(tmp_path))
+    ready = await node.start()
+    try:
+        found = await asyncio.to_thread(records, ready.tube_master, "water")
+        assert sorted(record.topic or "" for record in found) == [f"plant/{n}" for n in range(5)]
+    finally:
+        await node.close()
+
+
+async def test_a_log_that_stops_for_a_while_loses_nothing_and_keeps_the_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brokers: list[TubeBroker] = []
+    start = TubeBroker.start
+
+    async def remembered(self: TubeBroker, host: str, port: int) -> tuple[str, int]:
+        brokers.append(self)
+        return await start(self, host, port)
+
+    monkeypatch.setattr(TubeBroker, "start", remembered)
+    node = Node(with_rule(tmp_path, max_pending_bytes=20_000, partition=0))
+    ready = await node.start()
+    try:
+        engine = brokers[0].engine
+        wire, other = await connect(ready, "writer"), await connect(ready, "other")
+        engine.write_stopped = True
+        for n in range(1, 101):
+            wire.send(Publish("plant/flow", b"%d" % n, 1 + n % 2, packet_id=n))
+            await wire.writer.drain()
+            await asyncio.sleep(0)
+        other.send(Publish("else", b"", 1, packet_id=1))
+        assert await other.next() == PubAck(1, 0x10)
+        async with asyncio.timeout(DEADLINE_S):
+            while "penstock_rule_held{" not in (page := (await http(ready.http, "/metrics"))[1]):
+                await asyncio.sleep(0.01)
+        assert 'penstock_rule_held{filter="plant/#",topic="water"} 1.0' in page
+        assert not wire.packets
+        engine.write_stopped = False
+        answers = [await wire.next() for _ in range(100)]
+        assert [(type(a), a.packet_id) for a in answers if isinstance(a, PubAck | PubRec)] == [
+            (PubRec if n % 2 else PubAck, n) for n in range(1, 101)
+        ]
+        found = await asyncio.to_thread(records, ready.tube_master, "water")
+        assert [record.value for record in found] == [b"%d" % n for n in range(1, 101)]
+        for client in (wire, other):
+            await client.close()
+    finally:
+        await node.close()
+
+
+async def test_a_disk_that_fails_is_named_and_nothing_is_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(config(tmp_path))
+    ready = await node.start()
+    try:
+        reader = await connect(ready, "reader", expiry=600)
+        reader.send(Subscribe(1, [Subscription("#", 1)]))
+        assert await reader.next() == SubAck(1, [1])
+        assert node.problems() == []
+
+        def fail(*_: object) -> None:
+            raise StorageError("mqtt sessions: commit of 1 changes failed: no space left on device")
+
+        monkeypatch.setattr(SessionStore, "commit", fail)
+        writer = await connect(ready, "writer")
+        writer.send(Publish("a", b"x", 1, packet_id=1))
+        goodbye = await writer.next()
+        assert isinstance(goodbye, Disconnect)
+        assert goodbye.reason_code == 0x83
+        problem = "mqtt sessions: mqtt sessions: commit of 1 changes failed: no space left on device"
+        assert node.problems() == [problem]
+        status, body = await http(ready.http, "/readyz")
+        assert status == 503
+        assert "no space left on device" in body
+        for client in (reader, writer):
+            await client.close()
+    finally:
+        await node.close()
