@@ -84,6 +84,26 @@ async def test_mosquitto_clients_on_our_broker(server: tuple[MqttServer, list[st
     assert (code, out) == (0, "line/3/flow kept 1\n")
 
 
+@pytest.mark.parametrize("version", ["5", "311"])
+@pytest.mark.parametrize("qos", ["0", "1", "2"])
+async def test_every_version_and_qos(server: tuple[MqttServer, list[str]], version: str, qos: str) -> None:
+    broker, where = server
+    where = ["-V", version, *where[2:]]
+    subscriber = asyncio.create_task(
+        run("mosquitto_sub", *where, "-q", qos, "-t", "lines/+", "-C", "3", "-W", "10", "-F", "%t %p %q")
+    )
+    await until_subscribed(broker, 1)
+    process = await asyncio.create_subprocess_exec(
+        require_tool("mosquitto_pub"), *where, "-q", qos, "-t", "lines/é", "-l", stdin=asyncio.subprocess.PIPE
+    )
+    async with asyncio.timeout(DEADLINE_S):
+        await process.communicate(b"one\ntwo\nthree\n")
+    assert process.returncode == 0
+    code, out, err = await subscriber
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [f"lines/é {text} {qos}" for text in ("one", "two", "three")]
+
+
 async def test_mosquitto_session_survives(server: tuple[MqttServer, list[str]]) -> None:
     _, where = server
     session = [*where, "-q", "1", "-t", "a", "-i", "s1", "-c", "-x", "60"]
@@ -115,9 +135,9 @@ async def test_mosquitto_request_and_response(server: tuple[MqttServer, list[str
 
 async def test_mosquitto_is_told_what_is_wrong(server: tuple[MqttServer, list[str]]) -> None:
     _, where = server
-    _, _, err = await run("mosquitto_sub", *where, "-t", "$share/g/a", "-W", "5")
+    _, _, err = await run("mosquitto_sub", *where, "-t", "$share//a", "-W", "5")
     assert "subscription" in err.lower(), "its exit code is 0 even then"
-    code, _, err = await run("mosquitto_pub", "-V", "311", *where[2:], "-t", "a", "-m", "x")
+    code, _, err = await run("mosquitto_pub", "-V", "31", *where[2:], "-t", "a", "-m", "x")
     assert code != 0
     assert "protocol version" in err.lower()
 

@@ -151,3 +151,35 @@ async def test_shut_down_is_announced(broker: tuple[MqttServer, str, int]) -> No
     assert await asyncio.to_thread(client.disconnected.wait, DEADLINE_S)
     await asyncio.to_thread(client.stop)
     assert client.codes[-1] == "Server shutting down"
+
+
+@pytest.mark.parametrize("version", [paho.MQTTv5, paho.MQTTv311], ids=["5", "3.1.1"])
+@pytest.mark.parametrize("qos", [0, 1, 2])
+async def test_every_version_and_qos(broker: tuple[MqttServer, str, int], version: Any, qos: int) -> None:
+    _, host, port = broker
+    connected, subscribed, arrived = threading.Event(), threading.Event(), threading.Event()
+    got: list[tuple[bytes, int]] = []
+
+    def on_message(_client: Any, _userdata: Any, message: paho.MQTTMessage) -> None:
+        got.append((bytes(message.payload), message.qos))
+        if len(got) == 50:
+            arrived.set()
+
+    def use() -> None:
+        client = paho.Client(CallbackAPIVersion.VERSION2, protocol=version)
+        client.on_connect = lambda *_: connected.set()
+        client.on_subscribe = lambda *_: subscribed.set()
+        client.on_message = on_message
+        client.connect(host, port)
+        client.loop_start()
+        assert connected.wait(DEADLINE_S)
+        client.subscribe("v/#", qos)
+        assert subscribed.wait(DEADLINE_S)
+        for n in range(50):
+            client.publish("v/é", str(n), qos)
+        assert arrived.wait(DEADLINE_S)
+        client.disconnect()
+        client.loop_stop()
+
+    await asyncio.to_thread(use)
+    assert got == [(str(n).encode(), qos) for n in range(50)]
