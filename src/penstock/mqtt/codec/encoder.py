@@ -32,17 +32,18 @@ from penstock.mqtt.codec.primitives import MAX_VARINT, encode_binary, encode_str
 from penstock.mqtt.codec.properties import ALLOWED_IN, PROPERTIES, WILL, Properties, PropertySpec, WireType
 from penstock.mqtt.codec.reasons import ALLOWED, PacketType, reason_name
 
-__all__ = ["encode", "encode_properties", "encode_within", "publish_head"]
+__all__ = ["PUBLISH_HEADS", "encode", "encode_properties", "encode_within", "publish_head"]
 
 _PUBLISH_CONTEXT: Final = 1 << PacketType.PUBLISH
-_HEADS: dict[int, list[bytes]] = {
+PUBLISH_HEADS: Final[dict[int, list[bytes]]] = {
     first: [bytes((first,)) + encode_varint(n) for n in range(2048)] for first in (0x30, 0x32, 0x34)
 }
+"""First byte -> Remaining Length -> fixed header, for the PUBLISHes that are most of all: neither DUP nor RETAIN."""
 
 
 def publish_head(first: int, remaining: int) -> bytes:
     """The fixed header of a PUBLISH: ``first`` byte and Remaining Length."""
-    heads = _HEADS.get(first)
+    heads = PUBLISH_HEADS.get(first)
     if heads is not None and remaining < 2048:
         return heads[remaining]
     return bytes((first,)) + encode_varint(remaining)

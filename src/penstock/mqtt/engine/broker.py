@@ -29,7 +29,7 @@ from penstock.mqtt.engine.kept import Kept
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueFull
 from penstock.mqtt.engine.message import Message, identifier_block
 from penstock.mqtt.engine.retained import Retained
-from penstock.mqtt.engine.routes import Route, Router, Target
+from penstock.mqtt.engine.routes import Route, Router
 from penstock.mqtt.engine.session import NEVER, Session, SessionSubscription
 from penstock.mqtt.engine.sharing import deliver_shared, leave_group, share_out, take_over
 from penstock.mqtt.engine.timers import Timers
@@ -492,7 +492,7 @@ class Broker:
             route = self.router.route(publish.topic)
         if route.exclusive:
             return route.services, route.refusal
-        if not route.targets and not route.shared and not publish.retain:
+        if route.nobody and not publish.retain:
             return route.services, 0 if route.services else ReasonCode.NO_MATCHING_SUBSCRIBERS
         message = Message(publish, now)
         if self._refusing and publish.qos and not _has_room(route, message, publisher):
@@ -572,21 +572,19 @@ class Broker:
     def _fan_out(self, route: Route, message: Message, publisher: Session | None, now: int) -> None:
         qos = message.qos
         retain = 1 if message.retain else 0
-        if len(route.targets) + len(route.shared) > 1:
+        if route.many:
             message.stored = -1  # once for all receivers
-        for listed in route.targets:
-            target: Target | None = listed
-            session = listed.session
-            if session is publisher:
-                target = listed.as_publisher
-                if target is None:
-                    continue
-            assert target is not None
+        for target in route.targets:
+            session = target.session
+            chosen = target.as_publisher if session is publisher else target
+            if chosen is None:
+                continue
+            granted = chosen.qos
             session.deliver(
                 message,
-                min(target.qos, qos),  # [MQTT-3.8.4-8]
-                retain if target.retain_as_published else 0,  # [MQTT-3.3.1-12], [MQTT-3.3.1-13]
-                target.identifiers,
+                min(qos, granted),  # [MQTT-3.8.4-8]
+                retain if chosen.retain_as_published else 0,  # [MQTT-3.3.1-12], [MQTT-3.3.1-13]
+                chosen.identifiers,
                 now,
             )
         for shared in route.shared:

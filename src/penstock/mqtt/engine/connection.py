@@ -71,6 +71,7 @@ class BrokerConnection(Output):
         "_reauthentication",
         "_resume_at",
         "_was_held",
+        "checked",
         "connected_at",
         "credentials",
         "holds",
@@ -125,6 +126,8 @@ class BrokerConnection(Output):
         """QoS 2 messages that this connection brought and that have no PUBREL yet."""
         self.receive_maximum = limits.receive_maximum
         self.rate: Rate | None = None
+        self.checked = access is not None
+        """Whether its messages are looked at one by one: by their rate, or by who may publish what."""
         self.send_maximum = 65_535
         self._was_held = False
         """Whether it was held since the last look at its keep alive."""
@@ -146,11 +149,12 @@ class BrokerConnection(Output):
         try:
             packets = self._decoder.feed(data)
             stats.packets_received += len(packets)
+            session = self.session
             for packet in packets:
                 kind = type(packet)
-                session = self.session
                 if session is None:
                     self._before_connack(packet, now)
+                    session = self.session
                 elif kind is Publish:
                     take_publish(self, session, packet, now, wall_ms)  # type: ignore[arg-type]
                 elif kind is PubAck:
@@ -341,6 +345,8 @@ class BrokerConnection(Output):
                 self._crowded = True
                 self.hold()
             return
+        if len(self.pending) + len(self.open_qos2) < self.receive_maximum:
+            return  # at most, since a QoS 2 message may stand in both
         waiting_qos1 = sum(answer.qos == 1 for answer in self.pending)
         if waiting_qos1 + len(self.open_qos2) >= self.receive_maximum:
             raise RemoteProtocolError("mqtt: more messages without an answer than Receive Maximum", reason_code=0x93)
@@ -435,6 +441,7 @@ class BrokerConnection(Output):
         self._plain = self.version == 5 and self._aliases_out is None
         self.keep_alive_ms = keep_alive * 1500
         if limits.max_publish_rate:
+            self.checked = True
             self.rate = Rate(limits.max_publish_rate, limits.max_publish_burst or limits.max_publish_rate, now)
         self.broker.connect(self, handshake, granted, keep_alive, now)
         if self.session is None:

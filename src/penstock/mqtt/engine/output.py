@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from penstock.mqtt.codec.decoder import LARGEST_PACKET
-from penstock.mqtt.codec.encoder import encode_within, publish_head
+from penstock.mqtt.codec.encoder import PUBLISH_HEADS, encode_within, publish_head
 from penstock.mqtt.codec.packets import Packet, PubAck, PubComp, PubRec, PubRel
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.version311 import encode_311
@@ -109,35 +109,30 @@ class Output(Timed):
 
         False when it is larger than the client takes: then it counts as delivered [MQTT-3.1.2-24], [MQTT-3.1.2-25].
         """
-        topic = message.topic_wire
-        alias = 0
-        if self._plain:
-            if message.expires_at or identifiers:
-                properties = message.properties_for(identifiers, now)
-            else:
-                properties = message.properties_wire
-        elif self.version != 5:
-            properties = b""
+        if not self._plain:
+            return self._send_shaped(message, packet_id, first, identifiers, now)
+        if message.expires_at or identifiers:
+            properties = message.properties_for(identifiers, now)
         else:
-            topic, properties, alias = self._aliased(message, identifiers, now)
+            properties = message.properties_wire
+        topic = message.topic_wire
         payload = message.payload
         remaining = len(topic) + len(properties) + len(payload)
         stats = self._stats
+        heads = PUBLISH_HEADS.get(first)  # written out: it runs once a receiver, and a call costs as much as the rest
         if packet_id:
             remaining += 2
-            head = publish_head(first, remaining)
+            head = heads[remaining] if heads is not None and remaining < 2048 else publish_head(first, remaining)
             if remaining + len(head) > self._maximum_out:
                 stats.dropped_too_large += 1
                 return False
             self.out += (head, topic, packet_id.to_bytes(2, "big"), properties, payload)
         else:
-            head = publish_head(first, remaining)
+            head = heads[remaining] if heads is not None and remaining < 2048 else publish_head(first, remaining)
             if remaining + len(head) > self._maximum_out:
                 stats.dropped_too_large += 1
                 return False
             self.out += (head, topic, properties, payload)
-        if alias and self._aliases_out is not None:
-            self._aliases_out.set(topic, alias)
         self.out_bytes += remaining
         if self.out_bytes > self._max_output:
             self.throttled = True
@@ -147,20 +142,43 @@ class Output(Timed):
             self.mark()
         return True
 
-    def _aliased(self, message: Message, identifiers: bytes, now: int) -> tuple[bytes, bytes, int]:
-        """Topic and properties with a Topic Alias, where there is one; the alias if the message is to set it, or 0."""
+    def _send_shaped(self, message: Message, packet_id: int, first: int, identifiers: bytes, now: int) -> bool:
+        """The same for MQTT 3.1.1, which has no properties, and for a client that allows Topic Aliases."""
         aliases = self._aliases_out
         topic = message.topic_wire
         number, known = aliases.find(topic) if aliases is not None else (0, False)
-        if number:
-            identifiers += b"\x23" + number.to_bytes(2, "big")
-        properties = message.properties_for(identifiers, now)
-        return (b"\x00\x00", properties, 0) if known else (topic, properties, number)
+        if self.version != 5:
+            properties = b""
+        else:
+            if number:
+                identifiers += b"\x23" + number.to_bytes(2, "big")
+            properties = message.properties_for(identifiers, now)
+        identifier = packet_id.to_bytes(2, "big") if packet_id else b""
+        sent_topic = b"\x00\x00" if known else topic
+        remaining = len(sent_topic) + len(identifier) + len(properties) + len(message.payload)
+        head = publish_head(first, remaining)
+        if remaining + len(head) > self._maximum_out:
+            self._stats.dropped_too_large += 1
+            return False
+        self.out += (head, sent_topic, identifier, properties, message.payload)
+        if number and aliases is not None:
+            aliases.set(topic, number)
+        self.out_bytes += remaining
+        if self.out_bytes > self._max_output:
+            self.throttled = True
+            self.writable = False
+        self._stats.publishes_sent += 1
+        if not self.dirty:
+            self.mark()
+        return True
 
     def puback(self, packet_id: int, code: int, reason_string: str = "") -> None:
         """Answer a QoS 1 message."""
         if code == 0 or self.version != 5:
-            self._send_short(0x40020000 | packet_id)
+            self.out.append((0x40020000 | packet_id).to_bytes(4, "big"))
+            self._stats.answers_sent += 1
+            if not self.dirty:
+                self.mark()
         elif reason_string and self._problem_information:  # [MQTT-3.1.2-29]
             self.send(PubAck(packet_id, code, diagnosis(reason_string)))
         else:

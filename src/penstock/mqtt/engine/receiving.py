@@ -8,7 +8,6 @@ Source: MQTT 5.0 sections 3.3.4, 4.3, 4.6.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.mqtt.codec.packets import Publish, PubRel
@@ -16,7 +15,7 @@ from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.kept import ROUTED, TAKEN
 from penstock.mqtt.engine.pending import PendingAnswer
-from penstock.mqtt.service import Inbound, Service
+from penstock.mqtt.service import Inbound
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.connection import BrokerConnection
@@ -53,42 +52,45 @@ def take_publish(connection: BrokerConnection, session: Session, publish: Publis
         if properties.payload_format_indicator and not is_text(publish.payload):
             code = ReasonCode.PAYLOAD_FORMAT_INVALID
     qos = publish.qos
+    if qos == 0:
+        if connection.checked and not code:
+            code = _check(connection, session, publish, now)
+            if connection.closing:
+                return
+        if code:
+            stats.dropped_refused += 1
+            return
+        taken, code = broker.route(publish, session, now)
+        if taken:
+            for service in taken:
+                service.receive(_inbound(connection, session, publish, wall_ms))
+        elif code >= 0x80:
+            stats.dropped_refused += 1
+        return
     packet_id = publish.packet_id
     pending = connection.pending
-    if qos:
-        maximum = connection.receive_maximum
-        open_qos2 = connection.open_qos2
-        if len(pending) + len(open_qos2) >= maximum and packet_id not in open_qos2:
-            connection.check_open()
-        if qos == 2:
-            if packet_id in session.incoming:
-                _repeated(connection, session, packet_id)
-                return
-            connection.opened(packet_id)
+    open_qos2 = connection.open_qos2
+    if (pending or open_qos2) and packet_id not in open_qos2:
+        connection.check_open()
+    if qos == 2:
+        if packet_id in session.incoming:
+            _repeated(connection, session, packet_id)
+            return
+        connection.opened(packet_id)
+    if connection.checked and not code:
+        code = _check(connection, session, publish, now)
+        if connection.closing:
+            return
     kept = session.kept
     journal = broker.journal
     promises = journal.promises
-    rate = connection.rate
-    if rate is not None and not code and not rate.take(now):
-        code = connection.too_fast(publish, now)
-        if connection.closing:
-            return
-    rights = session.rights
-    if rights is not None and not code and not rights.may_publish(publish.topic, qos, retain=publish.retain):
-        stats.refused_unauthorized += 1
-        code = ReasonCode.NOT_AUTHORIZED
-    taken: Sequence[Service] = ()
+    taken = []
     if not code:
         if kept is not None and packet_id in kept.routed and qos == 2:
             taken = broker.services_for(publish)  # its subscribers have it since before the last start
         else:
             taken, code = broker.route(publish, session, now)
-    if qos == 0:
-        if code >= 0x80:
-            stats.dropped_refused += 1
-        for service in taken:
-            service.receive(_inbound(connection, session, publish, wall_ms))
-    elif not taken and not pending:
+    if not taken and not pending:
         if qos == 2:
             if code < 0x80 or connection.version != 5:
                 session.incoming[packet_id] = None
@@ -115,6 +117,20 @@ def take_publish(connection: BrokerConnection, session: Session, publish: Publis
             connection.answer_settled(answer)
         for service in taken:
             service.receive(_inbound(connection, session, publish, wall_ms, answer))
+
+
+def _check(connection: BrokerConnection, session: Session, publish: Publish, now: int) -> int:
+    """The reason code with which the client's rate or rights refuse the message; 0 to take it."""
+    rate = connection.rate
+    if rate is not None and not rate.take(now):
+        code = connection.too_fast(publish, now)
+        if code:
+            return code
+    rights = session.rights
+    if rights is not None and not rights.may_publish(publish.topic, publish.qos, retain=publish.retain):
+        connection.broker.stats.refused_unauthorized += 1
+        return ReasonCode.NOT_AUTHORIZED
+    return 0
 
 
 def _inbound(

@@ -54,7 +54,7 @@ class SharedTarget:
 class Route:
     """Who gets a topic. ``exclusive``: the services and nobody else; with a ``refusal`` no client may publish it."""
 
-    __slots__ = ("exclusive", "refusal", "services", "shared", "targets")
+    __slots__ = ("exclusive", "many", "nobody", "refusal", "services", "shared", "targets")
 
     def __init__(
         self, targets: list[Target], shared: list[SharedTarget], services: list[Service], refusal: int = 0
@@ -63,6 +63,8 @@ class Route:
         self.shared = shared
         self.services = [] if refusal else services
         self.refusal = refusal
+        self.nobody = not targets and not shared
+        self.many = len(targets) + len(shared) > 1
         self.exclusive = refusal != 0 or any(service.exclusive for service in services)
 
 
