@@ -33,6 +33,15 @@ class _Dialect(StrEnum):
     OLDER = "older"
 
 
+class _Extension(StrEnum):
+    MGET = "mget"
+    TTL = "ttl"
+    PREFIX_OBSERVE = "prefix-observe"
+    RESUME = "resume"
+    AS_OF = "as-of"
+    PREFIX_FENCE = "prefix-fence"
+
+
 class _Level(StrEnum):
     DEBUG = "debug"
     INFO = "info"
@@ -58,6 +67,10 @@ def statestore(
         _Dialect, typer.Option(help="auto (as each request asks), sdk, published or older.", metavar="WORD")
     ] = _Dialect.AUTO,
     max_keys: Annotated[int, typer.Option(help="Quota, 0: none.", min=0, metavar="N")] = 0,
+    extension: Annotated[
+        list[_Extension] | None,
+        typer.Option(help="Offer this as well, may repeat: " + ", ".join(_Extension) + ".", metavar="NAME"),
+    ] = None,
     observation_lease: Annotated[
         float,
         typer.Option(help="End the observations of a client that was silent for so long.", min=1.0, metavar="SECONDS"),
@@ -100,10 +113,10 @@ def statestore(
         from penstock.mqtt.client import MqttClient
         from penstock.runtime.durability import Durability
         from penstock.statestore.attach import Attachment
-        from penstock.statestore.options import StoreOptions
+        from penstock.statestore.options import StoreOptions, extensions_named
         from penstock.statestore.service import StateStoreService
 
-        chosen = StoreOptions(dialect=dialect.value, max_keys=max_keys)
+        chosen = StoreOptions(dialect=dialect.value, max_keys=max_keys, extensions=extensions_named(extension or ()))
         service = StateStoreService(path, Durability(durability.value), options=chosen)
         connect = partial(
             MqttClient,

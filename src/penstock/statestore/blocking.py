@@ -262,8 +262,21 @@ class Client:
     def observe(self, key: bytes | str) -> Iterator[Observation]:
         """Observe ``key`` inside the block; every change is there, in the order of versions."""
         thread, client = self._opened()
-        context = client.observe(key)
-        changes = Observation(thread, thread.run(context.__aenter__()))
+        with self._observing(thread, client.observe(key)) as changes:
+            yield changes
+
+    @contextlib.contextmanager
+    def observe_prefix(self, prefix: bytes | str) -> Iterator[Observation]:
+        """Observe every key that begins with ``prefix`` (an extension of penstock)."""
+        thread, client = self._opened()
+        with self._observing(thread, client.observe_prefix(prefix)) as changes:
+            yield changes
+
+    @contextlib.contextmanager
+    def _observing(
+        self, thread: LoopThread, context: contextlib.AbstractAsyncContextManager[asynchronous.Observation]
+    ) -> Iterator[Observation]:
+        changes = Observation(thread, thread.run(_enter(context)))
         try:
             yield changes
         finally:
@@ -394,12 +407,16 @@ class LeaderElection:
     def observe(self) -> Iterator[Stream[Leader]]:
         """Learn who leads: the first is the leader of now, each further one differs from the one before."""
         context = self._election.observe()
-        leaders = Stream(self._thread, self._thread.run(context.__aenter__()))
+        leaders = Stream(self._thread, self._thread.run(_enter(context)))
         try:
             yield leaders
         finally:
             self._thread.run(leaders._stop())  # noqa: SLF001 - its own
             self._thread.run(_leave(context))
+
+
+async def _enter(context: contextlib.AbstractAsyncContextManager[T]) -> T:
+    return await context.__aenter__()
 
 
 async def _leave(context: contextlib.AbstractAsyncContextManager[object]) -> None:

@@ -340,6 +340,14 @@ class StateStoreClient:
         """
         return self._watches.observe(_key(key))
 
+    def observe_prefix(self, prefix: bytes | str) -> AbstractAsyncContextManager[Observation]:
+        """Observe every key that begins with ``prefix`` (an extension of penstock); ``Change.key`` says which it was.
+
+        As :meth:`observe`, but what was there at the start is not told (:meth:`scan` does). After a lost connection a
+        store that resumes observations tells all that was missed; from another there is one ``LOST`` instead.
+        """
+        return self._watches.observe(_key(prefix), prefix=True)
+
     async def _count(self, args: list[bytes], fencing_token: Hlc | None, timeout_s: float | None) -> int:
         reply, _ = await self._request(args, fencing_token, timeout_s=timeout_s)
         if reply.kind is not ReplyKind.INTEGER:

@@ -27,7 +27,8 @@ class Change(NamedTuple):
 
     ``operation`` is ``SET`` with a value, or ``DELETE`` without (a deletion or an expiry). ``version`` is None only
     for a deletion that happened while there was no connection. ``missed`` says that it was found out by reading the key
-    after the connection was lost: what was overwritten in between is not told.
+    after the connection was lost: what was overwritten in between is not told. Of a prefix there is also ``LOST``, with
+    the prefix as ``key``: the connection was lost, and changes under it may have been missed.
     """
 
     key: bytes
@@ -81,15 +82,16 @@ class Observation:
 
 
 class Watched:
-    """An observed key: its last version, what it holds, and who wants to know.
+    """An observed key, or every key under a prefix: the last version, what the key holds, and who wants to know.
 
     ``active`` says that the store was told; ``lock`` keeps telling it begin and stop in order.
     """
 
-    __slots__ = ("active", "entry", "key", "lock", "observations", "users", "version")
+    __slots__ = ("active", "entry", "key", "lock", "observations", "prefix", "users", "version")
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, *, prefix: bool = False) -> None:
         self.key = key
+        self.prefix = prefix
         self.active = False
         self.entry: Entry | None = None
         self.version: Hlc | None = None

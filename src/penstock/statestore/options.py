@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -9,7 +10,7 @@ from typing import Final
 from penstock.statestore.commands import Extension
 from penstock.statestore.glob import Glob
 
-__all__ = ["KeySelection", "KeyType", "Persistence", "PersistenceMode", "StoreOptions"]
+__all__ = ["KeySelection", "KeyType", "Persistence", "PersistenceMode", "StoreOptions", "extensions_named"]
 
 
 class PersistenceMode(StrEnum):
@@ -85,3 +86,18 @@ class StoreOptions:
     def keeps_history(self) -> bool:
         """Whether anything reads the history."""
         return bool(self.extensions & (Extension.RESUME | Extension.AS_OF))
+
+
+def extensions_named(names: Iterable[str]) -> Extension:
+    """SCAN and the extensions called so, as ``prefix-fence``.
+
+    Raises:
+        ValueError: there is none of that name; says which there are.
+    """
+    found = Extension.SCAN
+    known = {str(extension.name).lower().replace("_", "-"): extension for extension in Extension}
+    for name in names:
+        if name not in known:
+            raise ValueError(f"extension {name!r} is not one of {', '.join(known)}")
+        found |= known[name]
+    return found

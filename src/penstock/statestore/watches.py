@@ -36,14 +36,19 @@ class Watches:
         self.open = False
         self._exchange = exchange
         self._read = read
-        self._watched: dict[bytes, Watched] = {}
+        self._watched: dict[tuple[bytes, bool], Watched] = {}
+        self._prefixes = 0
+        """How many of them are prefixes: without any, a notification is one look-up."""
         self._resumes = True
         """Whether the store may be able to send what an observer missed; found out at the first reconnect."""
 
     @contextlib.asynccontextmanager
-    async def observe(self, key: bytes) -> AsyncIterator[Observation]:
-        """Observe ``key`` inside the block."""
-        watched = self._watched.setdefault(key, Watched(key))
+    async def observe(self, key: bytes, *, prefix: bool = False) -> AsyncIterator[Observation]:
+        """Observe ``key``, or all keys that begin with it, inside the block."""
+        watched = self._watched.get((key, prefix))
+        if watched is None:
+            watched = self._watched[key, prefix] = Watched(key, prefix=prefix)
+            self._prefixes += prefix
         watched.users += 1
         observation = Observation()
         try:
@@ -59,21 +64,28 @@ class Watches:
             await self._end(watched)
 
     async def _begin(self, watched: Watched) -> None:
-        if watched.active and watched.version is not None and await self._resume(watched.key, watched.version):
+        again = watched.active
+        if again and watched.version is not None and await self._resume(watched, watched.version):
             return
-        payload, _ = await self._exchange.call([b"KEYNOTIFY", watched.key])
+        payload, version = await self._exchange.call(_words(watched))
         if decode_reply(payload).kind not in (ReplyKind.OK, ReplyKind.INTEGER):
             raise RemoteProtocolError(f"state store: answer to KEYNOTIFY was {payload[:100]!r}")
-        # What there is now is where the differences after a reconnect are counted from.
-        watched.found(await self._read(watched.key))
+        if not watched.prefix:
+            # What there is now is where the differences after a reconnect are counted from.
+            watched.found(await self._read(watched.key))
+        else:
+            if again:
+                watched.accept(Change(watched.key, "LOST", None, None, missed=True))
+            if version is not None and (watched.version is None or version > watched.version):
+                watched.version = version
         watched.active = True
 
-    async def _resume(self, key: bytes, version: Hlc) -> bool:
+    async def _resume(self, watched: Watched, version: Hlc) -> bool:
         """Observe again and have the store send what was missed since ``version``; False where it cannot."""
         if not self._resumes:
             return False
         try:
-            await self._exchange.call([b"KEYNOTIFY", key, b"AFTER", str(version).encode()])
+            await self._exchange.call([*_words(watched), b"AFTER", str(version).encode()])
         except InvalidRequestError:
             self._resumes = False  # a store without the extension
             return False
@@ -90,15 +102,20 @@ class Watches:
                 watched.active = False
                 if self.open:
                     with contextlib.suppress(PenstockError):
-                        await self._exchange.call([b"KEYNOTIFY", watched.key, b"STOP"], timeout_s=_STOP_TIMEOUT_S)
-        if not _in_use(watched):
-            self._watched.pop(watched.key, None)
+                        await self._exchange.call([*_words(watched), b"STOP"], timeout_s=_STOP_TIMEOUT_S)
+        if not _in_use(watched) and self._watched.pop((watched.key, watched.prefix), None) is not None:
+            self._prefixes -= watched.prefix
 
     def notified(self, message: Publish) -> None:
         """A notification came in."""
         key = key_of_notification(message.topic)
-        watched = self._watched.get(key) if key is not None else None
-        if watched is None:
+        if key is None:
+            return
+        single = self._watched.get((key, False))
+        told = [] if single is None else [single]
+        if self._prefixes:
+            told += [w for w in self._watched.values() if w.prefix and key.startswith(w.key)]
+        if not told:
             return
         try:
             operation, value = decode_notification(message.payload)
@@ -106,7 +123,8 @@ class Watches:
             _log.warning("%s", error)
             return
         version = self._exchange.clock.saw(message.properties.user_property("__ts"))
-        watched.accept(Change(watched.key, operation, value, version))
+        for watched in told:
+            watched.accept(Change(key, operation, value, version))
 
     async def restore(self) -> None:
         """Observe again what was observed: the store dropped it with the connection. What was missed is told."""
@@ -132,6 +150,10 @@ class Watches:
         for watched in self._watched.values():
             for observation in watched.observations:
                 observation.close(error)
+
+
+def _words(watched: Watched) -> list[bytes]:
+    return [b"KEYNOTIFY", watched.key, b"PREFIX"] if watched.prefix else [b"KEYNOTIFY", watched.key]
 
 
 def _in_use(watched: Watched) -> bool:

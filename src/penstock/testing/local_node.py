@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,7 +14,7 @@ from penstock.mqtt.server import MqttServer
 from penstock.runtime.durability import Durability
 from penstock.runtime.loop_thread import LoopThread
 from penstock.statestore.blocking import Client
-from penstock.statestore.options import StoreOptions
+from penstock.statestore.options import StoreOptions, extensions_named
 from penstock.statestore.service import StateStoreService
 
 __all__ = ["LocalNode"]
@@ -30,6 +30,8 @@ class LocalNode:
         durability: what an answer promises; ``memory`` is the fastest, and nobody pulls the plug of a test.
         dialect: ``auto``, or the one form of the protocol to speak.
         max_keys: quota of the store, 0 = none.
+        extensions: what the store offers beside the published protocol, by the names of the configuration; ``scan`` is
+            always there.
         faults: obey the fault switches (see :mod:`penstock.mqtt.faults`).
         clock: wall clock in ms that the store goes by, expiry included; None: the machine's.
     """
@@ -41,13 +43,13 @@ class LocalNode:
         durability: str = "memory",
         dialect: str = "auto",
         max_keys: int = 0,
+        extensions: Sequence[str] = (),
         faults: bool = False,
         clock: Callable[[], int] | None = None,
     ) -> None:
         self._given = directory
         self._durability = Durability(durability)
-        self._dialect = dialect
-        self._max_keys = max_keys
+        self._options = StoreOptions(dialect=dialect, max_keys=max_keys, extensions=extensions_named(extensions))
         self._with_faults = faults
         self._clock = clock
         self._own: tempfile.TemporaryDirectory[str] | None = None
@@ -151,11 +153,12 @@ class LocalNode:
             directory / "statestore",
             self._durability,
             self._clock,
-            options=StoreOptions(dialect=self._dialect, max_keys=self._max_keys),
+            options=self._options,
         )
-        self._server = server = MqttServer(services=[store])
-        self._store = store
+        server = MqttServer(services=[store])
         await store.start(server)
+        # Known from here on: what did not start needs no stop.
+        self._server, self._store = server, store
         if self._with_faults:
             _, behind = await server.start(HOST, 0)
             self._faults = FaultListener(HOST, behind)
