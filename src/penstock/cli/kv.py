@@ -87,6 +87,10 @@ def set_command(
         bool, typer.Option("--persist", help="Ask a store that keeps its keys in memory to have this one on disk.")
     ] = False,
     fencing_token: Token = None,
+    fence_prefix: Annotated[
+        str | None,
+        typer.Option(help="Fence every key that begins so with the token; the store must offer it.", metavar="TEXT"),
+    ] = None,
     key_base64: Base64 = False,
     as_json: Json = False,
     *,
@@ -104,7 +108,15 @@ def set_command(
         from penstock.statestore.client import Condition
 
         condition = Condition.NX if only_new else Condition.NEX if only_new_or_equal else Condition.ALWAYS
-        result = await store.set(name, data, condition=condition, ttl_ms=ttl_ms, fencing_token=token, persist=persist)
+        result = await store.set(
+            name,
+            data,
+            condition=condition,
+            ttl_ms=ttl_ms,
+            fencing_token=token,
+            persist=persist,
+            fence_prefix=fence_prefix,
+        )
         version = None if result.version is None else str(result.version)
         if as_json:
             print_json({**bytes_fields("key", name), "applied": result.applied, "version": version})
@@ -178,6 +190,9 @@ def vdel_command(
 @connects
 def watch_command(
     key: Key,
+    prefix: Annotated[
+        bool, typer.Option("--prefix", help="Watch every key that begins with KEY; the store must offer it.")
+    ] = False,
     count: Annotated[int | None, typer.Option(help="End after so many changes.", min=1, metavar="N")] = None,
     key_base64: Base64 = False,
     as_json: Json = False,
@@ -186,24 +201,27 @@ def watch_command(
 ) -> None:
     """Print each change of KEY as it happens, until Ctrl-C.
 
-    A line is the operation (SET or DELETE), the version and the value. A lost connection is opened again, and a change
-    that happened meanwhile is printed then (with --json: "missed" is true).
+    A line is the operation (SET or DELETE), the version and the value; with --prefix the key stands before the value. A
+    lost connection is opened again, and a change that happened meanwhile is printed then (with --json: "missed" is
+    true). LOST says that changes under a prefix may have been missed.
     """
     name = _key(key, key_base64)
 
     async def watch(store: StateStoreClient) -> bool:
         seen = 0
-        async with store.observe(name) as changes:
-            note(f"watching '{shown(name)}', Ctrl-C ends")
+        async with store.observe_prefix(name) if prefix else store.observe(name) as changes:
+            note(f"watching '{shown(name)}{'*' if prefix else ''}', Ctrl-C ends")
             async for change in changes:
                 version = None if change.version is None else str(change.version)
                 if as_json:
-                    row = {**bytes_fields("key", name), "operation": change.operation}
+                    row = {**bytes_fields("key", change.key), "operation": change.operation}
                     row |= {**bytes_fields("value", change.value), "version": version}
                     print_json({**row, "missed": change.missed})
                 else:
-                    value = "" if change.value is None else f"  {shown(change.value)}"
-                    sys.stdout.write(f"{change.operation:<6}  {escape(version or '-')}{value}\n")
+                    parts = [f"{change.operation:<6}", escape(version or "-")]
+                    parts += [shown(change.key)] if prefix else []
+                    parts += [] if change.value is None else [shown(change.value)]
+                    sys.stdout.write("  ".join(parts) + "\n")
                     sys.stdout.flush()
                 seen += 1
                 if seen == count:

@@ -18,7 +18,7 @@ from tests.unit.cli.conftest import Command
 
 VERSION = Hlc(1_700_000_000_000, 1, "StateStore")
 TEXT = str(VERSION)
-PLAIN = {"condition": Condition.ALWAYS, "ttl_ms": None, "fencing_token": None, "persist": False}
+PLAIN = {"condition": Condition.ALWAYS, "ttl_ms": None, "fencing_token": None, "persist": False, "fence_prefix": None}
 START = "start a node (penstock up), or name its MQTT listener: --broker mqtt://HOST:PORT"
 
 

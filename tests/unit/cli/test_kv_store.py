@@ -58,6 +58,29 @@ def test_scan(kv: Command, store: Client) -> None:
     assert kv("scan", "--null", "--json").status == 2
 
 
+def test_a_prefix_is_watched_and_fenced(penstock: Command, tmp_path: Path) -> None:
+    with LocalNode(tmp_path, extensions=["prefix-observe", "prefix-fence"]) as node:
+        store = node.client()
+        held = store.set("lock", "me").version
+        args = ("--broker", node.url, "--fencing-token", str(held))
+        assert penstock("kv", "set", "out/started", "1", *args, "--fence-prefix", "out/").status == 0
+        done = penstock("kv", "set", "out/new", "1", "--broker", node.url)
+        assert (done.status, "a fencing token is required" in done.err) == (1, True)
+
+        def change() -> None:
+            while not node.observations:
+                time.sleep(0.01)
+            store.set("line/1", "a\n")
+            store.delete("line/1")
+
+        changing = threading.Thread(target=change)
+        changing.start()
+        done = penstock("kv", "watch", "--broker", node.url, "line/", "--prefix", "--count", "2")
+        changing.join()
+        lines = [line.split() for line in done.out.splitlines()]
+        assert [(line[0], *line[2:]) for line in lines] == [("SET", "line/1", "a\\n"), ("DELETE", "line/1")]
+
+
 # lock
 
 
