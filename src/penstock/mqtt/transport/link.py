@@ -96,7 +96,7 @@ class Link(asyncio.Protocol):
         self.certificate: str | None = None
         """The name in the peer's certificate, which TLS has verified."""
         self.anchor: bytes | None = None
-        """Digest of the authority that it was verified by."""
+        """Digest of the authority that it was verified by; None without a certificate, empty where it is not known."""
 
     @property
     def name(self) -> str:
@@ -115,7 +115,7 @@ class Link(asyncio.Protocol):
         ssl_object = transport.get_extra_info("ssl_object")
         if tls is not None and isinstance(ssl_object, ssl.SSLObject) and (shown := certificate_of(ssl_object)):
             self.certificate = name_in_certificate(shown, tls.files.name)
-            self.anchor = trust_anchor(ssl_object)
+            self.anchor = trust_anchor(ssl_object) or b""
         self.write = self.writer(transport)
         self.connection = self._server.opened(self)
         if self.connection is None:

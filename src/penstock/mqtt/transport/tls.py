@@ -64,11 +64,15 @@ class ServerTls:
             if files.client_certificates is not ClientCertificates.NONE:
                 required = files.client_certificates is ClientCertificates.REQUIRE
                 context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+                # A resumed session shows no chain, so who vouches for the client would not be known. TLS 1.2 may still
+                # resume by session id: then the anchor is unknown, and the next reload ends the connection.
+                context.options |= ssl.OP_NO_TICKET
+                context.num_tickets = 0
         self.context = context
 
 
 def trust_anchor(ssl_object: object) -> bytes | None:
-    """Digest of the authority by which a peer's certificate was found valid; None where it showed none."""
+    """Digest of the authority by which a peer's certificate was found valid; None where that is not known."""
     chain = getattr(ssl_object, "get_verified_chain", None)
     if chain is not None:  # Python 3.13
         ders = cast("list[bytes]", chain())

@@ -1,51 +1,66 @@
-"""The end of a connection as its client sees it."""
+"""A refused connection: what is read of its CONNECT, in pieces of any size."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
+from typing import cast
 
-from penstock.mqtt.codec.decoder import Decoder, Role
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from penstock.mqtt.codec.encoder import encode
-from penstock.mqtt.codec.packets import ConnAck, Connect, Disconnect, Packet, Publish, PubRec, PubRel
-from penstock.mqtt.server import BrokerLimits, MqttServer
+from penstock.mqtt.codec.packets import Connect
+from penstock.mqtt.transport.link import RefusingLink
 
-DEADLINE_S = 10
-
-
-def overrun(address: tuple[str, int]) -> list[Packet]:
-    """A client with a thread of its own that sends too much, and answers what it reads while the server ends it."""
-    decoder = Decoder(role=Role.CLIENT)
-    packets: list[Packet] = []
-    with socket.create_connection(address, timeout=DEADLINE_S) as tcp:
-        tcp.sendall(encode(Connect("c")) + b"".join(encode(Publish("t", b"", 2, packet_id=n)) for n in range(1, 302)))
-        while data := tcp.recv(1):
-            for packet in decoder.feed(data):
-                packets.append(packet)
-                if isinstance(packet, PubRec):
-                    tcp.sendall(encode(PubRel(packet.packet_id)))
-    return packets
+VERSION_5 = encode(Connect("c" * 200))
+OLDER = {
+    b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x3c\x00\x01c": b"\x20\x02\x00\x03",
+    b"\x10\x0f\x00\x06MQIsdp\x03\x02\x00\x3c\x00\x01c": b"\x20\x02\x00\x03",
+    b"\x10\x0d\x00\x04MQTT\x84\x02\x00\x3c\x00\x01c": b"\x20\x02\x00\x03",
+    b"\x10\x0d\x00\x04MQTT\x09\x02\x00\x3c\x00\x01c": b"",
+}
 
 
-async def test_a_client_in_the_middle_of_sending_reads_why_it_was_ended() -> None:
-    server = MqttServer(limits=BrokerLimits(receive_maximum=300))
-    address = await server.start("127.0.0.1", 0)
-    packets = await asyncio.wait_for(asyncio.to_thread(overrun, address), DEADLINE_S)
-    assert isinstance(packets[0], ConnAck)
-    assert isinstance(packets[-1], Disconnect)
-    assert packets[-1].reason_code == 0x93
-    await server.close()
+class Wire:
+    """Stands in for a transport."""
+
+    def __init__(self) -> None:
+        self.written = b""
+        self.closed = False
+
+    def write(self, data: bytes) -> None:
+        assert not self.closed
+        self.written += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.closed
 
 
-async def test_a_client_that_does_not_close_its_side_does_not_hold_up_the_server() -> None:
-    server = MqttServer()
-    address = await server.start("127.0.0.1", 0)
-    reader, writer = await asyncio.open_connection(*address)
-    writer.write(encode(Connect("c")) + encode(Connect("c")))
-    async with asyncio.timeout(DEADLINE_S):
-        assert (await reader.read()).startswith(b"\x20"), "CONNACK, DISCONNECT, and the end"
-    assert server.stats.connections == 1
-    started = asyncio.get_running_loop().time()
-    await server.close()
-    assert asyncio.get_running_loop().time() - started < 2
-    writer.close()
+async def refused(*pieces: bytes) -> Wire:
+    ended: list[None] = []
+    link, wire = RefusingLink(0x97, lambda: ended.append(None)), Wire()
+    link.connection_made(cast(asyncio.Transport, wire))
+    for piece in pieces:
+        link.data_received(piece)
+    link.connection_lost(None)
+    assert ended == [None]
+    return wire
+
+
+@pytest.mark.parametrize(("sent", "said"), [(VERSION_5, b"\x20\x03\x00\x97\x00"), *OLDER.items()])
+async def test_whole_and_byte_by_byte(sent: bytes, said: bytes) -> None:
+    for wire in (await refused(sent), await refused(*(bytes((byte,)) for byte in sent)), await refused(sent + b"more")):
+        assert (wire.written, wire.closed) == (said, True)
+
+
+@given(st.lists(st.binary(max_size=20), max_size=5))
+def test_anything_else_ends_or_waits(pieces: list[bytes]) -> None:
+    wire = asyncio.run(refused(*pieces))
+    assert len(wire.written) <= 5
+    assert wire.closed or len(b"".join(pieces)) < 15

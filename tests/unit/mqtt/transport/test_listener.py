@@ -120,6 +120,52 @@ async def test_plain_bytes_and_silence_on_a_tls_port(
     assert server.admission.strangers == 0
 
 
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_resumed_session_is_still_somebody(
+    server: MqttServer, authority: Authority, version: ssl.TLSVersion
+) -> None:
+    address = await server.listen(tls_settings(authority, client_certificates=ClientCertificates.REQUIRE))
+    context = authority.client_context((authority.directory / "press-7.pem", authority.directory / "press-7.key"))
+    context.maximum_version = version
+
+    def connect(session: ssl.SSLSession | None) -> tuple[ssl.SSLSocket, bytes]:
+        plain = socket.create_connection(address, timeout=DEADLINE_S)
+        secure = context.wrap_socket(plain, server_hostname="127.0.0.1", session=session)
+        secure.sendall(encode(Connect("first" if session is None else "second")))
+        return secure, secure.recv(100)
+
+    first, answered = await asyncio.to_thread(connect, None)
+    assert answered[0] == 0x20
+    second, answered = await asyncio.to_thread(connect, first.session)
+    assert answered[0] == 0x20
+    full, resumed = server._links.values()
+    assert full.certificate == resumed.certificate == "press-7"
+    assert full.anchor
+    assert (resumed.anchor == b"") == second.session_reused
+    first.close()
+    second.close()
+
+
+async def test_strangers_in_a_tls_handshake_make_room(authority: Authority) -> None:
+    server = MqttServer(admission=AdmissionLimits(max_unauthenticated=2))
+    address = await server.listen(tls_settings(authority))
+    silent = [await asyncio.open_connection(*address) for _ in range(10)]
+    async with asyncio.timeout(DEADLINE_S):
+        for reader, _ in silent[:8]:
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+    assert server.admission.strangers == 2
+    assert server.admission_stats.strangers_cut == 8
+    await server.close()
+    async with asyncio.timeout(DEADLINE_S):
+        for reader, writer in silent[8:]:
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            writer.close()
+    for _, writer in silent[:8]:
+        writer.close()
+
+
 async def test_old_tls_is_refused(server: MqttServer, authority: Authority) -> None:
     address = await server.listen(tls_settings(authority, minimum_version="1.3"))
     context = authority.client_context()
