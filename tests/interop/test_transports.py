@@ -15,6 +15,7 @@ from penstock.mqtt.gatekeeper import Client
 from penstock.mqtt.server import MqttServer
 from penstock.node.config import NodeConfig
 from penstock.node.security import NodeSecurity
+from penstock.security.passwords import edit_passwords, make_credential
 from tests.certificates import Authority
 from tests.interop.test_mosquitto import run
 
@@ -76,6 +77,25 @@ async def test_mosquitto_pub_with_a_client_certificate(setup: Setup) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while setup.server.admission.connections:
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("version", ["5", "311"])
+async def test_mosquitto_pub_with_a_password(tmp_path: Path, version: str) -> None:
+    passwords = tmp_path / "passwords"
+    edit_passwords(passwords, lambda _: {"ann": make_credential("ann", b"secret")})
+    config = {"mqtt": {"bind": "127.0.0.1:0"}, "security": {"passwords": str(passwords)}}
+    security = NodeSecurity(NodeConfig.model_validate(config))
+    _, port = await security.server.listen(security.settings("mqtt"))
+    pub = ("mosquitto_pub", "-V", version, "-h", "127.0.0.1", "-p", str(port), "-q", "1", "-t", "a", "-m", "x")
+    assert (await run(*pub, "-u", "ann", "-P", "secret"))[0] == 0
+    code, _, err = await run(*pub, "-u", "ann", "-P", "wrong")
+    assert code != 0
+    assert "bad user" in err.lower(), err
+    code, _, err = await run(*pub)
+    assert code != 0
+    assert "not authori" in err.lower(), err
+    await security.server.close()
+    security.close()
 
 
 @pytest.mark.parametrize("listener", ["web", "secure-web"])

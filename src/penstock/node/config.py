@@ -213,6 +213,7 @@ class NodeConfig(Part):
                 "tube.admin_token: this one stands in TubeMQ's documentation, and http is not on loopback:"
                 " set another one, or none: a random one is made"
             )
+        self.security.check({"mqtt": self.mqtt, **self.mqtt.listeners})
         for part in (self.mqtt, self.tube_master, self.tube_broker_http, self.http):
             if part.advertise is not None and part.advertise.is_wildcard:
                 raise ValueError(f"advertise {part.advertise}: no client can connect to every interface")

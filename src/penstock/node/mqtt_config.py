@@ -9,6 +9,7 @@ import ast
 import dataclasses
 import inspect
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, cast
 
@@ -217,3 +218,15 @@ class Security(Part):
         default=False,
         description="whether SET with NX or NEX, and VDEL, need Read beside Write: they tell what a key holds",
     )
+
+    def check(self, listeners: Mapping[str, MqttListenerEntry]) -> None:
+        """Raise ValueError where a listener names a method for which there is no file."""
+        for name, listener in listeners.items():
+            place = "mqtt" if name == "mqtt" else f"mqtt.listeners.{name}"
+            for method, path, option in (
+                (Method.PASSWORD, self.passwords, "passwords"),
+                (Method.SCRAM, self.passwords, "passwords"),
+                (Method.TOKEN, self.tokens, "tokens"),
+            ):
+                if method in (listener.authentication or ()) and path is None:
+                    raise ValueError(f"{place}.authentication: `{method}` needs `security.{option}`")

@@ -283,22 +283,3 @@ rules:
         assert policy.may_answer_on(context, "answers")
         assert not policy.may_answer_on(context, "elsewhere")
     assert policy.may_access(Context("node", SDK), Access.WRITE, b"anything"), "the node itself"
-
-
-@pytest.mark.parametrize(
-    ("mqtt", "words"),
-    [
-        ({"transport": "tls"}, "needs `tls`"),
-        ({"tls": {"certificate": "a", "key": "b"}}, "add `transport: tls`"),
-        ({"authentication": []}, "at least one method"),
-        ({"authentication": ["certificate"]}, "needs `tls.client_ca`"),
-        ({"path": "mqtt"}, "begins with /"),
-        ({"listeners": {"mqtt": {"bind": "127.0.0.1:0"}}}, "choose another one"),
-        ({"listeners": {"x": {}}}, "bind"),
-        ({"limits": {"max_conections": 1}}, "max_conections"),
-        ({"limits": {"refused_subscription": 1}}, "refused_subscription"),
-    ],
-)
-def test_settings_that_cannot_be(mqtt: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        NodeConfig.model_validate({"mqtt": mqtt})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import resource
 import sys
 
 import pytest
@@ -43,3 +44,27 @@ def test_start_up_settings_take_effect_and_can_be_repeated() -> None:
         sys.setswitchinterval(interval)
         gc.set_threshold(*thresholds)
         gc.unfreeze()
+
+
+def test_the_limit_of_descriptors_is_raised_as_far_as_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = loop.MOST_DESCRIPTORS
+    for have, wanted in (
+        ((1024, 4096), (4096, 4096)),
+        ((1024, resource.RLIM_INFINITY), (most, resource.RLIM_INFINITY)),
+        ((4096, 4096), None),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), None),
+    ):
+        said: list[tuple[int, int]] = []
+        monkeypatch.setattr(resource, "getrlimit", lambda _, have=have: have)
+        monkeypatch.setattr(resource, "setrlimit", lambda _, limits, said=said: said.append(limits))
+        loop._raise_descriptor_limit()
+        assert said == ([] if wanted is None else [wanted])
+
+
+def test_a_limit_that_cannot_be_raised_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("not allowed")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    loop._raise_descriptor_limit()
