@@ -94,7 +94,7 @@ RULES = [
     Rule(
         "penstock.pipelines",
         (
-            *("pipelines", "spark", "runtime.config", "tube.reader", "tube.record"),
+            *("pipelines", "spark", "runtime.config", "tube.producer", "tube.reader", "tube.record"),
             *("statestore.client", "statestore.lock", "statestore.hlc", "mqtt.client"),
         ),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -14,10 +15,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, DataLossError, PenstockError, UnavailableError
+from penstock.pipelines import dead
 from penstock.pipelines import run as running
 from penstock.pipelines.ledger import Ledger
 from penstock.pipelines.model import Pipeline
+from penstock.pipelines.reconcile import reconcile, tube_count
 from penstock.pipelines.table import files, read
+from penstock.pipelines.values import REDRIVE
 from penstock.pipelines.writeback import Change, WriteBack, lease_key
 from penstock.runtime import config
 from penstock.tube.record import Record
@@ -236,6 +240,23 @@ def test_a_table_of_another_checkpoint_is_refused(setup: Setup, tmp_path: Path) 
     setup.state = tmp_path / "other-state"
     with pytest.raises(PenstockError, match="wrote from another checkpoint"):
         setup.run()
+
+
+def test_the_books_balance_and_a_dead_letter_is_driven_through_again(setup: Setup) -> None:
+    setup.send(message("a", 1), Record(b'{"branch": "b"', key=b"k", id="broken", headers=[("site", "north")]))
+    setup.run()
+    assert [x["id"] for x in setup.dead()] == ["broken"]
+    (letter,) = dead.letters(setup.lake / "dead")
+    assert asyncio.run(dead.redrive(setup.lake / "dead", [letter], setup.node.master)) == 1
+    assert dead.redriven(setup.lake / "dead") == {letter.place}
+    setup.run()
+    # It failed once more, and is a letter of its own with the same id.
+    again = [x for x in dead.letters(setup.lake / "dead") if x.place != letter.place]
+    assert [(x.id, x.key, x.value) for x in again] == [("broken", b"k", b'{"branch": "b"')]
+    assert dict(again[0].headers) == {"id": b"broken", "site": b"north", REDRIVE: b"1"}
+    accounts = reconcile(setup.pipeline, setup.state, tube_count(setup.pipeline))
+    assert [(account.off, account.unknown) for account in accounts] == [((), ()), ((), ())]
+    assert (accounts[0].sums.read, accounts[0].sums.out, accounts[0].sums.dead) == (3, 1, 2)
 
 
 def test_an_error_in_a_batch_ends_the_run_with_its_own_words(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,20 +6,18 @@ import json
 import signal
 import sys
 import threading
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from penstock.cli import pipeline_books
 from penstock.cli.output import note, print_json
+from penstock.cli.pipeline_books import File, Json, StateDir, state_of
 from penstock.errors import ConfigError
 
 __all__ = ["app"]
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True, help="Check and run pipelines.")
-
-File = Annotated[Path, typer.Argument(help="The pipeline file (YAML).", metavar="FILE", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 
 
 @app.command()
@@ -62,15 +60,7 @@ def run(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="An option of Spark's; repeatable.", show_default=False),
     ] = None,
-    state_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Where checkpoints and the ledger are kept; a run goes on where the last one ended. "
-            "Default: penstock-pipelines/NAME.",
-            metavar="PATH",
-            show_default=False,
-        ),
-    ] = None,
+    state_dir: StateDir = None,
     available_now: Annotated[
         bool, typer.Option("--available-now", help="Process what the log holds now, then end.")
     ] = False,
@@ -93,17 +83,21 @@ def run(
         ) from error
 
     stop = _stop_on_signals()
-    state = state_dir if state_dir is not None else Path("penstock-pipelines") / pipeline.name
     emit = print_json if as_json else _tell
     run_pipeline(
         pipeline,
-        state=state.resolve(),
+        state=state_of(pipeline.name, state_dir),
         spark_master=spark_master,
         spark_conf=_options(conf or []),
         available_now=available_now,
         emit=emit,
         stop=stop,
     )
+
+
+app.command()(pipeline_books.status)
+app.command()(pipeline_books.reconcile)
+app.add_typer(pipeline_books.dead, name="dead")
 
 
 def _options(given: list[str]) -> dict[str, str]:

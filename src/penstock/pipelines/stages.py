@@ -3,7 +3,7 @@
 A row keeps, beside its data columns, where it came from and what became of it, in columns that start with ``_``:
 
     _id        the record's id (header ``id``; its coordinates where it has none)
-    _source    struct: topic, broker, partition, offset, timestamp (the broker's append time), headers, value
+    _source    struct: topic, broker, partition, offset, timestamp (the broker's append time), headers, key, value
     _dead      struct: step, reason; null while the row is alive
     _filtered  the name of the filter that left it out; null while the row is alive
 
@@ -24,12 +24,12 @@ from pyspark.sql.types import StringType, StructType, TimestampType
 
 from penstock.errors import ConfigError
 from penstock.pipelines.model import SOURCE, Dedupe, Enrich, Parse, Step, Window
-from penstock.pipelines.values import duration_ms, pieces
+from penstock.pipelines.values import REDRIVE, duration_ms, pieces
 
 __all__ = ["INTERNAL", "Lookup", "alive", "apply", "key_column", "rows_of"]
 
 INTERNAL = ("_id", "_source", "_dead", "_filtered")
-SOURCE_FIELDS = ("topic", "broker", "partition", "offset", "timestamp", "headers", "value")
+SOURCE_FIELDS = ("topic", "broker", "partition", "offset", "timestamp", "headers", "key", "value")
 _JSON_OPTIONS = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": "_corrupt",
@@ -53,17 +53,20 @@ WithLookup = Callable[[DataFrame, Lookup], DataFrame]
 def rows_of(source: DataFrame) -> DataFrame:
     """The rows as the source gives them (columns of the ``tubemq`` source, with headers)."""
 
-    header = sf.try_element_at(sf.filter("headers", lambda h: h["key"] == sf.lit("id")), sf.lit(1))["value"].cast(
-        "string"
-    )
     place = sf.format_string("%s/%d:%d@%d", "topic", "broker", "partition", "offset")
     nothing = "CAST(NULL AS STRUCT<step: STRING, reason: STRING>)"
     return source.select(
-        sf.coalesce(header, place).alias("_id"),
+        sf.coalesce(_header("headers", "id"), place).alias("_id"),
         sf.struct(*SOURCE_FIELDS).alias("_source"),
         sf.expr(nothing).alias("_dead"),
         sf.lit(None).cast("string").alias("_filtered"),
     )
+
+
+def _header(headers: str, name: str) -> Column:
+    """The text of the first header ``name``; null where there is none."""
+    found = sf.filter(headers, lambda header: header["key"] == sf.lit(name))
+    return sf.try_element_at(found, sf.lit(1))["value"].cast("string")
 
 
 def apply(rows: DataFrame, steps: Sequence[Step], with_lookup: WithLookup) -> DataFrame:
@@ -235,7 +238,9 @@ def _enrich(rows: DataFrame, name: str, enrich: Enrich, with_lookup: WithLookup)
 
 def _dedupe(rows: DataFrame, dedupe: Dedupe, window: Window | None) -> DataFrame:
 
-    own = sf.concat(sf.lit("id:"), sf.col("_id"))
+    # A dead letter that is driven through again, under its id, is a copy of nothing.
+    again = sf.concat_ws(":", sf.lit("dead"), _header("_source.headers", REDRIVE), sf.col("_id"))
+    own = sf.when(sf.col("_dead").isNull(), sf.concat(sf.lit("id:"), sf.col("_id"))).otherwise(again)
     if dedupe.key != "id":
         # A row without the key (a dead letter, say) is a copy of nothing but itself.
         key = sf.col(dedupe.key).cast("string")

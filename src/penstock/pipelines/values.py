@@ -7,13 +7,15 @@ from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-__all__ = ["Duration", "Expression", "KeyTemplate", "Name", "Piece", "duration_ms", "pieces"]
+__all__ = ["REDRIVE", "Duration", "Expression", "KeyTemplate", "Name", "Piece", "duration_ms", "pieces"]
 
 _UNITS_MS = {"millisecond": 1, "second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 _DURATION = re.compile(r"(?P<count>[1-9][0-9]{0,8}) (?P<unit>" + "|".join(_UNITS_MS) + r")s?")
 _PIECE = re.compile(r"\{\{|\}\}|\{(?P<column>[^{}]*)\}|(?P<text>[^{}]+)|(?P<stray>[{}])")
 _COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 
+REDRIVE = "penstock.redrive"
+"""Header of a dead letter that was sent again: how often."""
 MAX_KEY_TEMPLATE = 1_024
 """Longer than any key that people read; the store itself takes longer ones."""
 

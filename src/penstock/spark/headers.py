@@ -8,14 +8,14 @@ names, numbers in an odd form) goes through :class:`~penstock.tube.record.Record
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from penstock.errors import RemoteProtocolError
 from penstock.tube.codec.message import HAS_ATTRIBUTES
 from penstock.tube.record import FIELDS, HEADER_PREFIX, Record
 
-__all__ = ["Columns", "columns", "decoded"]
+__all__ = ["Columns", "columns", "decoded", "record_of"]
 
 MOST_SHAPES: Final = 64
 """Shapes remembered; a producer that invents names for each message gains nothing here."""
@@ -26,6 +26,7 @@ _NAME = re.compile(rb"[!-$&-+\--<>-~]+")
 _PLAIN = rb"([ -$&-+\--<>-~]+)"
 """ASCII that is written as it is: no separator, nothing that may be an escape."""
 _INTEGER = rb"(0|-?[1-9][0-9]{0,17})"
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
 
 
 class Columns(NamedTuple):
@@ -78,6 +79,25 @@ def decoded(payload: bytes, flag: int) -> Record:
         return Record.decode(payload, flag)
     except RemoteProtocolError:
         return Record(payload)
+
+
+def record_of(value: bytes, key: bytes | None, headers: Iterable[tuple[str, bytes]]) -> Record:
+    """The record that ``headers`` were read from: each is the attribute of its name, where the record has it and the
+    value fits; else it is the user's.
+    """
+    record = Record(value, key)
+    for name, content in headers:
+        field = _FIXED.get(name)
+        text = content.decode(errors="surrogateescape")
+        if field is None or field == "key" or getattr(record, field) is not None or not text.isprintable():
+            record.headers.append((name, content))
+        elif field != "event_time_ms":
+            setattr(record, field, text)
+        elif _WHOLE.fullmatch(text):
+            record.event_time_ms = int(text)
+        else:
+            record.headers.append((name, content))
+    return record
 
 
 def _by_record(made: Columns, payload: bytes, flag: int) -> None:

@@ -139,9 +139,8 @@ def _records(
     options: SinkOptions, batch: pa.RecordBatch, name: str, first: int
 ) -> Iterator[tuple[str, int | None, Record]]:
     """Topic, partition (None: by key) and record of each row."""
-    from penstock.tube.record import FIELDS, Record
+    from penstock.spark.headers import record_of
 
-    attributes = {row.attribute: row.name for row in FIELDS if row.name not in ("key", "headers")}
     columns = {field: batch.column(field).to_pylist() for field in batch.schema.names}
     nothing: list[Any] = [None] * batch.num_rows
     rows = zip(
@@ -155,26 +154,11 @@ def _records(
                 option="value" if value is None else "topic",
                 do="leave such rows out, or give the option topic" if wanted is None else "leave such rows out",
             )
-        record = Record(_bytes(value), None if key is None else _bytes(key))
-        for header in headers or ():
-            _take(record, attributes.get(header["key"]), header["key"], _bytes(header["value"] or b""))
+        named = [(header["key"], _bytes(header["value"] or b"")) for header in headers or ()]
+        record = record_of(_bytes(value), None if key is None else _bytes(key), named)
         if record.id is None:
             record.id = f"{name}/{number}"
         yield wanted, partition, record
-
-
-def _take(record: Record, attribute: str | None, name: str, value: bytes) -> None:
-    """A header is the ``attribute`` of its name, where the record has one and it fits; else it is the user's."""
-    text = value.decode(errors="surrogateescape")
-    if attribute is None or getattr(record, attribute) is not None or not text.isprintable():
-        record.headers.append((name, value))
-    elif attribute == "event_time_ms":
-        if text.removeprefix("-").isdecimal():
-            record.event_time_ms = int(text)
-        else:
-            record.headers.append((name, value))
-    else:
-        setattr(record, attribute, text)
 
 
 def _bytes(value: str | bytes) -> bytes:

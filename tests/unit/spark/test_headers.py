@@ -95,3 +95,12 @@ def test_a_producer_that_invents_names_is_read_too() -> None:
     payloads = [data(f"u.n{number}=x") for number in range(headers.MOST_SHAPES + 5)]
     flags = [1] * len(payloads)
     assert columns(payloads, flags) == one_by_one(payloads, flags)
+
+
+@given(RECORDS)
+def test_a_record_is_what_its_headers_make(record: Record) -> None:
+    written, flag, _ = record.encode()
+    found = columns([written], [flag])
+    again = headers.record_of(found.values[0], found.keys[0], zip(found.names, found.contents, strict=True))
+    rewritten, flag_again, _ = again.encode()
+    assert columns([rewritten], [flag_again]) == found

@@ -1,0 +1,187 @@
+"""`penstock pipeline status`, `reconcile` and `dead`: what a pipeline did, without starting Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.output import bytes_fields, note, print_json, print_table, shown
+from penstock.errors import ConfigError
+
+__all__ = ["File", "Json", "StateDir", "dead", "reconcile", "state_of", "status"]
+
+File = Annotated[Path, typer.Argument(help="The pipeline file (YAML).", metavar="FILE", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where checkpoints and the ledger are kept; a run goes on where the last one ended. "
+        "Default: penstock-pipelines/NAME.",
+        metavar="PATH",
+        show_default=False,
+    ),
+]
+
+dead = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True, help="Records that failed.")
+
+_SUMS = ("batches", "read", "out", "dead", "filtered", "duplicates", "late")
+
+
+def state_of(name: str, given: Path | None) -> Path:
+    """The state directory of the pipeline ``name``."""
+    return (given if given is not None else Path("penstock-pipelines") / name).resolve()
+
+
+def status(file: File, state_dir: StateDir = None, as_json: Json = False) -> None:
+    """Show what each sink's query has done so far, from the ledger."""
+    from penstock.pipelines.ledger import Ledger
+    from penstock.pipelines.model import load
+
+    pipeline = load(file)
+    ledger = Ledger(state_of(pipeline.name, state_dir) / "ledger")
+    rows: list[dict[str, str | int | None]] = []
+    for sink in pipeline.sinks:
+        sums = ledger.sums(sink.name)
+        rows.append({"sink": sink.name, **{name: getattr(sums, name) for name in _SUMS}})
+    print_table(rows, ["sink", *_SUMS], as_json=as_json)
+
+
+def reconcile(file: File, state_dir: StateDir = None, as_json: Json = False) -> None:
+    """Prove that every record read is accounted for; exit status 1 where it is not.
+
+    Compares the ledger with the tube (the brokers count each range), with the rows in the tables, and each batch with
+    the one before it.
+    """
+    from penstock.pipelines import reconcile as books
+    from penstock.pipelines.model import load
+
+    pipeline = load(file)
+    accounts = books.reconcile(pipeline, state_of(pipeline.name, state_dir), books.tube_count(pipeline))
+    for account in accounts:
+        sums = {name: getattr(account.sums, name) for name in _SUMS}
+        if as_json:
+            print_json(
+                {"sink": account.sink, "ok": not account.off, **sums, "off": account.off, "unknown": account.unknown}
+            )
+            continue
+        counts = ", ".join(
+            f"{count} {name}" for name, count in sums.items() if count or name in ("batches", "read", "out")
+        )
+        sys.stdout.write(f"{account.sink}: {'off' if account.off else 'ok'}: {counts}\n")
+        for text in account.off:
+            sys.stdout.write(f"  off: {text}\n")
+        for text in account.unknown:
+            sys.stdout.write(f"  unknown: {text}\n")
+    if any(account.off for account in accounts):
+        raise typer.Exit(1)
+
+
+def _dead_letters(file: Path) -> tuple[Path, str]:
+    """The table of the pipeline's dead letters, and its masters."""
+    from penstock.pipelines.model import load
+
+    pipeline = load(file)
+    if pipeline.dead_letters is None:
+        raise ConfigError(
+            f"pipeline {pipeline.name!r} keeps no dead letters",
+            option="dead_letters",
+            do="add dead_letters: {path: ...} to the file; from then on they are kept",
+        )
+    return Path(pipeline.dead_letters.path), pipeline.source.master
+
+
+@dead.command("list")
+def dead_list(file: File, as_json: Json = False) -> None:
+    """Count the dead letters by step and reason."""
+    from penstock.pipelines.dead import letters, redriven
+
+    path, _ = _dead_letters(file)
+    again = redriven(path)
+    counts: dict[tuple[str, str], list[int]] = {}
+    for letter in letters(path):
+        count = counts.setdefault((letter.step, letter.reason), [0, 0])
+        count[0] += 1
+        count[1] += letter.place in again
+    rows: list[dict[str, str | int | None]] = [
+        {"step": step, "reason": reason, "letters": total, "sent_again": sent}
+        for (step, reason), (total, sent) in sorted(counts.items())
+    ]
+    print_table(rows, ["step", "reason", "letters", "sent_again"], as_json=as_json)
+
+
+Most = Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most so many.")]
+Step = Annotated[str | None, typer.Option(help="Only letters of this step.", show_default=False)]
+Only = Annotated[
+    list[str] | None, typer.Option("--id", help="Only the letter of this id; repeatable.", show_default=False)
+]
+
+
+@dead.command("show")
+def dead_show(file: File, step: Step = None, only: Only = None, limit: Most = 10, as_json: Json = False) -> None:
+    """Show dead letters: why, from where, and the record as it was."""
+    from penstock.pipelines.dead import letters, redriven
+
+    path, _ = _dead_letters(file)
+    again = redriven(path)
+    chosen = [x for x in letters(path) if (step is None or x.step == step) and (not only or x.id in only)]
+    for letter in chosen[:limit]:
+        place = f"{letter.topic} {letter.broker}:{letter.partition}@{letter.offset}"
+        if as_json:
+            print_json(
+                {
+                    "id": letter.id,
+                    "step": letter.step,
+                    "reason": letter.reason,
+                    "place": place,
+                    "timestamp": letter.timestamp.isoformat(),
+                    "sent_again": letter.place in again,
+                    **bytes_fields("key", letter.key),
+                    "headers": [[name, shown(value)] for name, value in letter.headers],
+                    **bytes_fields("value", letter.value),
+                }
+            )
+            continue
+        sent = " (sent again)" if letter.place in again else ""
+        sys.stdout.write(
+            f"{letter.id}: {letter.step}: {letter.reason}{sent}\n  {place}, {letter.timestamp:%Y-%m-%d %H:%M:%S}\n"
+        )
+        for name, value in letter.headers:
+            sys.stdout.write(f"  {shown(name.encode())}: {shown(value)}\n")
+        sys.stdout.write(f"  {shown(letter.value)}\n")
+    if len(chosen) > limit:
+        note(f"{len(chosen) - limit} more: --limit shows them")
+
+
+@dead.command("redrive")
+def dead_redrive(
+    file: File,
+    step: Step = None,
+    only: Only = None,
+    repeat: Annotated[bool, typer.Option("--repeat", help="Letters that were sent again before, too.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Send dead letters into their topic again, as they were, with the ids they had.
+
+    For when the pipeline, or what it looks up, has been mended. A letter that fails once more becomes a new letter.
+    """
+    from penstock.pipelines.dead import letters, redrive, redriven
+
+    path, masters = _dead_letters(file)
+    again = set() if repeat else redriven(path)
+    chosen = [
+        x
+        for x in letters(path)
+        if x.place not in again and (step is None or x.step == step) and (not only or x.id in only)
+    ]
+    sent = 0 if dry_run else asyncio.run(redrive(path, chosen, masters))
+    if as_json:
+        print_json({"chosen": len(chosen), "sent": sent})
+    elif dry_run:
+        sys.stdout.write(f"{len(chosen)} letters would be sent again\n")
+    else:
+        sys.stdout.write(f"{sent} letters sent again\n")

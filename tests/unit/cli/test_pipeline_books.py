@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.main import main
+from penstock.pipelines import reconcile
+from penstock.pipelines.durable import write_json
+from tests.unit.pipelines.books import Books
+
+
+@pytest.fixture
+def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Books:
+    monkeypatch.setattr(reconcile, "tube_count", lambda _: lambda *_: 10)
+    return Books(tmp_path)
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_status(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pipeline", "status", str(books.file), "--state-dir", str(books.state), "--json"]) == 0
+    assert lines(capsys) == [
+        {"sink": "rows", "batches": 2, "read": 10, "out": 7, "dead": 2, "filtered": 0, "duplicates": 1, "late": 0}
+    ]
+
+
+def test_reconcile(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["pipeline", "reconcile", str(books.file), "--state-dir", str(books.state)]
+    assert main(command) == 0
+    assert capsys.readouterr().out == "rows: ok: 2 batches, 10 read, 7 out, 2 dead, 1 duplicates\n"
+    books.change(1, out=2)
+    assert main(command) == 1
+    assert "rows: off" in capsys.readouterr().out
+    assert main([*command, "--json"]) == 1
+    (line,) = lines(capsys)
+    assert line["ok"] is False
+    assert line["off"]
+
+
+def test_dead_letters_are_listed_and_shown(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
+    write_json(books.root / "dead" / "_redriven" / "1.json", {"places": [("t", 1, 0, 0)]})
+    assert main(["pipeline", "dead", "list", str(books.file), "--json"]) == 0
+    assert lines(capsys) == [{"step": "parsed", "reason": "not JSON", "letters": 2, "sent_again": 1}]
+    assert main(["pipeline", "dead", "show", str(books.file), "--id", "id-1", "--json"]) == 0
+    (line,) = lines(capsys)
+    assert (line["id"], line["key"], line["value"], line["place"]) == ("id-1", "k", "{1", "t 1:0@28")
+    assert main(["pipeline", "dead", "show", str(books.file), "-n", "1"]) == 0
+    printed = capsys.readouterr()
+    assert "id-0: parsed: not JSON (sent again)\n  t 1:0@0, 2024-05-01 00:00:00\n" in printed.out
+    assert "site: \\xff" in printed.out
+    assert "1 more" in printed.err
+
+
+def test_a_dry_run_of_redrive_sends_nothing(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pipeline", "dead", "redrive", str(books.file), "--dry-run"]) == 0
+    assert capsys.readouterr().out == "2 letters would be sent again\n"
+    assert main(["pipeline", "dead", "redrive", str(books.file), "--dry-run", "--step", "other", "--json"]) == 0
+    assert lines(capsys) == [{"chosen": 0, "sent": 0}]
+
+
+def test_a_pipeline_without_dead_letters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text("name: p\nsource: {topics: [t]}\nsinks: [{name: s, table: {path: x}}]\n")
+    assert main(["pipeline", "dead", "list", str(path)]) == 2
+    assert "keeps no dead letters" in capsys.readouterr().err
