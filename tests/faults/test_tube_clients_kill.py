@@ -29,7 +29,7 @@ from penstock.tube.engine.master import MasterConfig
 from penstock.tube.master import TubeMaster
 
 async def main():
-    config = MasterConfig(consumer_session_ms=2000)
+    config = MasterConfig(producer_session_ms=2000, consumer_session_ms=2000, broker_session_ms=2000)
     master = TubeMaster(Path(sys.argv[1]), config=config, admin_token="token")
     _, port = await master.start("127.0.0.1", int(sys.argv[2]))
     print(port, flush=True)

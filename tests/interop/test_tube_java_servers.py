@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import LocalProtocolError, RefusedError
-from penstock.tube.consumer import Consumer
+from penstock.tube.consumer import Bound, Consumer
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
 from tests.interop.tube_java.clients import JavaClients, body, number
@@ -114,6 +114,54 @@ async def test_large_messages(masters: str) -> None:
             await producer.send("large", bytes((1 << 20) + 1))
     seen = await read(masters, "large", "large", 4)
     assert sorted(n for _, n in seen) == [0, 1, 2, 3]
+
+
+async def test_client_balance(masters: str) -> None:
+    await send(masters, "balanced", COUNT)
+    halves = [
+        Consumer(
+            masters, "halves", ["balanced"], balance="client", source_count=2, node_id=node, heartbeat_s=HEARTBEAT_S
+        )
+        for node in range(2)
+    ]
+    seen: list[int] = []
+    async with halves[0], halves[1]:
+        assert set((await halves[0].available()).values()) == {True}
+        await until(lambda: [len(consumer.assignment) for consumer in halves] == [2, 1])
+        async with asyncio.timeout(20):
+            while len(seen) < COUNT:
+                for consumer in halves:
+                    while (message := consumer.take()) is not None:
+                        seen.append(number(message.record.value))
+                    if len(seen) < COUNT:
+                        try:
+                            async with asyncio.timeout(0.2):
+                                await consumer.fetch()
+                        except TimeoutError:
+                            continue
+    assert sorted(seen) == list(range(COUNT))
+
+
+async def test_start_offsets_bound_and_seek(masters: str) -> None:
+    async with Producer(masters, heartbeat_s=HEARTBEAT_S) as producer:
+        results = await producer.send_all("bound", [body(n) for n in range(60)], partition=1)
+    at = results[20].append_offset
+    bound = Bound("session-1", 1, {"1:bound:0": 0, "1:bound:1": at, "1:bound:2": 0})
+    for group, options in (("atoffset", {"start_offsets": {"1:bound:1": at}}), ("bound", {"bound": bound})):
+        async with Consumer(masters, group, ["bound"], heartbeat_s=HEARTBEAT_S, **options) as consumer:
+            async with asyncio.timeout(30):
+                assert [number((await anext(consumer)).data) for _ in range(40)] == list(range(20, 60))
+                place = next(item for item in consumer.assignment if item.id == 1)
+                await consumer.seek({place: results[10].append_offset})
+                assert [number((await anext(consumer)).data) for _ in range(50)] == list(range(10, 60))
+                with pytest.raises(RefusedError, match="by time"):
+                    await consumer.seek_to_time(0)
+
+
+async def test_an_idempotent_producer_is_refused(masters: str) -> None:
+    async with Producer(masters, idempotent=True) as producer:
+        with pytest.raises(RefusedError, match="idempotent"):
+            await producer.send("quick", b"x")
 
 
 async def test_a_topic_that_is_not_there(masters: str) -> None:

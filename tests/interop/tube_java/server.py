@@ -51,7 +51,9 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def start_broker(jars: Jars, folder: Path, master: str, broker_id: int, port: int, web: int) -> subprocess.Popen[bytes]:
+def start_broker(
+    jars: Jars, folder: Path, master: str, broker_id: int, port: int, web: int, *, heap: str = "256m"
+) -> subprocess.Popen[bytes]:
     """Start Apache's broker at ``master``; returns at once."""
     folder.mkdir(parents=True)
     (folder / "broker.ini").write_text(
@@ -61,13 +63,13 @@ def start_broker(jars: Jars, folder: Path, master: str, broker_id: int, port: in
         "loadMessageStoresInParallel=true\nconsumerRegTimeoutMs=35000\nheartbeatPeriodMs=1000\n"
     )
     main = "org.apache.inlong.tubemq.server.tools.BrokerStartup"
-    return _launch(jars, folder, "broker", main, "-f", str(folder / "broker.ini"))
+    return _launch(jars, folder, "broker", heap, main, "-f", str(folder / "broker.ini"))
 
 
-def _launch(jars: Jars, folder: Path, name: str, main: str, *arguments: str) -> subprocess.Popen[bytes]:
+def _launch(jars: Jars, folder: Path, name: str, heap: str, main: str, *arguments: str) -> subprocess.Popen[bytes]:
     with (folder / f"{name}.log").open("wb") as log:
         return subprocess.Popen(
-            jars.command(main, *arguments, options=(f"-Dtubemq.home={folder}",)),
+            jars.command(main, *arguments, heap=heap, options=(f"-Dtubemq.home={folder}",)),
             env={**os.environ, "LD_PRELOAD": str(jars.loopback)},
             cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
         )  # fmt: skip
@@ -76,8 +78,11 @@ def _launch(jars: Jars, folder: Path, name: str, main: str, *arguments: str) -> 
 class JavaTube:
     """Apache's master with Apache's broker 1 and our broker 2, each with its topics."""
 
-    def __init__(self, jars: Jars, folder: Path, topics: Sequence[str], our_topics: Sequence[str]) -> None:
+    def __init__(
+        self, jars: Jars, folder: Path, topics: Sequence[str], our_topics: Sequence[str], *, heap: str = "256m"
+    ) -> None:
         self._jars = jars
+        self._heap = heap
         self._folder = folder
         self._topics = topics
         self._our_topics = our_topics
@@ -139,18 +144,25 @@ class JavaTube:
             f"repHelperHost=127.0.0.1:{self._bdb}\n"
         )
         main = "org.apache.inlong.tubemq.server.tools.MasterStartup"
-        self._processes.append(_launch(self._jars, folder, "master", main, "-f", str(folder / "master.ini")))
+        self._processes.append(_launch(self._jars, folder, "master", "256m", main, "-f", str(folder / "master.ini")))
         # Apache's master takes one broker an address, so ours has 127.0.0.2.
         self._configure(1, "127.0.0.1", self._broker, self._topics)
-        self._configure(2, "127.0.0.2", self._our_port, self._our_topics)
+        if self._our_topics:
+            self._configure(2, "127.0.0.2", self._our_port, self._our_topics)
         broker_folder = folder / "broker"
-        self._processes.append(start_broker(self._jars, broker_folder, self.masters, 1, self._broker, self._broker_web))
-        with (folder / "our-broker.log").open("wb") as log:
-            command = [sys.executable, "-c", _OUR_BROKER, str(folder / "ours"), self.masters, str(self._our_port)]
+        self._processes.append(
+            start_broker(self._jars, broker_folder, self.masters, 1, self._broker, self._broker_web, heap=self._heap)
+        )
+        if self._our_topics:
+            self._start_ours()
+        self._await(self._usable)
+
+    def _start_ours(self) -> None:
+        with (self._folder / "our-broker.log").open("wb") as log:
+            command = [sys.executable, "-c", _OUR_BROKER, str(self._folder / "ours"), self.masters, str(self._our_port)]
             self._processes.append(
                 subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT)
             )
-        self._await(self._usable)
 
     def _configure(self, broker_id: int, host: str, port: int, topics: Sequence[str]) -> None:
         common = {"createUser": "interop", "acceptPublish": "true", "acceptSubscribe": "true"}
