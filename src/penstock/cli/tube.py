@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import tube_offsets, tube_records
+from penstock.cli import tube_broker, tube_offsets, tube_records
 from penstock.cli.output import Cell, note, print_json, print_table
 from penstock.cli.tube_common import TOKEN, WEB, AdminToken, BrokerHttp, Json, Topic, Web, brokers
 from penstock.errors import RefusedError
@@ -26,6 +26,7 @@ app.command()(tube_records.produce)
 app.command()(tube_records.consume)
 app.add_typer(tube_offsets.app, name="offsets")
 app.command()(tube_offsets.lag)
+app.command()(tube_broker.broker)
 
 
 @topics.callback()
@@ -76,7 +77,7 @@ def topics_describe(topic: Topic, http: Web = WEB, broker_http: BrokerHttp = Non
     found = brokers(http, broker_http)
     rows: list[dict[str, Cell]] = []
     for broker in found:
-        for entry in call_broker(broker.http, "admin_query_pubinfo", {"topicName": topic}):
+        for entry in call_broker(broker.web, "admin_query_pubinfo", {"topicName": topic}):
             rows += [
                 {
                     "broker": broker.id,
@@ -161,7 +162,7 @@ def list_groups(http: Web = WEB, broker_http: BrokerHttp = None, as_json: Json =
         found["members"] = int(entry["consumerNum"])
         found["topics"] |= set(entry["topicSet"])
     for broker in brokers(http, broker_http):
-        for entry in call_broker(broker.http, "admin_query_offset", {}):
+        for entry in call_broker(broker.web, "admin_query_offset", {}):
             found = group(entry["groupName"])
             found["topics"] |= {sub["topicName"] for sub in entry["subInfo"]}
             found["brokers"].add(broker.id)

@@ -53,13 +53,25 @@ TOKEN = "abc"  # noqa: S105 - the reference's sample, which a node takes on loop
 
 
 class BrokerRow(NamedTuple):
-    """A broker as the master knows it, and where its administration answers."""
+    """A broker as the master knows it, and where its administration answers, if that is known."""
 
     id: int
     host: str
     port: int
-    http: str
+    http: str | None
     row: dict[str, Any]
+
+    @property
+    def web(self) -> str:
+        """Where its administration answers. Raises ConfigError where nobody told."""
+        if self.http is None:
+            raise ConfigError(
+                f"the administration of broker {self.id} is not known",
+                option="--broker-http",
+                why="penstock's brokers do not tell it to their master",
+                do="name that of every broker, in the order of their ids: --broker-http HOST:PORT,HOST:PORT",
+            )
+        return self.http
 
 
 def brokers(http: str, broker_http: str | None) -> list[BrokerRow]:
@@ -68,7 +80,7 @@ def brokers(http: str, broker_http: str | None) -> list[BrokerRow]:
 
     rows = sorted(call(http, "admin_query_broker_run_status", {}), key=lambda row: int(row["brokerId"]))
     given = [text.strip() for text in broker_http.split(",")] if broker_http else []
-    if given and len(given) != len(rows):
+    if len(given) > len(rows):
         raise ConfigError(
             f"--broker-http: {len(given)} addresses for {len(rows)} brokers",
             option="--broker-http",
@@ -78,7 +90,8 @@ def brokers(http: str, broker_http: str | None) -> list[BrokerRow]:
     found = []
     for place, row in enumerate(rows):
         port = row.get("brokerWebPort")
-        web = given[place] if given else f"{row['brokerIp']}:{port}" if port else BROKER_WEB
+        web = f"{row['brokerIp']}:{port}" if port else BROKER_WEB if len(rows) == 1 else None
+        web = given[place] if place < len(given) else web
         found.append(BrokerRow(int(row["brokerId"]), row["brokerIp"], int(row["brokerPort"]), web, row))
     return found
 

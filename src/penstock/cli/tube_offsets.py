@@ -93,7 +93,7 @@ def offsets_reset(
                 "manualSet": "true",
                 "offsetJsonInfo": json.dumps(wanted, separators=(",", ":")),
             }
-            call_broker(broker.http, "admin_set_offset", parameters)
+            call_broker(broker.web, "admin_set_offset", parameters)
     rows: list[dict[str, Cell]] = [
         {
             **_place(s),
@@ -149,11 +149,11 @@ def _standings(
     narrowed = {} if topic is None else {"topicName": topic}
     for broker in brokers(http, broker_http):
         firsts: dict[tuple[str, int], tuple[int, int]] = {}
-        for entry in call_broker(broker.http, "admin_query_pubinfo", narrowed):
+        for entry in call_broker(broker.web, "admin_query_pubinfo", narrowed):
             for part in entry["offsetInfo"]:
                 firsts[entry["topicName"], part["partitionId"]] = (part["offsetMin"], part["offsetMax"])
         known: dict[tuple[str, int], Any] = {}
-        for entry in call_broker(broker.http, "admin_query_offset", {"groupName": group, **narrowed}):
+        for entry in call_broker(broker.web, "admin_query_offset", {"groupName": group, **narrowed}):
             for sub in entry["subInfo"] if entry["groupName"] == group else ():
                 for part in sub["offsets"]:
                     known[sub["topicName"], part["partitionId"]] = part

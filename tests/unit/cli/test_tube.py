@@ -90,7 +90,7 @@ def test_brokers_and_groups(web: Web, penstock: Command) -> None:
     done = penstock("tube", "brokers")
     assert done.out == (
         "BROKER  ADDRESS         STATE   CONFIGURATION  MANAGED  HTTP\n"
-        "     1  127.0.0.1:8123  online  idle           online   127.0.0.1:8081\n"
+        "     1  127.0.0.1:8123  online  idle           online   -\n"
         "     2  127.0.0.1:8123  online  idle           online   127.0.0.1:7\n"
     )
     web.answers["admin_query_sub_info"] = [{"consumeGroup": "lake", "consumerNum": 2, "topicSet": ["water"]}]
@@ -98,9 +98,13 @@ def test_brokers_and_groups(web: Web, penstock: Command) -> None:
     done = penstock("tube", "groups", "--broker-http", "h:1,h:2")
     assert done.out == "GROUP  MEMBERS  TOPICS  BROKERS\nlake         2  water\nold          0  air     1,2\n"
     assert [address for address, method, _ in web.calls if method == "admin_query_offset"] == ["h:1", "h:2"]
-    done = penstock("tube", "groups", "--broker-http", "h:1")
-    assert done.status == 2
-    assert "1 addresses for 2 brokers" in done.err
+    for given, message in (
+        ("h:1,h:2,h:3", "3 addresses for 2 brokers"),
+        ("", "administration of broker 1 is not known"),
+    ):
+        done = penstock("tube", "groups", "--broker-http", given)
+        assert done.status == 2
+        assert message in done.err
 
 
 def test_fsck(penstock: Command, tmp_path: Path) -> None:

@@ -1,0 +1,118 @@
+"""A tube broker as a process of its own, at the master of another node: what a cluster has beside its first node."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from penstock.errors import UnavailableError
+from penstock.node.http import HttpServer, broker_app
+from penstock.runtime import logs
+from penstock.runtime.addresses import Address, bind_error
+from penstock.runtime.durability import Durability
+from penstock.runtime.logs import LogFormat, LogLevel
+from penstock.runtime.loop import freeze_memory, run, tune_process
+from penstock.tube.broker import TubeBroker
+
+__all__ = ["BrokerSettings", "ReadyBroker", "run_broker", "serve_broker"]
+
+_log = logging.getLogger("penstock.node")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """``masters``: of the cluster. ``advertise``: where clients reach the broker, if not where it listens."""
+
+    broker_id: int
+    masters: Sequence[Address]
+    data_dir: Path
+    bind: Address
+    http: Address
+    advertise: Address | None = None
+    durability: Durability = Durability.DURABLE
+    register_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyBroker:
+    """Where a running broker answers."""
+
+    broker_id: int
+    tube_broker: str
+    tube_broker_http: str
+    data_dir: str
+    durability: str
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def run_broker(settings: BrokerSettings, *, log_level: LogLevel, on_ready: Callable[[ReadyBroker], None]) -> None:
+    """Run a broker until SIGTERM or SIGINT; returns once it has drained.
+
+    Raises:
+        PenstockError: it could not start, or no master takes it.
+    """
+    logs.configure(log_level, LogFormat.TEXT)
+    tune_process()
+    run(serve_broker(settings, on_ready))
+
+
+async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker], None]) -> None:
+    """Start a broker, say so when its master has taken it, wait for a signal, close it."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with AsyncExitStack() as parts:
+        told = settings.advertise
+        broker = TubeBroker(
+            settings.data_dir,
+            settings.durability,
+            settings.broker_id,
+            masters=[str(address) for address in settings.masters],
+            advertise=None if told is None else str(told),
+        )
+        try:
+            _, port = await broker.start(settings.bind.host, settings.bind.port)
+        except OSError as error:
+            raise bind_error(error, "bind", settings.bind) from error
+        parts.push_async_callback(broker.close)
+        http = HttpServer(broker_app(broker.webapi))
+        web = await http.start("http", settings.http)
+        parts.push_async_callback(http.close)
+        await _registered(broker, settings, stop)
+        if not stop.is_set():
+            freeze_memory()
+            bound = Address(settings.bind.host, port)
+            _log.info("ready", extra={"fields": {"broker_id": settings.broker_id, "tube_broker": str(bound)}})
+            on_ready(
+                ReadyBroker(
+                    settings.broker_id, str(told or bound), str(web), str(settings.data_dir), str(settings.durability)
+                )
+            )
+            await stop.wait()
+
+
+async def _registered(broker: TubeBroker, settings: BrokerSettings, stop: asyncio.Event) -> None:
+    """Return when a master has taken the broker, or it is told to stop."""
+    registered = broker.registered
+    assert registered is not None, "it was given masters"
+    waiting = [asyncio.create_task(event.wait()) for event in (registered, stop)]
+    done, _ = await asyncio.wait(waiting, timeout=settings.register_s, return_when=asyncio.FIRST_COMPLETED)
+    for task in waiting:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    if not done:
+        masters = ", ".join(map(str, settings.masters))
+        raise UnavailableError(
+            f"tube: broker {settings.broker_id} did not register at {masters} within {settings.register_s:g} s",
+            why="the log above says what the master answered, or that none does",
+            do="start the node with the master (penstock up); give each broker an id of its own",
+        )
