@@ -241,6 +241,13 @@ def mqtt_differences() -> str:
     return differences.page(NOTE)
 
 
+def tubemq() -> str:
+    sys.path.insert(0, str(ROOT))
+    from tools import tubemq_table
+
+    return tubemq_table.page(NOTE)
+
+
 GENERATED = {
     "cli.md": cli,
     "configuration.md": configuration,
@@ -250,6 +257,7 @@ GENERATED = {
     "record.md": record_table,
     "spark-options.md": spark_options,
     "state-store.md": state_store,
+    "tubemq-compatibility.md": tubemq,
 }
 
 

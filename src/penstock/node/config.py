@@ -21,6 +21,7 @@ from penstock.node.listening import AddressText, Listener, Part, bind
 from penstock.node.mqtt_config import MqttListener, Security
 from penstock.node.statestore_config import StateStore
 from penstock.node.template import Template
+from penstock.node.tube_config import TubeAccess, TubeTls
 from penstock.runtime.config import validate
 from penstock.runtime.document import Document, read_document
 from penstock.runtime.durability import Durability
@@ -123,6 +124,8 @@ class Tube(Part):
         " loopback, else a random one, made at the first start and kept in `tube/admin-token` of the data directory",
     )
     topics: dict[TopicName, Topic] = Field(default_factory=dict, description="topics to make at the start")
+    access: TubeAccess | None = Field(default=None, description="who may use the tube; default: whoever reaches it")
+    tls: TubeTls | None = Field(default=None, description="TLS beside the plain listeners of master and broker")
 
     @model_validator(mode="before")
     @classmethod
@@ -308,6 +311,9 @@ def _beside_the_file(document: Document, path: Path) -> None:
         sections = [mqtt, *(listeners.values() if isinstance(listeners, dict) else ())]
         tls = [section.get("tls") for section in sections if isinstance(section, dict)]
         places += [(section, ("certificate", "key", "client_ca")) for section in tls]
+    tube = document.data.get("tube")
+    if isinstance(tube, dict):
+        places += [(tube.get("access"), ("users",)), (tube.get("tls"), ("certificate", "key", "client_ca"))]
     bridges = document.data.get("bridges")
     for bridge in bridges if isinstance(bridges, list) else ():
         if isinstance(bridge, dict):

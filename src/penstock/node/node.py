@@ -20,6 +20,7 @@ from penstock.mqtt.faults import FaultListener
 from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener import Transport
+from penstock.mqtt.transport.tls import ServerTls
 from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture, version_of
 from penstock.node.config import NodeConfig
 from penstock.node.data_dir import DataDirectory
@@ -34,7 +35,9 @@ from penstock.statestore.service import StateStoreService
 from penstock.tube.admin_token import kept_token
 from penstock.tube.broker import TubeBroker
 from penstock.tube.codec.strings import partition_ids
+from penstock.tube.engine.access import Access
 from penstock.tube.master import TubeMaster
+from penstock.tube.users import read_users
 
 __all__ = ["Node", "Ready"]
 
@@ -88,6 +91,7 @@ class Node:
         self._started = time.time()
         self._failures: list[Callable[[], str | None]] = []
         self._tube_broker: TubeBroker | None = None
+        self._tube_user = (f"penstock-broker-{config.tube.broker_id}", secrets.token_urlsafe(24))
 
     def problems(self) -> Sequence[str]:
         """Why the node is not ready, or not fully; empty when it is."""
@@ -123,7 +127,7 @@ class Node:
         directory = DataDirectory(config.data_dir)
         self._parts.callback(directory.close)
         token = config.admin_token or kept_token(directory.tube / "admin-token")
-        master = TubeMaster(directory.tube / "master", admin_token=token)
+        master = TubeMaster(directory.tube / "master", admin_token=token, access=self._tube_access())
         http = await self._http(
             "http",
             config.http,
@@ -132,7 +136,7 @@ class Node:
         broker_http = await self._http(
             "tube-broker-http", config.tube_broker_http, HttpServer(broker_app(self._broker_webapi))
         )
-        tube_master = await self._listen("tube-master", config.tube_master, master.start)
+        tube_master = await self._listen("tube-master", config.tube_master, self._with_tls(master.start, "master"))
         self._parts.push_async_callback(master.close)
         self._parts.callback(self.security.close)
         # Closed after the broker and the store, whose last acknowledgements leave through it.
@@ -181,6 +185,25 @@ class Node:
             raise bind_error(error, option, listener.bind) from error
         return Address(listener.bind.host, port)
 
+    def _tube_access(self) -> Access | None:
+        """Who may use the tube; the node's own broker is a user that nobody else knows."""
+        wanted = self.config.tube.access
+        if wanted is None:
+            return None
+        name, password = self._tube_user
+        return Access({**read_users(wanted.users), name: password}, networks=wanted.networks, groups=wanted.groups)
+
+    def _with_tls(
+        self, start: Callable[..., Awaitable[tuple[str, int]]], part: str
+    ) -> Callable[[str, int], Awaitable[tuple[str, int]]]:
+        """``start`` of master or broker with the TLS listener that is configured, if one is."""
+        tls = self.config.tube.tls
+        if tls is None:
+            return start
+        context = ServerTls(tls.files(), protocol="tubemq").context
+        port = tls.master_port if part == "master" else tls.broker_port
+        return lambda host, plain: start(host, plain, tls=context, tls_port=port)
+
     async def _broker_webapi(self, params: Mapping[str, str]) -> Mapping[str, object]:
         if self._tube_broker is None:
             return {"result": False, "errCode": 503, "errMsg": "the broker has not started yet"}
@@ -195,8 +218,10 @@ class Node:
             config.tube.broker_id,
             masters=[str(_reachable(tube_master))],
             advertise=None if told is None else str(told),
+            access=self._tube_access(),
+            master_user=self._tube_user,
         )
-        bound = await self._listen("tube-broker", config.tube_broker, broker.start)
+        bound = await self._listen("tube-broker", config.tube_broker, self._with_tls(broker.start, "broker"))
         self._parts.push_async_callback(broker.close)
         self._tube_broker = broker
         self._failures.append(lambda: None if broker.failure is None else f"tube: {broker.failure.what}")

@@ -38,6 +38,7 @@ def handle(engine: MasterEngine, params: Mapping[str, str], token: str | None, n
 
 
 def _master_group(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001 - the table's form
+    """The master and its state."""
     host, _, port = engine.address.rpartition(":")
     status = "Master" if engine.active else "Standby"
     return success(
@@ -46,14 +47,17 @@ def _master_group(engine: MasterEngine, params: Params, now: int) -> Answer:  # 
 
 
 def _version(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+    """Version of the server."""
     return success([{"serverVersion": f"penstock-{penstock.__version__}"}])
 
 
 def _methods(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+    """Names of the methods."""
     return success([{"id": number, "method": name} for number, name in enumerate(sorted(METHODS), 1)])
 
 
 def _metrics(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+    """Counters of the master."""
     figures = {
         "requests": engine.requests,
         "producers": len(engine.producers),

@@ -1,0 +1,55 @@
+"""The sections of ``penstock.yaml`` about who may use the tube, and over which certificates."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
+from penstock.node.listening import Part
+
+__all__ = ["TubeAccess", "TubeTls"]
+
+
+def _network(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            return str(ipaddress.ip_network(value))
+        except ValueError as error:
+            raise ValueError(f"expected a network like 10.1.0.0/16: {error}") from None
+    return value
+
+
+class TubeAccess(Part):
+    """Clients of the tube sign with a user's password. Stock Java clients cannot: networks and groups may be let in."""
+
+    users: Path = Field(description="file of `name:password` lines that only its owner may read")
+    networks: list[Annotated[str, BeforeValidator(_network)]] = Field(
+        default_factory=list, description="networks whose clients need not sign, as in `10.1.0.0/16`"
+    )
+    groups: list[str] = Field(default_factory=list, description="consumer groups whose members need not sign")
+
+
+class TubeTls(Part):
+    """TLS listeners of master and broker, beside the plain ones and on the same addresses."""
+
+    certificate: Path = Field(description="PEM: the server's certificate, then the intermediate ones")
+    key: Path = Field(description="PEM: its private key, not encrypted")
+    client_ca: Path | None = Field(
+        default=None, description="PEM: authorities of client certificates; clients need one"
+    )
+    master_port: int = Field(default=8716, ge=0, le=65535, description="port of the master; 0 takes a free one")
+    broker_port: int = Field(default=8124, ge=0, le=65535, description="port of the broker; 0 takes a free one")
+
+    def files(self) -> TlsFiles:
+        """As the listener reads them."""
+        mutual = self.client_ca is not None
+        return TlsFiles(
+            certificate=self.certificate,
+            key=self.key,
+            client_ca=self.client_ca,
+            client_certificates=ClientCertificates.REQUIRE if mutual else ClientCertificates.NONE,
+        )

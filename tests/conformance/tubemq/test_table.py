@@ -1,0 +1,37 @@
+"""The compatibility page's source: every method has tests, every test it names exists, every field it names as well."""
+
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+from penstock.tube.codec.methods import METHODS
+
+ROOT = Path(__file__).resolve().parents[3]
+TABLE = json.loads((Path(__file__).parent / "methods.json").read_text(encoding="utf-8"))
+
+
+def test_every_method_is_shown_by_tests() -> None:
+    assert {int(number) for number in TABLE["methods"]} == set(METHODS)
+    assert all(TABLE["methods"].values())
+
+
+@pytest.mark.parametrize("test", sorted({test for tests in TABLE["methods"].values() for test in tests}))
+def test_what_it_names_is_there(test: str) -> None:
+    path, _, name = test.partition("::")
+    assert (ROOT / path).is_file()
+    assert not name or f"def {name}(" in (ROOT / path).read_text(encoding="utf-8")
+
+
+def test_fields_with_a_remark_exist() -> None:
+    fields = {
+        f"{message.DESCRIPTOR.name}.{field.name}"
+        for row in METHODS.values()
+        for message in (row.request, row.response)
+        for field in message.DESCRIPTOR.fields
+    } | {"EventProto.status"}
+    for pattern in TABLE["fields"]:
+        assert any(fnmatch(name, pattern) for name in fields), pattern
