@@ -105,9 +105,9 @@ class Node:
         return [] if failure is None else [f"the last reload changed nothing: {failure}"]
 
     @property
-    def enforced(self) -> bool:
-        """Whether anything limits who may come in over MQTT, or what clients may do."""
-        return self.security.enforced
+    def open_to_all(self) -> frozenset[str]:
+        """Names of the MQTT listeners where nobody is asked who they are and everything is allowed."""
+        return self.security.open_to_all
 
     def reload(self, read: Callable[[], NodeConfig]) -> bool:
         """Go by the configuration and the files it names as they are now; False where that cannot be."""

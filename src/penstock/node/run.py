@@ -60,7 +60,7 @@ async def serve(
             freeze_memory()
             fields = {"version": penstock.__version__, "pid": ready.pid, "loop": loop_name()}
             _log.info("ready", extra={"fields": fields})
-            _warn_of_others(config, enforced=node.enforced)
+            _warn_of_others(config, node.open_to_all)
             on_ready(ready)
             await stopping
         else:
@@ -74,9 +74,9 @@ async def serve(
     _log.info("stopped")
 
 
-def _warn_of_others(config: NodeConfig, *, enforced: bool) -> None:
+def _warn_of_others(config: NodeConfig, open_to_all: frozenset[str]) -> None:
     listeners = {
-        **({} if enforced else {"mqtt": config.mqtt, **config.mqtt.listeners}),
+        **{name: part for name, part in {"mqtt": config.mqtt, **config.mqtt.listeners}.items() if name in open_to_all},
         "tube_master": config.tube_master,
         "tube_broker": config.tube_broker,
         "tube_broker_http": config.tube_broker_http,

@@ -76,6 +76,15 @@ class NodeSecurity:
         """Whether anything limits who comes in or what a client may do."""
         return any(keeper is not None for keeper in self._keepers.values())
 
+    @property
+    def open_to_all(self) -> frozenset[str]:
+        """Names of the listeners where nobody is asked who they are and everything is allowed."""
+        return frozenset(
+            name
+            for name, keeper in self._keepers.items()
+            if keeper is None or (Method.ANONYMOUS in keeper.methods and keeper.rulebook.policy is None)
+        )
+
     def settings(self, name: str) -> ListenerSettings:
         """How the listener of that name listens."""
         return self._settings(name, _entries(self.config)[name])
@@ -119,9 +128,10 @@ class NodeSecurity:
         self.rulebook = rulebook
         _warn_of_readers(config.security)
         for name, keeper in self._keepers.items():
-            if keeper is not None and name in entries:
+            if keeper is not None:
                 keeper.rulebook = rulebook
-                keeper.methods = _methods(entries[name], rulebook)
+                if name in entries:
+                    keeper.methods = _methods(entries[name], rulebook)
         for listener in staying:
             listener.apply(settings[listener.name], tls[listener.name])
         fresh = broker_limits(config.mqtt.limits)

@@ -28,7 +28,7 @@ class Stub:
     def __init__(self, _: NodeConfig) -> None:
         pass
 
-    enforced = False
+    open_to_all = frozenset({"mqtt"})
     reloads: int
 
     def reload(self, read: Callable[[], NodeConfig]) -> bool:

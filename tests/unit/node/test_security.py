@@ -67,6 +67,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_without_files_nobody_is_asked() -> None:
     async with serving() as (security, bound):
         assert not security.enforced
+        assert security.open_to_all == {"mqtt"}
         assert security.settings("mqtt").access is None
         async with MqttClient(*bound["mqtt"], username="whoever") as client:
             assert await client.publish("a") in (0, 0x10)
@@ -132,6 +133,7 @@ rules:
     }
     async with serving(mqtt={"listeners": listeners}, security={"policies": str(policies)}) as (security, bound):
         assert await refusal(bound["mqtt"]) == 0x87, "anonymous, and no rule lets it connect"
+        assert not security.open_to_all
         options = TlsOptions(ca_file=authority.file, cert_file=mine[0], key_file=mine[1])
         urls = [f"mqtts://127.0.0.1:{bound['secure'][1]}", f"wss://127.0.0.1:{bound['web'][1]}/mqtt"]
         for url in urls:
@@ -235,6 +237,7 @@ async def test_new_certificates_and_limits_without_a_restart(tmp_path: Path, cap
     tls = {"certificate": str(certificate), "key": str(key), "client_ca": str(trusted)}
     mqtt = {"listeners": {"secure": {"bind": "127.0.0.1:0", "transport": "tls", "tls": tls}}}
     async with serving(mqtt=mqtt) as (security, bound):
+        assert security.open_to_all == {"mqtt"}, "the other one asks for certificates"
         url = f"mqtts://127.0.0.1:{bound['secure'][1]}"
         options = TlsOptions(ca_file=old.file, cert_file=mine[0], key_file=mine[1])
         client = MqttClient.from_url(url, tls=options, reconnect=False)
