@@ -91,7 +91,7 @@ class SlowDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.may_go = threading.Event()
         self.entered = threading.Event()
-        self.error: StorageError | None = None
+        self.error: Exception | None = None
         self.batches: list[int] = []
         real: Callable[[SessionStore, Batch], None] = SessionStore.commit
 
@@ -127,7 +127,7 @@ async def test_a_session_outlives_the_server(tmp_path: Path, durability: Durabil
 async def test_a_slow_disk_holds_up_who_waits_for_it_and_nobody_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with served(tmp_path) as place:
+    async with served(tmp_path, Durability.DURABLE) as place:
         await place.reader()
         await place.persistence.drain()
         disk = SlowDisk(monkeypatch)
@@ -147,14 +147,16 @@ async def test_a_slow_disk_holds_up_who_waits_for_it_and_nobody_else(
         assert len(disk.batches) == 2, "what came while the disk was busy shares the next commit"
 
 
+@pytest.mark.parametrize("durability", [Durability.DURABLE, Durability.FLUSHED])
+@pytest.mark.parametrize("error", [StorageError("no space left on device"), MemoryError()], ids=["storage", "other"])
 async def test_a_failed_commit_acknowledges_nothing_and_ends_who_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Durability, error: Exception
 ) -> None:
-    async with served(tmp_path) as place:
+    async with served(tmp_path, durability) as place:
         await place.reader()
         await place.persistence.drain()
         disk = SlowDisk(monkeypatch)
-        disk.error = StorageError("no space left on device")
+        disk.error = error
         disk.may_go.set()
         writer = await place.plain("writer")
         writer.send(Publish("a", b"1", 1, packet_id=1))
