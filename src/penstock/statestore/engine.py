@@ -102,16 +102,19 @@ class Engine:
         ``clock`` is the greatest version ever given that is on record, deletes included. The clock becomes the
         greatest of it and of all versions, so that no version is given twice whatever the system clock says now.
         """
-        wall, counter = (clock.wall_ms, clock.counter) if clock is not None else (0, 0)
+        greatest = Hlc(0, 0, "") if clock is None else clock
+        kept, size = self._records, 0
         for record in records:
-            self._records[record.key] = record
-            self.size += RECORD_BYTES + len(record.key) + len(record.value)
-            wall, counter = max((wall, counter), (record.version.wall_ms, record.version.counter))
+            key = record.key
+            kept[key] = record
+            size += len(key) + len(record.value)
+            greatest = max(greatest, record.version)
             if record.expires_at:
-                self._deadlines.append((record.expires_at, record.key))
+                self._deadlines.append((record.expires_at, key))
+        self.size = size + RECORD_BYTES * len(kept)
         heapify(self._deadlines)
         self._volatile = len(self._deadlines)
-        self.clock = Hlc(wall, counter, self.clock.node)
+        self.clock = Hlc(greatest.wall_ms, greatest.counter, self.clock.node)
 
     def execute(self, command: Command, context: Context, now_ms: int, steady_ms: int) -> Executed:
         """Carry out ``command``: the answer, and what changed, in order.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import blake2b
 from struct import Struct
 from sys import intern
@@ -129,7 +130,7 @@ def encode_record(record: Record) -> bytes:
 
 def decode_record(stored: bytes) -> Record | None:
     """The record in ``stored``; None where checksum or lengths say that these are not the bytes that were written."""
-    if len(stored) < _HEAD_END or crc32(memoryview(stored)[_CHECKSUM.size :]) != _CHECKSUM.unpack_from(stored)[0]:
+    if len(stored) < _HEAD_END or crc32(stored[4:]) != int.from_bytes(stored[:4], "big"):
         return None
     expires_at, wall, counter, fence_wall, fence_counter, node_size, fence_size, key_size = _HEAD.unpack_from(
         stored, _CHECKSUM.size
@@ -139,10 +140,15 @@ def decode_record(stored: bytes) -> Record | None:
     key_end = fence_end + key_size
     if key_end > len(stored):
         return None
-    # Interned: a million keys share one node id.
-    fence = Hlc(fence_wall, fence_counter, intern(stored[node_end:fence_end].decode())) if fence_size else None
-    version = Hlc(wall, counter, intern(stored[_HEAD_END:node_end].decode()))
+    fence = Hlc(fence_wall, fence_counter, _node(stored[node_end:fence_end])) if fence_size else None
+    version = Hlc(wall, counter, _node(stored[_HEAD_END:node_end]))
     return Record(stored[fence_end:key_end], stored[key_end:], version, fence, expires_at)
+
+
+@lru_cache(maxsize=1024)
+def _node(name: bytes) -> str:
+    """A node id: a million keys share one text."""
+    return intern(name.decode())
 
 
 # A change in the log of changes: crc32 of all that follows; version; length of the writer; the writer; then, for a SET,
