@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.statestore.answer import Answer, AnswerKind, Context
-from penstock.statestore.commands import Command, StoreError, parse
+from penstock.statestore.commands import Command, Extension, StoreError, parse
 from penstock.statestore.dialects import SDK
 from penstock.statestore.engine import Engine
+from penstock.statestore.history import History
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.record import Change, Record
 
@@ -41,6 +42,9 @@ class Model:
 
     keys: dict[bytes, Kept] = field(default_factory=dict)
     watchers: dict[bytes, set[str]] = field(default_factory=dict)
+    floors: dict[bytes, int] = field(default_factory=dict)
+    timeline: list[tuple[tuple[int, int], bytes, bytes | None]] = field(default_factory=list)
+    known_from: tuple[int, int] = (0, 0)
     greatest: tuple[int, int] = (0, 0)
     told: list[tuple[str, bytes, bytes | None]] = field(default_factory=list)
 
@@ -56,11 +60,14 @@ class Model:
 
     def fence_error(self, key: bytes, token: int | None) -> str | None:
         kept = self.keys.get(key)
-        if kept is None or kept.token is None:
+        protecting = [floor for prefix, floor in self.floors.items() if key.startswith(prefix)]
+        if kept is not None and kept.token is not None:
+            protecting.append(kept.token)
+        if not protecting:
             return None
         if token is None:
             return "a fencing token is required for this request"
-        if token < kept.token:
+        if token < max(protecting):
             return "the request fencing token is a lower version than the fencing token protecting the resource"
         return None
 
@@ -70,18 +77,22 @@ class StoreMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.engine = Engine()
+        self.engine = Engine(extensions=~Extension.NONE)
+        self.engine.history = History(Hlc(0, 0, ""), 10_000, 1 << 30)
         self.model = Model()
         self.wall = START
         self.steady = START
 
-    def ask(self, client: str, words: list[bytes], skew: int, token: int | None = None) -> tuple[Answer, Hlc]:
+    def ask(
+        self, client: str, words: list[bytes], skew: int, token: int | None = None, prefix: bytes | None = None
+    ) -> tuple[Answer, Hlc]:
         """Send one command; checks what holds for every answer."""
-        command = parse(words)
+        command = parse(words, self.engine.extensions)
         assert isinstance(command, Command)
         timestamp = Hlc(self.wall + skew, 0, client)
         fence = None if token is None else f"{START}:{token}:n"
-        context = Context(client, SDK, str(timestamp), fence)
+        user = {} if prefix is None else {"__fencePrefix": prefix.decode()}
+        context = Context(client, SDK, str(timestamp), fence, user=user)
         self.model.told.clear()
         self.model.expire(self.steady)
         # The engine may leave the other keys to its timer; here the timer is always on time.
@@ -96,6 +107,7 @@ class StoreMachine(RuleBasedStateMachine):
             version = (change.version.wall_ms, change.version.counter)
             assert version > self.model.greatest
             self.model.greatest = version
+            self.model.timeline.append((version, change.key, change.record.value if change.record else None))
 
     def told(self) -> list[tuple[str, bytes, bytes | None]]:
         return [
@@ -187,6 +199,53 @@ class StoreMachine(RuleBasedStateMachine):
             assert (answer.version.wall_ms, answer.version.counter) == kept.version
         assert self.told() == self.model.told
 
+    @rule(client=CLIENTS, prefix=st.sampled_from([b"a", b"b", b"r"]), token=st.integers(0, 4), value=VALUES)
+    def raise_floor(self, client: str, prefix: bytes, token: int, value: bytes) -> None:
+        answer, _ = self.ask(client, [b"SET", b"run", value], 0, token, prefix)
+        error = self.model.fence_error(b"run", token)
+        if error is None and self.model.floors.get(prefix, 0) > token:
+            error = "the request fencing token is a lower version than the fencing token protecting the resource"
+        if error is not None:
+            assert answer.error == error
+            return
+        assert answer.version is not None
+        kept = self.model.keys.get(b"run")
+        tokens = [t for t in (kept.token if kept else None, token) if t is not None]
+        version = (answer.version.wall_ms, answer.version.counter)
+        self.model.keys[b"run"] = Kept(value, version, max(tokens), None)
+        self.model.floors[prefix] = token
+
+    @rule(client=CLIENTS, key=KEYS, back=st.integers(0, 30))
+    def get_as_of(self, client: str, key: bytes, back: int) -> None:
+        timeline = self.model.timeline
+        if not timeline:
+            return
+        at = timeline[max(0, len(timeline) - 1 - back)][0]
+        answer, _ = self.ask(client, [b"GET", key, b"ASOF", b"%d:%d:n" % at], 0)
+        kept = self.model.keys.get(key)
+        if at < self.model.known_from and (kept is None or kept.version > at):
+            assert answer.error is StoreError.HISTORY
+            return
+        values = [value for version, changed, value in self.model.timeline if changed == key and version <= at]
+        expected = values[-1] if values else None
+        assert (answer.value if answer.kind is AnswerKind.VALUE else None) == expected
+        assert answer.error is None
+
+    @rule(client=CLIENTS)
+    def read_all(self, client: str) -> None:
+        answer, _ = self.ask(client, [b"MGET", b"a", b"b", b"run"], 0)
+        expected = b"*6\r\n"
+        for key in (b"a", b"b", b"run"):
+            kept = self.model.keys.get(key)
+            if kept is None:
+                expected += b"$-1\r\n$-1\r\n"
+            else:
+                version = b"%d:%d:StateStore" % kept.version
+                expected += b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(kept.value), kept.value, len(version), version)
+        assert answer.value == expected
+        page, _ = self.ask(client, [b"SCAN", b"*"], 0)
+        assert page.value.startswith(b"*1\r\n*%d\r\n" % len(self.model.keys))
+
     @rule(client=CLIENTS, key=KEYS, stop=st.booleans())
     def observe(self, client: str, key: bytes, stop: bool) -> None:
         answer, _ = self.ask(client, [b"KEYNOTIFY", key] + [b"STOP"] * stop, 0)
@@ -222,9 +281,13 @@ class StoreMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         """Everything but the observations lives on; the clock does not go back."""
         records = list(self.engine._records.values())
-        clock = self.engine.clock
-        self.engine = Engine()
+        clock, floors = self.engine.clock, list(self.engine.fences.floors.items())
+        self.engine = Engine(extensions=~Extension.NONE)
         self.engine.restore([replace_key(record) for record in records], clock)
+        self.engine.fences.restore(floors)
+        # The log was off meanwhile: what was before is not known.
+        self.engine.history = History(clock, 10_000, 1 << 30)
+        self.model.known_from = (clock.wall_ms, clock.counter)
         self.model.watchers.clear()
 
     @invariant()
