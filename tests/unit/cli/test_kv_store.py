@@ -163,7 +163,7 @@ def test_a_command_is_ended_when_the_lock_is_lost(kv: Command, store: Client, tm
 
     thief = threading.Thread(target=steal)
     thief.start()
-    done = kv("lock", "--ttl-ms", "150", "job", *program(tmp_path, WAITS), str(ready))
+    done = kv("lock", "--ttl-ms", "900", "job", *program(tmp_path, WAITS), str(ready))
     thief.join()
     assert done.status == 1
     assert "the lock was lost, ending the command" in done.err

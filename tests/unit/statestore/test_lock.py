@@ -220,7 +220,7 @@ async def test_run_gives_what_the_work_gave_and_releases(store: StateStoreClient
 
 
 async def test_run_cancels_the_work_when_the_lease_is_lost(store: StateStoreClient, other: StateStoreClient) -> None:
-    lease = Lease(store, "lock", holder="me", ttl_ms=90)
+    lease = Lease(store, "lock", holder="me", ttl_ms=600)
     ended = asyncio.Event()
 
     async def work(_: Hlc) -> None:
