@@ -1,0 +1,31 @@
+"""When a log may have lost what was readable, and how its epochs are kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.tube.storage.epochs import begin_epoch, decode_note, encode_note, may_have_lost
+
+
+@pytest.mark.parametrize(
+    ("previous", "durability", "boot", "lost"),
+    [
+        (None, "memory", "b", False),
+        ({"boot": "b"}, "memory", "b", True),
+        ({"boot": "b"}, "flushed", "b", False),
+        ({"boot": "a"}, "flushed", "b", True),
+        ({"boot": ""}, "flushed", "", True),
+        ({"boot": "a"}, "durable", "b", False),
+    ],
+)
+def test_what_may_be_lost(previous: dict[str, str] | None, durability: str, boot: str, lost: bool) -> None:
+    assert may_have_lost(previous, durability, boot) == lost
+
+
+def test_epochs_rise_and_are_bounded() -> None:
+    epochs = begin_epoch(begin_epoch([], 28), 84)
+    assert epochs == [(1, 28), (2, 84)]
+    assert decode_note(encode_note(epochs)) == epochs
+    for end in range(1500):
+        epochs = begin_epoch(epochs, end)
+    assert (len(epochs), epochs[-1]) == (1000, (1502, 1499))

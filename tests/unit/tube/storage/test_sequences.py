@@ -1,0 +1,52 @@
+"""Reading back from the log what producers had stored: within batches, over segments, behind damage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.tube.codec.message import encode_marker
+from penstock.tube.storage.sequences import Row, decode_note, encode_note, note_name, read_back
+from penstock.tube.storage.store import Store, StoreLimits
+from tests.unit.tube.storage.recorded_disk import RecordedDisk
+from tests.unit.tube.storage.test_store import commit
+
+LIMITS = StoreLimits(segment_bytes=600, fill_bytes_least=128, fill_bytes_most=256, tail_bytes=0)
+
+
+def batch(store: Store, partition: int, producer: int, first: int, count: int) -> None:
+    for k in range(count):
+        marker = b"" if k else encode_marker(producer, first, count)
+        store.append(partition, b"data", 0, 1, -1, (1 << 60) + k, 1000, marker)
+    commit(store)
+
+
+def last(store: Store, offset: int = 0) -> dict[tuple[int, int], int]:
+    rows: list[Row] = list(read_back(store, offset))
+    return {(partition, producer): sequence for partition, producer, sequence, _ in rows}
+
+
+def test_the_last_sequence_of_each_producer_and_partition() -> None:
+    store = Store(RecordedDisk(), Path("/log/demo-0"), 0, limits=LIMITS)
+    batch(store, 0, 7, 0, 30)  # over several segments
+    batch(store, 1, 7, 0, 2)
+    store.append(0, b"plain", 0, 1, -1, 1 << 60, 1000)
+    batch(store, 0, 8, 5, 3)
+    assert len(store._segments) > 2
+    assert last(store) == {(0, 7): 29, (1, 7): 1, (0, 8): 7}
+    assert last(store, 32 * 28) == {(0, 8): 7}
+
+
+def test_a_cut_batch_counts_as_far_as_it_is_there() -> None:
+    disk = RecordedDisk()
+    store = Store(disk, Path("/log/demo-0"), 0)
+    batch(store, 0, 7, 0, 10)
+    (path,) = (path for path in disk.entries if path.suffix == ".tube")
+    content = disk.contents[disk.entries[path]]
+    del content[content.rindex(b"data") :]
+    assert last(Store(disk, Path("/log/demo-0"), 0)) == {(0, 7): 8}
+
+
+def test_a_note_keeps_what_it_is_given() -> None:
+    rows = [(10_001, 1 << 62, 5, 1_700_000_000_000), (0, 1, 0, 0)]
+    assert decode_note(encode_note(28, rows)) == (28, rows)
+    assert note_name("demo", 3) == "producers/demo-3"
