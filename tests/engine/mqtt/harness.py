@@ -161,11 +161,14 @@ class Bench:
         version: int = 5,
         **properties: int | str | bytes | None,
     ) -> Peer:
-        """A connected client; its CONNACK is kept in ``bench.connack``."""
+        """A connected client; its CONNACK is kept in ``bench.connack``.
+
+        It wants no Reason Strings unless the test asks for them, so that packets compare by what matters.
+        """
         peer = self.open()
         if version != 5:
             peer.speak_311()
-        given = Properties(session_expiry_interval=expiry)
+        given = Properties(session_expiry_interval=expiry, request_problem_information=0)
         for name, value in properties.items():
             setattr(given, name, value)
         peer.send(Connect(client_id, clean_start, keep_alive, username, None, will, given, version))

@@ -281,7 +281,9 @@ def test_who_decides_may_differ_from_listener_to_listener() -> None:
     connection = bench.broker.open("other", bench.now, access=Gate(("u", "publish", "b")))
     assert connection is not None
     peer = bench.peers[connection] = Peer(bench, connection)
-    peer.send(Connect("x", username="u"), Publish("a", b"", 1, packet_id=1), Publish("b", b"", 1, packet_id=2))
+    silent = Properties(request_problem_information=0)
+    peer.send(Connect("x", username="u", properties=silent))
+    peer.send(Publish("a", b"", 1, packet_id=1), Publish("b", b"", 1, packet_id=2))
     assert peer.take()[1:] == [PubAck(1, 0x10), PubAck(2, 0x87)]
 
 

@@ -295,7 +295,7 @@ def test_disconnect_while_a_message_is_with_a_service() -> None:
 def test_whatever_a_service_says_can_be_sent(code: int, text: str, sent_code: int, sent: str) -> None:
     service = RecordingService("a")
     bench = Bench(service)
-    peer = bench.connect("c").send(Publish("a", b"", 1, packet_id=1))
+    peer = bench.connect("c", request_problem_information=1).send(Publish("a", b"", 1, packet_id=1))
     service.taken[0].settle(code, text)
     assert peer.only() == PubAck(1, sent_code, Properties(reason_string=sent))
     bench.broker.disconnect("c", 0x98, bench.now, text)

@@ -45,7 +45,7 @@ def test_what_an_inbound_tells() -> None:
 def test_a_refusal_carries_the_highest_code_and_its_words() -> None:
     one, two = RecordingService("a"), RecordingService("a")
     bench = Bench(one, two)
-    peer = bench.connect("c")
+    peer = bench.connect("c", request_problem_information=1)
     silent = bench.connect("silent", request_problem_information=0)
     for client in (peer, silent):
         client.send(Publish("a", b"", 1, packet_id=1))

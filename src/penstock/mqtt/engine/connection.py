@@ -41,6 +41,7 @@ from penstock.mqtt.engine.pending import PendingAnswer
 from penstock.mqtt.engine.rate import Rate
 from penstock.mqtt.engine.receiving import take_publish, take_pubrel
 from penstock.mqtt.engine.session import Session
+from penstock.mqtt.engine.words import OF_SUBSCRIPTIONS
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
@@ -493,7 +494,8 @@ class BrokerConnection(Output):
             codes = broker.subscribe(session, packet, now)
             if session.kept is not None:
                 session.kept.hold_back(self)
-            self.send(SubAck(packet.packet_id, codes))
+            refused = next((code for code in codes if code >= 0x80), 0)
+            self.send(SubAck(packet.packet_id, codes, self.explained(OF_SUBSCRIPTIONS.get(refused, ""))))
             broker.subscribed(session, packet, now)
         elif isinstance(packet, Unsubscribe):
             codes = broker.unsubscribe(session, packet.topic_filters, now)

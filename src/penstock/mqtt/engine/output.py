@@ -15,6 +15,7 @@ from penstock.mqtt.codec.version311 import encode_311
 from penstock.mqtt.engine.aliases import AliasesOut
 from penstock.mqtt.engine.message import Message
 from penstock.mqtt.engine.timers import Timed
+from penstock.mqtt.engine.words import OF_IDENTIFIERS, OF_MESSAGES
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
@@ -179,33 +180,33 @@ class Output(Timed):
             self._stats.answers_sent += 1
             if not self.dirty:
                 self.mark()
-        elif reason_string and self._problem_information:  # [MQTT-3.1.2-29]
-            self.send(PubAck(packet_id, code, diagnosis(reason_string)))
         else:
-            self.send(PubAck(packet_id, code))
+            self.send(PubAck(packet_id, code, self.explained(reason_string or OF_MESSAGES.get(code, ""))))
 
     def pubrec(self, packet_id: int, code: int, reason_string: str = "") -> None:
         """Answer a QoS 2 message."""
         if code == 0 or self.version != 5:
             self._send_short(0x50020000 | packet_id)
-        elif reason_string and self._problem_information:
-            self.send(PubRec(packet_id, code, diagnosis(reason_string)))
         else:
-            self.send(PubRec(packet_id, code))
+            self.send(PubRec(packet_id, code, self.explained(reason_string or OF_MESSAGES.get(code, ""))))
 
     def pubrel(self, packet_id: int, code: int = 0) -> None:
         """Release a QoS 2 message of ours."""
         if code == 0 or self.version != 5:
             self._send_short(0x62020000 | packet_id)
         else:
-            self.send(PubRel(packet_id, code))
+            self.send(PubRel(packet_id, code, self.explained(OF_IDENTIFIERS.get(code, ""))))
 
     def pubcomp(self, packet_id: int, code: int = 0) -> None:
         """Complete a QoS 2 message of the client."""
         if code == 0 or self.version != 5:
             self._send_short(0x70020000 | packet_id)
         else:
-            self.send(PubComp(packet_id, code))
+            self.send(PubComp(packet_id, code, self.explained(OF_IDENTIFIERS.get(code, ""))))
+
+    def explained(self, text: str) -> Properties:
+        """A Reason String, for a client that wants to hear one [MQTT-3.1.2-29]."""
+        return diagnosis(text) if self._problem_information else Properties()
 
     def _send_short(self, packet: int) -> None:
         self.out.append(packet.to_bytes(4, "big"))

@@ -1,0 +1,34 @@
+"""What a refusal says to people, beside its reason code: Reason Strings for diagnosis [MQTT 5.0 section 3.4.2.2.2].
+
+Sent to clients that did not turn Request Problem Information off, and left out where they would make a packet larger
+than the client takes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.mqtt.codec.reasons import ReasonCode
+
+__all__ = ["OF_IDENTIFIERS", "OF_MESSAGES", "OF_SUBSCRIPTIONS"]
+
+OF_MESSAGES: Final[dict[int, str]] = {
+    ReasonCode.NOT_AUTHORIZED: "the policies do not let this client publish here",
+    ReasonCode.TOPIC_NAME_INVALID: "the topic is too long, has too many levels, or belongs to the broker",
+    ReasonCode.QUOTA_EXCEEDED: "there is no room for the message, or the client publishes too fast",
+    ReasonCode.PAYLOAD_FORMAT_INVALID: "the payload is not the UTF-8 that its Payload Format Indicator promises",
+}
+"""PUBACK and PUBREC, where no service has words of its own."""
+
+OF_SUBSCRIPTIONS: Final[dict[int, str]] = {
+    ReasonCode.UNSPECIFIED_ERROR: "the policies do not let this client subscribe here",
+    ReasonCode.NOT_AUTHORIZED: "the policies do not let this client subscribe here",
+    ReasonCode.TOPIC_FILTER_INVALID: "it is no topic filter, or too long, or has too many levels",
+    ReasonCode.QUOTA_EXCEEDED: "too many subscriptions",
+}
+"""SUBACK: of the first filter that is refused."""
+
+OF_IDENTIFIERS: Final[dict[int, str]] = {
+    ReasonCode.PACKET_IDENTIFIER_NOT_FOUND: "no message with this packet identifier is open",
+}
+"""PUBREL and PUBCOMP."""
