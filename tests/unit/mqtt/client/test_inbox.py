@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.mqtt.client.inbox import MAX_UNREAD, Inbox
 from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.codec.properties import Properties
 
 
 class Reading:
@@ -44,3 +45,43 @@ async def test_reading_pauses_at_the_mark_and_goes_on_at_half_of_it() -> None:
         assert inbox.paused is (read <= MAX_UNREAD // 2)
     assert read == MAX_UNREAD + 1
     assert reading.calls == [True, False]
+
+
+async def test_a_message_of_several_streams_is_done_when_all_of_them_are() -> None:
+    done: list[Publish] = []
+    inbox = Inbox(None, Reading(), done.append)
+    first, close_first = inbox.open_stream([("a/+", None)])
+    second, close_second = inbox.open_stream([("#", None)])
+    message, other = Publish("a/b", b"", 1, packet_id=1), Publish("z", b"", 2, packet_id=2)
+    inbox.put(message)
+    inbox.put(other)
+    assert await anext(first) is message
+    assert await anext(second) is message
+    assert await anext(second) is other
+    assert done == []
+    first.settle()
+    first.settle()
+    assert done == [message]
+    close_first()
+    close_second()
+    assert done == [message, other]
+
+
+async def test_streams_by_identifier_get_what_the_server_says() -> None:
+    inbox = Inbox(None, Reading(), lambda _: None)
+    exact, close = inbox.open_stream([("$share/g/a", 7)])
+    inbox.put(Publish("a", b"mine", properties=Properties(subscription_identifiers=[7, 7])))
+    inbox.put(Publish("a", b"not mine", properties=Properties(subscription_identifiers=[8])))
+    assert (len(exact), len(inbox.messages())) == (1, 1)
+    close()
+    inbox.put(Publish("a", b"late", properties=Properties(subscription_identifiers=[7])))
+    assert len(inbox.messages()) == 2
+
+
+async def test_qos_0_is_dropped_beyond_the_hard_limit_and_counted() -> None:
+    inbox = Inbox(None, Reading(), lambda _: None, high_water=2)
+    for n in range(25):
+        inbox.put(Publish(str(n)))
+    assert (len(inbox.messages()), inbox.dropped, inbox.messages().dropped) == (20, 5, 5)
+    inbox.put(Publish("kept", b"", 1, packet_id=1))
+    assert len(inbox.messages()) == 21, "QoS 1 is bounded by Receive Maximum, not here"
