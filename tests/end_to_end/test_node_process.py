@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 import penstock
-from tests.end_to_end.nodes import LISTENERS, PENSTOCK, RunningNode, environment, lines_of
+from tests.end_to_end.nodes import LISTENERS, PENSTOCK, RunningNode, environment, lines_of, wait_until
 
 
 def test_one_ready_line_with_the_bound_addresses(tmp_path: Path) -> None:
     with RunningNode(tmp_path) as node:
         assert list(node.ready) == [
             "event", "version", "pid", "data_dir", "durability", "mqtt", "tube_master", "tube_broker",
-            "tube_broker_http", "http",
+            "tube_broker_http", "http", "listeners",
         ]  # fmt: skip
         assert node.process is not None
         assert node.ready["event"] == "ready"
@@ -33,6 +33,40 @@ def test_one_ready_line_with_the_bound_addresses(tmp_path: Path) -> None:
             socket.create_connection((host, int(port)), timeout=10).close()
         with urllib.request.urlopen(f"http://{node.ready['http']}/readyz", timeout=10) as answer:
             assert json.load(answer) == {"ready": True, "reasons": [], "warnings": []}
+
+
+def test_sighup_reads_policies_again(tmp_path: Path) -> None:
+    """A good file counts from then on, a broken one keeps the good one, and /readyz says so."""
+
+    def warnings() -> list[str]:
+        with urllib.request.urlopen(f"http://{node.ready['http']}/readyz", timeout=10) as answer:
+            found: list[str] = json.load(answer)["warnings"]
+            return found
+
+    policies = tmp_path / "policies.yaml"
+    policies.write_text("rules: []\n")
+    with RunningNode(tmp_path, "security: {policies: policies.yaml}\n") as node:
+        assert node.process is not None
+        pub = [*PENSTOCK, "mqtt", "pub", "--broker", f"mqtt://{node.ready['mqtt']}", "a", "x"]
+
+        def refused() -> bool:
+            done = subprocess.run(pub, env=environment(), capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0 or "0x87" in done.stderr, done.stderr
+            return done.returncode != 0
+
+        assert refused()
+        policies.write_text(
+            "rules: [{principals: {clientIds: ['*']}, brokerResources: [{method: Connect},"
+            " {method: Publish, topics: ['#']}]}]\n"
+        )
+        node.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "reloaded" in node.log.read_text(), "the policies were not read again")
+        assert not refused()
+        policies.write_text("rules: 5\n")
+        node.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: bool(warnings()), "nothing says that the file is broken")
+        assert "policies.yaml:1:8" in warnings()[0]
+        assert not refused()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -96,7 +130,10 @@ def test_what_stops_a_start_says_what_why_and_do(tmp_path: Path) -> None:
         (tmp_path / "bad.yaml").write_text("mqtt:\n  bnd: 127.0.0.1:1\n")
         status, text = second("--config", "bad.yaml")
         assert status == 2
-        assert "bad.yaml:2:3: option 'mqtt.bnd': is not known; known here: advertise, bind" in text
+        assert (
+            "bad.yaml:2:3: option 'mqtt.bnd': is not known; known here: advertise, authentication, bind, limits,"
+            in text
+        )
         assert "did you mean 'bind'?" in text
 
 
