@@ -23,7 +23,7 @@ __all__ = ["CASES", "Figure", "Settings"]
 
 
 def connections(settings: Settings) -> list[Figure]:
-    """Resident memory per idle plain connection, 9,999 of them (its limit less one), without and with a subscription; peer Mosquitto.
+    """Resident memory per idle plain connection, 9,999 of them, without and with a subscription; peer Mosquitto.
 
     A new process for each run: what the last one freed would be used again.
     """
