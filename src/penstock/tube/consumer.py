@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -20,13 +21,13 @@ from penstock.tube.addresses import Address, local_ipv4, parse_masters
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2
-from penstock.tube.codec.strings import Partition, check_client_id
+from penstock.tube.codec.strings import DEFAULT_BROKER_PORT, DEFAULT_BROKER_TLS_PORT, Partition, check_client_id
 from penstock.tube.engine.client_balance import ClientBalance
 from penstock.tube.engine.consumer import Bound, Membership, Orders
 from penstock.tube.engine.group_member import FRESH, GroupMember
 from penstock.tube.engine.reading import LATEST_OFFSET, Start
 from penstock.tube.fetching import Batch, Fetcher, Message, ReadSettings
-from penstock.tube.link import Links, MasterLink, new_client_id
+from penstock.tube.link import Links, MasterLink, credentials, new_client_id
 
 __all__ = ["Bound", "Consumer", "Message", "Position"]
 
@@ -52,7 +53,8 @@ class Consumer:
     ``source_count`` and ``node_id``, or what :meth:`assign` says. ``bound``: the members begin together, at offsets.
 
     ``with_offsets``: messages tell offset and append time (penstock's brokers). ``query_priority``: 303 reads also what
-    is not on disk yet; see the reference's qryPriorityId. ``links``: connections shared with other clients.
+    is not on disk yet; see the reference's qryPriorityId. ``links``: connections shared with other clients. ``user``,
+    ``password``, ``tls``: as the producer's.
     """
 
     def __init__(
@@ -77,6 +79,9 @@ class Consumer:
         long_poll_ms: int = 2_000,
         query_priority: int = FRESH,
         links: Links | None = None,
+        user: str | None = None,
+        password: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         names = list(topics)
         if start not in {"earliest", "latest"}:
@@ -92,16 +97,26 @@ class Consumer:
         self.client_id = check_client_id(client_id if client_id is not None else new_client_id("consumer", group))
         self.received = 0
         host = local_ipv4()
+        shown = credentials(user, password)
         self._member: GroupMember
         self._self_balanced: ClientBalance | None = None
         if balance == "client":
             self._member = self._self_balanced = ClientBalance(
                 self.client_id, host, group, names, by_topic,
                 source_count=source_count, node_id=node_id, priority=query_priority,
+                credentials=shown, default_port=DEFAULT_BROKER_PORT if tls is None else DEFAULT_BROKER_TLS_PORT,
             )  # fmt: skip
         else:
             self._member = self._membership = Membership(
-                self.client_id, host, group, names, by_topic, wall_clock_ms(), bound=bound, priority=query_priority
+                self.client_id,
+                host,
+                group,
+                names,
+                by_topic,
+                wall_clock_ms(),
+                bound=bound,
+                priority=query_priority,
+                credentials=shown,
             )
         if start_offsets is None and bound is not None:
             start_offsets = bound.offsets
@@ -114,12 +129,12 @@ class Consumer:
             start_offset=_start_offset(start_offsets),
             own_positions=callable(start_offsets),
         )
-        self._links = links if links is not None else Links()
+        self._links = links if links is not None else Links(tls)
         self._fetcher = Fetcher(self._member, settings, self._links, self._deliver, self._lost)
         self._auto_confirm = auto_confirm
         self._heartbeat_s = heartbeat_s
         self._timeout_s = request_timeout_s
-        self._master = MasterLink(parse_masters(masters))
+        self._master = MasterLink(parse_masters(masters), tls)
         self._batches: asyncio.Queue[Batch | PenstockError | None] = asyncio.Queue()
         self._current: Batch | None = None
         self._handed_out: list[Batch] = []  # to the last message, not confirmed yet

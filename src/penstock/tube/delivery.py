@@ -32,8 +32,8 @@ from penstock.tube.record import Record
 __all__ = ["Delivery", "Outcome", "Outgoing", "SendResult", "Settings"]
 
 UNREACHABLE_MS = 5_000  # round robin leaves a broker out after a connect that failed
-# Answers after which the same message may be stored later.
-RETRIABLE = frozenset({ErrCode.SERVICE_UNAVAILABLE, ErrCode.SERVER_RECEIVE_OVERFLOW})
+# Answers after which the same message may be stored later; a token that ran out is replaced by a heartbeat.
+RETRIABLE = frozenset({ErrCode.SERVICE_UNAVAILABLE, ErrCode.SERVER_RECEIVE_OVERFLOW, ErrCode.CERTIFICATE_FAILURE})
 ENTRY = 28  # index bytes of a message: those of a batch stand one behind the other
 BATCHES_IN_FLIGHT = 4  # enough to keep broker and connection busy; more would only make the batches smaller
 
@@ -214,7 +214,7 @@ class Delivery:
         lane.abandoned.clear()
 
     def _send(self, link: Link, lane: Lane[Outgoing], number: int, messages: list[Outgoing]) -> None:
-        target, token = lane.target, self._routes.token
+        target, token = lane.target, (self._routes.token, self._routes.broker_token())
         first = messages[0]
         if len(messages) == 1:
             payload = self._writer.one(target, first.data, first.flag, first.msg_type, first.msg_time, token)
@@ -387,7 +387,7 @@ class Delivery:
         """Learn what the broker can do: 400 is the answer of one without extensions, others say nothing yet."""
         if link.extensions is not None:
             return
-        question = self._writer.question(target, self._routes.token)
+        question = self._writer.question(target, (self._routes.token, self._routes.broker_token()))
         try:
             payload = await link.exchange(
                 Service.BROKER_WRITE, MethodId.SEND_MESSAGE, question, timeout_s=self._settings.request_timeout_s

@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import random
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self, TypeVar, cast
@@ -24,8 +26,9 @@ from penstock.tube.codec.envelope import Request, Response, decode_response, enc
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.schema import decode
+from penstock.tube.engine.credentials import Credentials
 
-__all__ = ["Link", "Links", "MasterLink", "new_client_id"]
+__all__ = ["Link", "Links", "MasterLink", "credentials", "new_client_id"]
 
 M = TypeVar("M", bound=Message)
 
@@ -38,6 +41,13 @@ def new_client_id(kind: str, group: str | None = None) -> str:
     ms = wall_clock_ms()
     tail = f"{local_ipv4()}-{os.getpid()}-{ms}-{next(_COUNTER)}-{kind}-penstock-{__version__}"
     return tail if group is None else f"{group}_{tail}"
+
+
+def credentials(user: str | None, password: str | None) -> Credentials | None:
+    """What a client of ``user`` shows to servers; None without one."""
+    if user is None:
+        return None
+    return Credentials(user, password or "", wall_clock_ms, lambda: random.randrange(1 << 31))  # noqa: S311 - the protocol's
 
 
 class Link(asyncio.Protocol):
@@ -60,15 +70,18 @@ class Link(asyncio.Protocol):
         self._gone: asyncio.Future[None] = self._loop.create_future()
 
     @classmethod
-    async def connect(cls, address: Address, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Link:
-        """A connection to ``address``.
+    async def connect(
+        cls, address: Address, *, timeout_s: float = CONNECT_TIMEOUT_S, tls: ssl.SSLContext | None = None
+    ) -> Link:
+        """A connection to ``address``, with ``tls`` if that is given.
 
         Raises:
             UnavailableError: nobody answers there in time.
         """
         try:
             async with asyncio.timeout(timeout_s):
-                _, link = await asyncio.get_running_loop().create_connection(lambda: cls(address), *address)
+                loop = asyncio.get_running_loop()
+                _, link = await loop.create_connection(lambda: cls(address), *address, ssl=tls)
         except (OSError, TimeoutError) as error:
             raise UnavailableError(
                 f"tube: no connection to {address[0]}:{address[1]}",
@@ -195,7 +208,8 @@ class Links:
     ``async with Links() as links`` closes them at the end. A connection that no client uses any more is closed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self._links: dict[Address, Link] = {}
         self._users: dict[Link, set[object]] = {}
         self._locks: dict[Address, asyncio.Lock] = {}
@@ -222,7 +236,7 @@ class Links:
         async with self._locks.setdefault(address, asyncio.Lock()):
             link = self.find(address)
             if link is None:
-                link = self._links[address] = await Link.connect(address)
+                link = self._links[address] = await Link.connect(address, tls=self._tls)
                 self._users[link] = set()
                 link.on_lost.append(lambda: self._forget(link))
             self._users[link].add(user)
@@ -259,8 +273,9 @@ class Links:
 class MasterLink:
     """The active one of several masters: stays with it while it answers, else tries each other once a call."""
 
-    def __init__(self, masters: Sequence[Address]) -> None:
+    def __init__(self, masters: Sequence[Address], tls: ssl.SSLContext | None = None) -> None:
         self._masters = sorted(masters)
+        self._tls = tls
         self._current = 0
         self._link: Link | None = None
         self._lock = asyncio.Lock()
@@ -287,7 +302,7 @@ class MasterLink:
     async def _connected(self) -> Link:
         async with self._lock:
             if self._link is None or self._link.closed:
-                self._link = await Link.connect(self._masters[self._current])
+                self._link = await Link.connect(self._masters[self._current], tls=self._tls)
             return self._link
 
     def _leave(self, link: Link | None) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import ssl
 from collections import deque
 from collections.abc import Iterable, Sequence
 from types import TracebackType
@@ -21,11 +22,11 @@ from penstock.tube.addresses import Address, local_ipv4, parse_masters
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2
-from penstock.tube.codec.strings import check_client_id, ipv4_to_int
+from penstock.tube.codec.strings import DEFAULT_BROKER_PORT, DEFAULT_BROKER_TLS_PORT, check_client_id, ipv4_to_int
 from penstock.tube.delivery import Delivery, Outcome, Outgoing, SendResult, Settings
 from penstock.tube.engine.producer import Routes
 from penstock.tube.engine.send_requests import SendWriter
-from penstock.tube.link import Links, MasterLink, new_client_id
+from penstock.tube.link import Links, MasterLink, credentials, new_client_id
 from penstock.tube.record import Record
 
 __all__ = ["Producer", "SendResult"]
@@ -42,6 +43,8 @@ class Producer:
 
     ``idempotent``: no copies after a retry; only with penstock's brokers, others refuse. ``reorder``: what failed is
     sent again even behind later messages. ``links``: connections shared with other clients; else it has its own.
+
+    ``user`` and ``password`` sign where the cluster has users; ``tls``: for master and brokers, on their TLS ports.
     """
 
     def __init__(
@@ -62,6 +65,9 @@ class Producer:
         retry_s: float = 0.2,
         idle_s: float = 600.0,
         links: Links | None = None,
+        user: str | None = None,
+        password: str | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         for name, value, most in (("batch_messages", batch_messages, 8192), ("batch_bytes", batch_bytes, 4 << 20)):
             if not 1 <= value <= most:
@@ -94,9 +100,15 @@ class Producer:
         self._publishing: dict[str, asyncio.Task[None]] = {}
         host = local_ipv4()
         self._writer = SendWriter(self.client_id, ipv4_to_int(host))
-        self._routes = Routes(self.client_id, host, start=random.randrange(1 << 16))  # noqa: S311 - spreads load only
-        self._links = links if links is not None else Links()
-        self._own_links = links is None
+        self._tls = tls
+        self._routes = Routes(
+            self.client_id,
+            host,
+            start=random.randrange(1 << 16),  # noqa: S311 - spreads load only
+            credentials=credentials(user, password),
+            default_port=DEFAULT_BROKER_PORT if tls is None else DEFAULT_BROKER_TLS_PORT,
+        )
+        self._links = links if links is not None else Links(tls)
         self._beating = asyncio.Lock()
         self._master: MasterLink | None = None
         self._delivery: Delivery | None = None
@@ -131,7 +143,7 @@ class Producer:
             RefusedError: it does not want this producer.
         """
         self._loop = asyncio.get_running_loop()
-        self._master = MasterLink(self._masters)
+        self._master = MasterLink(self._masters, self._tls)
         try:
             await self._register()
         except BaseException:
@@ -254,6 +266,10 @@ class Producer:
                 MethodId.PRODUCER_HEARTBEAT, self._routes.heartbeat(), master_pb2.HeartResponseM2P,
                 timeout_s=self._settings.request_timeout_s,
             )  # fmt: skip
+            if answer.errCode == ErrCode.CERTIFICATE_FAILURE and self._routes.credentials is not None:
+                self._routes.credentials.refused()
+                await self._register()
+                return
             if answer.errCode == ErrCode.HB_NO_NODE:
                 await self._register()
                 return

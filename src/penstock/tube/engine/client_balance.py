@@ -16,6 +16,7 @@ from penstock.errors import ConfigError, RefusedError
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.proto import master_pb2
 from penstock.tube.codec.strings import (
+    DEFAULT_BROKER_PORT,
     UNDEFINED,
     BrokerInfo,
     Partition,
@@ -24,6 +25,7 @@ from penstock.tube.codec.strings import (
     partition_ids,
 )
 from penstock.tube.engine.consumer import Orders
+from penstock.tube.engine.credentials import Credentials
 from penstock.tube.engine.group_member import FRESH, GroupMember
 
 __all__ = ["ClientBalance"]
@@ -45,8 +47,11 @@ class ClientBalance(GroupMember):
         source_count: int = 0,
         node_id: int = 0,
         priority: int = FRESH,
+        credentials: Credentials | None = None,
+        default_port: int = DEFAULT_BROKER_PORT,
     ) -> None:
-        super().__init__(client_id, host, group, topics, filters, priority=priority)
+        super().__init__(client_id, host, group, topics, filters, priority=priority, credentials=credentials)
+        self._default_port = default_port
         if source_count and not 0 <= node_id < source_count:
             raise ConfigError(
                 f"tube: node_id {node_id} is not possible", option="node_id", do=f"choose 0 to {source_count - 1}"
@@ -74,6 +79,7 @@ class ClientBalance(GroupMember):
             topicList=self.topics,
             topicCondition=[format_condition(topic, items) for topic, items in sorted(self.filters.items())],
             subRepInfo=self._holding(report=bool(self.held)),
+            authInfo=self._certificate(),
         )
 
     def registered(self, answer: master_pb2.RegisterResponseM2CV2) -> None:
@@ -87,6 +93,7 @@ class ClientBalance(GroupMember):
             groupName=self.group,
             brokerConfigId=self._brokers_id,
             topicMetaInfoId=self._topics_id,
+            authInfo=self._certificate(),
         )
 
     def told(self, answer: master_pb2.GetPartMetaResponseM2C, now: int) -> Orders:
@@ -104,6 +111,7 @@ class ClientBalance(GroupMember):
             clientId=self.client_id,
             groupName=self.group,
             subRepInfo=self._holding(report=self._report or self._beats % REPORT_EVERY == 1),
+            authInfo=self._certificate(),
         )
 
     def heard(self, answer: master_pb2.HeartResponseM2CV2, now: int) -> Orders:
@@ -112,7 +120,7 @@ class ClientBalance(GroupMember):
             return Orders(register=True)
         _accepted(answer.errCode, answer.errMsg)
         self._report = False
-        self._take_token(answer.authorizedInfo)
+        self._take_token(answer.authorizedInfo, again=answer.opsTaskInfo.requireAuth)
         self._take_brokers(answer.brokerConfigId, answer.brokerConfigList)
         if answer.topicMetaInfoList:
             self._take_topics(answer.topicMetaInfoId, answer.topicMetaInfoList, now)
@@ -162,7 +170,7 @@ class ClientBalance(GroupMember):
         return info
 
     def _take_brokers(self, number: int, texts: Iterable[str]) -> None:
-        brokers = [BrokerInfo.parse(text) for text in texts]
+        brokers = [BrokerInfo.parse(text, self._default_port) for text in texts]
         if brokers:
             self._brokers_id = number
             self._brokers = {broker.id: broker for broker in brokers}

@@ -9,6 +9,7 @@ from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.proto import master_pb2, shared_pb2
 from penstock.tube.codec.strings import UNDEFINED, Partition, Subscribed, format_bound, format_condition
 from penstock.tube.engine.balance import Op
+from penstock.tube.engine.credentials import Credentials
 from penstock.tube.engine.group_member import FRESH, GroupMember
 
 __all__ = ["Bound", "Membership", "Orders"]
@@ -52,8 +53,9 @@ class Membership(GroupMember):
         *,
         bound: Bound | None = None,
         priority: int = FRESH,
+        credentials: Credentials | None = None,
     ) -> None:
-        super().__init__(client_id, host, group, topics, filters, priority=priority)
+        super().__init__(client_id, host, group, topics, filters, priority=priority, credentials=credentials)
         self.bound = bound
         self._now = now
         self._not_allocated = True
@@ -77,6 +79,7 @@ class Membership(GroupMember):
             groupFlowCheckId=UNDEFINED,
             defFlowCheckId=UNDEFINED,
             qryPriorityId=UNDEFINED,
+            authInfo=self._certificate(),
         )
         if self.bound is not None:
             request.sessionKey = self.bound.session
@@ -100,6 +103,7 @@ class Membership(GroupMember):
             defFlowCheckId=UNDEFINED,
             groupFlowCheckId=UNDEFINED,
             qryPriorityId=UNDEFINED,
+            authInfo=self._certificate(),
         )
         if self._finished is not None or self._report or self._beats % REPORT_EVERY == 0:
             request.reportSubscribeInfo = True
@@ -112,9 +116,12 @@ class Membership(GroupMember):
         """What the answer to ``request`` wants. After carrying orders out call :meth:`finished`."""
         if answer.errCode == ErrCode.HB_NO_NODE:
             return Orders(register=True)
+        if answer.errCode == ErrCode.CERTIFICATE_FAILURE and self.credentials is not None:
+            self.credentials.refused()
+            return Orders(register=True)
         if answer.errCode != ErrCode.SUCCESS:
             return Orders()
-        self._take_token(answer.authorizedInfo)
+        self._take_token(answer.authorizedInfo, again=answer.requireAuth)
         if request.HasField("event"):
             self._finished = None
         if request.reportSubscribeInfo:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from penstock.errors import LocalProtocolError
 from penstock.tube.codec.proto import broker_pb2, master_pb2, shared_pb2
 from penstock.tube.codec.strings import UNDEFINED, Partition, valid_group, valid_topic
+from penstock.tube.engine.credentials import Credentials
 from penstock.tube.record import encode_msg_type
 
 __all__ = ["FRESH", "GroupMember"]
@@ -30,7 +31,9 @@ class GroupMember:
         filters: Mapping[str, Iterable[str]],
         *,
         priority: int = FRESH,
+        credentials: Credentials | None = None,
     ) -> None:
+        self.credentials = credentials
         self.client_id = client_id
         self.group = group
         self.topics = sorted(set(topics))
@@ -54,7 +57,7 @@ class GroupMember:
         self.held.discard(partition)
 
     def close(self) -> master_pb2.CloseRequestC2M:
-        return master_pb2.CloseRequestC2M(clientId=self.client_id, groupName=self.group)
+        return master_pb2.CloseRequestC2M(clientId=self.client_id, groupName=self.group, authInfo=self._certificate())
 
     def partition_heartbeat(self, partitions: Iterable[Partition]) -> broker_pb2.HeartBeatRequestC2B:
         """The heartbeat to the broker of ``partitions``."""
@@ -89,8 +92,16 @@ class GroupMember:
         )
 
     def _authorized(self) -> shared_pb2.AuthorizedInfo:
-        return shared_pb2.AuthorizedInfo(visitAuthorizedToken=self.token)
+        info = shared_pb2.AuthorizedInfo(visitAuthorizedToken=self.token)
+        if self.credentials is not None:
+            info.authAuthorizedToken = self.credentials.broker_token()
+        return info
 
-    def _take_token(self, info: shared_pb2.MasterAuthorizedInfo) -> None:
+    def _certificate(self) -> shared_pb2.MasterCertificateInfo | None:
+        return None if self.credentials is None else self.credentials.certificate()
+
+    def _take_token(self, info: shared_pb2.MasterAuthorizedInfo, *, again: bool = False) -> None:
+        if self.credentials is not None:
+            self.credentials.take(info, again=again)
         if info.visitAuthorizedToken:
             self.token = info.visitAuthorizedToken

@@ -7,7 +7,15 @@ from collections.abc import Iterable
 
 from penstock.errors import RefusedError
 from penstock.tube.codec.proto import master_pb2, shared_pb2
-from penstock.tube.codec.strings import UNDEFINED, BrokerInfo, Partition, TopicInfo, partition_ids
+from penstock.tube.codec.strings import (
+    DEFAULT_BROKER_PORT,
+    UNDEFINED,
+    BrokerInfo,
+    Partition,
+    TopicInfo,
+    partition_ids,
+)
+from penstock.tube.engine.credentials import Credentials
 
 __all__ = ["AVOID_MS", "Routes"]
 
@@ -18,9 +26,19 @@ DEFAULT_MAX_BYTES = 1 << 20
 class Routes:
     """Brokers and partitions as the master last told them. ``start`` spreads the round robins of many producers."""
 
-    def __init__(self, client_id: str, host: str, *, start: int = 0) -> None:
+    def __init__(
+        self,
+        client_id: str,
+        host: str,
+        *,
+        start: int = 0,
+        credentials: Credentials | None = None,
+        default_port: int = DEFAULT_BROKER_PORT,
+    ) -> None:
         self.client_id = client_id
         self.host = host
+        self.credentials = credentials
+        self._default_port = default_port
         self.topics: set[str] = set()
         self.brokers: dict[int, BrokerInfo] = {}
         self.token = UNDEFINED
@@ -40,10 +58,13 @@ class Routes:
             brokerCheckSum=-1,
             hostName=self.host,
             appdConfig=shared_pb2.ApprovedClientConfig(configId=UNDEFINED),
+            authInfo=self._certificate(),
         )
 
     def registered(self, answer: master_pb2.RegisterResponseM2P) -> None:
         """The master's answer to ``register``, a success."""
+        if self.credentials is not None:
+            self.credentials.take(answer.authorizedInfo, again=False)
         self._take(answer.brokerCheckSum, answer.brokerInfos, answer.authorizedInfo, answer.appdConfig)
 
     def heartbeat(self) -> master_pb2.HeartRequestP2M:
@@ -53,10 +74,13 @@ class Routes:
             hostName=self.host,
             topicList=sorted(self.topics),
             appdConfig=shared_pb2.ApprovedClientConfig(configId=self._config_id),
+            authInfo=self._certificate(),
         )
 
     def heard(self, answer: master_pb2.HeartResponseM2P) -> None:
         """The master's answer to ``heartbeat``, a success: brokers first, then the whole topic map anew."""
+        if self.credentials is not None:
+            self.credentials.take(answer.authorizedInfo, again=answer.requireAuth)
         self._take(answer.brokerCheckSum, answer.brokerInfos, answer.authorizedInfo, answer.appdConfig)
         if answer.errCode == 201:
             return  # "not ready": keep what is known
@@ -64,7 +88,7 @@ class Routes:
         self._partitions = {}
 
     def close(self) -> master_pb2.CloseRequestP2M:
-        return master_pb2.CloseRequestP2M(clientId=self.client_id)
+        return master_pb2.CloseRequestP2M(clientId=self.client_id, authInfo=self._certificate())
 
     def partitions(self, topic: str) -> list[Partition]:
         """All partitions of ``topic``, in order; empty when the master announced none."""
@@ -130,6 +154,13 @@ class Routes:
             return False
         return True
 
+    def broker_token(self) -> str:
+        """authAuthorizedToken of requests to brokers; blank without a user."""
+        return "" if self.credentials is None else self.credentials.broker_token()
+
+    def _certificate(self) -> shared_pb2.MasterCertificateInfo | None:
+        return None if self.credentials is None else self.credentials.certificate()
+
     def _take(
         self,
         check_sum: int,
@@ -142,7 +173,7 @@ class Routes:
         if config.HasField("maxMsgSize"):
             self._max_bytes = config.maxMsgSize
         self._config_id = config.configId or UNDEFINED
-        infos = [BrokerInfo.parse(text) for text in brokers]
+        infos = [BrokerInfo.parse(text, self._default_port) for text in brokers]
         if check_sum != self._check_sum and infos:
             self._check_sum = check_sum
             self.brokers = {info.id: info for info in infos}

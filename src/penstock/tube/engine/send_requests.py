@@ -11,7 +11,10 @@ from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import Partition
 from penstock.tube.codec.varint import encode_varint
 
-__all__ = ["SendWriter"]
+__all__ = ["SendWriter", "Token"]
+
+Token = tuple[int, str]
+"""The master's visit token, and the user's; blank without a user."""
 
 _REMEMBERED = 1024
 
@@ -23,10 +26,10 @@ class SendWriter:
         self._client_id = client_id
         self._address = address
         self._heads: dict[tuple[str, int], bytes] = {}
-        self._tails: dict[tuple[int, str | None, str | None, int], bytes] = {}
+        self._tails: dict[tuple[int, str | None, str | None, Token], bytes] = {}
 
     def one(
-        self, target: Partition, data: bytes, flag: int, msg_type: str | None, msg_time: str | None, token: int
+        self, target: Partition, data: bytes, flag: int, msg_type: str | None, msg_time: str | None, token: Token
     ) -> bytes:
         """A request with one message."""
         place = (target.topic, target.id)
@@ -50,7 +53,7 @@ class SendWriter:
         return request + extension.SerializePartialToString()
 
     def many(
-        self, target: Partition, datas: Sequence[bytes], flags: Sequence[int], types: Sequence[str | None], token: int
+        self, target: Partition, datas: Sequence[bytes], flags: Sequence[int], types: Sequence[str | None], token: Token
     ) -> bytes:
         """A batch."""
         head = self._head(target)
@@ -64,7 +67,7 @@ class SendWriter:
             tail.batch.msgTypes.extend([text or "" for text in types])
         return head.SerializePartialToString() + tail.SerializePartialToString()
 
-    def question(self, target: Partition, token: int) -> bytes:
+    def question(self, target: Partition, token: Token) -> bytes:
         """A batch without messages: which extensions has the broker?"""
         request = self._tail(0, None, None, token)
         request.MergeFrom(self._head(target))
@@ -75,9 +78,11 @@ class SendWriter:
     def _head(self, target: Partition) -> pb.SendMessageRequestP2B:
         return pb.SendMessageRequestP2B(clientId=self._client_id, topicName=target.topic, partitionId=target.id)
 
-    def _tail(self, flag: int, msg_type: str | None, msg_time: str | None, token: int) -> pb.SendMessageRequestP2B:
+    def _tail(self, flag: int, msg_type: str | None, msg_time: str | None, token: Token) -> pb.SendMessageRequestP2B:
         tail = pb.SendMessageRequestP2B(flag=flag, checkSum=-1, sentAddr=self._address, msgType=msg_type)
         if msg_time is not None:
             tail.msgTime = msg_time
-        tail.authInfo.visitAuthorizedToken = token
+        tail.authInfo.visitAuthorizedToken = token[0]
+        if token[1]:
+            tail.authInfo.authAuthorizedToken = token[1]
         return tail

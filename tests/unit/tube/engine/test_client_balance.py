@@ -10,8 +10,8 @@ from penstock.tube.engine.client_balance import ClientBalance
 from penstock.tube.engine.consumer import Orders
 
 
-def member(**options: int) -> ClientBalance:
-    ours = ClientBalance("c", "h", "lake", ["demo"], {"demo": ["a"]}, **options)
+def member(source_count: int = 0, node_id: int = 0) -> ClientBalance:
+    ours = ClientBalance("c", "h", "lake", ["demo"], {"demo": ["a"]}, source_count=source_count, node_id=node_id)
     ours.registered(
         pb.RegisterResponseM2CV2(errCode=200, errMsg="", brokerConfigId=4, brokerConfigList=["1:h:1", "2:h:2"])
     )

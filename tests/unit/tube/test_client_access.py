@@ -1,0 +1,72 @@
+"""Our clients where the cluster has users, and over TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from pathlib import Path
+
+import pytest
+import trustme
+
+from penstock.errors import PenstockError
+from penstock.tube.broker import TubeBroker
+from penstock.tube.consumer import Consumer
+from penstock.tube.engine.access import Access
+from penstock.tube.engine.master import MasterConfig
+from penstock.tube.master import TubeMaster
+from penstock.tube.producer import Producer
+
+USERS = {"edge": "secret"}
+
+
+async def test_users_sign_and_go_on_by_token(tmp_path: Path) -> None:
+    # Tokens are good for a second: both are renewed several times.
+    master = TubeMaster(tmp_path / "master", access=Access(USERS, token_ms=1000), config=MasterConfig())
+    _, port = await master.start("127.0.0.1", 0)
+    masters = f"127.0.0.1:{port}"
+    broker = TubeBroker(
+        tmp_path / "broker", masters=[masters], heartbeat_s=0.05, access=Access(USERS, token_ms=1000),
+        master_user=("edge", "secret"),
+    )  # fmt: skip
+    await broker.start("127.0.0.1", 0)
+    try:
+        async with asyncio.timeout(20):
+            assert broker.registered is not None
+            await broker.registered.wait()
+            await master.create_topic("demo", ready_s=10)
+            for who in ({}, {"user": "edge", "password": "wrong"}, {"user": "nobody", "password": "secret"}):
+                with pytest.raises(PenstockError, match="authentication"):
+                    await Producer(masters, **who).start()  # type: ignore[arg-type]
+                with pytest.raises(PenstockError, match="authentication"):
+                    await Consumer(masters, "lake", ["demo"], **who).start()  # type: ignore[arg-type]
+            known = {"user": "edge", "password": "secret"}
+            async with (
+                Producer(masters, heartbeat_s=0.1, **known) as producer,  # type: ignore[arg-type]
+                Consumer(masters, "lake", ["demo"], heartbeat_s=0.1, **known) as consumer,  # type: ignore[arg-type]
+            ):
+                for number in range(30):
+                    await producer.send("demo", b"%d" % number)
+                    assert (await anext(consumer)).data == b"%d" % number
+                    await asyncio.sleep(0.1)
+    finally:
+        await broker.close()
+        await master.close()
+
+
+async def test_tls(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(server)
+    client = ssl.create_default_context()
+    authority.configure_trust(client)
+    master = TubeMaster(tmp_path / "master")
+    await master.start("127.0.0.1", 0, tls=server, tls_port=0)
+    assert master.tls_bound is not None
+    try:
+        async with Producer(f"127.0.0.1:{master.tls_bound[1]}", tls=client) as producer:
+            assert producer.topics == frozenset()
+        with pytest.raises(PenstockError, match="no connection"):
+            await Producer(f"127.0.0.1:{master.tls_bound[1]}", tls=ssl.create_default_context()).start()
+    finally:
+        await master.close()
