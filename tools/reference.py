@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from penstock.cli.main import COMMANDS, app
 from penstock.node import config as node
 from penstock.pipelines import model as pipeline
+from penstock.spark import mqtt_options as mqtt_spark
 from penstock.spark import options as spark
 from penstock.spark import sink_options as sink
 from penstock.spark import store_options as store
@@ -164,6 +165,8 @@ def spark_options() -> str:
     lines += option_table("`tubemq`, writing", sink.OPTIONS, sink.UNSUPPORTED)
     lines += option_table("`aio-statestore`, reading", store.READ_OPTIONS, store.UNSUPPORTED)
     lines += option_table("`aio-statestore`, writing", store.WRITE_OPTIONS, store.UNSUPPORTED)
+    lines += option_table("`mqtt`, reading", mqtt_spark.READ_OPTIONS, mqtt_spark.UNSUPPORTED)
+    lines += option_table("`mqtt`, writing", mqtt_spark.WRITE_OPTIONS, mqtt_spark.UNSUPPORTED)
     return "\n".join(lines)
 
 

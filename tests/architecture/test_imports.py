@@ -87,7 +87,7 @@ RULES = [
         "penstock.spark",
         (
             *("spark", "tube.reader", "tube.producer", "tube.record", "tube.codec.message"),
-            *("statestore.client", "statestore.hlc", "mqtt.client"),
+            *("statestore.client", "statestore.hlc", "mqtt.client", "mqtt.codec.properties", "mqtt.codec.topics"),
         ),
     ),
     Rule("penstock.pipelines.model", ("pipelines", "runtime.config"), SPARK | IO),

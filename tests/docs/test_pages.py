@@ -86,7 +86,7 @@ def run_block(block: Block, where: str, folder: Path, environment: dict[str, str
         programs = [(["bash", "-c", c.text], c.text, c.output) for c in commands(block)]
     for argv, text, shown in programs:
         done = subprocess.run(
-            argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=90, check=False
+            argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False
         )
         assert done.returncode == expected, f"{where}: {text}\nexit {done.returncode}\n{done.stdout}{done.stderr}"
         printed = done.stdout + (done.stderr if expected else "")
@@ -100,6 +100,7 @@ def check_covered(block: Block, where: str) -> None:
     assert any(word in path.read_text(encoding="utf-8") for word in words[1:2]), f"{where}: {path} does not run it"
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", page_paths(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_page(page: Path, tmp_path: Path) -> None:
     environment = reader_environment()

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from penstock.errors import PenstockError
+from penstock.mqtt.client import MqttClient
+from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.server import MqttServer
 from penstock.runtime.durability import Durability
 from penstock.statestore.client import StateStoreClient
@@ -96,6 +98,22 @@ class Node:
                 return None if entry is None else entry.value
 
         return self._run(get())
+
+    def retained(self, topic_filter: str, count: int) -> list[Publish]:
+        """``count`` retained messages of the broker, by topic."""
+
+        async def collect() -> list[Publish]:
+            async with MqttClient(self.mqtt) as client:
+                await client.subscribe(topic_filter)
+                found: list[Publish] = []
+                async with asyncio.timeout(20):
+                    async for message in client.messages():
+                        found.append(message)
+                        if len(found) == count:
+                            break
+                return sorted(found, key=lambda message: message.topic)
+
+        return self._run(collect())
 
     def delete(self, key: str) -> None:
         async def delete() -> None:

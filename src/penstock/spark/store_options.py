@@ -10,7 +10,7 @@ from penstock.spark import names
 from penstock.statestore import hlc
 from penstock.statestore.hlc import Hlc
 
-__all__ = ["READ_OPTIONS", "UNSUPPORTED", "WRITE_OPTIONS", "StoreReadOptions", "StoreWriteOptions"]
+__all__ = ["READ_OPTIONS", "UNSUPPORTED", "WRITE_OPTIONS", "StoreReadOptions", "StoreWriteOptions", "check_broker"]
 
 _COMMON: Mapping[str, str] = {
     "statestore.broker": "URL of the MQTT broker that the state store answers on, mqtt://HOST:PORT (required)",
@@ -63,7 +63,7 @@ class StoreReadOptions:
             raise ConfigError("keys is empty", option="keys", do=READ_OPTIONS["keys"])
         at_least = given.get("minPartitions", "1")
         return cls(
-            _broker(given),
+            check_broker(given, "statestore.broker"),
             keys,
             names.positive("minPartitions", at_least, READ_OPTIONS["minPartitions"]),
             _timeout_s(given),
@@ -93,15 +93,16 @@ class StoreWriteOptions:
                     option="fencingToken",
                     do=WRITE_OPTIONS["fencingToken"],
                 )
-        return cls(_broker(given), given.get("orderBy"), token, _timeout_s(given))
+        return cls(check_broker(given, "statestore.broker"), given.get("orderBy"), token, _timeout_s(given))
 
 
-def _broker(given: Mapping[str, str]) -> str:
-    broker = given.get("statestore.broker", "")
+def check_broker(given: Mapping[str, str], option: str) -> str:
+    """The URL of an MQTT broker in ``option``; ConfigError where it is not set or none."""
+    broker = given.get(option, "")
     scheme, separator, address = broker.partition("://")
     if scheme not in {"mqtt", "mqtts", "ws", "wss"} or not separator or not address:
-        what = f"statestore.broker {broker!r} is not a URL of MQTT" if broker else "statestore.broker is not set"
-        raise ConfigError(what, option="statestore.broker", do="set it to mqtt://HOST:PORT, as mqtt://127.0.0.1:1883")
+        what = f"{option} {broker!r} is not a URL of MQTT" if broker else f"{option} is not set"
+        raise ConfigError(what, option=option, do="set it to mqtt://HOST:PORT, as mqtt://127.0.0.1:1883")
     return broker
 
 

@@ -7,7 +7,10 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize(("module", "source"), [("pyspark_tubemq", "tubemq"), ("pyspark_statestore", "aio-statestore")])
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [("pyspark_tubemq", "tubemq"), ("pyspark_statestore", "aio-statestore"), ("pyspark_mqtt", "mqtt")],
+)
 def test_the_shim_is_light_and_names_the_source(module: str, source: str) -> None:
     """Spark imports every ``pyspark_*`` module of the environment for every user of a data source."""
     code = (
