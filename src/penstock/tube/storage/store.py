@@ -13,35 +13,24 @@ Readers see messages below ``durable_end`` only, so no offset that anyone ever s
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from penstock.tube.codec.message import encode_stored
 from penstock.tube.storage.files import Files
-from penstock.tube.storage.index import FILLER, INDEX_RECORD_BYTES
+from penstock.tube.storage.index import INDEX_RECORD_BYTES
+from penstock.tube.storage.reads import LogReads, Read
 from penstock.tube.storage.record import encode_record
-from penstock.tube.storage.recovery import Loss, check_segment, recover
+from penstock.tube.storage.recovery import Loss, recover
 from penstock.tube.storage.retention import Retention, expired
-from penstock.tube.storage.segment import PartitionPart, Segment
-from penstock.tube.storage.selection import Chosen, choose
+from penstock.tube.storage.segment import Segment
 
 __all__ = ["Read", "Store", "StoreLimits", "Work"]
 
-# A filtered read looks at no more own messages than this, so that a filter that matches nothing cannot stop the loop
-# for long; the position it reached is returned all the same.
-_FILTER_WINDOW = 65_536
-_FILTER_MOST = 262_144
-_INDEXES_KEPT = 4
 _TAIL_STEP = 256 << 10
-_DAMAGE_REMEMBERED = 10_000
 _LEAST_TAIL = 64
-_SCAN_RECORDS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +76,7 @@ class _Piece:
         self.index = b""
 
 
-class Read:
-    """What a read found: messages as field 4 of a get response, their offsets, and where the walk stopped."""
-
-    __slots__ = ("damaged", "data_end", "messages", "next_offset", "offsets")
-
-    def __init__(self) -> None:
-        self.messages: list[bytes] = []
-        self.offsets: list[int] = []
-        self.next_offset = 0
-        self.data_end = 0
-        """Data offset up to which the log was walked."""
-        self.damaged: list[int] = []
-        """Offsets that were due but cannot be read (verification failed); they are not in ``offsets``."""
-
-
-class Store:
+class Store(LogReads):
     """See the module. Offsets are byte positions in the index log, multiples of 28."""
 
     def __init__(
@@ -119,21 +93,17 @@ class Store:
 
         ``on_loss`` hears of every loss, found now or later, once. Raises OSError when the disk fails.
         """
+        super().__init__(files, store_id, on_loss)
         self.directory = directory
-        self.store_id = store_id
         self.limits = limits
         self.immediate = False
         """Whether readers see messages before they are written (durability "memory")."""
         self.epochs: list[tuple[int, int]] = []
         """(epoch, end of the log when it began), rising: a restart began one when messages that had been readable may
         be gone. Kept by whoever opens the store."""
-        self.damaged_reads = 0
         self.removed_segments = 0
         self.unwritten_bytes = 0
         """Bytes appended whose commit has not returned; whoever appends bounds it."""
-        self._files = files
-        self._on_loss = on_loss
-        self._known_damage: set[int] = set()
         segments, self.recovery = recover(files, directory, store_id, deep=deep)
         for loss in self.recovery.losses:
             on_loss(loss)
@@ -144,7 +114,6 @@ class Store:
         self._pending_bytes = 0
         self._marks: deque[int] = deque()
         self._unmarked = 0
-        self._recent: deque[Segment] = deque()
         newest = segments[-1] if segments else None
         self.min_offset = segments[0].start if segments else 0
         self.end_offset = newest.end if newest else 0
@@ -337,231 +306,6 @@ class Store:
                 if segment.wire_bytes:
                     ordinal = (min(cut, segment.end) - segment.start) // INDEX_RECORD_BYTES
                     segment.wire_bytes -= sum(part.drop_below(ordinal) for part in segment.parts())
-
-    def _keep_index(self, segment: Segment) -> None:
-        """Note the use of a closed segment's index; the ones not used for longest are dropped."""
-        recent = self._recent
-        if recent and recent[-1] is segment:
-            return
-        if segment in recent:
-            recent.remove(segment)
-        recent.append(segment)
-        for _ in range(len(recent) - _INDEXES_KEPT):
-            oldest = recent.popleft()
-            # A segment with messages still in memory, or still being written, must keep what leads to them.
-            if oldest.wire_bytes or not oldest.sealed:
-                recent.append(oldest)
-            else:
-                oldest.close()
-                oldest.unload()
-
-    def _use(self, segment: Segment) -> bool:
-        """Make the index of ``segment`` available; whether the segment is the growing one."""
-        if segment is self._segments[-1]:
-            return True
-        if not segment.loaded:
-            found = check_segment(self._files, segment, self.store_id)
-            self.recovery.losses += found.losses
-            self.recovery.rebuilt_indexes += found.rebuilt_indexes
-            for loss in found.losses:
-                self._on_loss(loss)
-        self._keep_index(segment)
-        return False
-
-    def _from(self, offset: int) -> int:
-        return max(bisect_right(self._starts, offset) - 1, 0)
-
-    def read(
-        self,
-        partition_id: int,
-        start: int,
-        *,
-        end: int | None = None,
-        keys: Set[int] | None = None,
-        max_bytes: int = 512 << 10,
-        max_messages: int = 1 << 31,
-    ) -> Read:
-        """Messages of one partition from index offset ``start``, before ``end`` (default and most: the durable end).
-
-        At most ``max_bytes`` (in the reference's record sizes) and ``max_messages``, but at least one message if there
-        is one; only those whose key code is in ``keys`` when given. ``next_offset`` is where to go on: behind the last
-        message when a limit stopped the walk, else ``end``. ``start`` must be within ``[min_offset, durable_end]``.
-        """
-        limit = self.durable_end if end is None else min(end, self.durable_end)
-        read = Read()
-        room = max_bytes
-        examined = 0
-        place = self._from(start)
-        while place < len(self._segments):
-            segment = self._segments[place]
-            if segment.start >= limit:
-                break
-            place += 1
-            growing = self._use(segment)
-            part = segment.part(partition_id, growing=growing)
-            if part is None:
-                continue
-            first = bisect_left(part.ordinals, max(start - segment.start, 0) // INDEX_RECORD_BYTES)
-            last = bisect_left(part.ordinals, (min(limit, segment.end) - segment.start) // INDEX_RECORD_BYTES)
-            while first < last:
-                stop = last if keys is None else min(last, first + _FILTER_WINDOW)
-                chosen, taken = choose(
-                    part, first, stop, keys, room, max_messages - len(read.offsets), bool(read.offsets)
-                )
-                if chosen:
-                    self._gather(segment, part, chosen, read)
-                room -= taken
-                examined += stop - first
-                if chosen.full or (keys is not None and examined >= _FILTER_MOST):
-                    reached = chosen.reached if chosen.full else part.ordinals[stop - 1] + 1
-                    return self._reached(read, segment.start + reached * INDEX_RECORD_BYTES)
-                first = stop
-        return self._reached(read, max(limit, start))
-
-    def _reached(self, read: Read, offset: int) -> Read:
-        read.next_offset = offset
-        read.data_end = self.data_position(offset)
-        return read
-
-    def data_position(self, offset: int) -> int:
-        """The data offset that belongs to index offset ``offset`` (at most the durable end)."""
-        if offset >= self.durable_end:
-            return self.durable_data_end
-        segment = self._segments[self._from(offset)]
-        if offset >= segment.end:
-            return segment.data_end
-        self._use(segment)
-        return int(segment.index()["position"][max(offset - segment.start, 0) // INDEX_RECORD_BYTES])
-
-    def _gather(self, segment: Segment, part: PartitionPart, chosen: Chosen, read: Read) -> None:
-        """Append the chosen messages of one segment to ``read``: from memory, and from disk where they are older."""
-        base = segment.start
-        ordinals = part.ordinals
-        wire, wire_from = part.wire, part.wire_from
-        places = chosen.places
-        cold = bisect_left(places, wire_from)
-        if cold:
-            wanted = (
-                ordinals[places[0] : places[cold - 1] + 1]
-                if isinstance(places, range)
-                else array("I", [ordinals[k] for k in places[:cold]])
-            )
-            messages, damaged = segment.fetch(self._files, wanted)
-            self.damaged_reads += damaged
-            offsets: list[int] = (np.asarray(wanted, np.int64) * INDEX_RECORD_BYTES + base).tolist()
-            if damaged:
-                for ordinal, offset, message in zip(wanted, offsets, messages, strict=True):
-                    if message is None:
-                        read.damaged.append(offset)
-                        self._damaged(segment, ordinal)
-                lost = set(read.damaged)
-                offsets = [offset for offset in offsets if offset not in lost]
-            read.offsets += offsets
-            read.messages += [message for message in messages if message is not None]
-        if cold < len(places):
-            if isinstance(places, range):
-                begin, stop = places[cold], places[-1] + 1
-                read.messages += wire[begin - wire_from : stop - wire_from]
-                chosen_ordinals = np.frombuffer(ordinals, np.uint32, stop - begin, begin * 4).astype(np.int64)
-                read.offsets += (chosen_ordinals * INDEX_RECORD_BYTES + base).tolist()
-            else:
-                read.messages += [wire[k - wire_from] for k in places[cold:]]
-                read.offsets += [base + ordinals[k] * INDEX_RECORD_BYTES for k in places[cold:]]
-
-    def _damaged(self, segment: Segment, ordinal: int) -> None:
-        """Tell of a message that cannot be read: once, however often it is asked for."""
-        offset = segment.start + ordinal * INDEX_RECORD_BYTES
-        if offset not in self._known_damage:
-            if len(self._known_damage) >= _DAMAGE_REMEMBERED:
-                self._known_damage.clear()
-            self._known_damage.add(offset)
-            position = int(segment.index()["position"][ordinal]) - segment.data_start
-            self._on_loss(Loss(str(segment.data_path), position, offset, offset + INDEX_RECORD_BYTES, None))
-
-    def first_gap(self, start: int, end: int) -> tuple[int, int] | None:
-        """The first run ``[from, to)`` of lost messages within ``[start, end)``; None if nothing is missing there.
-
-        Which partition they were of is not known any more.
-        """
-        for segment in self._segments[self._from(start) :]:
-            if segment.start >= end:
-                break
-            fillers = segment.part(FILLER, growing=self._use(segment))
-            if fillers is None:
-                continue
-            ordinals = fillers.ordinals
-            place = bisect_left(ordinals, max(start - segment.start, 0) // INDEX_RECORD_BYTES)
-            if place < len(ordinals) and segment.start + ordinals[place] * INDEX_RECORD_BYTES < end:
-                first = stop = ordinals[place]
-                while place < len(ordinals) and ordinals[place] == stop:
-                    place, stop = place + 1, stop + 1
-                gap_end = segment.start + stop * INDEX_RECORD_BYTES
-                return segment.start + first * INDEX_RECORD_BYTES, min(gap_end, end)
-        return None
-
-    def times(self, offsets: Sequence[int]) -> list[int]:
-        """Append times (ms) of the messages at ``offsets`` (rising, each below the durable end)."""
-        out: list[int] = []
-        done = 0
-        while done < len(offsets):
-            segment = self._segments[self._from(offsets[done])]
-            self._use(segment)
-            stop = bisect_left(offsets, segment.end, done)
-            ordinals = (np.asarray(offsets[done:stop], dtype=np.int64) - segment.start) // INDEX_RECORD_BYTES
-            out += segment.index()["time"][ordinals].tolist()
-            done = stop
-        return out
-
-    def plan(self, partition_id: int, start: int, end: int | None, max_messages: int) -> tuple[int, int]:
-        """The longest range from ``start`` (up to ``end``) with at most ``max_messages`` own messages: (end, count).
-
-        The end returned is ``end`` (or the durable end) when everything fits, else the offset of the first message that
-        does not.
-        """
-        limit = self.durable_end if end is None else min(end, self.durable_end)
-        count = 0
-        for segment in self._segments[self._from(start) :]:
-            if segment.start >= limit:
-                break
-            growing = self._use(segment)
-            part = segment.part(partition_id, growing=growing)
-            if part is None:
-                continue
-            first = bisect_left(part.ordinals, max(start - segment.start, 0) // INDEX_RECORD_BYTES)
-            last = bisect_left(part.ordinals, (min(limit, segment.end) - segment.start) // INDEX_RECORD_BYTES)
-            if count + last - first > max_messages:
-                beyond = part.ordinals[first + max_messages - count]
-                return segment.start + beyond * INDEX_RECORD_BYTES, max_messages
-            count += last - first
-        return max(limit, start), count
-
-    def stored(self, start: int) -> Iterator[tuple[int, int, int, bytes]]:
-        """Offset, partition id, append time and encoded message of all that is stored from offset ``start`` on.
-
-        Damaged messages are left out. Raises OSError when the disk fails.
-        """
-        for segment in self._segments[self._from(start) :]:
-            self._use(segment)
-            first = max(start - segment.start, 0) // INDEX_RECORD_BYTES
-            for begin in range(first, segment.count, _SCAN_RECORDS):
-                ordinals = range(begin, min(begin + _SCAN_RECORDS, segment.count))
-                rows = segment.index()[begin : ordinals.stop]
-                partitions: list[int] = rows["partition"].tolist()
-                times: list[int] = rows["time"].tolist()
-                del rows
-                messages, _ = segment.fetch(self._files, ordinals)
-                for k, message in enumerate(messages):
-                    if message is not None and partitions[k] != FILLER:
-                        yield segment.start + (begin + k) * INDEX_RECORD_BYTES, partitions[k], times[k], message
-
-    def offset_at(self, time_ms: int) -> int:
-        """Offset of the first message appended at ``time_ms`` or later; the durable end if there is none."""
-        for segment in self._segments:
-            if segment.count and segment.last_time >= time_ms:
-                self._use(segment)
-                ordinal = int(np.searchsorted(segment.index()["time"], time_ms))
-                return min(segment.start + ordinal * INDEX_RECORD_BYTES, self.durable_end)
-        return self.durable_end
 
     def expire(self, retention: Retention, now_ms: int) -> list[Segment]:
         """Take expired segments out of the store; pass them to `remove` in the committing thread.
