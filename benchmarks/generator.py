@@ -33,7 +33,7 @@ class Load(NamedTuple):
 
 def missing() -> str | None:
     """Why there is no generator, or None."""
-    return None if shutil.which("cargo") else "cargo is not installed (https://www.rust-lang.org/tools/install)"
+    return None if shutil.which("cargo") else "cargo is not installed; rustup or the package cargo has it"
 
 
 @cache
@@ -44,7 +44,7 @@ def command() -> str:
     if cargo is None:
         raise SystemExit(f"no load generator: {missing()}")
     subprocess.run(
-        [cargo, "build", "--release", "--locked", "--quiet"],
+        [cargo, "build", "--release", "--quiet"],
         cwd=SOURCE,
         env=os.environ | {"CARGO_TARGET_DIR": str(folder)},
         check=True,
