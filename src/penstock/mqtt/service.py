@@ -8,11 +8,14 @@ and holds back the PUBACK until every service that took the message has settled 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from penstock.mqtt.codec.packets import Publish
 
-__all__ = ["Connection", "Inbound", "Outlet", "Service"]
+__all__ = ["NO_ANSWER", "Connection", "Inbound", "Outlet", "Service"]
+
+NO_ANSWER: Final = -1
+"""With which the broker is told that a message gets no answer: its publisher keeps it, and sends it again."""
 
 
 class Connection(Protocol):
@@ -92,10 +95,12 @@ class Inbound:
     def disconnect(self, reason_code: int, reason_string: str = "") -> None:
         """End the network connection that brought the message, which then gets no PUBACK: DISCONNECT with the reason.
 
-        Nothing where it has ended: a newer connection of the same client is not meant, and a will has none.
+        Nothing where it has ended: a newer connection of the same client is not meant, unless the client has sent this
+        message (of QoS 2) again there and waits for its answer; and a will has none.
         """
         if self._connection is not None:
             self._connection.end(reason_code, reason_string)
+        self.settle(NO_ANSWER, reason_string)
 
     def settle(self, reason_code: int = 0, reason_string: str = "") -> None:
         """Say that this service is done with the message, now or later, in the broker's thread.

@@ -382,6 +382,25 @@ def test_a_full_queue_may_end_the_connection_of_the_slow_client() -> None:
     assert len(bench.connect("s", clean_start=False, expiry=100).publishes()) == 3
 
 
+def test_nothing_follows_the_disconnect_of_a_publisher_whose_own_queue_is_full() -> None:
+    bench = Bench(limits=BrokerLimits(max_queued_messages=1, when_queue_full=QueueFull.DISCONNECT))
+    peer = bench.connect("c", receive_maximum=1)
+    peer.subscribe(Subscription("t", 1))
+    peer.send(*[Publish("t", b"", 1, packet_id=n) for n in (1, 2, 3)])
+    assert [type(packet) for packet in peer.take()] == [Publish, PubAck, PubAck, Disconnect]
+
+
+def test_a_session_that_ends_while_a_message_is_on_its_way_holds_nothing() -> None:
+    bench = Bench(limits=BrokerLimits(max_queued_messages=1, when_queue_full=QueueFull.DISCONNECT))
+    for name, will in (("a", Will("t", b"will", 1)), ("b", None)):
+        bench.connect(name, receive_maximum=1, will=will).subscribe(Subscription("t", 1))
+    sender = bench.connect("p")
+    for n in (1, 2, 3):  # the third ends a, whose will ends b before its turn comes
+        sender.send(Publish("t", b"", 1, packet_id=n))
+    assert sorted(bench.broker.sessions) == ["p"]
+    assert bench.broker.measure().queued == 0
+
+
 @pytest.mark.parametrize(
     ("limits", "kept"),
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import LocalProtocolError
-from penstock.mqtt.codec.packets import Disconnect, PubAck, Publish, Subscription, Will
+from penstock.mqtt.codec.packets import Disconnect, PubAck, PubComp, Publish, PubRec, PubRel, Subscription, Will
 from penstock.mqtt.codec.properties import Properties
 from tests.engine.mqtt.harness import Bench, RecordingService
 
@@ -204,6 +204,50 @@ def test_a_service_ends_the_connection_of_a_message_and_no_other() -> None:
     assert new.topics() == ["news"]
     assert not new.closed
     assert len(service.taken) == 1
+
+
+def test_a_qos_2_message_that_a_service_did_not_take_is_offered_again() -> None:
+    service = RecordingService("a")
+    bench = Bench(service)
+    reader = bench.connect("reader")
+    reader.subscribe("a")
+    old = bench.connect("c", expiry=60)
+    old.send(Publish("a", b"1", 2, packet_id=1))
+    service.taken[0].disconnect(0x89, "the log is away")
+    assert old.only() == Disconnect(0x89, Properties(reason_string="the log is away"))
+    new = bench.connect("c", clean_start=False, expiry=60)
+    new.send(Publish("a", b"1", 2, dup=True, packet_id=1), Publish("b", b"2", 1, packet_id=2))
+    assert [m.publish.payload for m in service.taken] == [b"1", b"1"]
+    service.taken[1].settle()
+    assert new.take() == [PubRec(1), PubAck(2, 0x10)], "nothing waits for an answer that never comes"
+    new.send(PubRel(1), Publish("a", b"3", 2, packet_id=1))
+    service.taken[2].settle()
+    assert new.take() == [PubComp(1), PubRec(1)]
+    assert [p.payload for p in reader.publishes()] == [b"1", b"3"], "subscribers got each once"
+
+
+def test_another_message_with_the_identifier_of_one_that_was_not_taken() -> None:
+    service = RecordingService("a")
+    bench = Bench(service)
+    reader = bench.connect("reader")
+    reader.subscribe("a")
+    bench.connect("c", expiry=60).send(Publish("a", b"1", 2, packet_id=1))
+    service.taken[0].disconnect(0x89)
+    bench.flush()
+    new = bench.connect("c", clean_start=False, expiry=60).send(Publish("a", b"2", 2, packet_id=1))
+    service.taken[1].settle()
+    assert new.only() == PubRec(1)
+    assert [p.payload for p in reader.publishes()] == [b"1", b"2"]
+
+
+def test_a_qos_2_message_that_waits_again_elsewhere_ends_that_connection() -> None:
+    service = RecordingService("a")
+    bench = Bench(service)
+    bench.connect("c", expiry=60).send(Publish("a", b"1", 2, packet_id=1))
+    new = bench.connect("c", clean_start=False, expiry=60).send(Publish("a", b"1", 2, dup=True, packet_id=1))
+    assert len(service.taken) == 1, "its taker still works on it"
+    service.taken[0].disconnect(0x90, "the log is away")
+    assert new.only() == Disconnect(0x89, Properties(reason_string="the log is away"))
 
 
 def test_disconnect_from_within_receive_stops_the_rest() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.mqtt.codec.packets import Disconnect, PubAck, Publish, PubRec, PubRel, Subscription, Unsubscribe
 from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.engine.limits import BrokerLimits
 from tests.engine.mqtt.harness import Bench, Peer
 
 
@@ -90,6 +91,22 @@ def test_a_new_member_takes_over_from_those_that_are_away() -> None:
     new = bench.connect("new")
     new.subscribe("$share/g/other", "$share/g/a")
     assert payloads(new) == [1, 2, 3]
+
+
+def test_a_member_takes_over_what_it_has_room_for_and_the_rest_when_it_has_room_again() -> None:
+    bench = Bench(limits=BrokerLimits(max_queued_messages=4))
+    for peer in members(bench, 2, expiry=60):
+        peer.drop()
+    bench.connect("p").send(*numbered(8))
+    helper = bench.connect("helper", receive_maximum=1)
+    helper.subscribe(Subscription("$share/g/a", 1))
+    got = []
+    while came := helper.publishes():
+        for message in came:
+            got.append(int(message.payload))
+            helper.send(PubAck(message.packet_id))
+    assert sorted(got) == list(range(1, 9))
+    assert bench.broker.measure().dropped_queue_full == 0
 
 
 def test_a_member_that_does_not_keep_up_is_spared() -> None:

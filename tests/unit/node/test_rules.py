@@ -10,7 +10,7 @@ from penstock.errors import LocalProtocolError, PenstockError, RefusedError, Sto
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.service import Inbound
+from penstock.mqtt.service import NO_ANSWER, Inbound
 from penstock.node.config import Rule
 from penstock.node.rules import Identities, RuleService
 from penstock.node.template import Template
@@ -219,7 +219,7 @@ def test_a_log_that_is_away_ends_the_connection_so_that_the_publisher_keeps_the_
     rule = service(log, broker)
     rule.receive(broker.inbound(Publish("plant/a", b"", 1)))
     log.waiting.pop()(error)
-    assert broker.settled == []
+    assert broker.settled == [(NO_ANSWER, error.what)]
     assert broker.disconnected == [(ReasonCode.SERVER_BUSY, error.what)]
 
 
@@ -230,7 +230,7 @@ def test_a_client_that_came_back_is_not_thrown_out_for_a_message_of_its_old_conn
     rule.receive(broker.inbound(Publish("plant/a", b"x", 1)))
     broker.connection.closing = True
     log.waiting[0](StorageError("the disk is gone"))
-    assert (broker.settled, broker.disconnected) == ([], [])
+    assert (broker.settled, broker.disconnected) == ([(NO_ANSWER, "the disk is gone")], [])
     assert (rule.stats.refused, rule.stats.pending, rule.stats.pending_bytes) == (1, 0, 0)
 
 
@@ -238,7 +238,7 @@ def test_mqtt_3_has_no_failure_codes_so_every_refusal_ends_the_connection(log: L
     rule = service(log, broker)
     rule.receive(broker.inbound(Publish("plant/a", b"", 1), version=4))
     log.waiting.pop()(RefusedError("no such topic", code=ErrCode.FORBIDDEN))
-    assert broker.settled == []
+    assert broker.settled == [(NO_ANSWER, "no such topic")]
     assert broker.disconnected == [(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "no such topic")]
 
 

@@ -31,6 +31,7 @@ from penstock.mqtt.engine.message import Message, identifier_block
 from penstock.mqtt.engine.retained import Retained
 from penstock.mqtt.engine.routes import Route, Router
 from penstock.mqtt.engine.session import NEVER, Session, SessionSubscription
+from penstock.mqtt.engine.shared import SharedGroup
 from penstock.mqtt.engine.sharing import deliver_shared, leave_group, share_out, take_over
 from penstock.mqtt.engine.timers import Timers
 from penstock.mqtt.engine.unpromised import Unpromised
@@ -561,6 +562,10 @@ class Broker:
                 self._end_subscription(session, subscription, now)
                 codes.append(0)
         return codes
+
+    def take_over(self, group: SharedGroup, now: int) -> None:
+        """A member of the group has room again for what waits for members that are away."""
+        take_over(group, now)
 
     # Inside
 

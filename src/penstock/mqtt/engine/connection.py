@@ -314,6 +314,18 @@ class BrokerConnection(Output):
             self._crowded = False
             self.release()
 
+    def take_back(self, answer: PendingAnswer, reason_string: str) -> None:
+        """A taker wants the message on another connection: this one ends without an answer to it.
+
+        A QoS 2 message is looked at again when it comes again, by the services alone.
+        """
+        session = self.session
+        if answer.qos == 2 and session is not None and session.incoming.get(answer.packet_id) is answer:
+            del session.incoming[answer.packet_id]
+            self.open_qos2.discard(answer.packet_id)
+            session.was_routed(answer.packet_id)
+        self.end(ReasonCode.SERVER_BUSY, reason_string)
+
     def _keep_identifier(self, answer: PendingAnswer) -> None:
         """From its PUBREC on a QoS 2 identifier stands until PUBREL; after a refusal it is free [MQTT-4.3.3-9].
 
@@ -323,6 +335,7 @@ class BrokerConnection(Output):
         if session is None or session.incoming.get(answer.packet_id) is not answer:
             return
         kept = session.kept
+        session.routed.discard(answer.packet_id)
         if answer.reason_code >= 0x80 and self.version == 5:
             del session.incoming[answer.packet_id]
             self.open_qos2.discard(answer.packet_id)
@@ -331,7 +344,6 @@ class BrokerConnection(Output):
         else:
             session.incoming[answer.packet_id] = None
             if kept is not None:
-                kept.routed.discard(answer.packet_id)
                 kept.incoming(answer.packet_id, TAKEN)
         if kept is not None and kept.promised:
             answer.gate = kept.journal.number

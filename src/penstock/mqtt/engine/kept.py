@@ -29,19 +29,14 @@ TAKEN: Final = 2
 
 
 class Kept:
-    """Records one session. ``promised``: its acknowledgements wait for the commit of what they promise.
+    """Records one session. ``promised``: its acknowledgements wait for the commit of what they promise."""
 
-    ``routed`` holds the QoS 2 identifiers that a restart found between subscribers and services: when the client sends
-    them again, services alone get the message.
-    """
-
-    __slots__ = ("journal", "number", "promised", "routed")
+    __slots__ = ("journal", "number", "promised")
 
     def __init__(self, journal: Journal, number: int, *, promised: bool) -> None:
         self.journal = journal
         self.number = number
         self.promised = promised
-        self.routed: set[int] = set()
 
     def hold_back(self, connection: Output) -> None:
         """What leaves on ``connection`` from here on rests on what was recorded so far, and waits for its commit."""
@@ -72,7 +67,7 @@ class Kept:
             journal.unsubscribed(self.number, topic_filter, promised=False)
         for delivery in (*session.inflight.values(), *session.waiting.reliable):
             self.done(delivery)
-        for packet_id in (*session.incoming, *self.routed):
+        for packet_id in (*session.incoming, *session.routed):
             journal.incoming_done(self.number, packet_id, promised=False)
         journal.session_ended(self.number, promised=self.promised)
 
@@ -123,5 +118,4 @@ class Kept:
 
     def incoming_done(self, packet_id: int) -> None:
         """The identifier is free."""
-        self.routed.discard(packet_id)
         self.journal.incoming_done(self.number, packet_id, promised=self.promised)

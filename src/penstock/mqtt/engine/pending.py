@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.mqtt.codec.reasons import ALLOWED, PacketType, ReasonCode
+from penstock.mqtt.service import NO_ANSWER
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.connection import BrokerConnection
@@ -32,8 +33,14 @@ class PendingAnswer:
         """The commit that it waits for, too: of what subscribers and the session were promised."""
 
     def settle(self, reason_code: int, reason_string: str) -> None:
-        """One taker is done; the highest reason code counts, with its words."""
+        """One taker is done; the highest reason code counts, with its words.
+
+        ``NO_ANSWER``: it cannot take the message, and the client is to send it again on another connection.
+        """
         self.waiting -= 1
+        if reason_code == NO_ANSWER:
+            self.connection.take_back(self, reason_string)
+            return
         if reason_code >= 0x80 and reason_code > self.reason_code:
             if reason_code not in ALLOWED[PacketType.PUBACK]:
                 reason_code = ReasonCode.UNSPECIFIED_ERROR

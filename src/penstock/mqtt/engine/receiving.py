@@ -86,8 +86,8 @@ def take_publish(connection: BrokerConnection, session: Session, publish: Publis
     promises = journal.promises
     taken = []
     if not code:
-        if kept is not None and packet_id in kept.routed and qos == 2:
-            taken = broker.services_for(publish)  # its subscribers have it since before the last start
+        if qos == 2 and _was_routed(session, publish):
+            taken = broker.services_for(publish)
         else:
             taken, code = broker.route(publish, session, now)
     if not taken and not pending:
@@ -98,6 +98,8 @@ def take_publish(connection: BrokerConnection, session: Session, publish: Publis
                     kept.incoming(packet_id, TAKEN)
             else:
                 connection.open_qos2.discard(packet_id)
+        if connection.closing:
+            return  # the client's own queue was full: nothing may follow DISCONNECT [MQTT-3.14.4-1]
         if journal.promises != promises:
             connection.gate = journal.number
         if qos == 1:
@@ -146,6 +148,14 @@ def _inbound(
         settle=None if answer is None else answer.settle,
         principal=None if session.rights is None else session.rights.principal,
     )
+
+
+def _was_routed(session: Session, publish: Publish) -> bool:
+    """Whether subscribers have the message already; without DUP it is another one with its identifier."""
+    if publish.packet_id not in session.routed:
+        return False
+    session.routed.discard(publish.packet_id)
+    return publish.dup
 
 
 def _repeated(connection: BrokerConnection, session: Session, packet_id: int) -> None:

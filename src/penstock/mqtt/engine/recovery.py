@@ -37,8 +37,8 @@ def restore(broker: Broker, found: Recovered, now: int) -> None:
         session = sessions[number]
         if state != ROUTED:
             session.incoming[packet_id] = None
-        elif session.kept is not None:
-            session.kept.routed.add(packet_id)
+        else:
+            session.was_routed(packet_id)
     _retained(broker, found.retained, now)
 
 

@@ -35,6 +35,8 @@ NEVER: Final = 0xFFFFFFFF
 
 _NOTHING: Final[deque[int]] = deque(maxlen=0)
 """Nothing to send again: shared by all, since a deque of one's own takes 760 bytes."""
+_NO_IDENTIFIERS: Final[set[int]] = set()
+"""The same for packet identifiers; never added to."""
 
 
 class SessionSubscription:
@@ -79,6 +81,7 @@ class Session(Timed):
         "ending",
         "ends_at",
         "expiry_s",
+        "helps",
         "incoming",
         "inflight",
         "kept",
@@ -86,6 +89,7 @@ class Session(Timed):
         "replays",
         "resend",
         "rights",
+        "routed",
         "subscriptions",
         "username",
         "waiting",
@@ -117,6 +121,9 @@ class Session(Timed):
         """Sent at QoS 1 or 2 and not done: by packet identifier, in order; after PUBREL with :data:`RELEASED`."""
         self.incoming: dict[int, PendingAnswer | None] = {}
         """Packet identifiers of QoS 2 messages that came in and have no PUBREL yet; the answer while it waits."""
+        self.routed = _NO_IDENTIFIERS
+        """Those of QoS 2 messages that subscribers have and services do not: a restart or the end of the connection
+        came between. When the client sends them again, services alone get them."""
         self.waiting = Waiting(limits, stats, broker.waiting_totals)
 
         self.ending = False
@@ -126,6 +133,8 @@ class Session(Timed):
         self.connection: BrokerConnection | None = None
         self.resend = _NOTHING
         """Those in flight that this connection did not carry yet; nothing new leaves before them."""
+        self.helps: SharedGroup | None = None
+        """A shared subscription of which more waits for members that are away than there was room for here."""
         self.replays: dict[str, SessionSubscription] = {}
         """Subscriptions whose retained messages are still to be sent, the first of them from ``_replaying``."""
         self._replaying: deque[Message] | None = None
@@ -138,14 +147,22 @@ class Session(Timed):
         """Forget messages; subscriptions are the broker's to take down."""
         self.inflight = Inflight()
         self.incoming.clear()
+        self.routed = _NO_IDENTIFIERS
         self.resend.clear()
         self.replays.clear()
         self._replaying = None
+        self.helps = None
         self.waiting.clear()
 
     def may_receive(self, topic: str) -> bool:
         """Whether messages of that topic may go to the client."""
         return self.rights is None or self.rights.may_receive(topic)
+
+    def was_routed(self, packet_id: int) -> None:
+        """Subscribers have the QoS 2 message of the client, services are to get it when it comes again."""
+        if self.routed is _NO_IDENTIFIERS:
+            self.routed = set()
+        self.routed.add(packet_id)
 
     # Messages to the client
 
@@ -170,6 +187,8 @@ class Session(Timed):
             or self.waiting.reliable
             or len(inflight) >= connection.send_maximum
         ):
+            if self.ending:
+                return  # it ended while the message was on its way to others
             number = 0 if kept is None else kept.queue(message, qos, retain, identifiers, group, 0)
             self._wait((message, qos, retain, identifiers, group, number), now)
             return
@@ -337,6 +356,9 @@ class Session(Timed):
                 self._stats.dropped_expired += 1
             else:
                 connection.send_publish(message, 0, 0x30 | retain, identifiers, now)
+        if self.helps is not None and not waiting.reliable:
+            group, self.helps = self.helps, None
+            self._broker.take_over(group, now)
 
     def _start(self, delivery: Delivery, connection: BrokerConnection, now: int) -> None:
         """First send of a QoS 1 or 2 message that waited: it is in flight from here on."""

@@ -2,6 +2,8 @@
 
 What waits moves, and what was sent at QoS 1 without an answer. A QoS 2 message that was sent stays with its session to
 the end, and ends with it [MQTT-4.8.2-4], [MQTT-4.8.2-5]. Order is not promised for shared subscriptions.
+
+Nothing moves to a member that has no room for it: it stays where it is until there is room, or its session ends.
 """
 
 from __future__ import annotations
@@ -26,11 +28,12 @@ def share_out(session: Session, now: int) -> None:
     """The session lost its connection, or ends: connected members take over, or any, if it ends."""
     inflight = [d for d in session.inflight.values() if d[4] is not None and d[1] == 1]
     waiting = [d for d in session.waiting.reliable if d[4] is not None]
-    _hand_over(session, inflight + waiting, now, online_only=not session.ending)
+    if inflight or waiting:
+        _hand_over(session, inflight + waiting, now, online_only=not session.ending)
 
 
 def take_over(group: SharedGroup, now: int) -> None:
-    """A member of the group is there: it gets what waits for members that are away."""
+    """A member of the group is there, or has room again: it gets what waits for members that are away."""
     for member in list(group.members.values()):
         if member.session.connection is None:
             share_out(member.session, now)
@@ -45,17 +48,47 @@ def leave_group(session: Session, group: SharedGroup, now: int) -> None:
 def _hand_over(session: Session, deliveries: Iterable[Delivery], now: int, *, online_only: bool) -> None:
     moved: list[Delivery] = []
     takers: list[tuple[SessionSubscription, SharedGroup]] = []
+    allowed: dict[tuple[SharedGroup, str], list[SessionSubscription]] = {}
+    room: dict[Session, _Room] = {}
     for delivery in deliveries:
         message, group = delivery[0], delivery[4]
         if group is None or message.expired(now):
             continue
         topic = message.publish.topic
-        members = [member for member in group.members.values() if member.session.may_receive(topic)]
+        members = allowed.get((group, topic))
+        if members is None:
+            members = [member for member in group.members.values() if member.session.may_receive(topic)]
+            allowed[group, topic] = members
         taker = group.choose(message.publish, members, without=session)
-        if taker is not None and not (online_only and taker.session.connection is None):
-            moved.append(delivery)
-            takers.append((taker, group))
+        if taker is None or (online_only and taker.session.connection is None):
+            continue
+        if not session.ending:
+            left = room.get(taker.session)
+            if left is None:
+                left = room[taker.session] = _Room(taker.session)
+            if not left.take(message.size):
+                taker.session.helps = group
+                continue
+        moved.append(delivery)
+        takers.append((taker, group))
     if moved:
         session.withdraw(moved)
         for delivery, (taker, group) in zip(moved, takers, strict=True):
             deliver_shared(taker, group, delivery[0], now)
+
+
+class _Room:
+    """What a session can take before it has to drop something."""
+
+    __slots__ = ("_bytes", "_messages")
+
+    def __init__(self, session: Session) -> None:
+        self._messages, self._bytes = session.waiting.room()
+
+    def take(self, size: int) -> bool:
+        """Whether another message of that size finds room; then it has it."""
+        if self._messages < 1 or self._bytes < size:
+            return False
+        self._messages -= 1
+        self._bytes -= size
+        return True

@@ -64,6 +64,14 @@ class Waiting:
         """Whether a QoS 1 or 2 message of that size would be kept without another being dropped for it."""
         return len(self) < self._limits.max_queued_messages and self._fits(size)
 
+    def room(self) -> tuple[int, int]:
+        """Messages and bytes that would still be kept."""
+        limits, totals = self._limits, self._totals
+        return (
+            min(limits.max_queued_messages - len(self), limits.max_total_queued_messages - totals.messages),
+            min(limits.max_queued_bytes - self.bytes, limits.max_total_queued_bytes - totals.bytes),
+        )
+
     def _fits(self, size: int) -> bool:
         limits, totals = self._limits, self._totals
         return (
