@@ -44,7 +44,8 @@ class Inbound:
 
     ``publish`` is shared with the other takers and must not be changed; its ``dup`` and ``packet_id`` are those of the
     network connection. ``received_ms`` is the wall clock at arrival. ``username`` is None where the client gave none.
-    ``principal`` is who the client is for the policies, in their own terms; services hand it on unread.
+    ``principal`` is who the client is for the policies, in their own terms; services hand it on unread. None: nobody
+    was asked who it is, or the node itself is.
     """
 
     __slots__ = (

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import PenstockError
+from penstock.mqtt.engine.access import UNKNOWN
 from penstock.mqtt.engine.limits import BrokerLimits
 from penstock.mqtt.gatekeeper import Client, Gatekeeper, GateStats, Method, Rulebook
 from penstock.mqtt.password_checks import PasswordChecks
@@ -23,7 +24,7 @@ from penstock.node.config import NodeConfig
 from penstock.node.mqtt_config import MqttListenerEntry, MqttListenerMore, Security, admission_limits, broker_limits
 from penstock.runtime.metrics import Metrics, figures
 from penstock.security.passwords import read_passwords
-from penstock.security.policy import Permissions
+from penstock.security.policy import NOTHING, Permissions
 from penstock.security.policy_file import load_policy
 from penstock.security.tokens import load_tokens
 from penstock.statestore.binding import INVOKE
@@ -193,7 +194,10 @@ class NodeSecurity:
 
 
 class StorePolicy:
-    """What the policies say of clients of the state store. What the node itself asks is allowed."""
+    """What the policies say of clients of the state store. What the node itself asks is allowed.
+
+    Nothing is to the will of a client that did not come back after a restart: it is not known any more who that was.
+    """
 
     def may_access(self, context: Context, access: Access, key: bytes) -> bool:
         """Whether the requester may do all of that with the key."""
@@ -216,6 +220,8 @@ class StorePolicy:
 
 def _permissions(context: Context) -> Permissions | None:
     client = context.principal
+    if client is UNKNOWN:
+        return NOTHING
     return client.permissions if isinstance(client, Client) else None
 
 

@@ -87,8 +87,9 @@ class Engine:
         self._deadlines: list[tuple[int, bytes]] = []
         self._volatile = 0
         self._observers = Observers(None if authorise is None else self._may_still_read)
-        # Who observes prefixes: what is authorised is one key at a time, whenever one changes.
-        self._prefix_contexts: dict[str, Context] = {}
+        # Who observes, where somebody decides about it: asked for each key that changes, since prefixes hold keys of
+        # all kinds and policies change while clients stay.
+        self._observing: dict[str, Context] = {}
         self._index: KeyIndex | None = None
 
     @property
@@ -230,10 +231,10 @@ class Engine:
     def forget(self, client_id: str) -> None:
         """End all observations of ``client_id``: its network connection ended [KEYNOTIFY lifecycle]."""
         self._observers.forget(client_id)
-        self._prefix_contexts.pop(client_id, None)
+        self._observing.pop(client_id, None)
 
     def _may_still_read(self, client_id: str, key: bytes) -> bool:
-        context = self._prefix_contexts.get(client_id)
+        context = self._observing.get(client_id)
         return context is not None and self._authorise is not None and self._authorise(context, Access.READ, key)
 
     def _is_authorised(self, command: Command, context: Context, prefix: bytes | None) -> bool:
@@ -389,9 +390,9 @@ class Engine:
         # A repeated KEYNOTIFY is done again: the Rust and .NET SDKs refuse any other answer than OK.
         if not self._observers.add(client_id, key, context.dialect, prefix=prefix):
             return _ERRORS[StoreError.QUOTA]
-        if prefix:
-            self._prefix_contexts[client_id] = context
-        elif command.version is None:
+        if self._authorise is not None:
+            self._observing[client_id] = context
+        if not prefix and command.version is None:
             return _DONE
         return Answer(AnswerKind.OK, version=self.clock, missed=missed)
 

@@ -20,7 +20,7 @@ _Watched = dict[bytes, dict[str, Dialect]]
 class Observers:
     """Observations of all clients; one belongs to a client id and a key or prefix, and keeps the dialect it came in.
 
-    ``may_read``: whether a client that observes a prefix may know of a key under it.
+    ``may_read``: whether a client that observes may know of a key now; None where nobody decides about it.
     """
 
     def __init__(self, may_read: Callable[[str, bytes], bool] | None = None) -> None:
@@ -67,23 +67,23 @@ class Observers:
     def of(self, key: bytes) -> tuple[Observer, ...]:
         """Who is told of a change to ``key``, each client once; an observation of the key itself sets the dialect."""
         single = self._keys.get(key)
-        if not self._lengths:
+        if not self._lengths and (not single or self._may_read is None):
             return tuple(single.items()) if single else ()
         found: dict[str, Dialect] = {}
         for length in self._lengths:
             if length <= len(key) and (watching := self._prefixes.get(key[:length])):
                 found.update(watching)
-        if self._may_read is not None:
-            found = {client_id: dialect for client_id, dialect in found.items() if self._may_read(client_id, key)}
         if single:
             found.update(single)
+        if self._may_read is not None:
+            found = {client_id: dialect for client_id, dialect in found.items() if self._may_read(client_id, key)}
         return tuple(found.items())
 
     def observes(self, client_id: str, key: bytes) -> bool:
         """Whether the client is told of changes to ``key`` now."""
-        if client_id in self._keys.get(key, ()):
-            return True
-        if not any(client_id in self._prefixes.get(key[:n], ()) for n in self._lengths if n <= len(key)):
+        if client_id not in self._keys.get(key, ()) and not any(
+            client_id in self._prefixes.get(key[:n], ()) for n in self._lengths if n <= len(key)
+        ):
             return False
         return self._may_read is None or self._may_read(client_id, key)
 

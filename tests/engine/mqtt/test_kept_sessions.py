@@ -25,6 +25,7 @@ from penstock.mqtt.codec.packets import (
     Will,
 )
 from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.engine.access import UNKNOWN
 from penstock.mqtt.engine.limits import BrokerLimits, QueueFull
 
 from .harness import RecordingService
@@ -471,6 +472,17 @@ def test_a_will_whose_delay_passed_during_the_downtime_is_published_on_start(ben
     assert will_at(bench, 60, end) == ["will"]
     bench.crash()
     assert all(row.will is None for row in bench.found.sessions)
+
+
+def test_the_will_of_a_client_that_did_not_come_back_is_of_an_unknown_one(tmp_path: Path) -> None:
+    bench = KeptBench(tmp_path / "mqtt", RecordingService("will"))
+    for name in ("away", "back"):
+        bench.connect(name, expiry=60, will=Will("will", name.encode(), 1))
+    after = RecordingService("will")
+    bench.crash(after)
+    assert [(m.client_id, m.principal) for m in after.taken] == [("away", UNKNOWN), ("back", UNKNOWN)]
+    bench.connect("back", expiry=60, clean_start=False, will=Will("will", b"", 1)).drop()
+    assert (after.taken[-1].client_id, after.taken[-1].principal) == ("back", None)
 
 
 def test_wills_without_delay_are_published_when_the_node_ends(tmp_path: Path) -> None:

@@ -40,6 +40,23 @@ async def test_a_client_with_write_alone_writes_and_releases_locks_and_reads_not
     await service.close()
 
 
+async def test_an_observer_that_may_not_read_any_more_is_told_nothing(tmp_path: Path) -> None:
+    outlet, clock, rules = FakeOutlet(), ManualClock(), Rules(Access.READ | Access.WRITE)
+    service = await open_service(tmp_path, outlet, clock, policy=rules)
+    peer = Peer(service, outlet, clock)
+    assert peer.ask("KEYNOTIFY k").payload == b"+OK\r\n"
+    peer.ask("SET k 1")
+    told = service.stats.notifications
+    assert told == 1
+    rules.granted = Access.WRITE
+    peer.ask("SET k 2")
+    assert service.stats.notifications == told, "the policies changed while the client stayed"
+    rules.granted = Access.READ | Access.WRITE
+    peer.ask("SET k 3")
+    assert service.stats.notifications == told + 1
+    await service.close()
+
+
 async def test_no_answer_goes_where_the_requester_may_not_publish(tmp_path: Path) -> None:
     outlet, clock = FakeOutlet(), ManualClock()
     service = await open_service(tmp_path, outlet, clock, policy=Rules(Access.READ | Access.WRITE))

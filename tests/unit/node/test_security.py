@@ -15,6 +15,7 @@ import pytest
 from penstock.errors import ConfigError, PenstockError, RefusedError
 from penstock.mqtt.client import MqttClient, ScramAuthentication, TlsOptions, TokenAuthentication
 from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.engine.access import UNKNOWN
 from penstock.node.config import NodeConfig
 from penstock.node.security import NodeSecurity, StorePolicy
 from penstock.runtime.metrics import Metrics
@@ -286,3 +287,6 @@ rules:
         assert policy.may_answer_on(context, "answers")
         assert not policy.may_answer_on(context, "elsewhere")
     assert policy.may_access(Context("node", SDK), Access.WRITE, b"anything"), "the node itself"
+    will = Context("reader", SDK, principal=UNKNOWN)
+    assert not policy.may_access(will, Access.READ, b"ax"), "the will of a client that a restart found"
+    assert not policy.may_answer_on(will, "answers")

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 __all__ = [
     "LOCAL",
+    "UNKNOWN",
     "Access",
     "Action",
     "Answer",
@@ -51,6 +52,18 @@ class Principal(Protocol):
     def name(self) -> str:
         """Unique among those that may connect; the same after a restart."""
         ...
+
+
+class _Unknown:
+    """A client that was there before the last start."""
+
+    __slots__ = ()
+    name = ""
+
+
+UNKNOWN: Final[Principal] = _Unknown()
+"""For whom the will of a client is sent that did not come back since the last start: who it was is not kept, so what
+it might do is not known either."""
 
 
 @dataclass(slots=True, kw_only=True, frozen=True)

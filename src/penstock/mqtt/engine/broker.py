@@ -19,7 +19,7 @@ from penstock.mqtt.codec.decoder import TopicNames
 from penstock.mqtt.codec.packets import ConnAck, Connect, Publish, Subscribe, Subscription
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import filter_problem, validate_topic_filter, validate_topic_name
-from penstock.mqtt.engine.access import LOCAL, Access, Granted, Origin, Rights
+from penstock.mqtt.engine.access import LOCAL, UNKNOWN, Access, Granted, Origin, Rights
 from penstock.mqtt.engine.admission import capabilities, expiry_asked, will_problem
 from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.figures import FIGURES_PREFIX, Figures
@@ -399,6 +399,7 @@ class Broker:
         session.will = packet.will  # a will that was still waiting is cancelled [MQTT-3.1.3-9]
         if rights is not None:
             self.set_rights(session, rights, now)
+        session.restored = False
         session.connection = connection
         connection.session = session
         if journal.enabled:
@@ -664,7 +665,7 @@ class Broker:
                     session.client_id,
                     now + self.wall_offset,
                     username=session.username,
-                    principal=None if rights is None else rights.principal,
+                    principal=UNKNOWN if session.restored else None if rights is None else rights.principal,
                 )
             )
 

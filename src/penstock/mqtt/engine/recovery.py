@@ -44,6 +44,7 @@ def restore(broker: Broker, found: Recovered, now: int) -> None:
 
 def _session(broker: Broker, row: SessionRow, now: int) -> Session:
     session = Session(broker, row.client_id, broker.limits, broker.stats)
+    session.restored = True
     session.owner = row.owner
     session.username = row.username
     session.expiry_s = row.expiry_s

@@ -88,6 +88,7 @@ class Session(Timed):
         "owner",
         "replays",
         "resend",
+        "restored",
         "rights",
         "routed",
         "subscriptions",
@@ -126,6 +127,8 @@ class Session(Timed):
         came between. When the client sends them again, services alone get them."""
         self.waiting = Waiting(limits, stats, broker.waiting_totals)
 
+        self.restored = False
+        """It was brought back by a start and nobody has resumed it: its rights are not known."""
         self.ending = False
         """The session is being discarded."""
 
