@@ -9,13 +9,15 @@ bytes received, however they are split: pieces of an unfinished packet are joine
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.bodies import BODIES, decode_properties
 from penstock.mqtt.codec.packets import Connect, Packet, PubAck, PubComp, Publish, PubRec, PubRel
 from penstock.mqtt.codec.primitives import MAX_VARINT, Reader, malformed, protocol_error
+from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import CLIENT_DISCONNECT, PacketType, reason_name
+from penstock.mqtt.codec.shapes import LONGEST, Learner, Shape
 from penstock.mqtt.codec.topics import has_wildcard
 from penstock.mqtt.codec.version311 import BODIES_311
 
@@ -85,10 +87,12 @@ class Decoder:
     __slots__ = (
         "_buffered",
         "_largest",
+        "_learner",
         "_needed",
         "_pieces",
         "_refused",
         "_role",
+        "_shape",
         "_topics",
         "connect_seen",
         "error",
@@ -121,6 +125,9 @@ class Decoder:
         self._pieces: list[bytes] = []
         self._buffered = 0
         self._needed = 1
+        self._learner: Learner | None = None
+        self._shape: Shape | None = None
+        """What the client's last messages have in common; learned by servers only, whose messages nobody changes."""
 
     def feed(self, data: bytes) -> list[Packet]:
         """Decode what is complete with ``data``; the rest is kept for the next call.
@@ -205,6 +212,11 @@ class Decoder:
 
     def _publish(self, data: bytes, first: int, start: int, end: int) -> Publish:
         """PUBLISH: topic, identifier (QoS 1, 2), properties, payload to the end [MQTT 5.0 section 3.3]."""
+        shape = self._shape
+        if shape is not None and start + shape.size <= end and (first & 6 != 0) is shape.has_identifier:
+            parts = shape.cut(data, start)
+            if parts[::2] == shape.fixed and parts[1] != 0:
+                return _publish_like(shape, parts, data, first, start, end)
         position = start + 2
         if position > end:
             raise malformed("the packet ends within a field")
@@ -236,6 +248,8 @@ class Decoder:
                 raise protocol_error("Subscription Identifier in a PUBLISH of a client [MQTT-3.3.4-6]")
             publish = Publish(topic, data[properties_end:end], qos, properties=properties)
             publish.properties_wire = data[properties_start:properties_end]
+            if self._role is Role.SERVER and properties_end - start <= LONGEST:
+                self._learn(data[start:properties_end], position - start, topic, properties, has_identifier=qos > 0)
         if not topic and (publish.optional_properties is None or publish.optional_properties.topic_alias is None):
             raise protocol_error("PUBLISH with neither a topic nor a Topic Alias")
         publish.packet_id = packet_id
@@ -244,6 +258,15 @@ class Decoder:
             publish.retain = first & 1 == 1
             publish.dup = first & 8 == 8
         return publish
+
+    def _learn(self, wire: bytes, topic_end: int, topic: str, properties: Properties, *, has_identifier: bool) -> None:
+        """The next PUBLISH may be like this one."""
+        learner = self._learner
+        if learner is None:
+            learner = self._learner = Learner()
+        shape = learner.see(wire, topic_end, topic, properties, has_identifier=has_identifier)
+        if shape is not None:
+            self._shape = shape
 
     def _publish_311(self, data: bytes, first: int, start: int, end: int) -> Publish:
         """PUBLISH of MQTT 3.1.1: topic, identifier (QoS 1, 2), payload to the end."""
@@ -296,6 +319,19 @@ class Decoder:
             raise protocol_error("a client does not send Server Reference")
         if not from_client and properties.session_expiry_interval is not None:
             raise protocol_error("a server does not send Session Expiry Interval on DISCONNECT [MQTT-3.14.2-2]")
+
+
+def _publish_like(shape: Shape, parts: tuple[Any, ...], data: bytes, first: int, start: int, end: int) -> Publish:
+    """A PUBLISH that was cut up by the shape it has."""
+    properties_end = start + shape.size
+    publish = Publish(shape.topic, data[properties_end:end], first >> 1 & 3, properties=shape.properties(parts))
+    publish.packet_id = parts[1] or 0
+    publish.topic_wire = shape.topic_wire
+    publish.properties_wire = data[start + shape.properties_at : properties_end]
+    if first & 9:
+        publish.retain = first & 1 == 1
+        publish.dup = first & 8 == 8
+    return publish
 
 
 def _long_length(data: bytes, position: int, size: int) -> tuple[int, int] | None:
