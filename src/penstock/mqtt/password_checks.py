@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from penstock.security.passwords import Credential, verify_password
 
 __all__ = ["PasswordChecks"]
 
+_log = logging.getLogger("penstock.mqtt.access")
+
 WORKERS: Final = 2
 """Checks at a time; each takes a core and 19 MiB."""
 WAITING_PER_ADDRESS: Final = 64
@@ -28,7 +31,8 @@ REMEMBERED: Final = 20_000
 """Passwords that were found right, by digest."""
 
 Done = Callable[[bool | None], None]
-"""Called in the loop's thread: whether the password is right, or None where there is no room for another check."""
+"""Called in the loop's thread: whether the password is right, or None where it could not be checked: there was no room
+for another check, or no memory."""
 
 
 class _Check(NamedTuple):
@@ -107,6 +111,13 @@ class PasswordChecks:
     def _checked(self, check: _Check, future: asyncio.Future[bool]) -> None:
         self._running -= 1
         if future.cancelled():
+            return
+        error = future.exception()
+        if error is not None:
+            _log.error("a password could not be checked: %r", error)
+            self.refused += 1
+            self._go_on()
+            check.done(None)
             return
         right = future.result()
         if right and check.credential is not None:

@@ -11,6 +11,7 @@ success would prove nothing): every waiting and every later operation is told so
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -19,6 +20,8 @@ from typing import Generic, TypeVar
 from penstock.errors import StorageError
 
 __all__ = ["GroupCommitter"]
+
+_log = logging.getLogger("penstock.runtime")
 
 Op = TypeVar("Op")
 Done = Callable[[StorageError | None], None]
@@ -138,6 +141,9 @@ class GroupCommitter(Generic[Op]):
         # The next commit starts before the replies are built: the disk never waits for Python.
         self._kick()
         for _, done in batch:
-            done(failure)
+            try:
+                done(failure)
+            except Exception:  # noqa: BLE001 - one answer must not keep the others, and the end of the store, waiting
+                _log.exception("%s: internal error after a commit", self.name)
         if not self._running and not self._waiting and self._idle is not None:
             self._idle.set()

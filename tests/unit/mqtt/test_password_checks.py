@@ -46,6 +46,24 @@ async def answer(checks: PasswordChecks, password: bytes, *, address: str = "a",
     return found
 
 
+async def test_a_check_that_fails_is_answered_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def hash_or_fail(credential: Credential | None, password: bytes) -> bool:
+        if password == b"fails":
+            raise MemoryError("19 MiB")
+        return credential is not None
+
+    monkeypatch.setattr(password_checks, "verify_password", hash_or_fail)
+    checks = PasswordChecks(workers=1)
+    failed: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
+    checks.check("a", "ann", ANN, b"fails", failed.set_result)
+    assert await answer(checks, b"right")
+    assert await failed is None
+    assert "MemoryError" in caplog.text
+    checks.close()
+
+
 async def test_right_and_wrong() -> None:
     checks = PasswordChecks()
     assert await answer(checks, b"right")

@@ -76,6 +76,22 @@ async def test_after_a_failure_nothing_is_acknowledged() -> None:
     assert "No space left" in str(results[0])
 
 
+async def test_an_answer_that_fails_keeps_no_other_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    committer: GroupCommitter[int] = GroupCommitter(lambda _: None, name="test")
+    committer.start()
+    done: list[StorageError | None] = []
+
+    def fails(_: StorageError | None) -> None:
+        raise KeyError("no such client")
+
+    committer.submit(1, fails)
+    committer.submit(2, done.append)
+    async with asyncio.timeout(15):
+        await committer.close()
+    assert done == [None]
+    assert "no such client" in caplog.text
+
+
 async def test_submitting_to_a_closed_committer_is_an_error() -> None:
     committer: GroupCommitter[int] = GroupCommitter(lambda ops: None, name="t")
     committer.start()

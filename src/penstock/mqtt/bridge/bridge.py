@@ -125,6 +125,8 @@ class Bridge:
                     await self._pump(local, remote)
             except PenstockError as error:
                 logger.warning("bridge %s: %s", self.settings.name, error, extra={"fields": {"next_try_s": delay}})
+            except Exception:
+                logger.exception("bridge %s: internal error; it begins again", self.settings.name)
             finally:
                 self._show(up=False)
             await asyncio.sleep(delay)
@@ -278,7 +280,10 @@ class Bridge:
         logger.warning("bridge %s: dropped a message to %r: %s", self.settings.name, topic, error)
 
     def _show(self, *, up: bool) -> None:
-        """Publish the state here, retained, where it changed."""
+        """Publish the state here, retained, where it changed; a bridge that cannot tell it goes on."""
         if self.stats.connected != up or not self.stats.connects:
             self.stats.connected = int(up)
-            self._server.publish(Publish(self._status_topic, b"1" if up else b"0", 1, retain=True))
+            try:
+                self._server.publish(Publish(self._status_topic, b"1" if up else b"0", 1, retain=True))
+            except LocalProtocolError as error:
+                logger.warning("bridge %s: its state was not published here: %s", self.settings.name, error)

@@ -181,6 +181,22 @@ async def test_refused_messages_do_not_stop_the_rest(sites: Sites, caplog: pytes
     assert "dropped a message to 'log/x'" in caplog.text
 
 
+async def test_a_bridge_without_room_for_its_state_carries_all_the_same(
+    sites: Sites, caplog: pytest.LogCaptureFixture
+) -> None:
+    sites.here._broker.retained.max_messages = 0
+    bridge = await sites.run_bridge(BridgeTopic("a"))
+    async with sites.at_there.subscription("a") as out:
+        for n in range(2):
+            await until(lambda: bridge.stats.connected == 1)
+            await sites.at_here.publish("a", str(n))
+            assert (await anext(out)).payload == b"%d" % n
+            if not n:
+                sites.there.disconnect("penstock-plant", 0x89)
+                await until(lambda: bridge.stats.connects == 2)
+    assert "its state was not published here" in caplog.text
+
+
 async def test_states_on_both_sides(sites: Sites) -> None:
     async with sites.at_here.subscription(STATE) as here, sites.at_there.subscription("sites/7") as there:
         bridge = await sites.run_bridge(BridgeTopic("a"), remote_status_topic="sites/7")
