@@ -110,6 +110,16 @@ def test_remembered_routes_are_bounded_by_their_receivers(monkeypatch: pytest.Mo
     assert router._targets_kept == sum(len(route.targets) for route in router.routes.values())
 
 
+def test_long_topics_are_routed_and_not_remembered() -> None:
+    bench = Bench()
+    peer = bench.connect()
+    peer.subscribe("#")
+    long = "x" * 2_000
+    peer.send(Publish(long, b""), Publish("short", b""))
+    assert peer.topics() == [long, "short"]
+    assert list(bench.broker.router.routes) == ["short"]
+
+
 def test_retained_messages_leave_in_pieces_and_none_is_lost() -> None:
     """1,000 of 1 KiB, against 100 KB a turn and a queue of 10: they do not pass through the queue."""
     bench = Bench(limits=BrokerLimits(max_output_bytes=100_000, max_queued_messages=10))

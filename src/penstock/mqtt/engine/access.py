@@ -30,6 +30,8 @@ __all__ = [
 
 RIGHTS_KEPT: Final = 1_000
 """Topics whose answers one session remembers; emptied when full."""
+LONGEST_KEPT: Final = 1_024
+"""Characters of a topic that is remembered: so a hostile client fills 1 MB and not 64."""
 
 
 class Action(StrEnum):
@@ -164,9 +166,10 @@ class Rights:
         if bits & bit:
             return bits >> 6 & bit != 0
         allowed = self._access.allowed(self.principal, Action.PUBLISH, topic, qos, retain=retain)
-        if len(self._publish) >= RIGHTS_KEPT:
-            self._publish.clear()
-        self._publish[topic] = bits | bit | (bit << 6 if allowed else 0)
+        if len(topic) <= LONGEST_KEPT:
+            if len(self._publish) >= RIGHTS_KEPT:
+                self._publish.clear()
+            self._publish[topic] = bits | bit | (bit << 6 if allowed else 0)
         return allowed
 
     def may_subscribe(self, topic_filter: str, qos: int) -> bool:

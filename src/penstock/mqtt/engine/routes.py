@@ -20,6 +20,8 @@ __all__ = ["Route", "Router", "SharedTarget", "Target"]
 
 ROUTES_KEPT: Final = 10_000
 """Topics whose receivers are remembered; a lookup in the tree costs thirty times as much."""
+LONGEST_KEPT: Final = 1_024
+"""Characters of a topic whose receivers are remembered."""
 TARGETS_KEPT: Final = 200_000
 """Receivers in all of them: many sessions may be subscribed to everything."""
 
@@ -139,7 +141,7 @@ class Router:
         self._forget(inner)
 
     def route(self, topic: str) -> Route:
-        """Who gets the topic; remembered, unless it is one that no client may publish."""
+        """Who gets the topic; remembered, unless it is very long or one that no client may publish."""
         route = self.routes.get(topic)
         if route is not None:
             return route
@@ -163,6 +165,8 @@ class Router:
                 services.append(service)
         refusal = ReasonCode.TOPIC_NAME_INVALID if topic.startswith(FIGURES_PREFIX) else 0
         route = Route(targets, shared, services, refusal)
+        if len(topic) > LONGEST_KEPT:
+            return route
         if len(self.routes) >= ROUTES_KEPT or self._targets_kept >= TARGETS_KEPT:
             self.forget_all()
         self.routes[topic] = route
