@@ -141,6 +141,9 @@ class MqttServer:
             anchors = None if link.listener.tls is None else link.listener.tls.anchors
             if not client.keeper.still_welcome(client, anchors):
                 gone.append(session.connection)
+        for link in list(self._links.values()):
+            if link.stranger and not link.vouched_for:  # its CONNECT is still to come
+                link.cut()
         for connection in gone:
             connection.disconnect(ReasonCode.NOT_AUTHORIZED, now, "what let this client in was revoked")
         self._broker.policies_changed(now)
@@ -246,7 +249,10 @@ class MqttServer:
 
     def opened(self, link: Link) -> BrokerConnection | None:
         """A connection is ready for MQTT."""
-        connection = None if self._closing or not self._receiving else self._open(link)
+        connection = None
+        # A handshake that began before the authorities changed; one that is not known is looked at by the next reload.
+        if not self._closing and self._receiving and (link.vouched_for or not link.anchor):
+            connection = self._open(link)
         if connection is not None:
             self._links[connection] = link
             self._empty.clear()

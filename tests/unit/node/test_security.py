@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 
 from penstock.errors import ConfigError, PenstockError, RefusedError
 from penstock.mqtt.client import MqttClient, ScramAuthentication, TlsOptions, TokenAuthentication
-from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.codec.encoder import encode
+from penstock.mqtt.codec.packets import Connect, Publish
 from penstock.mqtt.engine.access import UNKNOWN
 from penstock.node.config import NodeConfig
 from penstock.node.security import NodeSecurity, StorePolicy
@@ -227,6 +229,29 @@ async def test_a_broken_file_keeps_what_held(tmp_path: Path) -> None:
         assert security.reload(read)
         assert security.failure is None
         assert client.connected
+
+
+async def test_an_authority_that_is_not_trusted_any_more_lets_nobody_finish(tmp_path: Path) -> None:
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    certificate, key = old.issue("server", "127.0.0.1")
+    mine = old.issue("press-7")
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(old.file.read_bytes())
+    tls = {"certificate": str(certificate), "key": str(key), "client_ca": str(trusted)}
+    mqtt = {"listeners": {"secure": {"bind": "127.0.0.1:0", "transport": "tls", "tls": tls}}}
+    async with serving(mqtt=mqtt) as (security, bound):
+        context = ssl.create_default_context(cafile=str(old.file))
+        context.load_cert_chain(mine[0], mine[1])
+        reader, writer = await asyncio.open_connection(*bound["secure"], ssl=context)
+        await until(lambda: bool(security.server._links))
+        trusted.write_bytes(new.file.read_bytes())
+        assert security.reload(lambda: security.config)
+        async with asyncio.timeout(15):
+            with contextlib.suppress(ConnectionError):
+                writer.write(encode(Connect("press-7")))
+                assert await reader.read() == b"", "it shook hands before, its CONNECT came after"
+        assert security.stats.granted == 0
+        writer.close()
 
 
 async def test_new_certificates_and_limits_without_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

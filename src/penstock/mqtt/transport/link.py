@@ -104,6 +104,12 @@ class Link(asyncio.Protocol):
         peer = f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
         return peer if self.listener.name == "mqtt" else f"{peer} on {self.listener.name}"
 
+    @property
+    def vouched_for(self) -> bool:
+        """Whether the authority of its certificate is trusted now; also where it showed none."""
+        tls = self.listener.tls
+        return self.anchor is None or (tls is not None and self.anchor in tls.anchors)
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's is one, without being a subclass
         self.transport = transport
