@@ -53,10 +53,15 @@ class Watches:
         observation = Observation()
         try:
             async with watched.lock:
+                if prefix:
+                    # A change right behind the store's answer is here before the waiter for the answer goes on; of a
+                    # single key the GET behind it tells.
+                    watched.observations.add(observation)
                 if not watched.active:
                     await self._begin(watched)
-                observation.entry = watched.entry
-                watched.observations.add(observation)
+                if not prefix:
+                    observation.entry = watched.entry
+                    watched.observations.add(observation)
             yield observation
         finally:
             watched.observations.discard(observation)
