@@ -70,7 +70,10 @@ class BrokerOptions:
     client_id: Annotated[
         str | None, typer.Option(help="MQTT client identifier, default: the command's own.", metavar="ID")
     ] = None
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.", min=0.001, metavar="SECONDS")] = 10.0
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout-s", "--timeout", help="Seconds to wait for an answer.", min=0.001, metavar="S"),
+    ] = 10.0
 
     def tls(self) -> TlsOptions | None:
         """What TLS needs to know; None: the URL decides alone."""

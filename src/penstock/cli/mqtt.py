@@ -42,15 +42,24 @@ Broker = Annotated[
 ClientId = Annotated[str, typer.Option(help="Client identifier; default: the broker chooses one.", metavar="TEXT")]
 Username = Annotated[str | None, typer.Option(help="User name.", envvar="PENSTOCK_USERNAME", metavar="NAME")]
 Password = Annotated[
-    Path | None, typer.Option("--password-file", help="File whose first line is the password.", metavar="PATH")
+    Path | None,
+    typer.Option(help="File whose first line is the password.", envvar="PENSTOCK_PASSWORD_FILE", metavar="PATH"),
 ]
 Scram = Annotated[bool, typer.Option("--scram", help="Prove the password by SCRAM-SHA-256 instead of sending it.")]
 CaFile = Annotated[
-    Path | None, typer.Option(help="PEM of the authorities to trust; default: the system's.", metavar="PATH")
+    Path | None,
+    typer.Option(
+        help="PEM of the authorities to trust; default: the system's.", envvar="PENSTOCK_CA_FILE", metavar="PATH"
+    ),
 ]
-CertFile = Annotated[Path | None, typer.Option(help="PEM of the client's certificate.", metavar="PATH")]
-KeyFile = Annotated[Path | None, typer.Option(help="PEM of its key; default: in --cert-file.", metavar="PATH")]
-Qos = Annotated[int, typer.Option("--qos", "-q", help="Quality of service.", min=0, max=2)]
+CertFile = Annotated[
+    Path | None, typer.Option(help="PEM of the client's certificate.", envvar="PENSTOCK_CERT_FILE", metavar="PATH")
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option(help="PEM of its key; default: in --cert-file.", envvar="PENSTOCK_KEY_FILE", metavar="PATH"),
+]
+Qos = Annotated[int, typer.Option("--qos", "-q", help="Quality of service.", min=0, max=2, metavar="N")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 Payload = Annotated[
     str | None, typer.Argument(help="The payload; without it, it is read from --file or stdin.", metavar="PAYLOAD")
@@ -119,7 +128,12 @@ def sub_command(
     count: Annotated[int | None, typer.Option(help="End after so many messages.", min=1, metavar="N")] = None,
     timeout_s: Annotated[
         float | None,
-        typer.Option(help="End after so many seconds; exit status 1 where --count was not met.", metavar="S"),
+        typer.Option(
+            "--timeout-s",
+            "--timeout",
+            help="End after so many seconds; exit status 1 where --count was not met.",
+            metavar="S",
+        ),
     ] = None,
     no_retained: Annotated[bool, typer.Option("--no-retained", help="Only what is published from now on.")] = False,
     no_local: Annotated[bool, typer.Option("--no-local", help="Not what this client identifier publishes.")] = False,
@@ -162,11 +176,13 @@ def sub_command(
         session_expiry_s=session_expiry_s,
     )
 
+    seen = 0
+
     async def listen() -> bool:
         from penstock.mqtt.codec.packets import Subscription
 
         wanted = [Subscription(f, qos, no_local, True, 2 if no_retained else 0) for f in filters]
-        seen = 0
+        nonlocal seen
         async with client:
             await client.subscribe(wanted)
             note(f"subscribed to {', '.join(escape(f) for f in filters)}, Ctrl-C ends")
@@ -182,7 +198,7 @@ def sub_command(
 
     with contextlib.suppress(KeyboardInterrupt):
         if not _run(listen()):
-            note(f"penstock: not {count} messages within {timeout_s:g} s")
+            note(f"penstock: {seen} of {count} messages came within {timeout_s:g} s")
             raise typer.Exit(1)
 
 
@@ -191,7 +207,9 @@ def request_command(
     topic: Annotated[str, typer.Argument(help="Topic of whoever answers.", metavar="TOPIC")],
     payload: Payload = None,
     file: File = None,
-    timeout_s: Annotated[float, typer.Option(help="Wait so long for the response.", metavar="S")] = 10.0,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout-s", "--timeout", help="Wait so long for the response.", metavar="S")
+    ] = 10.0,
     user_property: UserProperty = None,
     content_type: ContentType = None,
     broker: Broker = DEFAULT,

@@ -113,10 +113,11 @@ def dead_list(file: File, as_json: Json = False) -> None:
     print_table(rows, ["step", "reason", "letters", "sent_again"], as_json=as_json)
 
 
-Most = Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most so many.")]
-Step = Annotated[str | None, typer.Option(help="Only letters of this step.", show_default=False)]
+Most = Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most so many.", metavar="N")]
+Step = Annotated[str | None, typer.Option(help="Only letters of this step.", metavar="STEP", show_default=False)]
 Only = Annotated[
-    list[str] | None, typer.Option("--id", help="Only the letter of this id; repeatable.", show_default=False)
+    list[str] | None,
+    typer.Option("--id", help="Only the letter of this id; repeatable.", metavar="ID", show_default=False),
 ]
 
 
@@ -147,7 +148,7 @@ def dead_show(file: File, step: Step = None, only: Only = None, limit: Most = 10
             continue
         sent = " (sent again)" if letter.place in again else ""
         sys.stdout.write(
-            f"{letter.id}: {letter.step}: {letter.reason}{sent}\n  {place}, {letter.timestamp:%Y-%m-%d %H:%M:%S}\n"
+            f"{letter.id}: {letter.step}: {letter.reason}{sent}\n  {place}, {letter.timestamp:%Y-%m-%d %H:%M:%S} UTC\n"
         )
         for name, value in letter.headers:
             sys.stdout.write(f"  {shown(name.encode())}: {shown(value)}\n")
@@ -182,6 +183,10 @@ def dead_redrive(
     if as_json:
         print_json({"chosen": len(chosen), "sent": sent})
     elif dry_run:
-        sys.stdout.write(f"{len(chosen)} letters would be sent again\n")
+        sys.stdout.write(f"{_letters(len(chosen))} would be sent again\n")
     else:
-        sys.stdout.write(f"{sent} letters sent again\n")
+        sys.stdout.write(f"{_letters(sent)} sent again\n")
+
+
+def _letters(count: int) -> str:
+    return "1 letter" if count == 1 else f"{count} letters"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -104,7 +106,7 @@ def offsets_reset(
         for s, offset in moves
     ]
     print_table(rows, ["topic", "broker", "partition", "from", "to", "messages"], as_json=as_json)
-    note("nothing was changed: --dry-run" if dry_run else f"group {group} is moved in {len(rows)} partitions")
+    note("nothing was changed: --dry-run" if dry_run else f"group {group} is moved in {_partitions(len(rows))}")
 
 
 def lag(
@@ -129,6 +131,8 @@ def lag(
     try:
         while True:
             rows = list(_lag_rows(_standings(group, topic, http, broker_http)))
+            if watch is not None and not as_json:
+                sys.stdout.write(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S}\n")
             print_table(rows, columns, as_json=as_json)
             if watch is None:
                 break
@@ -146,10 +150,12 @@ def _standings(
     from penstock.cli.webapi import call_broker
 
     found: list[Standing] = []
+    topics: set[str] = set()
     narrowed = {} if topic is None else {"topicName": topic}
     for broker in brokers(http, broker_http):
         firsts: dict[tuple[str, int], tuple[int, int]] = {}
         for entry in call_broker(broker.web, "admin_query_pubinfo", narrowed):
+            topics.add(entry["topicName"])
             for part in entry["offsetInfo"]:
                 firsts[entry["topicName"], part["partitionId"]] = (part["offsetMin"], part["offsetMax"])
         known: dict[tuple[str, int], Any] = {}
@@ -163,12 +169,18 @@ def _standings(
             behind = part["dataLag"] if part and part["dataLag"] >= 0 else None
             offset = part["curOffset"] if part else None
             found.append(Standing(broker, place[0], place[1], offset, first, end, behind))
+    if not found and topic is not None and topic not in topics:
+        raise RefusedError(f"no broker has topic {topic!r}", do="look at the names (penstock tube topics)")
     if not found:
         raise RefusedError(
             f"group {group!r} has no position" + (f" in topic {topic!r}" if topic else ""),
             do="look at the groups (penstock tube groups)",
         )
     return sorted(found, key=lambda s: (s.topic, s.broker.id, s.partition))
+
+
+def _partitions(count: int) -> str:
+    return "1 partition" if count == 1 else f"{count} partitions"
 
 
 def _place(standing: Standing) -> dict[str, Cell]:
@@ -186,7 +198,7 @@ def _target(standing: Standing, to: str) -> int:
     if to[:1] in {"+", "-"} and to[1:].isdigit():
         start = standing.offset if standing.offset is not None else standing.first
         return min(max(start + int(to) * ENTRY, standing.first), standing.end)
-    time_ms = parse_time(to, "--to")
+    time_ms = parse_time(to, "--to", "earliest, latest, +N or -N (messages)")
     with RangeReader(standing.broker.host, standing.broker.port) as source:
         try:
             return source.offset_at(standing.topic, standing.partition, time_ms)

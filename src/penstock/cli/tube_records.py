@@ -171,8 +171,11 @@ def consume(
         run(_consume(tube_master, topic, name, start, sorted(types), count, show, follow=follow))
 
 
-def parse_time(text: str, option: str) -> int:
-    """Milliseconds since 1970 of an ISO 8601 time (local, unless it says otherwise) or of so long ago (``15m``)."""
+def parse_time(text: str, option: str, words: str = "earliest, latest") -> int:
+    """Milliseconds since 1970 of an ISO 8601 time (local, unless it says otherwise) or of so long ago (``15m``).
+
+    ``words``: what the option takes beside times; the error names it.
+    """
     units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
     try:
         if text[-1:] in units and text[:-1].isdigit():
@@ -184,7 +187,7 @@ def parse_time(text: str, option: str) -> int:
         raise ConfigError(
             f"{option}: got {text!r}, which is no time",
             option=option,
-            do="write 2026-01-31T12:00, or 90s, 15m, 2h, 3d ago",
+            do=f"write {words}, 2026-01-31T12:00, or 90s, 15m, 2h, 3d (ago)",
         ) from None
 
 

@@ -110,8 +110,10 @@ def _banner(ready: Ready) -> None:
   durability      {ready.durability}
   MQTT 5          {listeners}
   TubeMQ          master {ready.tube_master}, broker {ready.tube_broker}
-  administration  http://{ready.http}/webapi.htm, http://{ready.tube_broker_http}/broker.htm
-  health          http://{ready.http}/readyz, http://{ready.http}/metrics
+  administration  http://{ready.http}/webapi.htm (master)
+                  http://{ready.tube_broker_http}/broker.htm (broker)
+  health          http://{ready.http}/readyz
+                  http://{ready.http}/metrics
 
 {bold}Try in another terminal:{plain}
   penstock kv set{broker} greeting hello

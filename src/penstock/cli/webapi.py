@@ -14,6 +14,11 @@ __all__ = ["call", "call_broker"]
 
 TIMEOUT_S = 10.0
 
+_DO = {
+    "illegal access, unauthorized request!": "give the token for changes: --admin-token, or PENSTOCK_ADMIN_TOKEN; "
+    "a node that does not listen on loopback keeps it in tube/admin-token of its data directory"
+}
+
 
 def call(address: str, method: str, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
     """The rows of the answer of the master at ``address`` (HOST:PORT) to ``method``.
@@ -56,17 +61,23 @@ def _ask(
         raise UnavailableError(
             f"no administration of a tube {server} answers at {address}",
             applied=False if isinstance(error, ConnectionRefusedError) else None,
-            why=str(error) or type(error).__name__,
+            why=_why(error),
             do=f"start a node (penstock up), or name its HTTP listener: {option} HOST:PORT",
         ) from error
     finally:
         connection.close()
     if not ok:
+        text = str(answer.get("errMsg", ""))
+        do = _DO.get(text)
+        if text.startswith("Unsupported method"):
+            text = text.partition(";")[0]  # what else it knows helps nobody here
+            do = f"name the administration of a {server}: {option} HOST:PORT"
         raise RefusedError(
-            f"the {server} refused {method}: {answer.get('errMsg')}",
+            f"the {server} refused {method}: {text}",
             code=int(answer.get("errCode", 0)),
-            text=str(answer.get("errMsg", "")),
+            text=text,
             peer=address,
+            do=do,
         )
     for row in rows:
         if row.get("success") is False:
@@ -77,3 +88,8 @@ def _ask(
                 peer=address,
             )
     return rows
+
+
+def _why(error: Exception) -> str:
+    """The words of ``error`` without the number of the operating system."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

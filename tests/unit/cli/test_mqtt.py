@@ -123,7 +123,7 @@ def test_sub_shows_what_a_message_carries(penstock: Command, broker: Broker) -> 
     assert done.out == "1\n2"
     done = penstock("mqtt", "sub", "kept/#", "--no-retained", "--count", "1", "--timeout-s", "0.2", *options)
     assert (done.status, done.out) == (1, "")
-    assert "not 1 messages within 0.2 s" in done.err
+    assert "0 of 1 messages came within 0.2 s" in done.err
 
 
 def test_a_session_is_kept_and_read_once(penstock: Command, broker: Broker) -> None:
@@ -163,6 +163,23 @@ def test_misuse(penstock: Command, arguments: tuple[str, ...], words: str) -> No
     done = penstock("mqtt", *arguments)
     assert done.status == 2
     assert words in done.err
+
+
+def test_what_the_environment_says_is_what_penstock_kv_takes_from_it(
+    penstock: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, option in (("PASSWORD_FILE", "--password-file"), ("CA_FILE", "ca_file"), ("CERT_FILE", "cert_file")):
+        with monkeypatch.context() as patch:
+            patch.setenv("PENSTOCK_BROKER", "mqtts://h")
+            patch.setenv(f"PENSTOCK_{name}", "/no/such/file")
+            done = penstock("mqtt", "pub", "a", "x")
+            assert (done.status, option in done.err) == (2, True), name
+
+
+def test_both_names_of_the_timeout(penstock: Command, broker: Broker) -> None:
+    for option in ("--timeout", "--timeout-s"):
+        done = penstock("mqtt", "sub", "never", "--count", "2", option, "0.1", "--broker", broker.url)
+        assert (done.status, "penstock: 0 of 2 messages came within 0.1 s" in done.err) == (1, True)
 
 
 def test_bad_topics_and_a_broker_that_is_not_there(penstock: Command, broker: Broker) -> None:

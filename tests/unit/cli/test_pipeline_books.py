@@ -50,7 +50,7 @@ def test_dead_letters_are_listed_and_shown(books: Books, capsys: pytest.CaptureF
     assert (line["id"], line["key"], line["value"], line["place"]) == ("id-1", "k", "{1", "t 1:0@28")
     assert main(["pipeline", "dead", "show", str(books.file), "-n", "1"]) == 0
     printed = capsys.readouterr()
-    assert "id-0: parsed: not JSON (sent again)\n  t 1:0@0, 2024-05-01 00:00:00\n" in printed.out
+    assert "id-0: parsed: not JSON (sent again)\n  t 1:0@0, 2024-05-01 00:00:00 UTC\n" in printed.out
     assert "site: \\xff" in printed.out
     assert "1 more" in printed.err
 
@@ -58,6 +58,8 @@ def test_dead_letters_are_listed_and_shown(books: Books, capsys: pytest.CaptureF
 def test_a_dry_run_of_redrive_sends_nothing(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pipeline", "dead", "redrive", str(books.file), "--dry-run"]) == 0
     assert capsys.readouterr().out == "2 letters would be sent again\n"
+    assert main(["pipeline", "dead", "redrive", str(books.file), "--dry-run", "--id", "id-1"]) == 0
+    assert capsys.readouterr().out == "1 letter would be sent again\n"
     assert main(["pipeline", "dead", "redrive", str(books.file), "--dry-run", "--step", "other", "--json"]) == 0
     assert lines(capsys) == [{"chosen": 0, "sent": 0}]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import ClassVar, Self
 
 import pytest
@@ -76,7 +77,7 @@ def test_reset(web: Web, penstock: Command, to: str, offset: int) -> None:
     assert done.err == "nothing was changed: --dry-run\n"
     assert "admin_set_offset" not in [method for _, method, _ in web.calls]
     done = penstock("tube", "offsets", "reset", "lake", "--to", to)
-    assert (done.status, done.err) == (0, "group lake is moved in 1 partitions\n")
+    assert (done.status, done.err) == (0, "group lake is moved in 1 partition\n")
     address, method, parameters = web.calls[-1]
     assert (address, method) == ("127.0.0.1:8081", "admin_set_offset")
     assert json.loads(parameters["offsetJsonInfo"]) == {"1:water:0": offset}
@@ -91,8 +92,17 @@ def test_reset_of_a_topic_includes_partitions_without_a_position(web: Web, penst
     assert json.loads(web.calls[-1][2]["offsetJsonInfo"]) == {"1:water:1": 168}
 
 
+def test_a_topic_that_nobody_has(web: Web, penstock: Command) -> None:
+    web.answers |= {"admin_query_offset": [], "admin_query_pubinfo": []}
+    for command in (["offsets", "reset", "lake", "--to", "latest"], ["offsets", "show", "lake"], ["lag", "lake"]):
+        done = penstock("tube", *command, "--topic", "wter")
+        assert (done.status, "no broker has topic 'wter'" in done.err) == (1, True)
+
+
 def test_what_cannot_be_reset(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert penstock("tube", "offsets", "reset", "lake", "--to", "soon").status == 2
+    done = penstock("tube", "offsets", "reset", "lake", "--to", "10")
+    assert done.status == 2
+    assert "earliest, latest, +N or -N" in done.err
     assert penstock("tube", "offsets", "reset", "lake", "--to", "latest", "--partition", "9").status == 1
     monkeypatch.setattr(Reader, "apache", True)
     done = penstock("tube", "offsets", "reset", "lake", "--to", "2h")
@@ -122,3 +132,4 @@ def test_watching_ends_with_an_interrupt(penstock: Command, monkeypatch: pytest.
     monkeypatch.setattr("penstock.cli.tube_offsets.time.sleep", sleep)
     done = penstock("tube", "lag", "lake", "--watch", "5")
     assert (done.status, done.out.count("water"), pauses) == (0, 2, [5, 5])
+    assert len(re.findall(r"^20..-..-.. ..:..:..$", done.out, re.MULTILINE)) == 2, "each table says when it was so"

@@ -111,6 +111,7 @@ def test_the_banner_says_where_everything_is_and_what_to_try(node: Node, penstoc
     assert "penstock kv set --broker mqtt://a:1 greeting hello" in out
     assert "penstock tube produce --tube-master b:2 events hello" in out
     assert "\x1b" not in out
+    assert max(map(len, out.splitlines())) < 80
     node.ready = DEFAULTS
     out = penstock("up").out
     assert "  penstock kv set greeting hello\n" in out

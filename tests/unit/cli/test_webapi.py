@@ -64,6 +64,16 @@ def test_a_refusal_carries_code_and_words(address: str, answer: dict[str, object
     assert caught.value.text in caught.value.what
 
 
+def test_refusals_say_what_to_do(address: str) -> None:
+    Master.answer = json.dumps({"result": False, "errMsg": "Unsupported method: 'm'; known: a, b, c"}).encode()
+    with pytest.raises(RefusedError, match="Unsupported method: 'm'\n") as caught:
+        call(address, "m", {})
+    assert caught.value.do == "name the administration of a master: --http HOST:PORT"
+    Master.answer = json.dumps({"result": False, "errMsg": "illegal access, unauthorized request!"}).encode()
+    with pytest.raises(RefusedError, match="--admin-token"):
+        call(address, "m", {})
+
+
 @pytest.mark.parametrize("answer", [b"", b"<html>", b"[]", b"{}"])
 def test_somebody_else_answers_there(address: str, answer: bytes) -> None:
     Master.answer = answer
@@ -74,6 +84,6 @@ def test_somebody_else_answers_there(address: str, answer: bytes) -> None:
 def test_nobody_answers() -> None:
     with pytest.raises(UnavailableError) as caught:
         call("127.0.0.1:1", "m", {})
-    assert caught.value.applied is False
+    assert (caught.value.applied, caught.value.why) == (False, "Connection refused")
     with pytest.raises(ConfigError, match="--http: got 'x', expected HOST:PORT"):
         call("x", "m", {})

@@ -44,7 +44,7 @@ def not_connected(url: BrokerUrl, error: OSError) -> UnavailableError:
     why, do = str(error) or "no answer in time", _START
     if isinstance(error, ssl.SSLCertVerificationError):
         why = f"the server's certificate was not accepted: {error.verify_message}"
-        do = "trust its authority (ca_file), or connect by the name that the certificate bears"
+        do = "trust its authority (ca_file, --ca-file), or connect by the name that the certificate bears"
     elif isinstance(error, ssl.SSLError):
         why = f"TLS failed: {getattr(error, 'reason', None) or error}"
         do = "check that this port speaks TLS, and whether the server wants a client certificate"

@@ -295,7 +295,7 @@ class Listener:
             )
         except (OSError, ssl.SSLError, TimeoutError) as error:
             self.stats.tls_failures += tls is not None
-            logger.info("%s: no connection: %s", link.name, error)
+            logger.info("%s: no connection: %s", link.name, str(error) or "the peer left during the handshake")
         finally:
             link.opening = None
             if link.transport is None:

@@ -63,7 +63,7 @@ def add(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG0
                 engine.check_new_topic(wanted)
                 topics.append(wanted)
             except RefusedError as error:
-                code, text = error.code, error.what
+                code, text = error.code, error.what if error.why is None else f"{error.what}: {error.why}"
         rows += _rows(engine, broker_ids, name, code, text)
     return Change([*topics], success(rows))
 

@@ -108,15 +108,22 @@ async def test_a_certificate_that_is_welcome(server: MqttServer, authority: Auth
 
 
 async def test_plain_bytes_and_silence_on_a_tls_port(
-    server: MqttServer, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    server: MqttServer,
+    authority: Authority,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("penstock.mqtt.transport.listener.TLS_HANDSHAKE_S", 0.2)
+    caplog.set_level("INFO", "penstock.mqtt")
     address = await server.listen(tls_settings(authority))
     await answer(address, CONNECT)
     assert await answer(address, b"") == b""
     listener = server.listeners[0]
     await until(lambda: listener.stats.connections == 0)
     assert listener.stats.tls_failures == 2
+    said = [text.partition("no connection: ")[2] for text in caplog.messages]
+    assert len(said) == 2
+    assert all(said), "each says why"
     assert server.admission.strangers == 0
 
 
