@@ -243,6 +243,19 @@ def test_qos_0_makes_room_for_qos_1(policy: QueueFull) -> None:
     assert bench.broker.stats.dropped_queue_full == 2
 
 
+@pytest.mark.parametrize("policy", [QueueFull.DROP_NEWEST, QueueFull.DROP_OLDEST])
+def test_qos_1_makes_no_room_for_qos_0(policy: QueueFull) -> None:
+    bench = Bench(limits=BrokerLimits(max_queued_messages=2, when_queue_full=policy))
+    peer = bench.connect("s")
+    peer.subscribe("a", Subscription("b", 0))
+    peer.connection.pause(bench.now)
+    bench.connect("p").send(
+        *(Publish("a", b"%d" % n, 1, packet_id=n) for n in range(1, 3)), *(Publish("b", b"%d" % n) for n in range(2))
+    )
+    peer.connection.unpause(bench.now)
+    assert [(p.topic, p.payload) for p in peer.publishes()] == [("a", b"1"), ("a", b"2")]
+
+
 def test_a_message_larger_than_the_queue_costs_no_other() -> None:
     bench = Bench(limits=BrokerLimits(max_queued_bytes=1_000, when_queue_full=QueueFull.DROP_OLDEST))
     peer = bench.connect("s", expiry=100)

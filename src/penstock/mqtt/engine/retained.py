@@ -15,6 +15,9 @@ __all__ = ["Retained"]
 LEVEL_BYTES: Final = 256
 """What a level of the tree is counted with: a deep topic with a short payload costs more than its bytes."""
 
+SWEEP_EVERY_MS: Final = 1_000
+"""Between two walks through the whole tree: messages that expire one by one must not cost a walk each."""
+
 _FIGURES: Final = "$SYS/"
 """The broker's own figures, which mean nothing to the next run."""
 
@@ -33,12 +36,13 @@ class Retained:
     Expired messages go when met, and all of them when room is needed.
     """
 
-    __slots__ = ("_expiry", "_root", "bytes", "count", "journal", "max_bytes", "max_messages")
+    __slots__ = ("_expiry", "_root", "_sweep_at", "bytes", "count", "journal", "max_bytes", "max_messages")
 
     def __init__(self, max_messages: int, max_bytes: int, journal: Journal | None = None) -> None:
         self._root = _Level()
         self._expiry = 0
         """No message expires before this instant; 0: none expires."""
+        self._sweep_at = 0
         self.count = 0
         self.bytes = 0
         self.journal = journal
@@ -56,7 +60,7 @@ class Retained:
             return True
         count, size = self._with(topic, message)
         if count > self.max_messages or size > self.max_bytes:
-            if not self._expiry or message.accepted_at < self._expiry:
+            if not self._expiry or message.accepted_at < max(self._expiry, self._sweep_at):
                 return False
             self._sweep(message.accepted_at)
             count, size = self._with(topic, message)
@@ -133,7 +137,8 @@ class Retained:
         return self.count, self.bytes + _cost(message) - _cost(old)
 
     def _sweep(self, now: int) -> None:
-        """Delete all that expired. Walks the tree, so not again before the next message expires."""
+        """Delete all that expired. Walks the tree, so not again before the next message expires, nor at once."""
+        self._sweep_at = now + SWEEP_EVERY_MS
         expired: list[str] = []
         self._expiry = 0
         pending = [self._root]

@@ -92,8 +92,8 @@ class Waiting:
             oldest = self.qos0 or self.reliable
             if limits.when_queue_full is not QueueFull.DROP_OLDEST and not (delivery[1] and self.qos0):
                 return False
-            if not oldest:
-                return False  # others fill the broker
+            if not oldest or (oldest is self.reliable and not delivery[1]):
+                return False  # others fill the broker, or what waits is promised and this is not
             dropped = oldest.popleft()
             self._forget(dropped)
             if self.kept is not None:

@@ -55,6 +55,20 @@ def test_expired_ones_make_room() -> None:
     assert [m.publish.topic for m in retained.match("#", 2_000)] == ["b", "d"]
 
 
+def test_messages_that_expire_one_by_one_do_not_cost_a_walk_each() -> None:
+    retained = Retained(3, 10_000)
+    for n, name in enumerate("abc"):
+        retained.store(name, Message(Publish(name, b"x", properties=Properties(message_expiry_interval=1)), n * 100))
+
+    def keep(topic: str, now: int) -> bool:
+        return retained.store(topic, Message(Publish(topic, b"x"), now))
+
+    assert keep("d", 1_000), "a is gone"
+    assert not keep("e", 1_100), "b is, and nobody has looked since"
+    assert not keep("e", 1_999)
+    assert keep("e", 2_000)
+
+
 def test_a_deep_topic_counts_with_its_levels() -> None:
     retained = Retained(10, 5_000)
     deep = "/".join("x" * 20)
