@@ -29,6 +29,7 @@ from penstock.statestore.history import History, OutOfReach
 from penstock.statestore.hlc import Hlc, parse
 from penstock.statestore.keyspace import KeyIndex
 from penstock.statestore.observers import Observers
+from penstock.statestore.page_tokens import PageTokens
 from penstock.statestore.record import RECORD_BYTES, Change, Record
 
 __all__ = ["Answer", "AnswerKind", "Authorise", "Context", "Engine"]
@@ -58,6 +59,7 @@ class Engine:
         authorise: None = everybody may do everything.
         strict_read: NX, NEX and VDEL need Read beside Write, since their answers tell whether a value was guessed.
         extensions: what is switched on. History and fences are the caller's to restore.
+        secret: nobody else's; seals names of keys that a page of SCAN ends at and its client may not know.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Engine:
         authorise: Authorise | None = None,
         strict_read: bool = False,
         extensions: Extension = Extension.SCAN,
+        secret: bytes = b"",
     ) -> None:
         self.clock = Hlc(0, 0, node)
         self.max_keys = max_keys
@@ -91,6 +94,7 @@ class Engine:
         # all kinds and policies change while clients stay.
         self._observing: dict[str, Context] = {}
         self._index: KeyIndex | None = None
+        self._tokens = PageTokens(secret)
 
     @property
     def keys(self) -> int:
@@ -273,13 +277,12 @@ class Engine:
         return Answer(AnswerKind.PAYLOAD, value=b"".join(parts), version=self.clock)
 
     def _scan(self, command: Command, context: Context, steady_ms: int) -> Answer:
-        """A page of keys. The token is ``1;<length of the pattern>;<last key>``, in the grammar of the original's."""
+        """A page of keys, and where the next one begins."""
         token, pattern = command.value, command.key
         after = None
         if token:
-            kind, _, rest = token.partition(b";")
-            length, separator, after = rest.partition(b";")
-            if kind != b"1" or not separator or length != b"%d" % len(pattern):
+            after = self._tokens.read(pattern, token)
+            if after is None:
                 return _ERRORS[StoreError.BAD_TOKEN]
         if self._index is None:
             self._index = KeyIndex(self._records)
@@ -296,7 +299,9 @@ class Engine:
         page = encode_array(keys)
         if last is None:
             return Answer(AnswerKind.PAYLOAD, value=b"*1\r\n" + page)
-        return Answer(AnswerKind.PAYLOAD, value=b"*2\r\n" + page + encode_bulk(b"1;%d;%b" % (len(pattern), last)))
+        readable = authorise is None or authorise(context, Access.READ, last)
+        next_page = self._tokens.write(pattern, last, readable=readable)
+        return Answer(AnswerKind.PAYLOAD, value=b"*2\r\n" + page + encode_bulk(next_page))
 
     def _present(self, key: bytes, steady_ms: int) -> Record | None:
         """The record of ``key`` unless it is past its expiry, whether or not the timer has come to it."""

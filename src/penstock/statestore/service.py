@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -112,6 +113,7 @@ class StateStoreService:
             authorise=policy.may_access if policy is not None else None,
             strict_read=options.strict_read,
             extensions=options.extensions,
+            secret=secrets.token_bytes(16),
         )
         self._logs = options.keeps_history or capture is not None
         self._storage = Storage(path, durability)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.statestore import keyspace
 from penstock.statestore.answer import Answer, AnswerKind, Context
 from penstock.statestore.commands import Access, Command, StoreError, parse
 from penstock.statestore.dialects import PUBLISHED, SDK
@@ -50,6 +51,20 @@ class Store:
         ticked = self.engine.tick(self.now, self.steady)
         self.changes += ticked
         return ticked
+
+
+def pages(answer: bytes) -> tuple[list[bytes], bytes | None]:
+    """Keys and token in an answer to SCAN; keys and tokens of these tests hold no line ends."""
+    outer, _, rest = answer.partition(b"\r\n")
+    count, _, rest = rest.partition(b"\r\n")
+    found: list[bytes] = []
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        length = int(size[1:])
+        found.append(rest[:length])
+        rest = rest[length + 2 :]
+    number = int(count[1:])
+    return found[:number], found[number] if outer == b"*2" else None
 
 
 @pytest.fixture
@@ -315,6 +330,30 @@ def test_quota() -> None:
     assert store.error("SET c v") is None
     assert store.engine.keys == 2
     assert [change.key for change in store.changes[-2:]] == [b"a", b"c"]
+
+
+def test_pages_of_a_scan_never_name_a_key_that_the_client_may_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyspace, "PAGE_LOOKED_AT", 3)
+
+    def may(context: Context, access: Access, key: bytes) -> bool:
+        return context.client_id == "owner" or key.startswith(b"open")
+
+    store = Store(Engine(authorise=may, secret=b"s" * 16))
+    for n in range(20):
+        store.ask(f"SET hidden{n:02} v", client="owner")
+        store.ask(f"SET open{n:02} v", client="owner")
+    command = parse([b"SCAN", b"*"])
+    seen = b""
+    for _ in range(40):
+        assert isinstance(command, Command)
+        answer, _ = store.engine.execute(command, Context("c", SDK), store.now, store.steady)
+        page, token = pages(answer.value)
+        assert b"hidden" not in answer.value
+        seen += b"".join(page)
+        if token is None:
+            break
+        command = parse([b"SCAN", b"*", token])
+    assert seen == b"".join(b"open%02d" % n for n in range(20))
 
 
 def test_authorisation_comes_before_the_timestamp() -> None:
