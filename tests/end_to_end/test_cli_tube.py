@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from penstock.cli.webapi import call
 from tests.end_to_end.nodes import RunningNode
 
 
@@ -62,6 +63,28 @@ def test_follow_waits_for_more(node: RunningNode) -> None:
         for n in range(3):
             node.out("tube", "produce", "followed", f"new-{n}", "--partition", str(n))
             assert json.loads(next(lines))["value"] == f"new-{n}"
+
+
+def test_a_topic_is_deleted_with_its_records(node: RunningNode) -> None:
+    node.out("tube", "topics", "create", "gone")
+    node.out("tube", "produce", "gone", "a", "b")
+    assert node.penstock("tube", "topics", "delete", "gone", "--yes", "--admin-token", "x").returncode == 1
+    assert node.penstock("tube", "topics", "delete", "gone", "--yes").returncode == 0
+    assert "gone" not in {row["topic"] for row in node.rows("tube", "topics")}
+    again = node.penstock("tube", "topics", "delete", "gone", "--yes")
+    assert (again.returncode, again.stdout) == (1, b"")
+    assert b"has no topic" in again.stderr
+    # The name is free, and nothing of the old records is in the new topic.
+    node.out("tube", "topics", "create", "gone")
+    node.out("tube", "produce", "gone", "new")
+    assert [row["value"] for row in node.rows("tube", "consume", "gone")] == ["new"]
+    # Interrupted after the second step.
+    common = {"topicName": "gone", "modifyUser": "test", "confModAuthToken": "abc"}
+    web = str(node.ready["http"])
+    call(web, "admin_modify_topic_info", {**common, "acceptPublish": "false", "acceptSubscribe": "false"})
+    call(web, "admin_delete_topic_info", common)
+    assert node.penstock("tube", "topics", "delete", "gone", "--yes").returncode == 0
+    assert "gone" not in {row["topic"] for row in node.rows("tube", "topics")}
 
 
 def test_nobody_there_is_status_1(node: RunningNode) -> None:

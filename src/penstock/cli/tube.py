@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,12 @@ from penstock.cli.tube_common import TOKEN, WEB, AdminToken, BrokerHttp, Json, T
 from penstock.errors import RefusedError
 
 __all__ = ["app"]
+
+_OPEN, _CLOSED, _DELETED = range(3)
+_EVERY = -1
+_REMOVED_S = 5.0
+"""Brokers remove a topic with their next heartbeats; those of penstock within a second."""
+_LOOK_S = 0.1
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -109,25 +116,48 @@ def topics_delete(
     """Delete TOPIC and its records on every broker."""
     from penstock.cli.webapi import call
 
-    known = call(http, "admin_query_topic_info", {"topicName": topic})
-    ids = sorted({int(b["brokerId"]) for entry in known if entry["topicName"] == topic for b in entry["topicInfo"]})
-    if not ids:
+    states = _states(http, topic)
+    if states is None:
         raise RefusedError(
             f"the master has no topic {topic!r}", peer=http, do="look at the names (penstock tube topics)"
         )
     if not yes:
-        typer.confirm(f"Delete topic {topic} and all its records on {len(ids)} broker(s)?", abort=True, err=True)
-    common = {
-        "topicName": topic,
-        "brokerId": ",".join(map(str, ids)),
-        "modifyUser": "penstock",
-        "confModAuthToken": admin_token,
-    }
-    # The reference's order: closed to clients, marked as deleted, removed with its data.
-    call(http, "admin_modify_topic_info", {**common, "acceptPublish": "false", "acceptSubscribe": "false"})
-    call(http, "admin_delete_topic_info", common)
-    call(http, "admin_remove_topic_info", common)
-    note(f"topic {topic} is deleted; its brokers remove the records")
+        typer.confirm(f"Delete topic {topic} and all its records on {len(states)} broker(s)?", abort=True, err=True)
+    common = {"topicName": topic, "modifyUser": "penstock", "confModAuthToken": admin_token}
+    closed = {"acceptPublish": "false", "acceptSubscribe": "false"}
+    # The reference's order: closed to clients, marked as deleted, removed with its data. Each step goes to the brokers
+    # that are not further yet, so that a deletion which was interrupted is finished by the same command.
+    for method, parameters, before in (
+        ("admin_modify_topic_info", closed, _OPEN),
+        ("admin_delete_topic_info", {}, _CLOSED),
+        ("admin_remove_topic_info", {}, _DELETED),
+    ):
+        ids = [number for number, state in states.items() if state <= before]
+        if ids:
+            there = {"brokerId": ",".join(map(str, ids))} if ids != [_EVERY] else {}
+            call(http, method, {**common, **parameters, **there})
+    until = time.monotonic() + _REMOVED_S
+    while (gone := _states(http, topic) is None) is False and time.monotonic() < until:
+        time.sleep(_LOOK_S)
+    note(f"topic {topic} is deleted" + ("" if gone else "; its brokers remove the records"))
+
+
+def _states(http: str, topic: str) -> dict[int, int] | None:
+    """How far the deletion of ``topic`` is on each broker; None: the master has no such topic."""
+    from penstock.cli.webapi import call
+
+    found = [row for row in call(http, "admin_query_topic_info", {"topicName": topic}) if row["topicName"] == topic]
+    if not found:
+        return None
+    # A master that just started knows the topic, and no broker yet.
+    rows = [row for entry in found for row in entry["topicInfo"]] or [{**found[0], "brokerId": _EVERY}]
+    states = {}
+    for row in rows:
+        opened = row.get("acceptPublish", True) or row.get("acceptSubscribe", True)
+        # topicStatusId: 0 in use, 1 deleted, 2 and more being removed.
+        state = _CLOSED + int(row.get("topicStatusId", 0))
+        states[int(row["brokerId"])] = _OPEN if state == _CLOSED and opened else state
+    return dict(sorted(states.items()))
 
 
 @app.command("brokers")

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from penstock.cli import tube
 from penstock.tube.storage.disk import Disk
 from tests.unit.cli.conftest import BROKER, Command, Web
 
@@ -74,14 +78,28 @@ def test_topics_describe(web: Web, penstock: Command) -> None:
     assert "no broker has topic 'nope'" in done.err
 
 
-def test_topics_delete(web: Web, penstock: Command) -> None:
-    web.answers["admin_query_topic_info"] = [{"topicName": "water", "topicInfo": [{"brokerId": 2}, {"brokerId": 1}]}]
-    done = penstock("tube", "topics", "delete", "water", "--yes")
-    assert (done.status, done.out) == (0, "")
-    assert [method for _, method, _ in web.calls[1:]] == [
-        "admin_modify_topic_info", "admin_delete_topic_info", "admin_remove_topic_info",
+def test_topics_delete(web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tube, "_REMOVED_S", 0.0)
+    steps = ["admin_modify_topic_info", "admin_delete_topic_info", "admin_remove_topic_info"]
+
+    def delete(*rows: dict[str, Any], **entry: int) -> list[tuple[str, str | None]]:
+        web.calls.clear()
+        web.answers["admin_query_topic_info"] = [{"topicName": "water", "topicInfo": list(rows), **entry}]
+        done = penstock("tube", "topics", "delete", "water", "--yes")
+        assert (done.status, done.out) == (0, "")
+        assert "its brokers remove the records" in done.err
+        return [(method, told.get("brokerId")) for _, method, told in web.calls if "query" not in method]
+
+    assert delete({"brokerId": 2}, {"brokerId": 1}) == [(step, "1,2") for step in steps]
+    # What an interrupted deletion left is finished: each broker is told what it was not told yet.
+    closed = {"acceptPublish": False, "acceptSubscribe": False}
+    assert delete({"brokerId": 1, "topicStatusId": 1, **closed}, {"brokerId": 2, "topicStatusId": 0, **closed}) == [
+        (steps[1], "2"), (steps[2], "1,2"),
     ]  # fmt: skip
-    assert all(parameters["brokerId"] == "1,2" for _, _, parameters in web.calls[1:])
+    assert delete({"brokerId": 1, "topicStatusId": 2, **closed}) == []
+    # A master that knows no broker yet.
+    assert delete() == [(step, None) for step in steps]
+    assert delete(topicStatusId=1) == [(steps[2], None)]
     assert penstock("tube", "topics", "delete", "other", "--yes").status == 1
 
 

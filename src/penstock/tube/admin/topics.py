@@ -191,6 +191,7 @@ def _topic_row(engine: MasterEngine, topic: Topic) -> Answer:
     control = engine.controls.topics.get(topic.name)
     return {
         "topicName": topic.name,
+        "topicStatusId": topic.status,
         "maxMsgSizeInMB": (topic.max_message_bytes or engine.max_message_bytes) // MIN_MESSAGE_BYTES,
         "topicInfo": rows,
         "infoCount": len(rows),
