@@ -87,6 +87,7 @@ RULES = [
         "penstock.spark",
         (
             *("spark", "tube.reader", "tube.producer", "tube.record", "tube.codec.message"),
+            *("runtime.login", "runtime.tls"),
             *("statestore.client", "statestore.hlc", "mqtt.client", "mqtt.codec.properties", "mqtt.codec.topics"),
         ),
     ),

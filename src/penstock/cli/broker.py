@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.grouped import grouped
 from penstock.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
@@ -158,36 +158,8 @@ class BrokerOptions:
         return f"{url.scheme}://{url.authority}{url.path}"
 
 
-def connects(command: Callable[..., None]) -> Callable[..., None]:
-    """Give ``command`` the options of :class:`BrokerOptions`; it takes them as its argument ``options``."""
-
-    def with_options(**given: Any) -> None:
-        names = [field.name for field in fields(BrokerOptions)]
-        command(
-            **{name: value for name, value in given.items() if name not in names},
-            options=BrokerOptions(**{name: given[name] for name in names}),
-        )
-
-    hints = get_type_hints(command, include_extras=True)
-    own = [
-        parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in inspect.signature(command).parameters.values()
-        if parameter.name != "options"
-    ]
-    connection = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
-            annotation=get_type_hints(BrokerOptions, include_extras=True)[field.name],
-        )
-        for field in fields(BrokerOptions)
-    ]
-    with_options.__name__ = command.__name__
-    with_options.__doc__ = command.__doc__
-    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *connection)}
-    with_options.__signature__ = inspect.Signature([*own, *connection])  # type: ignore[attr-defined]
-    return with_options
+connects = grouped(BrokerOptions, "options")
+"""Give a command the options of :class:`BrokerOptions`; it takes them as its argument ``options``."""
 
 
 def parse_token(text: str | None) -> Hlc | None:

@@ -29,6 +29,24 @@ def broker(
         str, typer.Option(help="Its administration; port 0: a free one.", metavar="HOST:PORT")
     ] = "127.0.0.1:0",
     durability: Annotated[str, typer.Option(help="durable, flushed or memory.", metavar="WORD")] = "durable",
+    users: Annotated[
+        Path | None,
+        typer.Option(help="File of the cluster's users, name:password lines; default: anybody.", metavar="PATH"),
+    ] = None,
+    username: Annotated[
+        str | None,
+        typer.Option(
+            help="User as which it signs to the master, where the cluster has users.",
+            envvar="PENSTOCK_TUBE_USERNAME",
+            metavar="NAME",
+        ),
+    ] = None,
+    password_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File whose first line is the password.", envvar="PENSTOCK_TUBE_PASSWORD_FILE", metavar="PATH"
+        ),
+    ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.", metavar="WORD")] = "info",
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON once it is ready.")] = False,
 ) -> None:
@@ -39,6 +57,7 @@ def broker(
     from penstock.node.broker import BrokerSettings, ReadyBroker, run_broker
     from penstock.runtime.addresses import Address, parse_address
     from penstock.runtime.durability import Durability
+    from penstock.runtime.login import Login
     from penstock.runtime.logs import LogLevel
 
     def address(option: str, text: str) -> Address:
@@ -75,5 +94,7 @@ def broker(
         address("--http", http),
         None if advertise is None else address("--advertise", advertise),
         Durability(durability),
+        users=users,
+        user=None if username is None else (username, Login(username, password_file).password() or ""),
     )
     run_broker(settings, log_level=LogLevel(log_level), on_ready=show)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from penstock.cli.grouped import grouped
 from penstock.errors import ConfigError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
+    from penstock.runtime.login import ClientOptions
     from penstock.tube.reader import PartitionInfo
 
 __all__ = [
@@ -19,11 +23,13 @@ __all__ = [
     "BrokerHttp",
     "BrokerRow",
     "Json",
+    "LoginOptions",
     "Master",
     "Topic",
     "Web",
     "announced",
     "brokers",
+    "logs_in",
     "partitions",
 ]
 
@@ -52,6 +58,63 @@ BROKER_WEB = "127.0.0.1:8081"
 TOKEN = "abc"  # noqa: S105 - the reference's sample, which a node takes on loopback only
 
 
+@dataclass(frozen=True, slots=True)
+class LoginOptions:
+    """Who asks the tube, and whom it trusts."""
+
+    username: Annotated[
+        str | None,
+        typer.Option(help="User, where the tube has users.", envvar="PENSTOCK_TUBE_USERNAME", metavar="NAME"),
+    ] = None
+    password_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File whose first line is the password.", envvar="PENSTOCK_TUBE_PASSWORD_FILE", metavar="PATH"
+        ),
+    ] = None
+    tls: Annotated[
+        bool,
+        typer.Option(
+            "--tls",
+            help="Over TLS: --tube-master names the TLS port. --ca-file implies it.",
+            envvar="PENSTOCK_TUBE_TLS",
+        ),
+    ] = False
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="PEM of the authorities to trust; default: the system's.",
+            envvar="PENSTOCK_TUBE_CA_FILE",
+            metavar="PATH",
+        ),
+    ] = None
+    cert_file: Annotated[
+        Path | None,
+        typer.Option(help="PEM of the client's certificate.", envvar="PENSTOCK_TUBE_CERT_FILE", metavar="PATH"),
+    ] = None
+    key_file: Annotated[
+        Path | None,
+        typer.Option(help="PEM of its key; default: in --cert-file.", envvar="PENSTOCK_TUBE_KEY_FILE", metavar="PATH"),
+    ] = None
+
+    @property
+    def over_tls(self) -> bool:
+        """Whether connections use TLS."""
+        return self.tls or any(path is not None for path in (self.ca_file, self.cert_file, self.key_file))
+
+    def client(self) -> ClientOptions:
+        """What a client is made with. Raises ConfigError where a file cannot be used."""
+        from penstock.runtime.login import Login
+        from penstock.runtime.tls import TlsOptions
+
+        tls = TlsOptions(self.ca_file, self.cert_file, self.key_file) if self.over_tls else None
+        return Login(self.username, self.password_file, tls).client()
+
+
+logs_in = grouped(LoginOptions, "login")
+"""Give a command the options of :class:`LoginOptions`; it takes them as its argument ``login``."""
+
+
 class BrokerRow(NamedTuple):
     """A broker as the master knows it, and where its administration answers, if that is known."""
 
@@ -61,6 +124,17 @@ class BrokerRow(NamedTuple):
     http: str | None
     row: dict[str, Any]
 
+    def address(self, *, tls: bool) -> tuple[str, int]:
+        """Where it serves clients. Raises ConfigError where it does not with TLS, or the master does not say so."""
+        port = self.row.get("brokerTLSPort") if tls else self.port
+        if not port:
+            raise ConfigError(
+                f"the TLS port of broker {self.id} is not known",
+                option="--tls",
+                do="ask without TLS, or a master that tells it",
+            )
+        return self.host, int(port)
+
     @property
     def web(self) -> str:
         """Where its administration answers. Raises ConfigError where nobody told."""
@@ -68,7 +142,7 @@ class BrokerRow(NamedTuple):
             raise ConfigError(
                 f"the administration of broker {self.id} is not known",
                 option="--broker-http",
-                why="penstock's brokers do not tell it to their master",
+                why="the broker has not told it to its master",
                 do="name that of every broker, in the order of their ids: --broker-http HOST:PORT,HOST:PORT",
             )
         return self.http
@@ -90,15 +164,17 @@ def brokers(http: str, broker_http: str | None) -> list[BrokerRow]:
     found = []
     for place, row in enumerate(rows):
         port = row.get("brokerWebPort")
-        web = f"{row['brokerIp']}:{port}" if port else BROKER_WEB if len(rows) == 1 else None
+        web = row.get("brokerWebAddress") or (f"{row['brokerIp']}:{port}" if port else None)
+        if web is None and len(rows) == 1:
+            web = BROKER_WEB
         web = given[place] if place < len(given) else web
         found.append(BrokerRow(int(row["brokerId"]), row["brokerIp"], int(row["brokerPort"]), web, row))
     return found
 
 
-def announced(masters: str, topic: str) -> list[PartitionInfo]:
+def announced(masters: str, topic: str, client: ClientOptions) -> list[PartitionInfo]:
     """The partitions of ``topic``; refused where there are none."""
-    found = partitions(masters, topic)
+    found = partitions(masters, topic, client)
     if not found:
         raise RefusedError(
             f"the master announces no topic {topic!r}",
@@ -108,13 +184,15 @@ def announced(masters: str, topic: str) -> list[PartitionInfo]:
     return found
 
 
-def partitions(masters: str, topic: str) -> list[PartitionInfo]:
+def partitions(masters: str, topic: str, client: ClientOptions) -> list[PartitionInfo]:
     """The partitions of ``topic``; none where the master announces it not."""
     from penstock.tube import reader
 
     try:
-        return reader.partitions(masters, topic)
+        return reader.partitions(masters, topic, **client)
     except UnavailableError as error:
+        if client["tls"] is not None and error.do is not None:
+            raise  # it says what to do about TLS
         raise UnavailableError(
             error.what,
             applied=False,

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from penstock.cli.output import Cell, note, print_table
-from penstock.cli.tube_common import WEB, BrokerHttp, BrokerRow, Json, Web, brokers
+from penstock.cli.tube_common import WEB, BrokerHttp, BrokerRow, Json, LoginOptions, Web, brokers, logs_in
 from penstock.cli.tube_records import parse_time
 from penstock.errors import ConfigError, PenstockError, RefusedError
 
@@ -21,6 +21,7 @@ __all__ = ["ENTRY", "app", "lag"]
 ENTRY = 28
 """Offsets are bytes of a store's index, so many a message; the partitions of a store share it."""
 MOST = (1 << 31) - 1
+_UNKNOWN_USER = 415
 
 app = typer.Typer(rich_markup_mode=None, help="Show where a group stands, or move it.")
 Group = Annotated[str, typer.Argument(help="The consumer group.", metavar="GROUP")]
@@ -57,8 +58,10 @@ def offsets_show(
 
 
 @app.command("reset")
+@logs_in
 def offsets_reset(
     group: Group,
+    login: LoginOptions,
     to: Annotated[
         str,
         typer.Option(
@@ -85,7 +88,7 @@ def offsets_reset(
         raise RefusedError(
             f"group {group!r} has no such position", do="look at its positions: penstock tube offsets show"
         )
-    moves = [(s, _target(s, to)) for s in chosen]
+    moves = [(s, _target(s, to, login)) for s in chosen]
     if not dry_run:
         for broker in {s.broker.id: s.broker for s, _ in moves}.values():
             wanted = {s.key: offset for s, offset in moves if s.broker.id == broker.id}
@@ -109,8 +112,10 @@ def offsets_reset(
     note("nothing was changed: --dry-run" if dry_run else f"group {group} is moved in {_partitions(len(rows))}")
 
 
+@logs_in
 def lag(
     group: Group,
+    login: LoginOptions,
     topic: OnlyTopic = None,
     watch: Annotated[
         float | None, typer.Option(help="Again every so many seconds, until Ctrl-C.", min=0.1, metavar="SECONDS")
@@ -130,7 +135,7 @@ def lag(
     columns = ["topic", "broker", "partition", "messages", "bytes", "seconds"]
     try:
         while True:
-            rows = list(_lag_rows(_standings(group, topic, http, broker_http)))
+            rows = list(_lag_rows(_standings(group, topic, http, broker_http), login))
             if watch is not None and not as_json:
                 sys.stdout.write(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S}\n")
             print_table(rows, columns, as_json=as_json)
@@ -187,7 +192,7 @@ def _place(standing: Standing) -> dict[str, Cell]:
     return {"topic": standing.topic, "broker": standing.broker.id, "partition": standing.partition}
 
 
-def _target(standing: Standing, to: str) -> int:
+def _target(standing: Standing, to: str, login: LoginOptions) -> int:
     """The offset that ``to`` means in a partition."""
     from penstock.tube.reader import RangeReader
 
@@ -199,10 +204,12 @@ def _target(standing: Standing, to: str) -> int:
         start = standing.offset if standing.offset is not None else standing.first
         return min(max(start + int(to) * ENTRY, standing.first), standing.end)
     time_ms = parse_time(to, "--to", "earliest, latest, +N or -N (messages)")
-    with RangeReader(standing.broker.host, standing.broker.port) as source:
+    with RangeReader(*standing.broker.address(tls=login.over_tls), **login.client()) as source:
         try:
             return source.offset_at(standing.topic, standing.partition, time_ms)
         except RefusedError as error:
+            if error.code == _UNKNOWN_USER:
+                raise
             raise ConfigError(
                 f"--to: broker {standing.broker.id} does not find offsets by time",
                 option="--to",
@@ -211,10 +218,11 @@ def _target(standing: Standing, to: str) -> int:
             ) from error
 
 
-def _lag_rows(standings: Iterable[Standing]) -> Iterator[dict[str, Cell]]:
+def _lag_rows(standings: Iterable[Standing], login: LoginOptions) -> Iterator[dict[str, Cell]]:
     from penstock.runtime.clock import wall_clock_ms
     from penstock.tube.reader import RangeReader
 
+    client = login.client()
     for s in standings:
         offset = s.first if s.offset is None else max(s.offset, s.first)
         messages = max(0, s.end - offset) // ENTRY
@@ -222,12 +230,14 @@ def _lag_rows(standings: Iterable[Standing]) -> Iterator[dict[str, Cell]]:
         seconds: float | None = None if messages else 0.0
         if messages:
             try:
-                with RangeReader(s.broker.host, s.broker.port) as source:
+                with RangeReader(*s.broker.address(tls=login.over_tls), **client) as source:
                     _, messages = source.plan(s.topic, s.partition, offset, s.end, MOST)
                     oldest = source.first(s.topic, s.partition, offset, s.end) if messages else None
                 seconds = 0.0 if oldest is None else max(0.0, round((wall_clock_ms() - oldest[1]) / 1000, 1))
-            except RefusedError:
-                pass  # not one of ours: the store's messages are all that is known
+            except RefusedError as error:
+                if error.code == _UNKNOWN_USER:
+                    raise
+                # Not one of ours: the store's messages are all that is known.
             except PenstockError as error:
                 note(f"{s.key}: {error}")
         yield {**_place(s), "messages": messages, "bytes": bytes_behind if messages else 0, "seconds": seconds}

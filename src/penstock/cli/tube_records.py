@@ -16,12 +16,13 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.output import bytes_fields, escape, note, print_json, print_raw, shown
-from penstock.cli.tube_common import MASTER, Json, Master, Topic, announced, partitions
+from penstock.cli.tube_common import MASTER, Json, LoginOptions, Master, Topic, announced, logs_in, partitions
 from penstock.errors import ConfigError, LocalProtocolError
 
 if TYPE_CHECKING:
     from asyncio import Future
 
+    from penstock.runtime.login import ClientOptions
     from penstock.tube.producer import SendResult
     from penstock.tube.reader import PartitionInfo
     from penstock.tube.record import Record
@@ -41,8 +42,10 @@ class Format(StrEnum):
     LENGTH = "length"
 
 
+@logs_in
 def produce(
     topic: Topic,
+    login: LoginOptions,
     values: Annotated[
         list[str] | None,
         typer.Argument(help="Values, one record each; without any, each line of stdin is one.", metavar="VALUE"),
@@ -83,6 +86,7 @@ def produce(
         raise ConfigError("tube produce: values and --file", do="give one of them")
     if not values and file is None and sys.stdin.isatty():
         raise ConfigError("tube produce: no values", do="give values, or pipe lines in")
+    client = login.client()
     with contextlib.ExitStack() as stack:
         if values:
             data: Iterator[bytes] = (value.encode("utf-8", "surrogateescape") for value in values)
@@ -101,20 +105,22 @@ def produce(
                     own, value = front, rest
             return Record(value, own, list(headers), msg_type=msg_type)
 
-        if not partitions(tube_master, topic):
+        if not partitions(tube_master, topic, client):
             # The producer waits for it a while: it may just have been created, or its broker may be starting.
             remedy = "penstock tube topics create makes one"
             note(f"waiting for topic {escape(topic)}: the master announces none ({remedy})")
         from penstock.runtime.loop import run
 
         records = (record(value) for value in data)
-        count = run(_produce(tube_master, topic, records, partition, idempotent=idempotent, as_json=as_json))
+        count = run(_produce(tube_master, topic, records, partition, client, idempotent=idempotent, as_json=as_json))
     if not as_json:
         note(f"{count} {'record' if count == 1 else 'records'} produced to {escape(topic)}")
 
 
+@logs_in
 def consume(
     topic: Topic,
+    login: LoginOptions,
     group: Annotated[
         str | None,
         typer.Option(help="Consumer group: its position is kept, its members share the partitions.", metavar="NAME"),
@@ -154,21 +160,22 @@ def consume(
             "--from: a time goes without --group and --follow", do="move the group: penstock tube offsets reset"
         )
     types = frozenset(msg_filter or ())
+    client = login.client()
     show = _Show(raw=raw, as_json=as_json, form=form)
     with contextlib.suppress(KeyboardInterrupt):
         if group is None and not follow:
-            rows = _held(tube_master, topic, since) if start != "latest" else iter(())
+            rows = _held(tube_master, topic, since, client) if start != "latest" else iter(())
             chosen = (row for row in rows if not types or row["msg_type"] in types)
             for number, row in enumerate(chosen, start=1):
                 show(row)
                 if number == count:
                     break
             return
-        announced(tube_master, topic)
+        announced(tube_master, topic, client)
         from penstock.runtime.loop import run
 
         name = group or f"penstock_cli_{secrets.token_hex(6)}"
-        run(_consume(tube_master, topic, name, start, sorted(types), count, show, follow=follow))
+        run(_consume(tube_master, topic, name, start, sorted(types), count, show, client, follow=follow))
 
 
 def parse_time(text: str, option: str, words: str = "earliest, latest") -> int:
@@ -217,7 +224,14 @@ def _delimited(stream: IO[bytes]) -> Iterator[bytes]:
 
 
 async def _produce(
-    masters: str, topic: str, records: Iterable[Record], partition: int | None, *, idempotent: bool, as_json: bool
+    masters: str,
+    topic: str,
+    records: Iterable[Record],
+    partition: int | None,
+    client: ClientOptions,
+    *,
+    idempotent: bool,
+    as_json: bool,
 ) -> int:
     import asyncio
     from collections import deque
@@ -241,7 +255,7 @@ async def _produce(
                 }
             )
 
-    async with Producer(masters, idempotent=idempotent) as producer:
+    async with Producer(masters, idempotent=idempotent, **client) as producer:
         try:
             for record in records:
                 count += 1
@@ -259,13 +273,13 @@ async def _produce(
     return count
 
 
-def _held(masters: str, topic: str, since: int | None) -> Iterator[dict[str, Any]]:
+def _held(masters: str, topic: str, since: int | None, client: ClientOptions) -> Iterator[dict[str, Any]]:
     """What the log holds now, merged over the partitions by the time of arrival."""
     from penstock.tube.reader import RangeReader
     from penstock.tube.record import Record
 
     def of_partition(info: PartitionInfo) -> Iterator[dict[str, Any]]:
-        with RangeReader(info.host, info.port) as source:
+        with RangeReader(info.host, info.port, **client) as source:
             low, high = source.bounds(topic, info.partition)
             if since is not None:
                 low = source.offset_at(topic, info.partition, since)
@@ -274,7 +288,7 @@ def _held(masters: str, topic: str, since: int | None) -> Iterator[dict[str, Any
                     record = Record.decode(bytes(data), int(flag))
                     yield _fields(topic, info.broker_id, info.partition, int(offset), int(time_ms), record)
 
-    parts = [of_partition(info) for info in announced(masters, topic)]
+    parts = [of_partition(info) for info in announced(masters, topic, client)]
     return heapq.merge(*parts, key=lambda row: row["append_time_ms"])
 
 
@@ -286,6 +300,7 @@ async def _consume(
     types: list[str],
     count: int | None,
     show: _Show,
+    client: ClientOptions,
     *,
     follow: bool,
 ) -> None:
@@ -295,7 +310,7 @@ async def _consume(
 
     seen = 0
     options: dict[str, Any] = {"filters": types} if types else {}
-    async with Consumer(masters, group, [topic], start=start, with_offsets=True, **options) as consumer:
+    async with Consumer(masters, group, [topic], start=start, with_offsets=True, **options, **client) as consumer:
         note(f"consuming {escape(topic)} as group {escape(group)}" + (", Ctrl-C ends" if follow else ""))
         try:
             async for m in _until_idle(consumer, follow=follow):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import UnavailableError
 from penstock.node.http import HttpServer, broker_app
@@ -18,6 +20,8 @@ from penstock.runtime.durability import Durability
 from penstock.runtime.logs import LogFormat, LogLevel
 from penstock.runtime.loop import freeze_memory, run, tune_process
 from penstock.tube.broker import TubeBroker
+from penstock.tube.engine.access import Access
+from penstock.tube.users import read_users
 
 __all__ = ["BrokerSettings", "ReadyBroker", "run_broker", "serve_broker"]
 
@@ -26,7 +30,10 @@ _log = logging.getLogger("penstock.node")
 
 @dataclass(frozen=True, slots=True)
 class BrokerSettings:
-    """``masters``: of the cluster. ``advertise``: where clients reach the broker, if not where it listens."""
+    """``masters``: of the cluster. ``advertise``: where clients reach the broker, if not where it listens.
+
+    ``users``: file of the users that clients have to be; ``user``: name and password with which the broker signs.
+    """
 
     broker_id: int
     masters: Sequence[Address]
@@ -36,6 +43,8 @@ class BrokerSettings:
     advertise: Address | None = None
     durability: Durability = Durability.DURABLE
     register_s: float = 30.0
+    users: Path | None = None
+    user: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +80,33 @@ async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker
         loop.add_signal_handler(number, stop.set)
     async with AsyncExitStack() as parts:
         told = settings.advertise
+        started = asyncio.Event()
+
+        async def webapi(params: Mapping[str, str]) -> dict[str, Any]:
+            if not started.is_set():
+                return {"result": False, "errCode": 503, "errMsg": "the broker has not started yet"}
+            return await broker.webapi(params)
+
+        # Before the broker, which tells the master where its administration is.
+        http = HttpServer(broker_app(webapi))
+        web = await http.start("http", settings.http)
+        parts.push_async_callback(http.close)
         broker = TubeBroker(
             settings.data_dir,
             settings.durability,
             settings.broker_id,
             masters=[str(address) for address in settings.masters],
             advertise=None if told is None else str(told),
+            web_address=str(_told(web, told)),
+            access=None if settings.users is None else Access(read_users(settings.users)),
+            master_user=settings.user,
         )
         try:
             _, port = await broker.start(settings.bind.host, settings.bind.port)
         except OSError as error:
             raise bind_error(error, "bind", settings.bind) from error
         parts.push_async_callback(broker.close)
-        http = HttpServer(broker_app(broker.webapi))
-        web = await http.start("http", settings.http)
-        parts.push_async_callback(http.close)
+        started.set()
         await _registered(broker, settings, stop)
         if not stop.is_set():
             freeze_memory()
@@ -97,6 +118,13 @@ async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker
                 )
             )
             await stop.wait()
+
+
+def _told(web: Address, advertised: Address | None) -> Address:
+    """Where others reach what listens at ``web``."""
+    if not web.is_wildcard:
+        return web
+    return Address(socket.gethostname() if advertised is None else advertised.host, web.port)
 
 
 async def _registered(broker: TubeBroker, settings: BrokerSettings, stop: asyncio.Event) -> None:

@@ -142,7 +142,7 @@ class Node:
         # Closed after the broker and the store, whose last acknowledgements leave through it.
         server = self.security.server
         self._parts.push_async_callback(server.close)
-        broker, tube_broker = await self._broker(directory, tube_master)
+        broker, tube_broker = await self._broker(directory, tube_master, _told(config.tube_broker_http, broker_http))
         await self._topics(master, broker)
         mqtt = await self._mqtt(server, directory, master, broker)
         faults = await self._faults(mqtt[DEFAULT_LISTENER])
@@ -209,7 +209,9 @@ class Node:
             return {"result": False, "errCode": 503, "errMsg": "the broker has not started yet"}
         return await self._tube_broker.webapi(params)
 
-    async def _broker(self, directory: DataDirectory, tube_master: Address) -> tuple[TubeBroker, Address]:
+    async def _broker(
+        self, directory: DataDirectory, tube_master: Address, web_address: str
+    ) -> tuple[TubeBroker, Address]:
         config = self.config
         told = config.tube_broker.advertise
         broker = TubeBroker(
@@ -218,6 +220,7 @@ class Node:
             config.tube.broker_id,
             masters=[str(_reachable(tube_master))],
             advertise=None if told is None else str(told),
+            web_address=web_address,
             access=self._tube_access(),
             master_user=self._tube_user,
         )

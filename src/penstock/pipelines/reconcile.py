@@ -44,7 +44,7 @@ def tube_count(pipeline: Pipeline) -> Count:
     def count(start: Offsets, end: Offsets) -> int:
         begin, stop = from_json(start), from_json(end)
         pieces = slices({partition: begin.get(partition, place) for partition, place in stop.items()}, stop)
-        with Tube(options.masters, options.timeout_ms) as tube:
+        with Tube(options.masters, options.timeout_ms, login=options.login) as tube:
             return sum(tube.count(piece) for piece in pieces)
 
     return count

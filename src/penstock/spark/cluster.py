@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 from penstock.errors import ConfigError, DataLossError, UnavailableError
+from penstock.runtime.login import ANYBODY, Login
 from penstock.spark.offsets import (
     INDEX_RECORD_BYTES,
     Bounds,
@@ -86,28 +87,33 @@ class Client(Protocol):
 class _TubeClient:
     """The real one. Imported on first use: the data source must be importable without a trace of the tube."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, login: Login) -> None:
         self._timeout_s = timeout_s
+        self._login = login.client()
 
     def partitions(self, masters: str, topic: str) -> Sequence[_PartitionInfo]:
         from penstock.tube import reader
 
-        return reader.partitions(masters, topic, timeout_s=self._timeout_s)
+        return reader.partitions(masters, topic, timeout_s=self._timeout_s, **self._login)
 
     def connect(self, host: str, port: int) -> _RangeReader:
         from penstock.tube import reader
 
-        return reader.RangeReader(host, port, timeout_s=self._timeout_s)
+        return reader.RangeReader(host, port, timeout_s=self._timeout_s, **self._login)
 
 
 class Tube:
-    """Masters and brokers behind one face. Close it, or use it in a ``with`` block."""
+    """Masters and brokers behind one face. Close it, or use it in a ``with`` block.
+
+    ``login``: who asks; its files are read here, so ConfigError says that one cannot be used.
+    """
 
     def __init__(
         self,
         masters: str,
         timeout_ms: int,
         *,
+        login: Login = ANYBODY,
         client: Client | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -115,7 +121,7 @@ class Tube:
         self._masters = masters
         self._timeout_s = timeout_ms / 1000
         # A broker may have moved: its address is asked for again long before the deadline.
-        self._client = client if client is not None else _TubeClient(min(self._timeout_s, _ATTEMPT_S))
+        self._client = client if client is not None else _TubeClient(min(self._timeout_s, _ATTEMPT_S), login)
         self._clock = clock
         self._sleep = sleep
         self._addresses: dict[tuple[str, int], Address] = {}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from penstock.errors import ConfigError, PenstockError
 from penstock.mqtt.codec.topics import validate_topic_filter, validate_topic_name
 from penstock.spark import names, options
+from penstock.spark.login_options import LOGIN_OPTIONS
 from penstock.spark.options import SourceOptions
 from penstock.spark.store_options import check_broker
 
@@ -17,7 +18,7 @@ _PASSED_ON = ("startingOffsets", "startingTimestamp", "maxOffsetsPerTrigger", "m
 READ_OPTIONS: Mapping[str, str] = {
     "topicFilter": "MQTT topic filter: which of the messages in the tube are wanted (#)",
     "tubemq.topic": "tube topic that a rule of the node brings the messages to (required)",
-    **{name: options.OPTIONS[name] for name in ("tubemq.master", "tubemq.timeoutMs", *_PASSED_ON)},
+    **{name: options.OPTIONS[name] for name in ("tubemq.master", "tubemq.timeoutMs", *LOGIN_OPTIONS, *_PASSED_ON)},
 }
 """Options of the source. A broker keeps no history: the tube is what makes a batch repeatable."""
 

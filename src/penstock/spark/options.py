@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.errors import ConfigError
+from penstock.runtime.login import ANYBODY, Login
 from penstock.spark import names
+from penstock.spark.login_options import LOGIN_OPTIONS, parse_login
 from penstock.spark.offsets import Times, Wanted, parse_times, parse_wanted
 
 __all__ = ["OPTIONS", "UNSUPPORTED", "SourceOptions", "canonical_names", "check_masters"]
@@ -23,6 +25,7 @@ T = TypeVar("T")
 OPTIONS: Mapping[str, str] = {
     "tubemq.master": "HOST:PORT[,HOST:PORT...] of the tube's masters (required)",
     "tubemq.timeoutMs": "how long to try again while the tube does not answer, in ms; then the read fails (60000)",
+    **LOGIN_OPTIONS,
     "subscribe": "topics to read, separated by commas",
     "assign": 'partitions to read, as JSON: {"topic": ["<brokerId>:<partitionId>", ...]}',
     "startingOffsets": "where a batch or a new query starts: earliest (batch), latest (stream) or JSON",
@@ -78,6 +81,7 @@ class SourceOptions:
     fail_on_data_loss: bool = True
     include_headers: bool = False
     timeout_ms: int = _DEFAULT_TIMEOUT_MS
+    login: Login = ANYBODY
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -100,6 +104,7 @@ class SourceOptions:
             fail_on_data_loss=_parsed(given, "failOnDataLoss", _boolean("failOnDataLoss")) is not False,
             include_headers=_parsed(given, "includeHeaders", _boolean("includeHeaders")) is True,
             timeout_ms=_parsed(given, "tubemq.timeoutMs", _positive("tubemq.timeoutMs")) or _DEFAULT_TIMEOUT_MS,
+            login=parse_login(given),
         )
 
     def for_batch(self) -> tuple[Wanted, Wanted]:

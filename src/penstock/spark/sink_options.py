@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError
+from penstock.runtime.login import ANYBODY, Login
 from penstock.spark import names
+from penstock.spark.login_options import LOGIN_OPTIONS, parse_login
 from penstock.spark.options import check_masters
 
 __all__ = ["OPTIONS", "UNSUPPORTED", "SinkOptions"]
@@ -14,6 +16,7 @@ __all__ = ["OPTIONS", "UNSUPPORTED", "SinkOptions"]
 OPTIONS: Mapping[str, str] = {
     "tubemq.master": "HOST:PORT[,HOST:PORT...] of the tube's masters (required)",
     "tubemq.timeoutMs": "how long a message may take to be acknowledged, in ms; then the task fails (60000)",
+    **LOGIN_OPTIONS,
     "topic": "topic of all rows; rows may have a column topic instead, and this is for those where it is null",
 }
 """Every option, as its user writes it, with its meaning."""
@@ -37,6 +40,7 @@ class SinkOptions:
     masters: str
     topic: str | None = None
     timeout_s: float = _DEFAULT_TIMEOUT_MS / 1000
+    login: Login = ANYBODY
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
@@ -52,4 +56,4 @@ class SinkOptions:
             raise ConfigError("topic is empty", option="topic", do=OPTIONS["topic"])
         text = given.get("tubemq.timeoutMs", str(_DEFAULT_TIMEOUT_MS))
         timeout_ms = names.positive("tubemq.timeoutMs", text, OPTIONS["tubemq.timeoutMs"])
-        return cls(check_masters(given), topic, timeout_ms / 1000)
+        return cls(check_masters(given), topic, timeout_ms / 1000, parse_login(given))

@@ -378,7 +378,7 @@ def _offset(offset: Mapping[str, Mapping[str, int]] | str) -> Positions:
 
 
 def _tube(options: SourceOptions, client: Client | None) -> Tube:
-    return Tube(options.masters, options.timeout_ms, client=client)
+    return Tube(options.masters, options.timeout_ms, login=options.login, client=client)
 
 
 def _selected(

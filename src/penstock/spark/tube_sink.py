@@ -122,7 +122,7 @@ async def _send(options: SinkOptions, batches: Iterator[pa.RecordBatch], name: s
     from penstock.tube.producer import Producer
 
     rows = 0
-    async with Producer(options.masters, delivery_timeout_s=options.timeout_s) as producer:
+    async with Producer(options.masters, delivery_timeout_s=options.timeout_s, **options.login.client()) as producer:
         waiting: list[asyncio.Future[Any]] = []
         for batch in batches:
             for topic, partition, record in _records(options, batch, name, rows):

@@ -67,6 +67,7 @@ class TubeBroker:
 
     ``masters``: ``host:port`` texts; empty = a broker by itself, its topics come from `create_topic` only.
     ``advertise``: ``host:port`` that clients shall use, where it differs from the address that is bound.
+    ``web_address``: ``host:port`` of its administration, which the master tells who asks.
     ``access``: users that clients have to be; ``master_user``: name and password with which the broker itself signs.
     ``topic_durability`` overrides ``durability`` for single topics.
     """
@@ -84,6 +85,7 @@ class TubeBroker:
         max_store_bytes: int | None = None,
         session_ms: int = 30_000,
         heartbeat_s: float = 0.5,
+        web_address: str | None = None,
         access: Access | None = None,
         master_user: tuple[str, str] | None = None,
         files: Files | None = None,
@@ -106,6 +108,7 @@ class TubeBroker:
         self._max_store_bytes = max_store_bytes
         self._session_ms = session_ms
         self._heartbeat_s = heartbeat_s
+        self._web_address = web_address
         self._access = access
         self._master_user = master_user
         self._tls_server: asyncio.Server | None = None
@@ -240,6 +243,7 @@ class TubeBroker:
                 f"penstock-{penstock.__version__}",
                 config,
                 tls_port=None if bound_tls is None else bound_tls[1],
+                web_address=self._web_address,
             )
             self._member = Member(
                 membership,

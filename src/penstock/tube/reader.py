@@ -10,6 +10,7 @@ import itertools
 import os
 import random
 import socket
+import ssl
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,8 @@ from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import broker_pb2, master_pb2
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.stored import messages_start, take_apart
+from penstock.tube.codec.strings import DEFAULT_BROKER_PORT, DEFAULT_BROKER_TLS_PORT, UNDEFINED
+from penstock.tube.engine.credentials import Credentials
 from penstock.tube.engine.producer import Routes
 
 __all__ = ["Batch", "PartitionInfo", "RangeReader", "partitions"]
@@ -56,28 +59,44 @@ class Batch(NamedTuple):
     payloads: list[bytes]
 
 
-def partitions(masters: str | Sequence[Address], topic: str, *, timeout_s: float = 10.0) -> list[PartitionInfo]:
+def partitions(
+    masters: str | Sequence[Address],
+    topic: str,
+    *,
+    timeout_s: float = 10.0,
+    user: str | None = None,
+    password: str | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> list[PartitionInfo]:
     """All partitions of ``topic`` as the master announces them, by broker and number; empty if it announces none.
+
+    ``user`` and ``password`` sign where the cluster has users; ``tls``: ``masters`` are TLS addresses, and so are those
+    of the brokers in the answer.
 
     Raises:
         UnavailableError: no master answers.
         RefusedError: the master refuses.
     """
     addresses = parse_masters(masters)
+    routes = Routes(
+        _client_id("planner"),
+        "127.0.0.1",
+        credentials=_credentials(user, password),
+        default_port=DEFAULT_BROKER_PORT if tls is None else DEFAULT_BROKER_TLS_PORT,
+    )
+    routes.topics.add(topic)
     last: UnavailableError | None = None
     for host, port in addresses:
         try:
-            with _Connection(host, port, timeout_s) as connection:
-                return _ask_master(connection, topic)
+            with _Connection(host, port, timeout_s, tls) as connection:
+                return _ask_master(connection, routes, topic)
         except UnavailableError as error:
             last = error
     assert last is not None
     raise last
 
 
-def _ask_master(connection: _Connection, topic: str) -> list[PartitionInfo]:
-    routes = Routes(_client_id("planner"), "127.0.0.1")
-    routes.topics.add(topic)
+def _ask_master(connection: _Connection, routes: Routes, topic: str) -> list[PartitionInfo]:
     service = Service.MASTER
     registered = connection.call(service, MethodId.PRODUCER_REGISTER, routes.register(), master_pb2.RegisterResponseM2P)
     _accepted(registered.errCode, registered.errMsg, connection.peer)
@@ -85,8 +104,7 @@ def _ask_master(connection: _Connection, topic: str) -> list[PartitionInfo]:
     heard = connection.call(service, MethodId.PRODUCER_HEARTBEAT, routes.heartbeat(), master_pb2.HeartResponseM2P)
     _accepted(heard.errCode, heard.errMsg, connection.peer)
     routes.heard(heard)
-    request = master_pb2.CloseRequestP2M(clientId=routes.client_id)
-    connection.call(service, MethodId.PRODUCER_CLOSE, request, master_pb2.CloseResponseM2P)
+    connection.call(service, MethodId.PRODUCER_CLOSE, routes.close(), master_pb2.CloseResponseM2P)
     return [PartitionInfo(p.broker.id, p.broker.host, p.broker.port, p.id) for p in routes.partitions(topic)]
 
 
@@ -94,16 +112,28 @@ class RangeReader:
     """Reads exact ranges from one broker. Connects at the first question; after a failure the next one connects anew.
 
     Each question has ``timeout_s``; a connection that breaks in the middle of a range is replaced within it, and the
-    range goes on where it was.
+    range goes on where it was. ``user``, ``password`` and ``tls`` are as of :func:`partitions`.
     """
 
-    def __init__(self, host: str, port: int, *, timeout_s: float = 10.0, batch_bytes: int = BATCH_BYTES) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        timeout_s: float = 10.0,
+        batch_bytes: int = BATCH_BYTES,
+        user: str | None = None,
+        password: str | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         if not 0 < port < 65536:
             raise ConfigError(f"tube: port {port} is not possible", option="port")
         self._address = (host, port)
         self._timeout_s = timeout_s
         self._batch_bytes = batch_bytes
         self._client_id = _client_id("reader")
+        self._credentials = _credentials(user, password)
+        self._tls = tls
         self._connection: _Connection | None = None
 
     def __enter__(self) -> Self:
@@ -235,8 +265,9 @@ class RangeReader:
         while True:
             try:
                 if self._connection is None:
-                    self._connection = _Connection(*self._address, max(0.001, deadline - time.monotonic()))
+                    self._connection = _Connection(*self._address, max(0.001, deadline - time.monotonic()), self._tls)
                 self._connection.deadline = deadline
+                self._sign(request)
                 payload = self._connection.payload(Service.BROKER_READ, MethodId.GET_MESSAGES, request)
                 answer = _Answer(payload)
                 break
@@ -251,6 +282,12 @@ class RangeReader:
                 raise
         self._check(answer.message, topic, partition, wanted)
         return answer
+
+    def _sign(self, request: broker_pb2.GetMessageRequestC2B) -> None:
+        if self._credentials is not None:
+            # It asked no master, so it has no token: a signature of its own, which is good for seconds, each time.
+            request.authInfo.visitAuthorizedToken = UNDEFINED
+            request.authInfo.authAuthorizedToken = self._credentials.broker_token()
 
     def _check(
         self,
@@ -290,6 +327,7 @@ class RangeReader:
                 code=answer.errCode,
                 text=answer.errMsg,
                 peer=self._peer,
+                do="give the user and the password" if answer.errCode == ErrCode.CERTIFICATE_FAILURE else None,
             )
         if not answer.HasField("range"):
             raise RefusedError(
@@ -320,7 +358,7 @@ class _Answer:
 class _Connection:
     """One blocking connection, one question at a time, up to ``deadline`` (monotonic seconds)."""
 
-    def __init__(self, host: str, port: int, timeout_s: float) -> None:
+    def __init__(self, host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
         self.peer = f"{host}:{port}"
         self.deadline = time.monotonic() + timeout_s
         self._serial = 0
@@ -330,6 +368,17 @@ class _Connection:
         except OSError as error:
             raise UnavailableError(f"tube: no connection to {self.peer}", applied=False, why=str(error)) from None
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            try:
+                self._socket = tls.wrap_socket(self._socket, server_hostname=host)
+            except OSError as error:
+                self._socket.close()
+                raise UnavailableError(
+                    f"tube: no TLS with {self.peer}",
+                    applied=False,
+                    why=str(error),
+                    do="name the TLS port of the master (8716), and the authority of its certificate",
+                ) from None
 
     def __enter__(self) -> Self:
         return self
@@ -379,6 +428,12 @@ def _client_id(kind: str) -> str:
     # Executors are many processes, maybe of one machine image: pid and time may be equal, so a random part is in it.
     number = f"{next(_COUNTER)}{random.randrange(1 << 32):08x}"  # noqa: S311 - distinct, not secret
     return f"127.0.0.1-{os.getpid()}-{wall_clock_ms()}-{number}-{kind}-penstock"
+
+
+def _credentials(user: str | None, password: str | None) -> Credentials | None:
+    if user is None:
+        return None
+    return Credentials(user, password or "", wall_clock_ms, lambda: random.randrange(1 << 31))  # noqa: S311 - the protocol's
 
 
 def _accepted(code: int, text: str, peer: str) -> None:

@@ -111,6 +111,12 @@ def test_brokers_and_groups(web: Web, penstock: Command) -> None:
         "     1  127.0.0.1:8123  online  idle           online   -\n"
         "     2  127.0.0.1:8123  online  idle           online   127.0.0.1:7\n"
     )
+    told = {"brokerWebAddress": "edge:9", "brokerWebPort": 9}
+    web.answers["admin_query_broker_run_status"].append({**BROKER, "brokerId": 3, **told})
+    assert [json.loads(line)["http"] for line in penstock("tube", "brokers", "--json").out.splitlines()] == [
+        None, "127.0.0.1:7", "edge:9",
+    ]  # fmt: skip
+    web.answers["admin_query_broker_run_status"].pop()
     web.answers["admin_query_sub_info"] = [{"consumeGroup": "lake", "consumerNum": 2, "topicSet": ["water"]}]
     web.answers["admin_query_offset"] = [{"groupName": "old", "subInfo": [{"topicName": "air"}]}]
     done = penstock("tube", "groups", "--broker-http", "h:1,h:2")

@@ -34,6 +34,17 @@ def test_arguments(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert penstock("tube", "broker", *args).out.startswith("broker 2 is ready\n")
 
 
+def test_users(penstock: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given: list[BrokerSettings] = []
+    monkeypatch.setattr(node_broker, "run_broker", lambda settings, **_: given.append(settings))
+    (tmp_path / "password").write_text("secret\n", encoding="utf-8")
+    args = ["--broker-id", "2", "--users", "users", "--username", "b2"]
+    assert penstock("tube", "broker", *args, "--password-file", str(tmp_path / "password")).status == 0
+    assert (given[0].users, given[0].user) == (Path("users"), ("b2", "secret"))
+    assert penstock("tube", "broker", *args).status == 2
+    assert len(given) == 1
+
+
 @pytest.mark.parametrize(
     "wrong", [["--durability", "never"], ["--log-level", "loud"], ["--bind", "x"], ["--advertise", ":"]]
 )

@@ -17,7 +17,7 @@ from tests.unit.cli.conftest import BROKER, Command, Web
 class Reader:
     apache: ClassVar[bool] = False
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, **_: object) -> None:
         assert (host, port) == ("127.0.0.1", 8123)
 
     def __enter__(self) -> Self:

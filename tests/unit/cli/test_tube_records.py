@@ -30,7 +30,7 @@ class Producer:
     def __init__(self, masters: str, **options: Any) -> None:
         Producer.masters = masters
         Producer.sent = []
-        Producer.options = options
+        Producer.options = {name: value for name, value in options.items() if value is not None}
 
     async def __aenter__(self) -> Self:
         return self
@@ -49,7 +49,7 @@ class Producer:
 def _master(monkeypatch: pytest.MonkeyPatch) -> None:
     """A master that announces the topic `water`."""
 
-    def partitions(masters: str, topic: str) -> list[PartitionInfo]:
+    def partitions(masters: str, topic: str, **_: object) -> list[PartitionInfo]:
         assert masters == "127.0.0.1:8715"
         return [PartitionInfo(1, "127.0.0.1", 8123, n) for n in (0, 1)] if topic == "water" else []
 
@@ -140,7 +140,7 @@ class Reader:
 
     data: ClassVar = {0: [(0, 10, b"a"), (56, 30, b"c\x1b")], 1: [(28, 20, b"\xff")]}
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, **_: object) -> None:
         assert (host, port) == ("127.0.0.1", 8123)
 
     def __enter__(self) -> Self:
@@ -231,7 +231,7 @@ def test_produce_says_that_it_waits_for_a_topic(penstock: Command) -> None:
 def test_where_no_master_answers_the_remedy_names_the_option(
     monkeypatch: pytest.MonkeyPatch, penstock: Command, args: list[str]
 ) -> None:
-    def partitions(masters: str, topic: str) -> list[PartitionInfo]:
+    def partitions(masters: str, topic: str, **_: object) -> list[PartitionInfo]:
         raise UnavailableError(f"tube: no connection to {masters}", why="refused")
 
     monkeypatch.setattr(reader, "partitions", partitions)
@@ -256,7 +256,7 @@ class Consumer:
     confirmed: ClassVar[list[int]]
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        Consumer.made = [(args, options)]
+        Consumer.made = [(args, {name: value for name, value in options.items() if value is not None})]
         Consumer.confirmed = []
         self.given = 0
 

@@ -30,6 +30,10 @@ async def test_it_serves_the_masters_topics_until_it_is_told_to_end(tmp_path: Pa
             await master.create_topic("demo", ready_s=10)
             async with Producer(f"127.0.0.1:{port}") as producer:
                 assert (await producer.send("demo", b"x")).broker_id == 7
+            # It told the master where its administration answers, so that a command finds it.
+            (row,) = (await master.webapi({"method": "admin_query_broker_run_status"}))["data"]
+            assert row["brokerWebAddress"] == (await ready).tube_broker_http
+            assert row["brokerWebPort"] == int((await ready).tube_broker_http.rpartition(":")[2])
             os.kill(os.getpid(), signal.SIGTERM)
             await running
     finally:

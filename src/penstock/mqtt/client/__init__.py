@@ -13,9 +13,9 @@
 from penstock.mqtt.client.authentication import ScramAuthentication, TokenAuthentication
 from penstock.mqtt.client.client import MqttClient
 from penstock.mqtt.client.inbox import MessageStream
-from penstock.mqtt.client.tls import TlsOptions
 from penstock.mqtt.engine.client import EnhancedAuthentication
 from penstock.mqtt.url import parse_url
+from penstock.runtime.tls import TlsOptions
 
 __all__ = [
     "EnhancedAuthentication",

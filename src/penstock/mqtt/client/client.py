@@ -21,7 +21,6 @@ from penstock.mqtt.client.driver import Driver, DriverHooks, DriverSettings
 from penstock.mqtt.client.inbox import Inbox, Listener, MessageStream
 from penstock.mqtt.client.link import Link, LinkOwner
 from penstock.mqtt.client.requests import PendingRequests
-from penstock.mqtt.client.tls import TlsOptions
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import ConnAck, Connect, Publish, Subscription, Will
 from penstock.mqtt.codec.properties import Properties
@@ -29,6 +28,7 @@ from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import validate_topic_filter, validate_topic_name
 from penstock.mqtt.engine.client import ClientEngine, EnhancedAuthentication
 from penstock.mqtt.url import DEFAULT_PORT, BrokerUrl, parse_broker_url
+from penstock.runtime.tls import TlsOptions
 
 __all__ = ["MqttClient"]
 

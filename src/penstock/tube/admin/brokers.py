@@ -7,7 +7,7 @@ import ipaddress
 from penstock.tube.admin.common import Answer, Change, item, success
 from penstock.tube.admin.params import BadParameter, Params
 from penstock.tube.codec.strings import DEFAULT_BROKER_PORT, ipv4_to_int
-from penstock.tube.engine.cluster import Cluster
+from penstock.tube.engine.cluster import Broker, Cluster
 from penstock.tube.engine.master import MasterEngine
 from penstock.tube.engine.settings import BrokerSetting, Removal, Setting, Status
 
@@ -201,6 +201,7 @@ def run_status(engine: MasterEngine, params: Params, now: int) -> Answer:  # noq
                 "brokerId": number,
                 "brokerIp": broker.info.host,
                 "brokerPort": broker.info.port,
+                "brokerTLSPort": broker.tls_port,
                 "manageStatus": "online" if setting is None else Status(setting.status).text,
                 "runStatus": "online" if broker.online else "offline",
                 "subStatus": "idle" if broker.serving and not broker.need_report else "wait_sync",
@@ -210,5 +211,14 @@ def run_status(engine: MasterEngine, params: Params, now: int) -> Answer:  # noq
                 "isConfLoaded": not broker.need_report,
                 "isBrokerOnline": broker.online,
             }
+            | _web(broker, setting)
         )
     return success(rows)
+
+
+def _web(broker: Broker, setting: BrokerSetting | None) -> Answer:
+    """Where the administration of ``broker`` answers: what it says, else what is configured; nothing if nobody did."""
+    host, _, port = broker.web_address.rpartition(":")
+    if host and port.isdecimal():
+        return {"brokerWebAddress": broker.web_address, "brokerWebPort": int(port)}
+    return {} if setting is None else {"brokerWebPort": setting.web_port}

@@ -83,12 +83,14 @@ class Broker:
         "stop_write",
         "tls_port",
         "topics",
+        "web_address",
         "write_status",
     )
 
     def __init__(self, info: BrokerInfo, config_id: int) -> None:
         self.info = info
         self.tls_port = 0
+        self.web_address = ""  # of its administration; blank where it does not say
         self.online = False  # has a session: registered and neither closed nor expired
         self.last_seen = 0
         self.config_id = config_id

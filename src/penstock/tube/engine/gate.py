@@ -76,6 +76,12 @@ class Gate:
         refusal = None if token is None else self._refuse_token(token)
         return refusal or _refuse_client(client_id)
 
+    def refuse_range_reader(self, client_id: str, group: str, user_token: str, now_ms: int) -> Refusal | None:
+        """Why this client may not read ranges, which nobody registers for, if so."""
+        if self.access is not None and not self.access.admit_token(user_token, self.peer, group, now_ms):
+            return _UNKNOWN_USER
+        return self.refuse_reader(None, client_id)
+
     def _refuse_token(self, token: int) -> Refusal | None:
         if self.check_tokens and token not in self.tokens:
             return Refusal(ErrCode.CERTIFICATE_FAILURE, "the visit token is not one of this cluster (any more)")

@@ -146,7 +146,7 @@ class Gets:
     def _try(self, message: pb.GetMessageRequestC2B, now_ms: int) -> Answer | LogStore:
         """The answer, or the store that has nothing to read yet."""
         if message.HasField("range"):
-            return self._range(message)
+            return self._range(message, now_ms)
         refusal = self._gate.refuse_reader(None, message.clientId)
         key = (java_trim(message.groupName), java_trim(message.topicName), message.partitionId)
         if refusal is None and (not key[0] or not key[1]):
@@ -219,9 +219,11 @@ class Gets:
             )
         )
 
-    def _range(self, message: pb.GetMessageRequestC2B) -> Answer | LogStore:
+    def _range(self, message: pb.GetMessageRequestC2B, now_ms: int) -> Answer | LogStore:
         """The exact range read for batch readers: no registration, no position."""
-        refusal = self._gate.refuse_reader(None, message.clientId)
+        refusal = self._gate.refuse_range_reader(
+            message.clientId, java_trim(message.groupName), message.authInfo.authAuthorizedToken, now_ms
+        )
         name = java_trim(message.topicName)
         topic = self._topics.by_name.get(name)
         if refusal is None and (topic is None or topic.removing or not topic.has(message.partitionId)):

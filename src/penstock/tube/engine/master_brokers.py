@@ -17,6 +17,8 @@ from penstock.tube.engine.settings import BrokerSetting, Status
 
 __all__ = ["BrokerDesk"]
 
+_MAX_ADDRESS = 300
+
 
 class BrokerDesk:
     """Answers brokers; calls ``changed(now)`` when what is served changed."""
@@ -54,6 +56,7 @@ class BrokerDesk:
         broker = cluster.register(info, now)
         self.order(broker)
         broker.tls_port = request.tlsPort
+        broker.web_address = request.webAddress if len(request.webAddress) <= _MAX_ADDRESS else ""
         self._report(
             broker, request.readStatusRpt, request.writeStatusRpt, request.brokerDefaultConfInfo,
             request.brokerTopicSetConfInfo if request.brokerOnline else (), now,

@@ -63,7 +63,7 @@ class Orders:
 
 
 class Membership:
-    """One broker's membership. ``address`` is ``host:port`` as clients reach it."""
+    """One broker's membership. ``address`` is ``host:port`` as clients reach it, ``web_address`` its administration."""
 
     def __init__(
         self,
@@ -73,8 +73,10 @@ class Membership:
         config: BrokerConfig | None = None,
         *,
         tls_port: int | None = None,
+        web_address: str | None = None,
     ) -> None:
         self._tls_port = tls_port
+        self._web_address = web_address
         self.broker_id = broker_id
         self.address = address
         self.version = version
@@ -113,6 +115,7 @@ class Membership:
                 # Compared by the Java master even with TLS off.
                 tlsPort=DEFAULT_BROKER_TLS_PORT if self._tls_port is None else self._tls_port,
                 authInfo=signed,
+                webAddress=self._web_address,
             )
             request.clsConfig.configId = self._cluster_id
             return MethodId.BROKER_REGISTER, request.SerializeToString()

@@ -216,7 +216,7 @@ class RangeResponse(_message.Message):
     def __init__(self, nextOffset: _Optional[int] = ..., messageOffsets: _Optional[_Iterable[int]] = ..., appendTimes: _Optional[_Iterable[int]] = ..., minOffset: _Optional[int] = ..., maxOffset: _Optional[int] = ..., messageCount: _Optional[int] = ..., lostStart: _Optional[int] = ..., lostEnd: _Optional[int] = ..., timeOffset: _Optional[int] = ..., logEpoch: _Optional[int] = ..., truncatedTo: _Optional[int] = ..., messageBytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GetMessageRequestC2B(_message.Message):
-    __slots__ = ("clientId", "partitionId", "groupName", "topicName", "lastPackConsumed", "manualCommitOffset", "escFlowCtrl", "range", "maxWaitMs", "wantOffsets")
+    __slots__ = ("clientId", "partitionId", "groupName", "topicName", "lastPackConsumed", "manualCommitOffset", "escFlowCtrl", "range", "maxWaitMs", "wantOffsets", "authInfo")
     CLIENTID_FIELD_NUMBER: _ClassVar[int]
     PARTITIONID_FIELD_NUMBER: _ClassVar[int]
     GROUPNAME_FIELD_NUMBER: _ClassVar[int]
@@ -227,6 +227,7 @@ class GetMessageRequestC2B(_message.Message):
     RANGE_FIELD_NUMBER: _ClassVar[int]
     MAXWAITMS_FIELD_NUMBER: _ClassVar[int]
     WANTOFFSETS_FIELD_NUMBER: _ClassVar[int]
+    AUTHINFO_FIELD_NUMBER: _ClassVar[int]
     clientId: str
     partitionId: int
     groupName: str
@@ -237,7 +238,8 @@ class GetMessageRequestC2B(_message.Message):
     range: RangeRequest
     maxWaitMs: int
     wantOffsets: bool
-    def __init__(self, clientId: _Optional[str] = ..., partitionId: _Optional[int] = ..., groupName: _Optional[str] = ..., topicName: _Optional[str] = ..., lastPackConsumed: bool = ..., manualCommitOffset: bool = ..., escFlowCtrl: bool = ..., range: _Optional[_Union[RangeRequest, _Mapping[str, object]]] = ..., maxWaitMs: _Optional[int] = ..., wantOffsets: bool = ...) -> None: ...
+    authInfo: _shared_pb2.AuthorizedInfo
+    def __init__(self, clientId: _Optional[str] = ..., partitionId: _Optional[int] = ..., groupName: _Optional[str] = ..., topicName: _Optional[str] = ..., lastPackConsumed: bool = ..., manualCommitOffset: bool = ..., escFlowCtrl: bool = ..., range: _Optional[_Union[RangeRequest, _Mapping[str, object]]] = ..., maxWaitMs: _Optional[int] = ..., wantOffsets: bool = ..., authInfo: _Optional[_Union[_shared_pb2.AuthorizedInfo, _Mapping[str, object]]] = ...) -> None: ...
 
 class TransferedMessage(_message.Message):
     __slots__ = ("messageId", "checkSum", "payLoadData", "flag", "producerId", "sequence", "batchCount")

@@ -244,7 +244,7 @@ class CloseResponseM2C(_message.Message):
     def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ...) -> None: ...
 
 class RegisterRequestB2M(_message.Message):
-    __slots__ = ("clientId", "brokerOnline", "enableTls", "readStatusRpt", "writeStatusRpt", "curBrokerConfId", "confCheckSumId", "brokerDefaultConfInfo", "brokerTopicSetConfInfo", "ssdStoreId", "flowCheckId", "qryPriorityId", "tlsPort", "authInfo", "clsConfig")
+    __slots__ = ("clientId", "brokerOnline", "enableTls", "readStatusRpt", "writeStatusRpt", "curBrokerConfId", "confCheckSumId", "brokerDefaultConfInfo", "brokerTopicSetConfInfo", "ssdStoreId", "flowCheckId", "qryPriorityId", "tlsPort", "authInfo", "clsConfig", "webAddress")
     CLIENTID_FIELD_NUMBER: _ClassVar[int]
     BROKERONLINE_FIELD_NUMBER: _ClassVar[int]
     ENABLETLS_FIELD_NUMBER: _ClassVar[int]
@@ -260,6 +260,7 @@ class RegisterRequestB2M(_message.Message):
     TLSPORT_FIELD_NUMBER: _ClassVar[int]
     AUTHINFO_FIELD_NUMBER: _ClassVar[int]
     CLSCONFIG_FIELD_NUMBER: _ClassVar[int]
+    WEBADDRESS_FIELD_NUMBER: _ClassVar[int]
     clientId: str
     brokerOnline: bool
     enableTls: bool
@@ -275,7 +276,8 @@ class RegisterRequestB2M(_message.Message):
     tlsPort: int
     authInfo: _shared_pb2.MasterCertificateInfo
     clsConfig: _shared_pb2.ClusterConfig
-    def __init__(self, clientId: _Optional[str] = ..., brokerOnline: bool = ..., enableTls: bool = ..., readStatusRpt: _Optional[int] = ..., writeStatusRpt: _Optional[int] = ..., curBrokerConfId: _Optional[int] = ..., confCheckSumId: _Optional[int] = ..., brokerDefaultConfInfo: _Optional[str] = ..., brokerTopicSetConfInfo: _Optional[_Iterable[str]] = ..., ssdStoreId: _Optional[int] = ..., flowCheckId: _Optional[int] = ..., qryPriorityId: _Optional[int] = ..., tlsPort: _Optional[int] = ..., authInfo: _Optional[_Union[_shared_pb2.MasterCertificateInfo, _Mapping[str, object]]] = ..., clsConfig: _Optional[_Union[_shared_pb2.ClusterConfig, _Mapping[str, object]]] = ...) -> None: ...
+    webAddress: str
+    def __init__(self, clientId: _Optional[str] = ..., brokerOnline: bool = ..., enableTls: bool = ..., readStatusRpt: _Optional[int] = ..., writeStatusRpt: _Optional[int] = ..., curBrokerConfId: _Optional[int] = ..., confCheckSumId: _Optional[int] = ..., brokerDefaultConfInfo: _Optional[str] = ..., brokerTopicSetConfInfo: _Optional[_Iterable[str]] = ..., ssdStoreId: _Optional[int] = ..., flowCheckId: _Optional[int] = ..., qryPriorityId: _Optional[int] = ..., tlsPort: _Optional[int] = ..., authInfo: _Optional[_Union[_shared_pb2.MasterCertificateInfo, _Mapping[str, object]]] = ..., clsConfig: _Optional[_Union[_shared_pb2.ClusterConfig, _Mapping[str, object]]] = ..., webAddress: _Optional[str] = ...) -> None: ...
 
 class RegisterResponseM2B(_message.Message):
     __slots__ = ("success", "errCode", "errMsg", "stopRead", "stopWrite", "takeConfInfo", "enableBrokerInfo", "curBrokerConfId", "confCheckSumId", "brokerDefaultConfInfo", "brokerTopicSetConfInfo", "ssdStoreId", "flowCheckId", "flowControlInfo", "qryPriorityId", "authorizedInfo", "brokerAuthorizedInfo", "clsConfig")

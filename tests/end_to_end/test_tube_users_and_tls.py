@@ -1,0 +1,150 @@
+"""A node whose tube has users and TLS: clients, commands, range readers and Spark's view of it, with and without."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from penstock.errors import PenstockError, RefusedError, UnavailableError
+from penstock.runtime.login import ANYBODY, Login
+from penstock.runtime.tls import TlsOptions
+from penstock.spark.cluster import Tube
+from penstock.spark.options import SourceOptions
+from penstock.tube.consumer import Consumer
+from penstock.tube.producer import Producer
+from penstock.tube.reader import RangeReader, partitions
+from tests.end_to_end.nodes import RunningNode
+
+CONFIG = """
+tube:
+  topics: [water]
+  access: {{users: users}}
+  tls: {{certificate: server.pem, key: server.key, client_ca: ca.pem, master_port: {}, broker_port: {}}}
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(server.getsockname()[1]) for server in sockets]
+    for server in sockets:
+        server.close()
+    return ports
+
+
+class Secured(RunningNode):
+    """With TLS that asks for a certificate (on ports of its own) and the user edge."""
+
+    def __init__(self, directory: Path) -> None:
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(directory / "ca.pem")
+        server, client = authority.issue_cert("127.0.0.1"), authority.issue_cert("edge")
+        server.cert_chain_pems[0].write_to_path(directory / "server.pem")
+        server.private_key_pem.write_to_path(directory / "server.key")
+        client.private_key_and_cert_chain_pem.write_to_path(directory / "client.pem")
+        (directory / "users").write_text("edge:secret\n", encoding="utf-8")
+        (directory / "users").chmod(0o600)
+        for name in ("secret", "wrong"):
+            (directory / name).write_text(f"{name}\n", encoding="utf-8")
+        self.ports = free_ports(2)
+        super().__init__(directory, CONFIG.format(*self.ports))
+
+    @property
+    def masters(self) -> str:
+        return f"127.0.0.1:{self.ports[0]}"
+
+    @property
+    def user(self) -> list[str]:
+        return ["--username", "edge", "--password-file", str(self.directory / "secret")]
+
+    @property
+    def tls(self) -> list[str]:
+        files = ["--ca-file", str(self.directory / "ca.pem"), "--cert-file", str(self.directory / "client.pem")]
+        return [*files, "--tube-master", self.masters]
+
+    def login(self, password: str = "secret") -> Login:
+        files = TlsOptions(self.directory / "ca.pem", self.directory / "client.pem")
+        return Login("edge", self.directory / password, files)
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    secured = Secured(tmp_path_factory.mktemp("node"))
+    with secured:
+        yield secured
+
+
+def test_clients_and_range_readers(node: Secured) -> None:
+    client = node.login().client()
+
+    async def through() -> list[bytes]:
+        async with asyncio.timeout(60), Producer(node.masters, **client) as producer:
+            for n in range(3):
+                await producer.send("water", b"%d" % n, partition=0)
+            async with Consumer(node.masters, "lake", ["water"], start="earliest", **client) as consumer:
+                return [(await anext(consumer)).data for _ in range(3)]
+
+    assert asyncio.run(through()) == [b"0", b"1", b"2"]
+    found = partitions(node.masters, "water", **client)
+    assert {(part.host, part.port) for part in found} == {("127.0.0.1", node.ports[1])}
+    with RangeReader(found[0].host, found[0].port, **client) as source:
+        low, high = source.bounds("water", 0)
+        assert [data for batch in source.read("water", 0, low, high) for data in batch.payloads] == [b"0", b"1", b"2"]
+    options = {"tubemq.user": "edge", "tubemq.passwordFile": str(node.directory / "secret")}
+    options |= {"tubemq.tlsCa": str(node.directory / "ca.pem"), "tubemq.tlsCert": str(node.directory / "client.pem")}
+    checked = SourceOptions.parse({"tubemq.master": node.masters, "subscribe": "water"} | options)
+    with Tube(checked.masters, 10_000, login=checked.login) as tube:
+        bounds = tube.bounds(tube.partitions(["water"]))
+        assert sum(bound.end - bound.oldest for bound in bounds.values()) > 0
+
+
+def test_strangers_read_nothing(node: Secured) -> None:
+    plain = str(node.ready["tube_master"])
+    host, port = str(node.ready["tube_broker"]).split(":")
+    with RangeReader(host, int(port)) as source, pytest.raises(RefusedError, match="authentication failed") as told:
+        source.bounds("water", 0)
+    assert told.value.code == 415
+    for login in (ANYBODY, Login("edge", node.directory / "wrong")):
+        with pytest.raises(RefusedError, match="authentication"):
+            partitions(plain, "water", **login.client())
+        with RangeReader(host, int(port), **login.client()) as source, pytest.raises(RefusedError) as refused:
+            next(source.read("water", 0, 0, 28))
+        assert refused.value.code == 415
+    # Without the certificate that the listener asks for, or without trust in its own.
+    for tls in (TlsOptions(node.directory / "ca.pem"), TlsOptions()):
+        stranger = Login("edge", node.directory / "secret", tls).client()
+        with pytest.raises(UnavailableError):
+            partitions(node.masters, "water", **stranger)
+        with pytest.raises(PenstockError):
+            asyncio.run(Producer(node.masters, **stranger).start())
+
+
+def test_commands(node: Secured) -> None:
+    node.out("tube", "topics", "create", "round")
+    node.out("tube", "produce", "round", "a", "b", "--partition", "0", *node.user, *node.tls)
+    assert [row["value"] for row in node.rows("tube", "consume", "round", *node.user, *node.tls)] == ["a", "b"]
+    # Over the plain port the user alone does.
+    grouped = node.rows("tube", "consume", "round", "--group", "shore", "--count", "2", *node.user)
+    assert sorted(row["value"] for row in grouped) == ["a", "b"]
+    # The master says where the broker's administration is, and its TLS port.
+    tls = [*node.user, *node.tls[:4]]
+    node.out("tube", "offsets", "reset", "shore", "--to", "1d", *tls)
+    behind = node.rows("tube", "lag", "shore", *tls)
+    assert sum(row["messages"] for row in behind) == 2
+    for args in (
+        ["tube", "consume", "round"],
+        ["tube", "produce", "round", "x"],
+        ["tube", "lag", "shore"],
+        ["tube", "consume", "round", "--username", "edge", "--password-file", str(node.directory / "wrong")],
+    ):
+        done = node.penstock(*args)
+        assert (done.returncode, done.stdout) == (1, b""), json.dumps(args)
+        assert b"authentication failed" in done.stderr
+    done = node.penstock("tube", "consume", "round", "--username", "edge")
+    assert done.returncode == 2
+    assert b"password file" in done.stderr

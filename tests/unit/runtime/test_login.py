@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.runtime.login import ANYBODY, Login
+from penstock.runtime.tls import TlsOptions
+
+
+def test_a_login_holds_names_of_files_only(tmp_path: Path) -> None:
+    assert ANYBODY.client() == {"user": None, "password": None, "tls": None}
+    file = tmp_path / "password"
+    file.write_text("secret\r\nmore\n", encoding="utf-8")
+    login = Login("edge", file, TlsOptions())
+    found = pickle.loads(pickle.dumps(login)).client()
+    assert (found["user"], found["password"]) == ("edge", "secret")
+    assert found["tls"] is not None
+    assert b"secret" not in pickle.dumps(login)
+
+
+def test_what_cannot_be_used(tmp_path: Path) -> None:
+    for user, file in (("edge", None), (None, tmp_path)):
+        with pytest.raises(ConfigError, match="a user needs a password file"):
+            Login(user, file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        Login("edge", tmp_path / "none").client()
+    (tmp_path / "bytes").write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        Login("edge", tmp_path / "bytes").password()
