@@ -30,7 +30,7 @@ from typing import Final, NamedTuple
 
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.primitives import encode_varint
-from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.codec.properties import Properties, SparseProperties
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.statestore.answer import Answer, AnswerKind, Context
 from penstock.statestore.codec import MISSING, OK, encode_array, encode_bulk, encode_error, encode_integer
@@ -172,13 +172,14 @@ def read_request(
 
 def response(ask: Ask, answer: Answer, now_ms: int) -> Publish | None:
     """The message that carries ``answer``; None where the request's expiry is used up."""
-    dialect = ask.dialect
+    dialect = ask.context.dialect
     version = answer.version
-    match answer.kind:
-        case AnswerKind.OK:
-            payload = OK
-        case AnswerKind.VALUE:
-            payload = encode_bulk(answer.value)
+    kind = answer.kind
+    if kind is _OK:
+        return _answer(ask, dialect, OK, version, now_ms)
+    if kind is _VALUE:
+        return _answer(ask, dialect, encode_bulk(answer.value), version, now_ms)
+    match kind:
         case AnswerKind.PAYLOAD:
             payload = answer.value
         case AnswerKind.MISSING:
@@ -193,10 +194,9 @@ def response(ask: Ask, answer: Answer, now_ms: int) -> Publish | None:
             assert answer.error is not None
             lower = answer.error is StoreError.FENCE_LOWER
             payload = encode_error(dialect.fence_lower if lower else answer.error)
-    user = [("__stat", "200"), ("__protVer", PROTOCOL_VERSION)] if dialect.status else []
-    if version is not None:
-        user.append((dialect.timestamp_property, version.padded() if dialect.padded_versions else str(version)))
-    return _message(ask.response_topic, payload, ask.correlation, user, ask.expires_at, now_ms)
+        case _:
+            raise AssertionError(kind)
+    return _answer(ask, dialect, payload, version, now_ms)
 
 
 def status_response(
@@ -346,12 +346,60 @@ def _message(
     return message
 
 
+_OK: Final = AnswerKind.OK
+_VALUE: Final = AnswerKind.VALUE
+_NO_PROPERTIES: Final = Properties()
+_NO_IDENTIFIERS: Final[list[int]] = []
+_STATUS: Final = [("__stat", "200"), ("__protVer", PROTOCOL_VERSION)]
+
+
+def _answer(ask: Ask, dialect: Dialect, payload: bytes, version: Hlc | None, now_ms: int) -> Publish | None:
+    """What :func:`_message` gives for an answer that was carried out, in a third of the time: one for every request."""
+    left = None
+    if ask.expires_at:
+        if ask.expires_at <= now_ms:
+            return None
+        left = (ask.expires_at - now_ms + 999) // 1000
+    correlation = ask.correlation
+    user = _STATUS.copy() if dialect.status else []
+    parts = [_CONTENT_TYPE_WIRE, b"\x09", len(correlation).to_bytes(2, "big"), correlation]
+    if left is not None:
+        parts[0] = b"\x02" + left.to_bytes(4, "big") + _CONTENT_TYPE_WIRE
+    if dialect.status:
+        parts.append(_STATUS_WIRE)
+    if version is not None:
+        name, text = dialect.timestamp_property, version.padded() if dialect.padded_versions else str(version)
+        user.append((name, text))
+        stamp = text.encode()
+        parts += (_STAMP_WIRES[name], len(stamp).to_bytes(2, "big"), stamp)
+    properties = SparseProperties.__new__(SparseProperties)
+    properties.model = _NO_PROPERTIES
+    properties.message_expiry_interval = left
+    properties.content_type = CONTENT_TYPE
+    properties.correlation_data = correlation
+    properties.user_properties = user
+    properties.topic_alias = None
+    properties.subscription_identifiers = _NO_IDENTIFIERS
+    message = Publish(ask.response_topic, payload, 1, properties=properties)
+    block = b"".join(parts)
+    message.properties_wire = encode_varint(len(block)) + block
+    return message
+
+
 _CONTENT_TYPE_WIRE: Final = b"\x03" + len(CONTENT_TYPE).to_bytes(2, "big") + CONTENT_TYPE.encode()
 _PAIRS: dict[tuple[str, str], bytes] = {
     pair: b"\x26%b%b%b%b"
     % (len(pair[0]).to_bytes(2, "big"), pair[0].encode(), len(pair[1]).to_bytes(2, "big"), pair[1].encode())
     for pair in (("__stat", "200"), ("__protVer", PROTOCOL_VERSION), ("__srcId", SOURCE))
 }
+
+
+_STATUS_WIRE: Final = _PAIRS["__stat", "200"] + _PAIRS["__protVer", PROTOCOL_VERSION]
+_STAMP_WIRES: Final = {
+    name: b"\x26" + len(name).to_bytes(2, "big") + name.encode()
+    for name in {dialect.timestamp_property for dialect in DIALECTS.values()}
+}
+"""How the user property with a version begins, by its name."""
 
 
 def _property_wire(expiry_s: int | None, correlation: bytes | None, user: list[tuple[str, str]]) -> bytes:

@@ -105,7 +105,9 @@ def decode_array(payload: bytes) -> list[bytes]:
     Raises:
         RemoteProtocolError: anything else; the caller answers ``-ERR syntax error``.
     """
-    count, position = _header(payload, 0, _ARRAY)
+    count, position = _COUNTS.get(payload[:4], 0), 4
+    if not count:
+        count, position = _header(payload, 0, _ARRAY)
     if count == 0 or count * _SHORTEST_ELEMENT > len(payload) - position:
         raise _malformed(payload, 0, f"an array of {count} elements cannot be here")
     elements: list[bytes] = []
@@ -223,6 +225,8 @@ def decode_values(payload: bytes) -> list[bytes | None]:
 
 _SIZES: Final = {b"$%d\r\n" % size: size for size in range(1024)}
 """The lines of short elements, which most are: one look-up instead of reading digits."""
+_COUNTS: Final = {b"*%d\r\n" % count: count for count in range(1, 10)}
+"""The same for the lines of short arrays."""
 
 
 def _header(payload: bytes, position: int, kind: int) -> tuple[int, int]:

@@ -81,6 +81,8 @@ class Verb(StrEnum):
     MGET = "MGET"
     PTTL = "PTTL"
 
+    __hash__ = str.__hash__  # the enum's own is Python code, and runs for every request
+
 
 class Extension(Flag):
     """What the published document does not have. ``SCAN`` is on by default, since the newest SDKs use it.
@@ -194,6 +196,12 @@ class CommandSpec(NamedTuple):
 _MAX_TTL_MS: Final = 2**63 - 1
 _MAX_TTL_DIGITS: Final = 19
 
+# Reading a member of an enum costs as much as a call: those that every request meets have names of their own.
+_ALWAYS: Final = Condition.ALWAYS
+_PLAIN: Final = Extension.NONE
+_SET_VERB: Final = Verb.SET
+_GET_VERB: Final = Verb.GET
+
 # Words are upper case, or lower case as in the published examples; nothing in between.
 _NX = (b"NX", b"nx")
 _NEX = (b"NEX", b"nex")
@@ -220,7 +228,7 @@ def parse_payload(payload: bytes, extensions: Extension = Extension.SCAN) -> Com
 def parse(args: list[bytes], extensions: Extension = Extension.SCAN) -> Command | StoreError:
     """What ``args`` (verb first, never empty) asks for, or the first error of syntax, command, arity, key length."""
     spec = _BY_NAME.get(args[0])
-    if spec is None or (spec.extension and not spec.extension & extensions):
+    if spec is None or (spec.extension is not _PLAIN and not spec.extension & extensions):
         return StoreError.UNKNOWN_COMMAND
     if len(args) < spec.min_args:
         return StoreError.ARITY
@@ -233,7 +241,7 @@ def parse(args: list[bytes], extensions: Extension = Extension.SCAN) -> Command 
 def _parse_get(args: list[bytes], extensions: Extension) -> Command | StoreError:
     """``GET key [ASOF version]``; the option is an extension."""
     if len(args) == 2:
-        return Command(Verb.GET, args[1])
+        return Command(_GET_VERB, args[1])
     if not extensions & Extension.AS_OF:
         return StoreError.ARITY
     if args[2] not in _ASOF:
@@ -302,7 +310,7 @@ def _parse_set(args: list[bytes], _: Extension) -> Command | StoreError:
     The number of arguments left tells them apart, and PX without its number is never read as a value: a lease that
     silently does not expire would be the worse mistake.
     """
-    command = Command(Verb.SET, args[1], args[2])
+    command = Command(_SET_VERB, args[1], args[2])
     position, end = 3, len(args)
     while position < end:
         word = args[position]

@@ -42,6 +42,14 @@ Authorise = Callable[[Context, Access, bytes], bool]
 """Whether a client may do this to a key; of several flags all must be granted. Asked once a key, before any look-up."""
 Executed = tuple[Answer, list[Change]]
 
+# Reading a member of an enum costs as much as a call: those that every request meets have names of their own.
+_ALWAYS: Final = Condition.ALWAYS
+_ERROR: Final = AnswerKind.ERROR
+_GET: Final = Verb.GET
+_OK: Final = AnswerKind.OK
+_SET: Final = Verb.SET
+_VALUE: Final = AnswerKind.VALUE
+
 _DONE: Final = Answer(AnswerKind.OK)
 _MISSING: Final = Answer(AnswerKind.MISSING)
 _NONE_DELETED: Final = Answer(AnswerKind.COUNT, count=0)
@@ -178,27 +186,27 @@ class Engine:
                 if token < fence:
                     return _ERRORS[StoreError.FENCE_LOWER], changes
 
-        match command.verb:
-            case Verb.GET:
-                answer = self._get(command, record)
-            case Verb.SET:
-                if prefix is not None and not self.fences.has_room_for(prefix):
-                    return _ERRORS[StoreError.QUOTA], changes
-                answer = self._set(command, context, record, timestamp, token, now_ms, steady_ms, changes)
-                if answer.kind is AnswerKind.OK and prefix is not None and token is not None:
-                    self._lift(prefix, token, changes[-1])
-            case Verb.DEL | Verb.VDEL:
-                answer = self._delete(command, context, record, timestamp, now_ms, changes)
-            case Verb.KEYNOTIFY:
-                answer = self._key_notify(command, context)
-            case Verb.SCAN:
-                answer = self._scan(command, context, steady_ms)
-            case Verb.MGET:
-                answer = self._get_many(command, steady_ms)
-            case Verb.PTTL:
-                answer = _left(record, steady_ms)
+        verb = command.verb
+        if verb is _GET:
+            answer = self._get(command, record)
+        elif verb is _SET:
+            if prefix is not None and not self.fences.has_room_for(prefix):
+                return _ERRORS[StoreError.QUOTA], changes
+            answer = self._set(command, context, record, timestamp, token, now_ms, steady_ms, changes)
+            if prefix is not None and token is not None and answer.kind is _OK:
+                self._lift(prefix, token, changes[-1])
+        elif verb is Verb.DEL or verb is Verb.VDEL:
+            answer = self._delete(command, context, record, timestamp, now_ms, changes)
+        elif verb is Verb.KEYNOTIFY:
+            answer = self._key_notify(command, context)
+        elif verb is Verb.SCAN:
+            answer = self._scan(command, context, steady_ms)
+        elif verb is Verb.MGET:
+            answer = self._get_many(command, steady_ms)
+        else:
+            answer = _left(record, steady_ms)
         # Also what changed nothing has been seen: later versions are greater than every time stamp accepted.
-        if timestamp is not None and answer.kind is not AnswerKind.ERROR and timestamp > self.clock:
+        if timestamp is not None and timestamp > self.clock and answer.kind is not _ERROR:
             self.clock = Hlc(timestamp.wall_ms, timestamp.counter, self.clock.node)
         return answer, changes
 
@@ -263,7 +271,7 @@ class Engine:
                 return _ERRORS[StoreError.HISTORY]
         if record is None:
             return _MISSING
-        return Answer(AnswerKind.VALUE, value=record.value, version=record.version)
+        return Answer(_VALUE, value=record.value, version=record.version)
 
     def _get_many(self, command: Command, steady_ms: int) -> Answer:
         """Value and version of each key, or two nulls; the answer's version is that of the newest change to any key."""
@@ -322,7 +330,7 @@ class Engine:
         condition = command.condition
         if (
             record is not None
-            and condition is not Condition.ALWAYS
+            and condition is not _ALWAYS
             and (condition is Condition.NX or record.value != command.expected)
         ):
             return Answer(AnswerKind.NOT_MET, version=record.version)
@@ -356,7 +364,7 @@ class Engine:
         if self.history is not None:
             self.history.add(change, record)
         changes.append(change)
-        return Answer(AnswerKind.OK, version=version)
+        return Answer(_OK, version=version)
 
     def _is_over_quota(self, record: Record | None, grown: int) -> bool:
         if record is None and self.max_keys and len(self._records) >= self.max_keys:

@@ -58,6 +58,10 @@ _EXPIRE_AT_ONCE: Final = 1000
 
 DEFAULTS: Final = StoreOptions()
 
+# Reading a member of an enum costs as much as a call.
+_KEYNOTIFY: Final = Verb.KEYNOTIFY
+_PAYLOAD: Final = AnswerKind.PAYLOAD
+
 _LONGEST_TIMER_S: Final = 86_400.0
 """Timers are armed for a day at most: event loops do not take every number that PX does."""
 
@@ -261,7 +265,7 @@ class StateStoreService:
         if isinstance(command, StoreError):
             self._answer(message, ask, Answer(AnswerKind.ERROR, error=command), 0)
             return
-        if command.verb is Verb.KEYNOTIFY and (error := _cannot_observe(message, command)) is not None:
+        if command.verb is _KEYNOTIFY and (error := _cannot_observe(message, command)) is not None:
             self._answer(message, ask, Answer(AnswerKind.ERROR, error=error), 0)
             return
         answer, changes = self._engine.execute(command, ask.context, now_ms, self._steady())
@@ -270,7 +274,7 @@ class StateStoreService:
             self._answer(message, ask, answer, wait_for)
             if not wait_for:
                 self._notify(changes)
-        elif answer.kind is AnswerKind.PAYLOAD or answer.missed:
+        elif answer.kind is _PAYLOAD or answer.missed:
             self._answer(message, ask, answer, self._writer.waits_for_any())
         else:
             self._answer(message, ask, answer, self._writer.waits_for(command.key))

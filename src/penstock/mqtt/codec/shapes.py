@@ -9,12 +9,11 @@ state store is decoded in a third of the time.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from struct import Struct
 from typing import Any, Final
 
 from penstock.mqtt.codec.primitives import Reader, decode_text
-from penstock.mqtt.codec.properties import BY_IDENTIFIER, Properties, WireType
+from penstock.mqtt.codec.properties import BY_IDENTIFIER, Properties, SparseProperties, WireType
 
 __all__ = ["Learner", "LikeProperties", "Shape"]
 
@@ -27,28 +26,12 @@ _CORRELATION_DATA: Final = 0x09
 _USER_PROPERTY: Final = 0x26
 
 
-class LikeProperties(Properties):
-    """Properties that differ from ``shape.model`` in correlation data and user properties alone.
-
-    Making all attributes costs as much as comparing the bytes: those that hardly anybody asks for come from the model.
-    """
+class LikeProperties(SparseProperties):
+    """Properties that differ from those of ``shape.model`` in correlation data and user properties alone."""
 
     __slots__ = ("shape",)
 
     shape: Shape
-
-    def __getattr__(self, name: str) -> Any:
-        """Called for an attribute that was not set."""
-        if name == "shape":  # a copy, which has all attributes of its own
-            raise AttributeError(name)
-        return getattr(self.shape.model, name)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Properties):
-            return NotImplemented
-        return all(getattr(self, field.name) == getattr(other, field.name) for field in fields(Properties))
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 class Shape:
@@ -116,6 +99,7 @@ class Shape:
         model = self.model
         like = _new(LikeProperties)
         like.shape = self
+        like.model = model
         like.payload_format_indicator = model.payload_format_indicator
         like.message_expiry_interval = model.message_expiry_interval
         like.response_topic = model.response_topic

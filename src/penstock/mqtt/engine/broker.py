@@ -298,7 +298,10 @@ class Broker:
         for target in route.targets:
             session = target.session
             if session.client_id == client_id:
-                session.deliver(Message(publish, now), min(target.qos, publish.qos), 0, target.identifiers, now)
+                publish.topic_wire = route.topic_wire  # the next answer to the client need not encode it again
+                message = Message(publish, now)
+                route.topic_wire = message.topic_wire
+                session.deliver(message, min(target.qos, publish.qos), 0, target.identifiers, now)
                 return True
         return False
 

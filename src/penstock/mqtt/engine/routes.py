@@ -56,11 +56,13 @@ class SharedTarget:
 class Route:
     """Who gets a topic. ``exclusive``: the services and nobody else; with a ``refusal`` no client may publish it."""
 
-    __slots__ = ("exclusive", "many", "nobody", "refusal", "services", "shared", "targets")
+    __slots__ = ("exclusive", "many", "nobody", "refusal", "services", "shared", "targets", "topic_wire")
 
     def __init__(
         self, targets: list[Target], shared: list[SharedTarget], services: list[Service], refusal: int = 0
     ) -> None:
+        self.topic_wire = b""
+        """The topic as it is written, once the node itself has published to it."""
         self.targets = targets
         self.shared = shared
         self.services = [] if refusal else services
