@@ -320,6 +320,8 @@ def _is_forbidden(response_topic: str) -> bool:
 
 def _is_supported(version: str) -> bool:
     """``1.<digits>``; anything else is another major version or no version at all."""
+    if version == PROTOCOL_VERSION:  # all that the SDKs send
+        return True
     major, dot, minor = version.partition(".")
     return major == "1" and bool(dot) and minor.isascii() and minor.isdigit()
 
