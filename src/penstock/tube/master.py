@@ -14,6 +14,7 @@ from penstock.runtime.clock import steady_clock
 from penstock.runtime.committer import GroupCommitter
 from penstock.tube.admin import master as admin
 from penstock.tube.codec.envelope import Request
+from penstock.tube.codec.methods import MethodId
 from penstock.tube.engine.access import Access
 from penstock.tube.engine.cluster import Topic
 from penstock.tube.engine.master import MasterConfig, MasterEngine
@@ -25,6 +26,16 @@ __all__ = ["TubeMaster"]
 
 DEFAULT_TLS_PORT = 8716
 _log = logging.getLogger("penstock.tube.master")
+
+
+_STARTS = frozenset(
+    {
+        MethodId.PRODUCER_REGISTER,
+        MethodId.CONSUMER_REGISTER,
+        MethodId.CONSUMER_REGISTER_V2,
+        MethodId.BROKER_REGISTER,
+    }
+)
 
 
 class TubeMaster:
@@ -54,6 +65,7 @@ class TubeMaster:
         self._tls_server: asyncio.Server | None = None
         self._peers = Peers("master")
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
         self._waiters: list[tuple[str, asyncio.Future[None]]] = []
 
     async def start(
@@ -213,6 +225,8 @@ class TubeMaster:
         self._forget_removed()
         if self._timer is None:
             self._arm()
+        elif request.method in _STARTS:
+            self._look_by(self._clock() + self.engine.shortest_session_ms)
         if self._waiters:
             self._wake()
         return body
@@ -235,8 +249,18 @@ class TubeMaster:
             self._timer = None
             return
         # Heartbeats only move the deadline away, so a timer that runs early just looks again.
+        self._look_at(deadline)
+
+    def _look_at(self, deadline: int) -> None:
+        self._timer_at = deadline
         delay = max(deadline - self._clock(), 50) / 1000
         self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
+
+    def _look_by(self, deadline: int) -> None:
+        """A session began that may end at ``deadline``: before those that the timer was armed for."""
+        if self._timer is not None and deadline < self._timer_at:
+            self._timer.cancel()
+            self._look_at(deadline)
 
     def _tick(self) -> None:
         self.engine.tick(self._clock())

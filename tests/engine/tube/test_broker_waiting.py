@@ -97,6 +97,26 @@ def test_who_lost_the_partition_while_waiting_is_told() -> None:
     assert [found.errCode for _, _, found in ready(talk)] == [412]
 
 
+def test_a_get_of_an_earlier_registration_takes_nothing() -> None:
+    for late in (False, True):
+        talk, address = Talk(), object()
+        talk.register()
+        assert ask(talk, address, 5) is None
+        talk.register()
+        if late:
+            talk.now += 1000
+            talk.engine.tick(talk.now)
+        else:
+            talk.fill(b"x")
+        ((_, serial, found),) = ready(talk)
+        assert (serial, found.errCode, texts(found)) == (5, 404, [])
+        if late:
+            talk.fill(b"x")
+        # What came meanwhile is for the present registration.
+        assert texts(ask(talk, address, 6)) == [b"x"]
+        assert talk.engine.reading.parked == 0
+
+
 def test_a_closed_connection_is_forgotten_and_a_removed_topic_answers() -> None:
     talk, gone, there = Talk(), object(), object()
     talk.register()

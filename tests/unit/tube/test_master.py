@@ -92,6 +92,21 @@ async def test_sessions_expire(tmp_path: Path) -> None:
     await master.close()
 
 
+async def test_a_later_session_may_end_earlier(tmp_path: Path) -> None:
+    config = MasterConfig(consumer_session_ms=3_600_000, producer_session_ms=60, default=DefaultConfig())
+    master = TubeMaster(tmp_path, config=config)
+    link = await Link.connect(await master.start("127.0.0.1", 0))
+    await master.create_topic("demo")
+    request = pb.RegisterRequestC2M(clientId="c", groupName="lake", hostName="h", topicList=["demo"])
+    await link.call(1, MethodId.CONSUMER_REGISTER, request, pb.RegisterResponseM2C)
+    await link.call(1, MethodId.PRODUCER_REGISTER, Routes("p", "h").register(), pb.RegisterResponseM2P)
+    assert master.engine.producers
+    await until(lambda: not master.engine.producers)
+    assert "lake" in master.engine.groups
+    await link.close()
+    await master.close()
+
+
 async def test_webapi_stores_before_it_answers(tmp_path: Path) -> None:
     async with tube(tmp_path) as running:
         assert running.master is not None

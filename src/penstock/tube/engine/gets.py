@@ -38,10 +38,18 @@ class Ready(NamedTuple):
 
 
 class _Parked:
-    __slots__ = ("address", "deadline", "message", "serial")
+    __slots__ = ("address", "deadline", "holder", "message", "serial")
 
-    def __init__(self, address: object, serial: int, message: pb.GetMessageRequestC2B, deadline: int) -> None:
+    def __init__(
+        self,
+        address: object,
+        serial: int,
+        message: pb.GetMessageRequestC2B,
+        deadline: int,
+        holder: Holder | None,
+    ) -> None:
         self.address = address
+        self.holder = holder  # as which it asked; None for a range, which nobody registers for
         self.serial = serial
         self.message = message
         self.deadline = deadline
@@ -80,7 +88,8 @@ class Gets:
         if isinstance(found, Answer):
             return found
         deadline = now_ms + wait_ms
-        self._parked.setdefault(found, []).append(_Parked(address, request.serial, message, deadline))
+        holder = None if message.HasField("range") else self._holdings.of(_key(message))
+        self._parked.setdefault(found, []).append(_Parked(address, request.serial, message, deadline, holder))
         self._parked_count += 1
         self._holdings.check_by(deadline)
         return None
@@ -92,7 +101,7 @@ class Gets:
             return
         still = []
         for parked in waiting:
-            found = self._try(parked.message, now_ms)
+            found = _REPLACED if self._replaced(parked) else self._try(parked.message, now_ms)
             if isinstance(found, Answer):
                 self._finish(parked, found)
             else:
@@ -107,7 +116,8 @@ class Gets:
             if len(still) < len(waiting):
                 for parked in waiting:
                     if parked.deadline <= now_ms:
-                        self._finish(parked, self._answer(parked.message, now_ms))
+                        found = _REPLACED if self._replaced(parked) else self._answer(parked.message, now_ms)
+                        self._finish(parked, found)
                 if still:
                     self._parked[store] = still
                 else:
@@ -130,6 +140,13 @@ class Gets:
         for parked in self._parked.pop(store, []):
             self._finish(parked, self._answer(parked.message, now_ms))
 
+    def _replaced(self, parked: _Parked) -> bool:
+        """Whether its client has registered anew since: what came for it then would count as delivered, unseen."""
+        if parked.holder is None:
+            return False
+        holder = self._holdings.of(_key(parked.message))
+        return holder is not None and holder is not parked.holder and holder.client_id == parked.holder.client_id
+
     def _finish(self, parked: _Parked, found: Answer) -> None:
         self._parked_count -= 1
         self.ready.append(Ready(parked.address, parked.serial, found))
@@ -148,7 +165,7 @@ class Gets:
         if message.HasField("range"):
             return self._range(message, now_ms)
         refusal = self._gate.refuse_reader(None, message.clientId)
-        key = (java_trim(message.groupName), java_trim(message.topicName), message.partitionId)
+        key = _key(message)
         if refusal is None and (not key[0] or not key[1]):
             refusal = Refusal(ErrCode.BAD_REQUEST, "groupName or topicName is blank")
         refusal = refusal or self._holdings.not_held(key, message.clientId.strip())
@@ -272,6 +289,10 @@ class Gets:
         return answer(MethodId.COMMIT_OFFSET, failed.SerializeToString())
 
 
+def _key(message: pb.GetMessageRequestC2B) -> Key:
+    return (java_trim(message.groupName), java_trim(message.topicName), message.partitionId)
+
+
 def _failed(refusal: Refusal, wait_ms: int = -1) -> Answer:
     return answer(MethodId.GET_MESSAGES, get_failure(refusal.code, refusal.text, wait_ms))
 
@@ -280,3 +301,6 @@ def _near_the_head(topic: Topic, left: int) -> bool:
     """Whether a filtered reader has less than ten of the reference's filter reads before it: it should slow down."""
     records = max(8000, min(1000 * (topic.config.partitions or 1), 13_500)) * 3
     return left < 10 * records * 28
+
+
+_REPLACED = _failed(Refusal(ErrCode.NOT_FOUND, "The client has registered the partition again since this request"))

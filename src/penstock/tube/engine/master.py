@@ -147,6 +147,13 @@ class MasterEngine:
             self._clients.leave(group, client_id)
         return pb.CloseResponseM2C(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
 
+    @property
+    def shortest_session_ms(self) -> int:
+        """No session that begins now, and no group, needs `tick` earlier than after so long."""
+        config = self.config
+        sessions = (config.broker_session_ms, config.producer_session_ms, config.consumer_session_ms)
+        return min(*sessions, config.settle_ms or config.broker_session_ms)
+
     def next_deadline(self) -> int | None:
         """When a session may expire or a group has settled; None without any."""
         config = self.config

@@ -201,17 +201,15 @@ class Sending:
         if sequence is not None and duplicates < count:
             marker = encode_marker(sequence.producer, sequence.first + duplicates, count - duplicates)
         message_id = max(self._last_id + 1, now_ms << 20)
-        append = store.append
-        for k in range(duplicates, count):
-            data = datas[k]
-            offset, time_ms = append(partition, data, flags[k], check_sum(data), keys[k], message_id, now_ms, marker)
-            if first_offset < 0:
-                first_id, first_offset, first_time = message_id, offset, time_ms
-                marker = b""
-            message_id += 1
         stored = count - duplicates
         if stored:
-            self._last_id = message_id - 1
+            fresh = datas[duplicates:]
+            first_id = message_id
+            sums = [check_sum(data) for data in fresh]
+            first_offset, first_time = store.append_many(
+                partition, fresh, flags[duplicates:], sums, keys[duplicates:], message_id, now_ms, marker
+            )
+            self._last_id = message_id + stored - 1
             self.dirty_stores[store] = None
             self.messages += stored
             self.bytes += sum(map(len, datas[duplicates:]))

@@ -55,6 +55,18 @@ class LogStore(Protocol):
         marker: bytes = ...,
     ) -> tuple[int, int]: ...
 
+    def append_many(
+        self,
+        partition_id: int,
+        datas: Sequence[bytes],
+        flags: Sequence[int],
+        checksums: Sequence[int],
+        keys: Sequence[int],
+        message_id: int,
+        now_ms: int,
+        marker: bytes = ...,
+    ) -> tuple[int, int]: ...
+
     def read(
         self,
         partition_id: int,

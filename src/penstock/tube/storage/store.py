@@ -22,7 +22,7 @@ from penstock.tube.codec.message import encode_stored
 from penstock.tube.storage.files import Files
 from penstock.tube.storage.index import INDEX_RECORD_BYTES
 from penstock.tube.storage.reads import LogReads, Read
-from penstock.tube.storage.record import encode_record
+from penstock.tube.storage.record import encode_record, encode_run
 from penstock.tube.storage.recovery import Loss, recover
 from penstock.tube.storage.retention import Retention, expired
 from penstock.tube.storage.segment import Segment
@@ -182,6 +182,70 @@ class Store(LogReads):
             self.durable_end = self.end_offset
             self.durable_data_end = self.data_end
         return offset, time_ms
+
+    def append_many(
+        self,
+        partition_id: int,
+        datas: Sequence[bytes],
+        flags: Sequence[int],
+        checksums: Sequence[int],
+        keys: Sequence[int],
+        message_id: int,
+        now_ms: int,
+        marker: bytes = b"",
+    ) -> tuple[int, int]:
+        """As `append` for each message, with ids that rise by one from ``message_id``; what it gives for the first.
+
+        ``marker`` is that of the first. It takes about half the time.
+        """
+        first = self.end_offset
+        time_ms = self.last_time = max(self.last_time, now_ms)
+        limits, done = self.limits, 0
+        while done < len(datas):
+            segment = self._segments[-1] if self._segments else None
+            if segment is None or segment.data_bytes >= limits.segment_bytes or segment.count >= limits.segment_records:
+                segment = self._roll()
+            elif not self._pieces:
+                self._pieces.append(_Piece(segment, None))
+            unacknowledged = (self.end_offset - max(self.durable_end, segment.start)) // INDEX_RECORD_BYTES
+            records, run, sizes = encode_run(
+                datas[done:],
+                flags[done:],
+                checksums[done:],
+                keys[done:],
+                message_id + done,
+                b"" if done else marker,
+                self.data_end,
+                segment.count,
+                (segment.data_start + limits.segment_bytes, limits.segment_records),
+                partition_id % 10000,
+                time_ms,
+                unacknowledged,
+                immediate=self.immediate,
+            )
+            self._pieces[-1].records += records
+            segment.add_run(partition_id, sizes, keys[done : done + len(run)], time_ms, run)
+            self._appended(sizes)
+            done += len(run)
+        return first, time_ms
+
+    def _appended(self, sizes: Sequence[int]) -> None:
+        size = sum(sizes)
+        self.data_end += size
+        self._pending_bytes += size
+        self.unwritten_bytes += size
+        end, unmarked = self.end_offset, self._unmarked
+        for one in sizes:
+            end += INDEX_RECORD_BYTES
+            unmarked += one
+            if unmarked >= _TAIL_STEP:
+                unmarked = 0
+                self._marks.append(end)
+        self.end_offset, self._unmarked = end, unmarked
+        if self.immediate:
+            self.durable_end = self.end_offset
+            self.durable_data_end = self.data_end
+        self._cut_tail()
 
     def _roll(self) -> Segment:
         before = self._segments[-1] if self._segments else None
