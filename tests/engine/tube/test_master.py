@@ -145,11 +145,28 @@ def test_broker_that_moved_changes_the_version_of_the_list() -> None:
     before = engine.cluster.version
     join_broker(engine)
     assert engine.cluster.version == before
-    join_broker(engine, port=9999)
+    later = NOW + engine.config.broker_session_ms
+    engine.tick(later)
+    join_broker(engine, later, port=9999)
     assert engine.cluster.version != before
     assert engine.cluster.broker_infos() == ["1:10.0.0.1:9999"]
     ask(engine, MethodId.BROKER_CLOSE, pb.CloseRequestB2M(brokerId="1"))
     assert engine.cluster.topic_info("demo") is None
+
+
+def test_a_second_broker_with_a_number_that_is_taken_is_refused() -> None:
+    engine = master()
+    join_broker(engine)
+    again = pb.RegisterRequestB2M(
+        clientId="1:10.0.0.9:8123:2.4.0", brokerOnline=False, enableTls=False, readStatusRpt=0, writeStatusRpt=0,
+        curBrokerConfId=0, confCheckSumId=0, brokerDefaultConfInfo="",
+    )  # fmt: skip
+    refused = ask(engine, MethodId.BROKER_REGISTER, again)
+    assert (refused.success, refused.errCode) == (False, 400)
+    assert "broker 1 is registered from 10.0.0.1:8123: give this one another number" in refused.errMsg
+    assert engine.cluster.broker_infos() == ["1:10.0.0.1: "], "the first one serves on"
+    ask(engine, MethodId.BROKER_CLOSE, pb.CloseRequestB2M(brokerId="1"))
+    assert ask(engine, MethodId.BROKER_REGISTER, again).success, "it said goodbye: nobody has the number"
 
 
 def test_broker_that_stopped_writing_is_announced_to_consumers_only() -> None:

@@ -48,6 +48,7 @@ class BrokerDesk:
         if len(pieces) < 3:
             raise RefusedRequest(ErrCode.BAD_REQUEST, f"{request.clientId!r} is not id:host:port:version")
         info = BrokerInfo.parse(":".join(pieces[:3]))
+        self._check_unique(info)
         if info.id not in cluster.brokers and len(cluster.brokers) >= self._hall.config.max_brokers:
             raise RefusedRequest(ErrCode.INTERNAL_SERVER_ERROR, f"{len(cluster.brokers)} brokers are known: no more")
         setting = self._hall.controls.brokers.get(info.id)
@@ -118,6 +119,19 @@ class BrokerDesk:
         if broker is not None:
             self._hall.cluster.lost(broker)
         return pb.CloseResponseM2B(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
+
+    def _check_unique(self, info: BrokerInfo) -> None:
+        """Two brokers of one number would take each other's clients and positions. Raises RefusedRequest.
+
+        A broker that moved to another address without saying goodbye comes in once its old session has ended.
+        """
+        known = self._hall.cluster.brokers.get(info.id)
+        if known is not None and known.online and (known.info.host, known.info.port) != (info.host, info.port):
+            raise RefusedRequest(
+                ErrCode.BAD_REQUEST,
+                f"broker {info.id} is registered from {known.info.host}:{known.info.port}: "
+                "give this one another number, or stop that one",
+            )
 
     def _report(self, broker: Broker, read: int, write: int, default: str, topics: Iterable[str], now: int) -> None:
         changed = broker.read_status != read
