@@ -105,11 +105,19 @@ class HttpListener(Listener):
     bind: AddressText = bind("127.0.0.1:8080")
 
 
+Retention = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}[smh]$")]
+
+
 class Topic(Part):
     """A tube topic that the node makes when it starts."""
 
     partitions: int = Field(default=3, ge=1, le=9999, description="partitions in each store")
     stores: int = Field(default=1, ge=1, le=100, description="stores, each with files of its own")
+    retention: Retention | None = Field(
+        default=None,
+        description="how long records are kept, as in `90s`, `30m` or `12h`; also changed for a topic that exists."
+        " Default: what the topic has, `168h` at first",
+    )
 
 
 class Tube(Part):
@@ -124,6 +132,12 @@ class Tube(Part):
         " loopback, else a random one, made at the first start and kept in `tube/admin-token` of the data directory",
     )
     topics: dict[TopicName, Topic] = Field(default_factory=dict, description="topics to make at the start")
+    max_store_bytes: int | None = Field(
+        default=None,
+        ge=1 << 20,
+        description="bytes that each store keeps: the oldest segments (64 MiB each) of one that holds more go, however"
+        " young. Default: no limit by size",
+    )
     access: TubeAccess | None = Field(default=None, description="who may use the tube; default: whoever reaches it")
     tls: TubeTls | None = Field(default=None, description="TLS beside the plain listeners of master and broker")
 

@@ -221,6 +221,7 @@ class Node:
             masters=[str(_reachable(tube_master))],
             advertise=None if told is None else str(told),
             web_address=web_address,
+            max_store_bytes=config.tube.max_store_bytes,
             access=self._tube_access(),
             master_user=self._tube_user,
         )
@@ -247,8 +248,11 @@ class Node:
         known = {topic.name: topic for topic in master.topics()}
         for name, topic in wanted.items():
             found = known.get(name)
+            policy = None if topic.retention is None else f"delete,{topic.retention}"
+            if found is not None and policy not in (None, found.delete_policy):
+                await master.change_retention(name, policy)
             if found is None:
-                await master.create_topic(name, topic.partitions, topic.stores)
+                await master.create_topic(name, topic.partitions, topic.stores, delete_policy=policy)
             elif name in self.config.tube.topics and (found.partitions, found.stores) != (
                 topic.partitions,
                 topic.stores,

@@ -125,6 +125,7 @@ class TubeMaster:
         stores: int = 1,
         *,
         max_message_bytes: int | None = None,
+        delete_policy: str | None = None,
         ready_s: float = 0,
     ) -> Topic:
         """Create a topic on every broker; durable when this returns.
@@ -136,12 +137,20 @@ class TubeMaster:
             StorageError: it could not be made durable.
             UnavailableError: no broker serves it after ``ready_s`` seconds; it is created all the same.
         """
-        topic = Topic(name, partitions, stores, max_message_bytes=max_message_bytes)
+        topic = Topic(name, partitions, stores, max_message_bytes=max_message_bytes, delete_policy=delete_policy)
         self.engine.check_new_topic(topic)
         await self._persist([topic])
         if ready_s:
             await self.wait_topic(name, ready_s)
         return topic
+
+    async def change_retention(self, name: str, delete_policy: str | None) -> None:
+        """Keep the records of a topic that exists for so long: ``delete,<n>[s|m|h]``, None for the cluster's default.
+
+        Raises:
+            StorageError: it could not be made durable.
+        """
+        await self._persist([self.engine.cluster.topics[name]._replace(delete_policy=delete_policy)])
 
     async def wait_topic(self, name: str, timeout_s: float) -> None:
         """Return when a broker serves ``name`` to producers; UnavailableError after ``timeout_s``."""

@@ -112,6 +112,22 @@ async def test_ready_means_that_every_part_answers_and_topics_are_served(tmp_pat
     assert node.problems() == ["shutting down"]
 
 
+async def test_retention_by_age_and_by_size(tmp_path: Path) -> None:
+    for retention, policy in (("12h", "delete,12h"), ("90s", "delete,90s"), (None, "delete,90s")):
+        tube = Tube(topics={"kept": Topic(retention=retention), "plain": Topic()}, max_store_bytes=1 << 20)
+        node = Node(config(tmp_path, tube=tube))
+        ready = await node.start()
+        try:
+            _, body = await http(ready.http, "/webapi.htm?method=admin_query_topic_info")
+            found = {row["topicName"]: row["topicInfo"][0]["deletePolicy"] for row in json.loads(body)["data"]}
+            assert (found["kept"], found["plain"]) == (policy, "delete,168h")
+            assert node._tube_broker is not None
+            assert node._tube_broker.upkeep._max_store_bytes == 1 << 20
+        finally:
+            await node.close()
+        DataDirectory(tmp_path).close()
+
+
 async def test_a_node_comes_back_on_its_directory_and_keeps_the_shape_of_its_topics(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
