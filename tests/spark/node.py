@@ -15,6 +15,8 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.server import MqttServer
 from penstock.runtime.durability import Durability
 from penstock.statestore.client import StateStoreClient
+from penstock.statestore.commands import Extension
+from penstock.statestore.options import StoreOptions
 from penstock.statestore.service import StateStoreService
 from penstock.tube.broker import AppendResult, TubeBroker
 from penstock.tube.master import TubeMaster
@@ -131,7 +133,10 @@ class Node:
         await self._broker.start("127.0.0.1", 0)
         assert self._broker.registered is not None
         await asyncio.wait_for(self._broker.registered.wait(), 10)
-        self._store = StateStoreService(self._directory / "statestore", Durability.FLUSHED)
+        extensions = Extension.SCAN | Extension.TTL | Extension.PREFIX_FENCE
+        self._store = StateStoreService(
+            self._directory / "statestore", Durability.FLUSHED, options=StoreOptions(extensions=extensions)
+        )
         self._mqtt = MqttServer(services=[self._store])
         await self._store.start(self._mqtt)
         host, port = await self._mqtt.start("127.0.0.1", 0)

@@ -10,22 +10,21 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, DataLossError, PenstockError, UnavailableError
 from penstock.pipelines import dead
 from penstock.pipelines import run as running
-from penstock.pipelines.ledger import Ledger
 from penstock.pipelines.model import Pipeline
 from penstock.pipelines.reconcile import reconcile, tube_count
-from penstock.pipelines.table import files, read
-from penstock.pipelines.values import REDRIVE
-from penstock.pipelines.writeback import Change, WriteBack, lease_key
+from penstock.pipelines.table import read
+from penstock.pipelines.values import REDRIVE, lease_key
+from penstock.pipelines.writeback import Change, WriteBack, lease_holder
 from penstock.runtime import config
 from penstock.tube.record import Record
 from tests.spark.node import Node
+from tests.spark.pipelines import Setup, Shared
 
 FILE = """\
 name: {name}
@@ -69,47 +68,6 @@ def message(name: str, minute: int, flow: float = 100.0) -> Record:
     return Record(value, key=b"k", id=name)
 
 
-class Setup:
-    """One pipeline with directories, a topic and a name of its own."""
-
-    def __init__(self, node: Node, topic: str, directory: Path) -> None:
-        self.node = node
-        self.topic = topic
-        self.state = directory / "state"
-        self.lake = directory / "lake"
-        text = FILE.format(name=topic, topic=topic, master=node.master, broker=node.mqtt, lake=self.lake)
-        self.pipeline: Pipeline = config.parse(text, Pipeline, name="p.yaml")
-        self.ledger = Ledger(self.state / "ledger")
-        self.events: list[dict[str, Any]] = []
-
-    def send(self, *messages: Record | bytes) -> None:
-        self.node.append(self.topic, [(0, m) for m in messages])
-
-    def run(self, stop: threading.Event | None = None, *, available_now: bool = True) -> None:
-        running.run(
-            self.pipeline,
-            state=self.state,
-            available_now=available_now,
-            emit=self.events.append,
-            stop=stop or threading.Event(),
-        )
-
-    def rows(self) -> list[str]:
-        found = [pq.ParquetFile(file).read(["_id"])["_id"].to_pylist() for file in files(self.lake / "rows")]
-        return sorted(str(name) for names in found for name in names)
-
-    def dead(self) -> list[dict[str, Any]]:
-        return [row for file in files(self.lake / "dead") for row in pq.ParquetFile(file).read().to_pylist()]
-
-    def forget_the_last_commit(self, sink: str) -> int:
-        """As after a crash between the sink and Spark's commit of the batch."""
-        commits = self.state / "checkpoints" / sink / "commits"
-        last = max(int(path.name) for path in commits.glob("[0-9]*"))
-        (commits / str(last)).unlink()
-        (commits / f".{last}.crc").unlink(missing_ok=True)
-        return last
-
-
 @pytest.fixture
 def setup(
     spark: SparkSession,
@@ -118,14 +76,8 @@ def setup(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Setup]:
-    class Shared:
-        """The session of the suite, which a run must not stop."""
-
-        def __getattr__(self, name: str) -> Any:
-            return (lambda: None) if name == "stop" else getattr(spark, name)
-
-    monkeypatch.setattr(running, "session", lambda *_args, **_options: Shared())
-    yield Setup(node, new_topic(1), tmp_path)
+    monkeypatch.setattr(running, "session", lambda *_args, **_options: Shared(spark))
+    yield Setup(node, new_topic(1), tmp_path, FILE)
     for query in spark.streams.active:
         query.stop()
 
@@ -287,6 +239,15 @@ def test_a_second_run_waits_and_the_first_is_fenced_off_once_it_took_over(node: 
         third.acquire(10.0)
         assert third.token > first.token
         third.write([Change("fenced/b", b"3")])
+        holder = lease_holder(node.mqtt, "fenced", 10.0)
+        assert (holder.run, holder.left_ms is not None) == (third.run_id, True)
+        # A prefix fences keys that nobody has written, too.
+        first.write([Change("fenced/own/x", b"1")])
+        assert third.fence(["fenced/own/"]) == ["fenced/own/"]
+        with pytest.raises(PenstockError, match="belongs to a later run"):
+            first.write([Change("fenced/own/y", b"late")])
+        assert node.get("fenced/own/y") is None
+        third.write([Change("fenced/own/y", b"3")])
         with pytest.raises(PenstockError, match="belongs to a later run"):
             first.write([Change("fenced/b", b"late")])
         assert node.get("fenced/b") == b"3"

@@ -14,8 +14,8 @@ from penstock.pipelines.model import Step
 from penstock.pipelines.stages import Lookup, apply, key_column, rows_of
 
 SOURCE = (
-    "topic string, broker int, partition int, offset long, timestamp timestamp, value binary, "
-    "headers array<struct<key:string,value:binary>>"
+    "topic string, broker int, partition int, offset long, timestamp timestamp, key binary, "
+    "value binary, headers array<struct<key:string,value:binary>>"
 )
 NOON = datetime(2022, 3, 20, 12, tzinfo=UTC)
 PARSE = {"name": "parsed", "parse": {"schema": "t TIMESTAMP NOT NULL, flow DOUBLE NOT NULL, note STRING"}}
@@ -25,7 +25,7 @@ GOOD = b'{"t":"2022-03-20T10:00:00Z","flow":1.5,"note":"n"}'
 def rows(spark: SparkSession, *values: bytes | None, ids: bool = True) -> DataFrame:
     """One row for each value, ids ``i0``, ``i1``, ..."""
     records = [
-        ("water", 1, 0, 28 * n, NOON, value, [("id", f"i{n}".encode())] if ids else [("other", b"x")])
+        ("water", 1, 0, 28 * n, NOON, b"k", value, [("id", f"i{n}".encode())] if ids else [("other", b"x")])
         for n, value in enumerate(values)
     ]
     return rows_of(spark.createDataFrame(records, SOURCE))
@@ -155,3 +155,44 @@ def test_a_key_has_instants_in_utc_and_is_null_with_a_null_in_it(spark: SparkSes
     given = spark.createDataFrame([("a'b\n", NOON, 1), (None, NOON, 2)], "name string, at timestamp, n int")
     keys = given.select(key_column(given, "x/{name}/{at}/{n}{{}}").alias("k")).collect()
     assert [row["k"] for row in keys] == ["x/a'b\n/2022-03-20T12:00:00Z/1{}", None]
+
+
+@pytest.mark.parametrize("given", ["schema", "delimiter"])
+def test_a_line_of_csv_is_parsed_and_checked(spark: SparkSession, given: str) -> None:
+    sep = ";" if given == "delimiter" else ","
+    lines = {
+        f"a{sep}1.5{sep}2022-03-20T10:00:00Z\r\n": ("a", 1.5, None),
+        f'"b{sep} ""c""\n"{sep}{sep}': (f'b{sep} "c"\n', None, None),
+        f"a{sep}1.5": (None, None, "the payload is not CSV of the schema"),
+        f"a{sep}1{sep}{sep}2": (None, None, "the payload is not CSV of the schema"),
+        f"a{sep}x{sep}": (None, None, "the payload is not CSV of the schema"),
+        f"{sep}1{sep}": (None, None, "column 'name' is missing or null"),
+        f"a{sep}1{sep}\nb{sep}2{sep}": (None, None, "the payload is more than one line of CSV"),
+        "\n": (None, None, "the payload is empty"),
+    }
+    parse = {"format": "csv", "schema": "name STRING NOT NULL, flow DOUBLE, t TIMESTAMP -- when"}
+    parse |= {"delimiter": sep} if given == "delimiter" else {}
+    done = apply(rows(spark, *(line.encode() for line in lines)), steps({"name": "p", "parse": parse}), no_lookup)
+    found = [
+        (row["name"], row["flow"], row["_dead"]["reason"] if row["_dead"] else None)
+        for row in done.orderBy("_source.offset").collect()
+    ]
+    assert found == list(lines.values())
+
+
+def test_raw_is_the_payload_as_it_is(spark: SparkSession) -> None:
+    values = [b"text", b"", b"\xff", None]
+    text = apply(
+        rows(spark, *values), steps({"name": "p", "parse": {"format": "raw", "schema": "v STRING NOT NULL"}}), no_lookup
+    )
+    found = text.orderBy("_source.offset").collect()
+    assert [row["v"] for row in found] == ["text", "", None, None]
+    assert [row["_dead"]["reason"] for row in found if row["_dead"]] == [
+        "the payload is not UTF-8",
+        "column 'v' is missing or null",
+    ]
+    binary = apply(
+        rows(spark, *values), steps({"name": "p", "parse": {"format": "raw", "schema": "v BINARY"}}), no_lookup
+    )
+    assert [row["v"] for row in binary.orderBy("_source.offset").collect()] == values
+    assert binary.where("_dead IS NOT NULL").count() == 0

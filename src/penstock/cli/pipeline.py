@@ -24,8 +24,8 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=T
 def validate(file: File, as_json: Json = False) -> None:
     """Check a pipeline file without Spark.
 
-    Options, values, names and references; a mistake is reported with line and column. SQL and the columns that it
-    names are checked when the pipeline is run.
+    Options, values, names, references, schemas, and the step that a statement reads; a mistake is reported with line
+    and column. SQL and the columns that it names are checked when the pipeline is run.
     """
     from penstock.pipelines.model import load
     from penstock.pipelines.plan import plan
@@ -40,6 +40,23 @@ def validate(file: File, as_json: Json = False) -> None:
     for sink_plan in plans:
         chain = " -> ".join(["source", *(step.name for step in sink_plan.steps), sink_plan.sink.name])
         sys.stdout.write(f"  {chain}\n")
+
+
+@app.command("plan")
+def show_plan(file: File, as_json: Json = False) -> None:
+    """Show what a pipeline will do, without Spark.
+
+    For each sink: its steps from the source on, what becomes of the records that do not go on, what the sink promises,
+    and what a run that lost its lease can still do there.
+    """
+    from penstock.pipelines.describe import as_data, as_text
+    from penstock.pipelines.model import load
+
+    pipeline = load(file)
+    if as_json:
+        print_json(as_data(pipeline))
+        return
+    sys.stdout.write(as_text(pipeline))
 
 
 @app.command()
@@ -132,6 +149,8 @@ def _tell(event: dict[str, Any]) -> None:
             note(f"pipeline {event['pipeline']}: starting Spark, state in {event['state_dir']}")
         case "started":
             note(f"pipeline {event['pipeline']}: running {', '.join(event['sinks'])}; lease {event['fencing_token']}")
+            for prefix in event["not_fenced"]:
+                note(f"{prefix}: this state store fences no prefixes; keys are fenced as they are written")
         case "batch":
             left = ", ".join(
                 f"{event[name]} {name}" for name in ("dead", "filtered", "duplicates", "late") if event[name]
@@ -141,6 +160,9 @@ def _tell(event: dict[str, Any]) -> None:
                 f"{event['sink']} batch {event['batch']}: {event['read']} read, {event['out']} out"
                 f"{', ' + left if left else ''}{lag}\n"
             )
+            sys.stdout.flush()
+        case "rows":
+            sys.stdout.writelines(f"{event['sink']}: {row}\n" for row in event["rows"])
             sys.stdout.flush()
         case "retry":
             note(f"{event['sink']}: trying again in {event['in_s']:g} s: {event['why']}")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.output import bytes_fields, note, print_json, print_table, shown
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 
 __all__ = ["File", "Json", "StateDir", "dead", "reconcile", "state_of", "status"]
 
@@ -28,6 +28,8 @@ StateDir = Annotated[
 
 dead = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True, help="Records that failed.")
 
+_STORE_TIMEOUT_S = 2.0
+"""The books are here; who holds the lease is worth a short wait only."""
 _SUMS = ("batches", "read", "out", "dead", "filtered", "duplicates", "late")
 
 
@@ -37,16 +39,34 @@ def state_of(name: str, given: Path | None) -> Path:
 
 
 def status(file: File, state_dir: StateDir = None, as_json: Json = False) -> None:
-    """Show what each sink's query has done so far, from the ledger."""
+    """Show what each sink's query has done so far, from the ledger, and which run holds the lease, if the store says.
+
+    With --json each line has the lease: held, free, or unknown where the store does not answer.
+    """
     from penstock.pipelines.ledger import Ledger
     from penstock.pipelines.model import load
+    from penstock.pipelines.writeback import Holder, lease_holder
 
     pipeline = load(file)
     ledger = Ledger(state_of(pipeline.name, state_dir) / "ledger")
+    holder: Holder | None = None
+    try:
+        holder = lease_holder(pipeline.statestore.broker, pipeline.name, _STORE_TIMEOUT_S)
+        lease = "free" if holder.run is None else "held"
+        text = "no run holds the lease" if holder.run is None else f"run {holder.run} holds the lease"
+    except PenstockError as error:
+        lease, text = "unknown", f"whether a run holds the lease is unknown: {error.what}"
+    run = None if holder is None else holder.run
     rows: list[dict[str, str | int | None]] = []
     for sink in pipeline.sinks:
         sums = ledger.sums(sink.name)
-        rows.append({"sink": sink.name, **{name: getattr(sums, name) for name in _SUMS}})
+        counts = {name: getattr(sums, name) for name in _SUMS}
+        rows.append({"sink": sink.name, **counts, "lease": lease, "run": run})
+    if not as_json:
+        left = (
+            "" if holder is None or holder.left_ms is None else f", {holder.left_ms / 1000:.1f} s unless it renews it"
+        )
+        note(f"{text}{left}")
     print_table(rows, ["sink", *_SUMS], as_json=as_json)
 
 

@@ -16,10 +16,11 @@ from pyspark.sql import functions as sf
 
 from penstock.pipelines.checkpoint import Checkpoint, Offsets
 from penstock.pipelines.ledger import Entry, Ledger
-from penstock.pipelines.model import StateStoreSink
+from penstock.pipelines.messages import marked, send, sendable
+from penstock.pipelines.model import Pipeline, StateStoreSink
 from penstock.pipelines.plan import SinkPlan
 from penstock.pipelines.source import TubeSource
-from penstock.pipelines.stages import INTERNAL, WithLookup, alive, apply, key_column, rows_of
+from penstock.pipelines.stages import INTERNAL, WithLookup, alive, apply, key_column, last_end_ms, rows_of
 from penstock.pipelines.table import Table
 from penstock.pipelines.writeback import Change
 
@@ -73,12 +74,17 @@ class FencedStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the queries of one run share. ``report`` is told the entry of each finished batch."""
+    """What the queries of one run share.
 
+    ``report`` is told the entry of each finished batch, ``show`` the rows of console sinks: sink, batch, lines of JSON.
+    """
+
+    pipeline: Pipeline
     source: TubeSource
     ledger: Ledger
     gate: Gate
     report: Callable[[Entry], None]
+    show: Callable[[str, int, list[str]], None]
     with_lookup: WithLookup
     store: FencedStore
     dead_letters: Path | None
@@ -120,7 +126,7 @@ class SinkBatches:
 
     def _rows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> Entry:
         # Cached: the rows come out of stateful operators, which must run once, and are used three times.
-        rows = rows.persist()
+        rows = marked(rows, self.plan.sink).persist()
         try:
             counts = _count(rows)
             out = self._write_rows(rows, batch, counts.out)
@@ -132,9 +138,12 @@ class SinkBatches:
         return self._entry(batch, start, end, read, counts, out=out, duplicates=duplicates)
 
     def _windows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> Entry:
-        sink = self.plan.sink.statestore
-        assert sink is not None
-        written = self._write_back(rows, sink)
+        # Cached, as above: a window must not be computed once to be counted and once to be sent.
+        chosen = (rows if self.plan.sink.messages is None else sendable(rows, self.plan.sink)).persist()
+        try:
+            written = self._write_windows(chosen, batch)
+        finally:
+            chosen.unpersist()
         read = self._context.source.count(start, end)
         counts, late = self._into_windows(rows, batch, start, end) if read else (_Counts(0, 0, 0), 0)
         return self._entry(batch, start, end, read, counts, out=written, duplicates=None, late=late)
@@ -148,14 +157,17 @@ class SinkBatches:
         records = self._context.source.batch(rows.sparkSession, start, end)
         if records is None:
             return _Counts(0, 0, 0), 0
-        window = next(step.window for step in self.plan.steps if step.window is not None)
+        window = self.plan.window
+        assert window is not None
         before = itertools.takewhile(lambda step: step.kind != "window", self.plan.steps)
-        single = [step for step in before if step.kind != "dedupe"]
-        marked = apply(rows_of(records), single, self._context.with_lookup)
+        earlier = list(before)
+        single = [step for step in earlier if step.kind != "dedupe"]
+        records_in = apply(rows_of(records), single, self._context.with_lookup)
         watermark = self.checkpoint.late_watermark_ms(batch)
         # Late copies of one event are one late event; `<=`, since an event at the watermark is dropped too.
-        is_late = alive() & (sf.unix_millis(window.time) <= sf.lit(watermark)) if watermark else sf.expr("false")
-        found = marked.agg(*_states(), sf.count_distinct(sf.when(is_late, sf.col("_id"))).alias("late")).first()
+        place = last_end_ms(window, deduped=len(single) < len(earlier))
+        is_late = alive() & (place <= sf.lit(watermark)) if watermark else sf.expr("false")
+        found = records_in.agg(*_states(), sf.count_distinct(sf.when(is_late, sf.col("_id"))).alias("late")).first()
         assert found is not None
         return _Counts(found["out"], found["dead"], found["filtered"]), int(found["late"])
 
@@ -189,20 +201,47 @@ class SinkBatches:
 
     def _write_rows(self, rows: DataFrame, batch: int, count: int) -> int:
         live = rows.where(alive())
-        if self.plan.sink.statestore is not None:
-            self._write_back(live, self.plan.sink.statestore)
-            return count
-        assert self.plan.sink.table is not None
-        table = Table(Path(self.plan.sink.table.path), self.plan.sink.name, self.checkpoint.query_id())
-        coordinates = [sf.col(f"_source.{name}").alias(f"_{name}") for name in COORDINATES]
-        return table.write(batch, live.select(*_data(rows), "_id", *coordinates), count)
+        sink = self.plan.sink
+        if sink.statestore is not None:
+            self._write_back(live, sink.statestore)
+        elif sink.messages is not None:
+            send(live, sink, self._context.pipeline, count)
+        elif sink.table is not None:
+            coordinates = [sf.col(f"_source.{name}").alias(f"_{name}") for name in COORDINATES]
+            return self._table(sink.table.path).write(batch, live.select(*_data(rows), "_id", *coordinates), count)
+        else:
+            self._show(live, batch)
+        return count
+
+    def _write_windows(self, rows: DataFrame, batch: int) -> int:
+        """Windows into the sink; how many, or for the state store how many requests that took."""
+        sink = self.plan.sink
+        if sink.statestore is not None:
+            return self._write_back(rows, sink.statestore)
+        count = rows.count()
+        if sink.messages is not None:
+            send(rows, sink, self._context.pipeline, count, batch=batch)
+        elif sink.table is not None:
+            return self._table(sink.table.path).write(batch, rows, count)
+        else:
+            self._show(rows, batch)
+        return count
+
+    def _table(self, path: str) -> Table:
+        return Table(Path(path), self.plan.sink.name, self.checkpoint.query_id())
+
+    def _show(self, rows: DataFrame, batch: int) -> None:
+        assert self.plan.sink.console is not None
+        lines = rows.select(sf.to_json(sf.struct(*_data(rows)), {"ignoreNullFields": "false"}).alias("line"))
+        shown = [row["line"] for row in lines.limit(self.plan.sink.console.rows).collect()]
+        self._context.show(self.plan.sink.name, batch, shown)
 
     def _write_dead(self, rows: DataFrame, batch: int, count: int) -> None:
         path = self._context.dead_letters
         if path is None or not count or not self.plan.dead_letters_of:
             return
         mine = rows.where(sf.col("_dead.step").isin(*sorted(self.plan.dead_letters_of)))
-        table = Table(path, self.plan.sink.name, self.checkpoint.query_id())
+        table = self._table(str(path))
         letters = mine.select("_dead.step", "_dead.reason", sf.col("_id").alias("id"), "_source.*")
         table.write(batch, letters, mine.count())
 

@@ -39,8 +39,8 @@ class BuiltQuery:
         """Start it, or go on where its checkpoint ends."""
         writer = (
             self.rows.writeStream.queryName(self.name)
-            # Windows are brought out whenever they change, the last one too: nothing waits for a later event.
-            .outputMode("update" if self.plan.windowed else "append")
+            # Windows are brought out whenever they change, the last one too, unless only closed ones are wanted.
+            .outputMode("update" if self.plan.changes_windows else "append")
             .option("checkpointLocation", str(self.checkpoint.path))
             .foreachBatch(self.batches)
         )
@@ -59,6 +59,6 @@ def build(pipeline: Pipeline, spark: SparkSession, state: Path, context: Context
     for sink_plan in plan(pipeline):
         checkpoint = Checkpoint(state / "checkpoints" / sink_plan.sink.name)
         source = context.source.stream(spark, sink_plan.sink.name)
-        rows = apply(rows_of(source), sink_plan.steps, context.with_lookup)
+        rows = apply(rows_of(source), sink_plan.steps, context.with_lookup, sink=sink_plan.sink.name)
         built.append(BuiltQuery(sink_plan, rows, SinkBatches(sink_plan, checkpoint, context), checkpoint))
     return built

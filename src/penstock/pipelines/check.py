@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import InitErrorDetails
 
 from penstock.errors import ConfigError
+from penstock.pipelines.check_sinks import fence_prefixes, message_sinks
+from penstock.pipelines.check_steps import step_texts
 from penstock.pipelines.model import SOURCE, Pipeline, Step
 from penstock.pipelines.plan import MAKES_DEAD_LETTERS, plan
+from penstock.pipelines.problem import Problem
 from penstock.spark.options import SourceOptions
 
-__all__ = ["Problem", "problems", "problems_as_error"]
+__all__ = ["problems", "problems_as_error"]
 
-_SELECT = re.compile(r"\s*select\b(?!\s+distinct\b)", re.IGNORECASE)
 _SET_BY_THE_PIPELINE = {
     "tubemq.master": "source.master to name the masters",
     "subscribe": "source.topics to name the topics",
@@ -26,22 +26,18 @@ _SET_BY_THE_PIPELINE = {
 }
 """Options of the source, in lower case, that other parts of the file decide."""
 _FIELDS = {"tubemq.master": "master", "subscribe": "topics"}
-RESERVED = "_source"
-"""The internal column with a record's coordinates; steps may read it, not make it."""
-
-
-class Problem(NamedTuple):
-    """Where in the file, what stands there, and what was expected instead."""
-
-    location: tuple[str | int, ...]
-    value: object
-    expected: str
 
 
 def problems(pipeline: Pipeline) -> list[Problem]:
     """Everything wrong with the references and the order of steps; what depends on them is checked once they hold."""
-    found = [*_source(pipeline), *_names(pipeline), *_references(pipeline), *_statements(pipeline)]
-    return found or [*_chains(pipeline), *_paths(pipeline)]
+    found = [*_source(pipeline), *_names(pipeline), *_references(pipeline)]
+    return found or [
+        *step_texts(pipeline),
+        *message_sinks(pipeline),
+        *fence_prefixes(pipeline),
+        *_chains(pipeline),
+        *_paths(pipeline),
+    ]
 
 
 def problems_as_error(pipeline: Pipeline) -> ValidationError | None:
@@ -96,21 +92,6 @@ def _references(pipeline: Pipeline) -> Iterator[Problem]:
             yield Problem(("sinks", index, "from"), sink.source, f"expected a step: {', '.join(known)}")
 
 
-def _statements(pipeline: Pipeline) -> Iterator[Problem]:
-    for index, step in enumerate(pipeline.steps):
-        if step.sql is not None and not _SELECT.match(step.sql):
-            yield Problem(("steps", index, "sql"), step.sql, "expected SELECT <expressions> FROM <the step it reads>")
-        for name in [*_made_by(step)]:
-            if name.startswith("_"):
-                yield Problem(("steps", index, step.kind), name, "expected names of columns that do not start with '_'")
-
-
-def _made_by(step: Step) -> list[str]:
-    if step.enrich is not None:
-        return [step.enrich.into]
-    return list(step.window.aggregates) if step.window is not None else []
-
-
 def _chains(pipeline: Pipeline) -> Iterator[Problem]:
     """What may follow what. A problem of a shared step is reported once."""
     index_of = {step.name: index for index, step in enumerate(pipeline.steps)}
@@ -123,10 +104,11 @@ def _chains(pipeline: Pipeline) -> Iterator[Problem]:
             if step.name not in reported:
                 reported.add(step.name)
                 yield Problem(("steps", index_of[step.name], step.kind), step.name, expected)
-        if sink_plan.sink.table is not None and sink_plan.windowed:
+        if sink_plan.sink.table is not None and sink_plan.changes_windows:
             # Update mode brings a window out again and again; a table of rows that are never replaced cannot hold it.
             where = ("sinks", pipeline.sinks.index(sink_plan.sink), "table")
-            yield Problem(where, sink_plan.sink.name, "expected rows: windows change, put them into a statestore sink")
+            expected = "expected rows: windows change, put them into another sink or say `emit: closed`"
+            yield Problem(where, sink_plan.sink.name, expected)
     if pipeline.dead_letters is None:
         return
     for index, step in enumerate(pipeline.steps):

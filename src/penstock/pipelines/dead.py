@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from penstock.pipelines.durable import read_json, write_json
 from penstock.pipelines.table import files
-from penstock.pipelines.values import REDRIVE
+from penstock.pipelines.values import REDRIVE, REDRIVE_STEP
 from penstock.spark.headers import record_of
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
@@ -96,7 +96,8 @@ async def redrive(path: Path, chosen: Sequence[Letter], masters: str) -> int:
 
 def _again(letter: Letter) -> Record:
     times = [int(value) for name, value in letter.headers if name == REDRIVE and value.isdigit()]
-    kept = [(name, value) for name, value in letter.headers if name != REDRIVE]
-    record = record_of(letter.value, letter.key, [*kept, (REDRIVE, b"%d" % (max(times, default=0) + 1))])
+    kept = [(name, value) for name, value in letter.headers if name not in (REDRIVE, REDRIVE_STEP)]
+    marks = [(REDRIVE, b"%d" % (max(times, default=0) + 1)), (REDRIVE_STEP, letter.step.encode())]
+    record = record_of(letter.value, letter.key, [*kept, *marks])
     record.id = letter.id
     return record

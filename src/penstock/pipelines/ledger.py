@@ -21,7 +21,10 @@ __all__ = ["Entry", "Ledger", "Sums"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One batch of one query. Counts are records of the source, except ``out`` of windows (keys set and deleted)."""
+    """One batch of one query.
+
+    Counts are records of the source, except ``out`` of windows: requests to the store, messages, or rows.
+    """
 
     sink: str
     batch: int

@@ -16,7 +16,7 @@ from penstock.errors import DataLossError
 from penstock.pipelines.checkpoint import Offsets
 from penstock.pipelines.ledger import Entry, Ledger, Sums
 from penstock.pipelines.model import Pipeline
-from penstock.pipelines.plan import MAKES_DEAD_LETTERS, SinkPlan, plan
+from penstock.pipelines.plan import SinkPlan, plan
 from penstock.pipelines.table import commits
 from penstock.spark.cluster import Tube
 from penstock.spark.offsets import from_json, slices
@@ -110,7 +110,7 @@ def _tables(sink_plan: SinkPlan, sums: Sums, dead: Path | None) -> Iterator[str]
     name = sink_plan.sink.name
     if sink_plan.sink.table is not None:
         yield from _table(Path(sink_plan.sink.table.path), name, sums.out, "out")
-    makes = {step.name for step in sink_plan.steps if step.kind in MAKES_DEAD_LETTERS}
+    makes = sink_plan.makes_dead_letters
     if dead is not None and makes and makes == sink_plan.dead_letters_of:
         yield from _table(dead, name, sums.dead, "dead")
 

@@ -131,7 +131,7 @@ class _Run:
         self._stop = stop
         self._available_now = available_now
         self._conf = conf
-        self._done: queue.SimpleQueue[Entry] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Entry | Event] = queue.SimpleQueue()
         self._gate = Gate()
         self._queries: dict[str, _Running] = {}
 
@@ -159,12 +159,16 @@ class _Run:
                         f"penstock-{pipeline.name}", spark_master, conf, checkpoint=str(state), log_level="FATAL"
                     )
                 token = lease.result()
+            wanted = sorted({p for sink in pipeline.sinks if sink.statestore for p in sink.statestore.fence_prefixes})
+            fenced = store.fence(wanted)
             try:
                 context = Context(
+                    pipeline=pipeline,
                     source=source,
                     ledger=Ledger(state / "ledger"),
                     gate=self._gate,
                     report=self._done.put,
+                    show=self._show,
                     with_lookup=lookups(pipeline.statestore.broker),
                     store=store,
                     dead_letters=Path(pipeline.dead_letters.path) if pipeline.dead_letters is not None else None,
@@ -176,6 +180,8 @@ class _Run:
                         "pipeline": pipeline.name,
                         "run": run_id,
                         "fencing_token": str(token),
+                        "fenced": fenced,
+                        "not_fenced": [prefix for prefix in wanted if prefix not in fenced],
                         "sinks": list(self._queries),
                     }
                 )
@@ -250,12 +256,20 @@ class _Run:
         )
         running.pause_s = min(running.pause_s * 2, LONGEST_PAUSE_S)
 
+    def _show(self, sink: str, batch: int, rows: list[str]) -> None:
+        """Called in threads of Spark's; events are emitted by ours."""
+        if rows:
+            self._done.put({"event": "rows", "sink": sink, "batch": batch, "rows": rows})
+
     def _report(self, source: TubeSource) -> None:
         while True:
             try:
                 entry = self._done.get_nowait()
             except queue.Empty:
                 return
+            if not isinstance(entry, Entry):
+                self._emit(entry)
+                continue
             running = self._queries[entry.sink]
             running.progressed()
             _check_nothing_dropped(running)
@@ -316,8 +330,9 @@ def run(
     """Run ``pipeline`` until ``stop`` is set, or with ``available_now`` until what the log holds now is done.
 
     ``emit`` gets events in the calling thread: ``starting``, ``started`` (with the fencing token), ``batch`` (the
-    ledger's counts of one batch, and the lag in records), ``retry``, ``stopped``. Checkpoints, ledger and starts are
-    kept under ``state``; a run with the same directory goes on where the last one ended.
+    ledger's counts of one batch, and the lag in records), ``rows`` (of a console sink, as JSON), ``retry``,
+    ``stopped``. Checkpoints, ledger and starts are kept under ``state``; a run with the same directory goes on where
+    the last one ended.
 
     Raises:
         ConfigError: a step cannot be built.

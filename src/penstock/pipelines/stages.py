@@ -24,9 +24,9 @@ from pyspark.sql.types import StringType, StructType, TimestampType
 
 from penstock.errors import ConfigError
 from penstock.pipelines.model import SOURCE, Dedupe, Enrich, Parse, Step, Window
-from penstock.pipelines.values import REDRIVE, duration_ms, pieces
+from penstock.pipelines.values import REDRIVE, REDRIVE_STEP, duration_ms, pieces, sink_letter
 
-__all__ = ["INTERNAL", "Lookup", "alive", "apply", "key_column", "rows_of"]
+__all__ = ["INTERNAL", "Lookup", "alive", "apply", "key_column", "last_end_ms", "mark_dead", "rows_of"]
 
 INTERNAL = ("_id", "_source", "_dead", "_filtered")
 SOURCE_FIELDS = ("topic", "broker", "partition", "offset", "timestamp", "headers", "key", "value")
@@ -69,8 +69,10 @@ def _header(headers: str, name: str) -> Column:
     return sf.try_element_at(found, sf.lit(1))["value"].cast("string")
 
 
-def apply(rows: DataFrame, steps: Sequence[Step], with_lookup: WithLookup) -> DataFrame:
+def apply(rows: DataFrame, steps: Sequence[Step], with_lookup: WithLookup, *, sink: str | None = None) -> DataFrame:
     """``rows`` after ``steps``, which must be those of one chain, in order.
+
+    ``sink`` is whose query they are part of: a dead letter of that sink, sent again, is no copy there.
 
     Raises:
         ConfigError: a step asks for something that the rows do not have, or that Spark does not understand.
@@ -88,7 +90,7 @@ def apply(rows: DataFrame, steps: Sequence[Step], with_lookup: WithLookup) -> Da
             elif step.enrich is not None:
                 rows = _enrich(rows, step.name, step.enrich, with_lookup)
             elif step.dedupe is not None:
-                rows = _dedupe(rows, step.dedupe, window)
+                rows = _dedupe(rows, step.dedupe, window, sink)
             elif step.window is not None:
                 rows = _window(rows, step.window, timed=any(other.dedupe is not None for other in steps))
         except AnalysisException as error:
@@ -132,7 +134,7 @@ def _schema(step: str, ddl: str) -> StructType:
     return schema
 
 
-def _mark_dead(rows: DataFrame, step: str, reason: Column) -> DataFrame:
+def mark_dead(rows: DataFrame, step: str, reason: Column) -> DataFrame:
     """Rows that are alive and for which ``reason`` is not null are dead of it."""
 
     dead = sf.struct(sf.lit(step).alias("step"), reason.alias("reason"))
@@ -141,27 +143,53 @@ def _mark_dead(rows: DataFrame, step: str, reason: Column) -> DataFrame:
 
 def _parse(rows: DataFrame, name: str, parse: Parse) -> DataFrame:
 
-    schema = _schema(name, parse.columns)
-    text = sf.col("_source.value").cast("string")
-    parsed = sf.from_json(text, StructType(schema.fields).add("_corrupt", StringType()), _JSON_OPTIONS)
-    missing = [
-        sf.when(sf.col("_json")[f.name].isNull(), sf.lit(f"column {f.name!r} is missing or null"))
-        for f in schema.fields
-        if not f.nullable
-    ]
+    schema = _schema(name, parse.ddl)
+    value = sf.col("_source.value")
+    text = value.cast("string")
+    if parse.format == "raw":
+        return _raw(rows, name, schema)
+    with_corrupt = StructType(schema.fields).add("_corrupt", StringType())
+    if parse.format == "csv":
+        line = sf.regexp_replace(text, "[\\r\\n]+$", "")
+        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_corrupt", "sep": parse.delimiter or ","}
+        # A quote inside quotes is doubled, as everywhere but in Spark's default.
+        options["escape"] = '"'
+        parsed = sf.from_csv(line, sf.lit(f"{parse.ddl}\n, _corrupt STRING"), options)
+        # Spark reads the first line and drops the others. A line break between quotes belongs to its column.
+        beyond = sf.regexp_replace(line, '"[^"]*"', "").rlike("[\\r\\n]")
+        form = sf.when(beyond, sf.lit("the payload is more than one line of CSV"))
+        shape = "the payload is not CSV of the schema"
+    else:
+        parsed = sf.from_json(text, with_corrupt, _JSON_OPTIONS)
+        form = sf.when(_is_not_one_value(text), sf.lit("the payload is not JSON"))
+        shape = "the payload is not JSON of the schema"
     reason = sf.coalesce(
-        sf.when(
-            sf.col("_source.value").isNull() | (sf.trim(text, sf.lit(" \t\r\n")) == ""), sf.lit("the payload is empty")
-        ),
+        sf.when(value.isNull() | (sf.trim(text, sf.lit(" \t\r\n")) == ""), sf.lit("the payload is empty")),
         sf.when(~sf.is_valid_utf8(text), sf.lit("the payload is not UTF-8")),
-        sf.when(_is_not_one_value(text), sf.lit("the payload is not JSON")),
-        sf.when(sf.col("_json._corrupt").isNotNull(), sf.lit("the payload is not JSON of the schema")),
-        *missing,
+        form,
+        sf.when(sf.col("_parsed._corrupt").isNotNull(), sf.lit(shape)),
+        *(
+            sf.when(sf.col("_parsed")[f.name].isNull(), sf.lit(f"column {f.name!r} is missing or null"))
+            for f in schema.fields
+            if not f.nullable
+        ),
         sf.lit(None).cast("string"),
     )
-    marked = _mark_dead(rows.withColumn("_json", parsed), name, reason)
-    data = [sf.when(alive(), sf.col("_json")[column]).alias(column) for column in schema.names]
+    marked = mark_dead(rows.withColumn("_parsed", parsed), name, reason)
+    data = [sf.when(alive(), sf.col("_parsed")[column]).alias(column) for column in schema.names]
     return marked.select(*INTERNAL, *data)
+
+
+def _raw(rows: DataFrame, name: str, schema: StructType) -> DataFrame:
+    """The payload as one column, as it is."""
+    value, text = sf.col("_source.value"), sf.col("_source.value").cast("string")
+    field = schema.fields[0]
+    is_text = isinstance(field.dataType, StringType)
+    reasons = [] if field.nullable else [sf.when(value.isNull(), sf.lit(f"column {field.name!r} is missing or null"))]
+    if is_text:
+        reasons.append(sf.when(~sf.is_valid_utf8(text), sf.lit("the payload is not UTF-8")))
+    marked = mark_dead(rows, name, sf.coalesce(*reasons, sf.lit(None).cast("string")))
+    return marked.select(*INTERNAL, sf.when(alive(), text if is_text else value).alias(field.name))
 
 
 def _is_not_one_value(text: Column) -> Column:
@@ -231,20 +259,25 @@ def _enrich(rows: DataFrame, name: str, enrich: Enrich, with_lookup: WithLookup)
     if enrich.missing == "dead_letter":
         absent = sf.when(sf.col("_found").isNull(), sf.format_string("the state store has no key %s", "_key"))
         broken = sf.coalesce(absent, broken)
-    marked = _mark_dead(with_value, name, broken)
+    marked = mark_dead(with_value, name, broken)
     value = sf.when(sf.col("_json").isNotNull(), sf.col("_json").dropFields("_corrupt"))
     return marked.withColumn(enrich.into, value).drop("_key", "_found", "_json")
 
 
-def _dedupe(rows: DataFrame, dedupe: Dedupe, window: Window | None) -> DataFrame:
+def _dedupe(rows: DataFrame, dedupe: Dedupe, window: Window | None, sink: str | None) -> DataFrame:
 
     # A dead letter that is driven through again, under its id, is a copy of nothing.
     again = sf.concat_ws(":", sf.lit("dead"), _header("_source.headers", REDRIVE), sf.col("_id"))
-    own = sf.when(sf.col("_dead").isNull(), sf.concat(sf.lit("id:"), sf.col("_id"))).otherwise(again)
+    # So is a record that came through here and then could not be sent: its id is known by now.
+    first = sf.lit(True)  # noqa: FBT003 - a SQL literal
+    if sink is not None:
+        mine = _header("_source.headers", REDRIVE_STEP) == sink_letter(sink)
+        first = mine.isNull() | ~mine
+    own = sf.when(sf.col("_dead").isNull() & first, sf.concat(sf.lit("id:"), sf.col("_id"))).otherwise(again)
     if dedupe.key != "id":
         # A row without the key (a dead letter, say) is a copy of nothing but itself.
         key = sf.col(dedupe.key).cast("string")
-        own = sf.when(alive() & key.isNotNull(), sf.concat(sf.lit("key:"), key)).otherwise(own)
+        own = sf.when(alive() & first & key.isNotNull(), sf.concat(sf.lit("key:"), key)).otherwise(own)
     keyed = rows.withColumn("_copy_of", own)
     if dedupe.on == "arrival":
         assert dedupe.within is not None
@@ -260,6 +293,32 @@ def _window(rows: DataFrame, window: Window, *, timed: bool) -> DataFrame:
     if not timed:
         rows = rows.where(alive()).withWatermark(window.time, window.watermark)
     aggregates = [sf.expr(expression).alias(name) for name, expression in window.aggregates.items()]
-    counted = rows.groupBy(sf.window(window.time, window.duration), *window.by).agg(*aggregates)
+    if window.gap is not None:
+        spans = sf.session_window(window.time, window.gap).alias("window")
+    else:
+        assert window.duration is not None
+        spans = sf.window(window.time, window.duration, window.slide).alias("window")
+    counted = rows.groupBy(spans, *window.by).agg(*aggregates)
     edges = [sf.col(f"window.{edge}").alias(f"window_{edge}") for edge in ("start", "end")]
-    return counted.select(*edges, *window.by, *window.aggregates)
+    # Names the window in messages: its group and its edges, the same at every change.
+    parts = [sf.unix_millis(f"window.{edge}").cast("string") for edge in ("start", "end")]
+    if window.by:
+        parts.append(sf.left(sf.sha2(sf.to_json(sf.struct(*window.by)), 256), sf.lit(32)))
+    return counted.select(*edges, *window.by, *window.aggregates, sf.concat_ws("-", *parts).alias("_id"))
+
+
+def last_end_ms(window: Window, *, deduped: bool) -> Column:
+    """Milliseconds since 1970 up to which a watermark leaves an event some window; from there on it is late.
+
+    After a dedupe in event time that is the event's own time, else the end of the last window that it belongs to: Spark
+    drops windows that have ended, not events.
+    """
+    time = sf.unix_millis(window.time)
+    if deduped:
+        return time
+    if window.gap is not None:
+        return time + sf.lit(duration_ms(window.gap))
+    assert window.duration is not None
+    duration = duration_ms(window.duration)
+    slide = duration if window.slide is None else duration_ms(window.slide)
+    return time - sf.pmod(time, sf.lit(slide)) + sf.lit(duration)

@@ -7,7 +7,18 @@ from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, Field
 
-__all__ = ["REDRIVE", "Duration", "Expression", "KeyTemplate", "Name", "Piece", "duration_ms", "pieces"]
+__all__ = [
+    "REDRIVE",
+    "REDRIVE_STEP",
+    "Duration",
+    "Expression",
+    "KeyTemplate",
+    "Name",
+    "Piece",
+    "duration_ms",
+    "pieces",
+    "sink_letter",
+]
 
 _UNITS_MS = {"millisecond": 1, "second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
 _DURATION = re.compile(r"(?P<count>[1-9][0-9]{0,8}) (?P<unit>" + "|".join(_UNITS_MS) + r")s?")
@@ -16,6 +27,8 @@ _COLUMN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 REDRIVE = "penstock.redrive"
 """Header of a dead letter that was sent again: how often."""
+REDRIVE_STEP = "penstock.redrive.step"
+"""Header of a dead letter that was sent again: which step, or sink, could not process it."""
 MAX_KEY_TEMPLATE = 1_024
 """Longer than any key that people read; the store itself takes longer ones."""
 
@@ -29,6 +42,16 @@ def duration_ms(text: str) -> int:
     if match is None:
         raise ValueError(f"expected a duration such as '10 minutes' or '3 hours' (units: {', '.join(_UNITS_MS)})")
     return int(match["count"]) * _UNITS_MS[match["unit"]]
+
+
+def lease_key(pipeline: str) -> str:
+    """The state store key that a run of ``pipeline`` holds while it runs."""
+    return f"penstock/pipeline/{pipeline}/lease"
+
+
+def sink_letter(sink: str) -> str:
+    """What stands for the step in the dead letters of a sink: no step can have this name."""
+    return f"sink:{sink}"
 
 
 class Piece(NamedTuple):

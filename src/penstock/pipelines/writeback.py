@@ -11,15 +11,17 @@ import uuid
 from collections.abc import Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from penstock.errors import PenstockError, UnavailableError
+from penstock.errors import PenstockError, RefusedError, UnavailableError
+from penstock.pipelines.values import lease_key
 from penstock.spark.store_writes import Change, write_changes
 from penstock.statestore.client import StateStoreClient
+from penstock.statestore.errors import InvalidRequestError
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.lock import Lease
 
-__all__ = ["Change", "WriteBack", "collapse", "lease_key"]
+__all__ = ["LEASE_MS", "Change", "Holder", "WriteBack", "collapse", "lease_holder"]
 
 T = TypeVar("T")
 
@@ -27,11 +29,6 @@ LEASE_MS = 10_000
 """How long a driver that died keeps others out."""
 CONNECT_TIMEOUT_S = 30.0
 WRITE_TIMEOUT_S = 60.0
-
-
-def lease_key(pipeline: str) -> str:
-    """The key that a run of ``pipeline`` holds while it runs."""
-    return f"penstock/pipeline/{pipeline}/lease"
 
 
 def collapse(changes: Iterable[Change]) -> dict[str | bytes, list[Change]]:
@@ -42,6 +39,43 @@ def collapse(changes: Iterable[Change]) -> dict[str | bytes, list[Change]]:
         if not (change.value is None and of_key and of_key[-1].value is None):
             of_key.append(change)
     return found
+
+
+class Holder(NamedTuple):
+    """Which run holds the lease; None: none does. ``left_ms``: until it expires, where the store tells."""
+
+    run: str | None
+    left_ms: int | None
+
+
+def lease_holder(broker: str, pipeline: str, timeout_s: float) -> Holder:
+    """Who holds the lease of ``pipeline`` now.
+
+    Raises:
+        UnavailableError: the store does not answer within ``timeout_s``.
+    """
+    return asyncio.run(_lease_holder(broker, lease_key(pipeline), timeout_s))
+
+
+async def _lease_holder(broker: str, key: str, timeout_s: float) -> Holder:
+    try:
+        async with (
+            asyncio.timeout(timeout_s),
+            StateStoreClient.connect(broker, client_id=f"pipeline-status-{uuid.uuid4().hex[:12]}") as client,
+        ):
+            entry = await client.get(key)
+            if entry is None:
+                return Holder(None, None)
+            try:
+                left_ms = (await client.expiry(key)).left_ms
+            except RefusedError:
+                # A store without the extension does not tell.
+                left_ms = None
+            return Holder(entry.value.decode(errors="replace"), left_ms)
+    except TimeoutError:
+        raise UnavailableError(
+            f"the state store at {broker} did not answer within {timeout_s:g} s", do="start the node, or look there"
+        ) from None
 
 
 class WriteBack:
@@ -55,7 +89,7 @@ class WriteBack:
         self.pipeline = pipeline
         self.lost = threading.Event()
         self._broker = broker
-        self._run_id = run_id or uuid.uuid4().hex[:12]
+        self.run_id = run_id or uuid.uuid4().hex[:12]
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-writeback", daemon=True)
         self._client: StateStoreClient | None = None
@@ -87,6 +121,17 @@ class WriteBack:
             UnavailableError: the lease was held by another run all the time, or the store does not answer.
         """
         return self._run(self._acquire(timeout_s), timeout_s + 10.0)
+
+    def fence(self, prefixes: Sequence[str]) -> list[str]:
+        """Raise the run's token over all keys that start with ``prefixes``, missing ones too; those where it is raised.
+
+        A store without the extension refuses; its keys are then fenced one by one, as they are written.
+
+        Raises:
+            UnavailableError: the store did not answer.
+            PenstockError: the store refused the token: a later run has raised its own.
+        """
+        return self._run(self._fence(prefixes), WRITE_TIMEOUT_S) if prefixes else []
 
     def write(self, changes: Sequence[Change]) -> int:
         """Carry out ``changes``, in order for each key; how many requests that took. Returns after all are answered.
@@ -126,12 +171,12 @@ class WriteBack:
             ) from None
 
     async def _connect(self) -> None:
-        client = StateStoreClient.connect(self._broker, client_id=f"pipeline-{self.pipeline}-{self._run_id}")
+        client = StateStoreClient.connect(self._broker, client_id=f"pipeline-{self.pipeline}-{self.run_id}")
         self._client = await client.__aenter__()
 
     async def _acquire(self, timeout_s: float) -> Hlc:
         assert self._client is not None
-        lease = Lease(self._client, lease_key(self.pipeline), holder=self._run_id, ttl_ms=LEASE_MS)
+        lease = Lease(self._client, lease_key(self.pipeline), holder=self.run_id, ttl_ms=LEASE_MS)
         self._token = await lease.acquire(timeout_s=timeout_s)
         self._lease = lease
         self._watch = asyncio.create_task(self._tell_when_lost(lease), name="lease-watch")
@@ -140,6 +185,22 @@ class WriteBack:
     async def _tell_when_lost(self, lease: Lease) -> None:
         await lease.lost.wait()
         self.lost.set()
+
+    async def _fence(self, prefixes: Sequence[str]) -> list[str]:
+        assert self._client is not None
+        raised: list[str] = []
+        for prefix in prefixes:
+            try:
+                await self._client.set(
+                    f"penstock/pipeline/{self.pipeline}/fence",
+                    self.run_id,
+                    fencing_token=self.token,
+                    fence_prefix=prefix,
+                )
+            except InvalidRequestError:
+                continue
+            raised.append(prefix)
+        return raised
 
     async def _write(self, by_key: dict[str | bytes, list[Change]]) -> int:
         assert self._client is not None

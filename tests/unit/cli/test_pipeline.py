@@ -23,7 +23,19 @@ def test_validate_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert set(line["sinks"]) == {"readings", "alarms"}
 
 
-@pytest.mark.parametrize("command", ["validate", "run"])
+def test_plan_tells_what_each_query_does(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pipeline", "plan", str(example("pipeline.yaml"))]) == 0
+    out = capsys.readouterr().out
+    assert "query readings: source -> readings -> plausible -> limited -> judged -> once -> sink" in out
+    assert "broken records: counted as dead, kept as dead letters by this query" in out
+    assert "sink: statestore mqtt://127.0.0.1:1883: water/alarms/{branch}/{window_start} while kind IS NOT NULL" in out
+    assert main(["pipeline", "plan", "--json", str(example("pipeline.yaml"))]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [query["sink"] for query in found["queries"]] == ["readings", "alarms"]
+    assert found["lease"]["key"] == "penstock/pipeline/water/lease"
+
+
+@pytest.mark.parametrize("command", ["validate", "plan", "run"])
 def test_a_file_that_cannot_be_used_is_misuse_and_starts_no_spark(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

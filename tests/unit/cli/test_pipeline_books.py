@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
-from penstock.pipelines import reconcile
+from penstock.errors import UnavailableError
+from penstock.pipelines import reconcile, writeback
 from penstock.pipelines.durable import write_json
 from tests.unit.pipelines.books import Books
 
@@ -21,11 +22,36 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_status(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status(books: Books, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def holder(broker: str, pipeline: str, _timeout_s: float) -> writeback.Holder:
+        asked.append((broker, pipeline))
+        if len(asked) == 2:
+            raise UnavailableError("nobody answers")
+        return writeback.Holder("abc", 5_000)
+
+    monkeypatch.setattr(writeback, "lease_holder", holder)
     assert main(["pipeline", "status", str(books.file), "--state-dir", str(books.state), "--json"]) == 0
     assert lines(capsys) == [
-        {"sink": "rows", "batches": 2, "read": 10, "out": 7, "dead": 2, "filtered": 0, "duplicates": 1, "late": 0}
+        {
+            "sink": "rows",
+            "batches": 2,
+            "read": 10,
+            "out": 7,
+            "dead": 2,
+            "filtered": 0,
+            "duplicates": 1,
+            "late": 0,
+            "lease": "held",
+            "run": "abc",
+        }
     ]
+    assert asked == [(books.pipeline.statestore.broker, books.pipeline.name)]
+    assert main(["pipeline", "status", str(books.file), "--state-dir", str(books.state)]) == 0
+    assert "whether a run holds the lease is unknown: nobody answers" in capsys.readouterr().err
+    assert main(["pipeline", "status", str(books.file), "--state-dir", str(books.state)]) == 0
+    assert "run abc holds the lease, 5.0 s unless it renews it" in capsys.readouterr().err
 
 
 def test_reconcile(books: Books, capsys: pytest.CaptureFixture[str]) -> None:

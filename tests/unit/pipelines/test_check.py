@@ -24,7 +24,11 @@ from tests.unit.pipelines.files import FILE, parse
         ("aggregates: {n:", "aggregates: {_n:", "do not start with '_'"),
         ("dedupe: {on: event}", "dedupe: {within: 1 day}", "expected `on: event` in the dedupe before it"),
         ("dedupe: {within: 1 day}", "dedupe: {on: event}", "expected a window after it"),
-        ('statestore: {entries: [{key: "alarm/{branch}"}]}', "table: {path: b}", "expected rows: windows change"),
+        (
+            'statestore: {entries: [{key: "alarm/{branch}"}]}',
+            "table: {path: b}",
+            "put them into another sink or say `emit: closed`",
+        ),
         ("path: lake/dead", "path: lake/rows", "expected a directory of its own, dead_letters writes there"),
     ],
 )
@@ -52,6 +56,92 @@ def test_what_does_not_fit_together_is_named_with_its_place(old: str, new: str, 
 def test_options_of_the_source_are_checked_without_spark(source: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(FILE.replace("{topics: [water_flow]}", source, 1))
+
+
+@pytest.mark.parametrize(
+    ("parse_step", "message"),
+    [
+        ("{schema: flow DUBLE}", r"p.yaml:6:\d+: option 'steps\[0\].parse.schema': .*did you mean DOUBLE"),
+        ("{schema: 'a INT, b STRUCT<x: INT, X: INT>'}", "a name that is not taken"),
+        ("{schema: _source INT}", "names of columns that do not start with '_', as _source"),
+        ("{format: raw, schema: 'a STRING, b STRING'}", "expected one column, STRING or BINARY"),
+        ("{format: raw, schema: a INT}", "expected one column, STRING or BINARY"),
+        ("{format: csv, schema: 'a INT, b ARRAY<INT>'}", "expected simple columns with `format: csv`; 'b' is not"),
+    ],
+)
+def test_schemas_are_checked_without_spark(parse_step: str, message: str) -> None:
+    text = FILE.replace('{schema: "branch STRING NOT NULL, time TIMESTAMP NOT NULL, flow DOUBLE"}', parse_step)
+    with pytest.raises(ConfigError, match=message):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("SELECT flow FROM parsed", None),
+        ("select *, flow IS DISTINCT FROM 1 AS x from `Parsed`", None),
+        ("SELECT extract(DAY FROM time) AS d, 'FROM other' AS o FROM parsed -- FROM nowhere", None),
+        ("SELECT flow FROM plausible", "FROM parsed, the step that it reads; it has FROM plausible"),
+        ("SELECT extract(DAY FROM parsed)", "it has no FROM"),
+        ("SELECT flow IS NOT DISTINCT FROM parsed", "it has no FROM"),
+    ],
+)
+def test_a_statement_names_the_step_that_it_reads(statement: str, message: str | None) -> None:
+    text = FILE.replace("filter: flow >= 0", f'sql: "{statement}"')
+    if message is None:
+        parse(text)
+        return
+    with pytest.raises(ConfigError, match=rf"p.yaml:8:\d+: option 'steps\[1\].sql': .*{message}"):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("sink", "message"),
+    [
+        ('tubemq: {topic: out, key: "{branch}", headers: {kind: "{branch}"}}', None),
+        ("tubemq: {topic: water_flow, master: 'elsewhere:8715'}", None),
+        ("tubemq: {topic: water_flow}", "expected another topic: the pipeline would read what it writes"),
+        ("tubemq: {topic: ' '}", "expected the name of a topic"),
+        ("tubemq: {topic: out, master: nowhere}", "'nowhere' is not HOST:PORT"),
+        ("tubemq: {topic: out, headers: {id: x}}", "the pipeline sets `id`"),
+        ('mqtt: {topic: "alarms/{branch}", value: [flow], retain: true}', None),
+        ("mqtt: {topic: 'alarms/+'}", r"p.yaml:19:\d+: option 'sinks\[0\].mqtt.topic': .*can be published to"),
+        ("mqtt: {topic: 'a', properties: {id: x}}", "the pipeline sets `id`"),
+        ("mqtt: {topic: a, qos: 0}", "qos"),
+        ("mqtt: {topic: a, broker: 'http://x'}", "broker"),
+        ("console: {}", None),
+        ("console: {rows: 0}", "rows"),
+    ],
+)
+def test_sinks_of_messages_are_checked_without_spark(sink: str, message: str | None) -> None:
+    text = FILE.replace("table: {path: lake/rows}", sink)
+    if message is None:
+        parse(text)
+        return
+    with pytest.raises(ConfigError, match=message):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "message"),
+    [
+        ("alarm/", None),
+        ("alarms/", r"fence_prefixes\[0\]': got 'alarms/', expected the start of a key of this sink: 'alarm/'"),
+    ],
+)
+def test_only_keys_of_the_sink_are_fenced_by_prefix(prefix: str, message: str | None) -> None:
+    text = FILE.replace("statestore: {", f"statestore: {{fence_prefixes: [{prefix}], ")
+    if message is None:
+        parse(text)
+        return
+    with pytest.raises(ConfigError, match=message):
+        parse(text)
+
+
+@pytest.mark.parametrize("kind", ["duration: 3 hours, emit: closed", "gap: 3 hours"])
+def test_windows_that_are_closed_may_go_into_a_table(kind: str) -> None:
+    text = FILE.replace("duration: 3 hours", kind)
+    parse(text.replace('statestore: {entries: [{key: "alarm/{branch}"}]}', "table: {path: b}"))
 
 
 def test_parse_reads_the_source() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from penstock.pipelines.dead import _again, letters, redriven
 from penstock.pipelines.durable import write_json
-from penstock.pipelines.values import REDRIVE
+from penstock.pipelines.values import REDRIVE, REDRIVE_STEP
 from penstock.tube.record import Record
 from tests.unit.pipelines.books import Books, letter
 
@@ -32,8 +32,9 @@ def test_a_letter_sent_again_keeps_its_id_and_counts(tmp_path: Path) -> None:
     twice = [{"key": "event-time", "value": b"5"}, {"key": REDRIVE, "value": b"2"}]
     books.commit("dead", 2, [letter(7, headers=twice)])
     first, _, last = letters(tmp_path / "dead")
-    assert _again(first) == Record(b"{0", b"k", [("site", b"\xff"), (REDRIVE, b"1")], id="id-0")
-    assert _again(last) == Record(b"{7", b"k", [(REDRIVE, b"3")], event_time_ms=5, id="id-7")
+    step = (REDRIVE_STEP, b"parsed")
+    assert _again(first) == Record(b"{0", b"k", [("site", b"\xff"), (REDRIVE, b"1"), step], id="id-0")
+    assert _again(last) == Record(b"{7", b"k", [(REDRIVE, b"3"), step], event_time_ms=5, id="id-7")
 
 
 def test_what_was_sent_again_is_noted(tmp_path: Path) -> None:

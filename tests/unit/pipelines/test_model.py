@@ -51,8 +51,19 @@ def test_a_step_knows_its_kind() -> None:
         ("{within: 1 day}", "{}", "expected `within: <duration>`"),
         ("{within: 1 day}", "{witihn: 1 day}", "did you mean 'within'"),
         ("table: {path: lake/rows}", "statestore: {entries: []}", "entries"),
-        ("table: {path: lake/rows}", "", "expected exactly one of table, statestore"),
+        (
+            "table: {path: lake/rows}",
+            "",
+            "expected exactly one of table, statestore, tubemq, mqtt, console, found none",
+        ),
         ('"alarm/{branch}"', '"alarm/{branch"', "expected every brace"),
+        ("duration: 3 hours", "slide: 1 hour", "expected exactly one of duration, gap"),
+        ("duration: 3 hours", "duration: 1 hour, gap: 1 hour", "expected exactly one of duration, gap"),
+        ("duration: 3 hours", "gap: 1 hour, slide: 1 hour", "expected slide only beside duration"),
+        ("duration: 3 hours", "duration: 1 hour, slide: 2 hours", "expected slide no longer than duration"),
+        ("duration: 3 hours", "gap: 1 hour, emit: changes", "expected `emit: closed`"),
+        ("{schema: ", "{delimiter: ;, schema: ", "expected delimiter only with `format: csv`"),
+        ("{schema: ", "{schema_file: x.ddl, schema: ", "expected exactly one of schema, schema_file"),
         ("name: water", "name: Water!", "option 'name'"),
         ("topics: [water_flow]", "topics: []", "source.topics"),
     ],
@@ -61,6 +72,22 @@ def test_a_bad_value_says_where_it_is_and_what_is_accepted(old: str, new: str, m
     assert old in FILE
     with pytest.raises(ConfigError, match=message):
         parse(FILE.replace(old, new, 1))
+
+
+def test_a_schema_may_stand_in_a_file_beside(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(
+        FILE.replace('schema: "branch STRING NOT NULL, time TIMESTAMP NOT NULL, flow DOUBLE"', "schema_file: flow.ddl")
+    )
+    with pytest.raises(ConfigError, match=r"p.yaml:6:\d+: .*expected a readable file of columns in schema_file"):
+        load(path)
+    (tmp_path / "flow.ddl").write_text("branch STRING NOT NULL, -- where\ntime TIMESTAMP NOT NULL,\nflow DUBLE\n")
+    with pytest.raises(ConfigError, match=r"schema_file': got 'flow.ddl', .*did you mean DOUBLE.* at character 64"):
+        load(path)
+    (tmp_path / "flow.ddl").write_text("branch STRING NOT NULL,\ntime TIMESTAMP NOT NULL,\nflow DOUBLE\n")
+    step = load(path).steps[0].parse
+    assert step is not None
+    assert step.ddl.endswith("flow DOUBLE\n")
 
 
 def test_the_schema_names_options_as_the_file_writes_them() -> None:

@@ -1,0 +1,136 @@
+"""Rows as messages of a broker: the tubemq and mqtt sinks of a pipeline.
+
+A batch is sent inside the batch and again after a failure, so delivery is at least once; ids come from the source's
+record, so that each copy of a message has the same one. What cannot be a message is marked before anything is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import BinaryType
+
+from penstock.pipelines.model import Messages, Pipeline, Sink
+from penstock.pipelines.stages import INTERNAL, alive, key_column, mark_dead
+from penstock.pipelines.values import sink_letter
+
+__all__ = ["marked", "send", "sendable"]
+
+ONE_TASK = 10_000
+"""Up to so many rows one task sends them: one connection, and the order of the rows."""
+_LONGEST_TOPIC = 65_535
+
+
+def marked(rows: DataFrame, sink: Sink) -> DataFrame:
+    """Single rows, marked: filtered where ``when`` does not hold, dead where no message can be made of them."""
+    messages = sink.messages
+    if messages is None:
+        return rows
+    name = sink_letter(sink.name)
+    left_out = alive() & ~_holds(messages)
+    rows = rows.withColumn("_filtered", sf.when(left_out, sf.lit(name)).otherwise(sf.col("_filtered")))
+    return mark_dead(rows, name, _reason(rows, sink, messages))
+
+
+def sendable(rows: DataFrame, sink: Sink) -> DataFrame:
+    """Those windows that become messages. A window has no source record to keep as a dead letter: the rest is left."""
+    assert sink.messages is not None
+    return rows.where(_holds(sink.messages) & _reason(rows, sink, sink.messages).isNull())
+
+
+def send(rows: DataFrame, sink: Sink, pipeline: Pipeline, count: int, *, batch: int | None = None) -> None:
+    """Send ``count`` rows, all of which can be, and return when all are acknowledged.
+
+    With ``batch``, for windows, the number is part of the ids: a window that changed is another message.
+
+    Raises:
+        UnavailableError: the broker does not answer, as text in an error of Spark's; some may have been sent.
+    """
+    if not count:
+        return
+    messages = sink.messages
+    assert messages is not None
+    unique = f"{pipeline.name}.{sink.name}" + ("" if batch is None else f"/{batch}")
+    made = [
+        key_column(rows, messages.topic).alias("topic"),
+        sf.concat(sf.col("_id"), sf.lit(f"/{unique}")).alias("_message"),
+        _value(rows, messages).alias("_value"),
+    ]
+    ordered = rows
+    if messages.order_by is not None:
+        ordered = rows.coalesce(1).sortWithinPartitions(messages.order_by)
+    elif count <= ONE_TASK:
+        ordered = rows.coalesce(1)
+    json = not isinstance(messages.value, str)
+    if sink.tubemq is not None:
+        key = sf.lit(None).cast("string") if sink.tubemq.key is None else key_column(rows, sink.tubemq.key)
+        named = sink.tubemq.headers
+        if json:
+            named = {"content-type": "application/json", **named}
+        selected = ordered.select(*made, key.alias("key"), _pairs(rows, named).alias("_pairs")).select(
+            "topic",
+            "key",
+            sf.col("_value").alias("value"),
+            _with_id("binary").alias("headers"),
+        )
+        options = {"tubemq.master": sink.tubemq.master or pipeline.source.master}
+        selected.write.format("tubemq").mode("append").options(**options).save()
+        return
+    assert sink.mqtt is not None
+    pairs = _pairs(rows, sink.mqtt.properties).alias("_pairs")
+    content_type = sf.lit("application/json" if json else None).cast("string").alias("content_type")
+    selected = ordered.select(*made, pairs, content_type).select(
+        "topic", sf.col("_value").alias("payload"), "content_type", _with_id("string").alias("properties")
+    )
+    options = {
+        "mqtt.broker": sink.mqtt.broker or pipeline.statestore.broker,
+        "qos": str(sink.mqtt.qos),
+        "retain": str(sink.mqtt.retain).lower(),
+    }
+    selected.write.format("mqtt").mode("append").options(**options).save()
+
+
+def _holds(messages: Messages) -> Column:
+    return sf.coalesce(sf.expr(messages.when), sf.lit(False))  # noqa: FBT003 - a SQL literal
+
+
+def _reason(rows: DataFrame, sink: Sink, messages: Messages) -> Column:
+    """Why a row can be no message; null where it can."""
+    topic = key_column(rows, messages.topic)
+    reasons = [sf.when(topic.isNull(), sf.lit(f"the topic {messages.topic} has a null in it"))]
+    if sink.mqtt is not None:
+        wrong = topic.rlike(r"[+#\x00]") | (topic == "") | (sf.octet_length(topic) > _LONGEST_TOPIC)
+        if not messages.topic.startswith("$"):
+            # Such topics are the broker's own; one that comes out of data would stop the run.
+            wrong = wrong | topic.startswith("$")
+        reasons.append(sf.when(wrong, sf.format_string("nothing can be published to the topic %s", topic)))
+    else:
+        reasons.append(sf.when(sf.trim(topic) == "", sf.lit("the topic is empty")))
+    reasons.append(sf.when(_value(rows, messages).isNull(), sf.lit("the value is null")))
+    return sf.coalesce(*reasons, sf.lit(None).cast("string"))
+
+
+def _value(rows: DataFrame, messages: Messages) -> Column:
+    if not isinstance(messages.value, str):
+        columns = messages.value or [column for column in rows.columns if column not in INTERNAL]
+        return sf.to_json(sf.struct(*columns))
+    kind = rows.select(messages.value).schema.fields[0].dataType
+    return sf.col(messages.value) if isinstance(kind, BinaryType) else sf.col(messages.value).cast("string")
+
+
+def _pairs(rows: DataFrame, templates: Mapping[str, str]) -> Column:
+    """Names and texts; a text with a null in it is left out with its name."""
+    pairs = [
+        sf.struct(sf.lit(name).alias("key"), key_column(rows, template).alias("value"))
+        for name, template in templates.items()
+    ]
+    if not pairs:
+        return sf.expr("CAST(array() AS array<struct<key: string, value: string>>)")
+    return sf.filter(sf.array(*pairs), lambda pair: pair["value"].isNotNull())
+
+
+def _with_id(kind: str) -> Column:
+    identity = sf.array(sf.struct(sf.lit("id").alias("key"), sf.col("_message").alias("value")))
+    return sf.concat(identity, sf.col("_pairs")).cast(f"array<struct<key: string, value: {kind}>>")

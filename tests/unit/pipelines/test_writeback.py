@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from penstock.errors import PenstockError, RefusedError
+from penstock.pipelines import writeback
+from penstock.pipelines.writeback import Change, WriteBack, collapse
+from penstock.statestore.errors import FencingError, InvalidRequestError
+from penstock.statestore.hlc import Hlc
+
+
+class Store:
+    """Takes what is set; refuses prefixes with ``error``."""
+
+    def __init__(self, error: RefusedError | None = None) -> None:
+        self.error = error
+        self.prefixes: list[str] = []
+
+    async def set(self, _key: str, _value: str, *, fencing_token: Hlc, fence_prefix: str) -> None:
+        assert fencing_token == Hlc(1, 0, "n")
+        if self.error is not None:
+            raise self.error
+        self.prefixes.append(fence_prefix)
+
+
+Held = Callable[[Store], WriteBack]
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    """Makes runs that hold their lease."""
+    runs: list[WriteBack] = []
+
+    def make(store: Store) -> WriteBack:
+        run = WriteBack("mqtt://127.0.0.1:1", "p")
+        monkeypatch.setattr(run, "_client", store)
+        monkeypatch.setattr(run, "_token", Hlc(1, 0, "n"))
+        runs.append(run)
+        return run
+
+    yield make
+    for run in runs:
+        run._loop.close()
+
+
+def fence(run: WriteBack, *prefixes: str) -> Any:
+    return asyncio.run(run._fence(prefixes))
+
+
+def test_prefixes_are_fenced_with_the_token_of_the_run(held: Held) -> None:
+    store = Store()
+    assert fence(held(store), "a/", "b/") == ["a/", "b/"] == store.prefixes
+
+
+def test_a_store_that_fences_no_prefixes_is_told_and_a_later_run_is_an_error(held: Held) -> None:
+    assert fence(held(Store(InvalidRequestError("refused", text="syntax error"))), "a/") == []
+    with pytest.raises(FencingError):
+        fence(held(Store(FencingError("refused", text="an older token"))), "a/")
+
+
+def test_who_holds_the_lease_is_unknown_where_nobody_answers() -> None:
+    with pytest.raises(PenstockError):
+        writeback.lease_holder("mqtt://127.0.0.1:1", "p", 0.3)
+
+
+def test_deletes_that_follow_a_delete_are_left_out() -> None:
+    changes = [Change("k", None), Change("k", None), Change("k", b"1"), Change("j", None), Change("k", None)]
+    assert collapse(changes) == {
+        "k": [Change("k", None), Change("k", b"1"), Change("k", None)],
+        "j": [Change("j", None)],
+    }
