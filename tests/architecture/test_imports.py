@@ -96,7 +96,7 @@ RULES = [
         "penstock.pipelines",
         (
             *("pipelines", "spark", "runtime.config", "tube.producer", "tube.reader", "tube.record"),
-            *("statestore.client", "statestore.lock", "statestore.hlc", "mqtt.client"),
+            *("statestore.client", "statestore.errors", "statestore.lock", "statestore.hlc", "mqtt.client"),
         ),
     ),
     Rule(

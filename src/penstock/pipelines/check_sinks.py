@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.errors import ConfigError, PenstockError
-from penstock.mqtt.codec.topics import validate_topic_name
+from penstock.errors import ConfigError
 from penstock.pipelines.model import MqttSink, Pipeline, TubeSink
 from penstock.pipelines.problem import Problem
 from penstock.pipelines.values import lease_key, pieces
+from penstock.spark.mqtt_options import MqttWriteOptions
 from penstock.spark.sink_options import SinkOptions
 
 __all__ = ["fence_prefixes", "message_sinks"]
@@ -71,9 +71,9 @@ def _mqtt(sink: MqttSink, where: tuple[str | int, ...]) -> Iterator[Problem]:
     # A column stands for one character that any topic may have.
     shape = "".join("x" if part.column else part.text for part in pieces(sink.topic))
     try:
-        validate_topic_name(shape)
-    except PenstockError as error:
-        yield Problem((*where, "topic"), sink.topic, f"expected a topic that can be published to: {error.what}")
+        MqttWriteOptions.parse({"mqtt.broker": "mqtt://127.0.0.1", "topic": shape})
+    except ConfigError as error:
+        yield Problem((*where, "topic"), sink.topic, f"expected a topic that can be published to: {error.why}")
 
 
 def _named(templates: dict[str, str], where: tuple[str | int, ...]) -> Iterator[Problem]:

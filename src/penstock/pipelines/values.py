@@ -16,6 +16,7 @@ __all__ = [
     "Name",
     "Piece",
     "duration_ms",
+    "lease_key",
     "pieces",
     "sink_letter",
 ]
