@@ -54,7 +54,13 @@ def test_a_fencing_token_protects_a_key(node: RunningNode) -> None:
 def test_watch_prints_changes_as_they_happen(node: RunningNode) -> None:
     with node.running("kv", "watch", "seen", "--json", said="watching 'seen'") as lines:
         first = node.rows("kv", "set", "seen", "1")[0]["version"]
-        assert json.loads(next(lines)) == {"key": "seen", "operation": "SET", "value": "1", "version": first}
+        assert json.loads(next(lines)) == {
+            "key": "seen",
+            "operation": "SET",
+            "value": "1",
+            "version": first,
+            "missed": False,
+        }
         node.out("kv", "set", "seen", "2", "--ttl-ms", "300")
         assert json.loads(next(lines))["value"] == "2"
         expired = json.loads(next(lines))
@@ -77,4 +83,4 @@ def test_nobody_there_is_status_1(node: RunningNode) -> None:
     assert (done.returncode, done.stdout) == (1, b"")
     assert b"127.0.0.1:1" in done.stderr
     assert b"Traceback" not in done.stderr
-    assert node.penstock("kv", "get", "x", "--broker", "nonsense").returncode == 2
+    assert node.penstock("kv", "get", "x", "--broker", "http://127.0.0.1").returncode == 2
