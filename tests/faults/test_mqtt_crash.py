@@ -87,10 +87,10 @@ async def test_acknowledged_messages_survive_kill_9_and_qos_2_comes_once(tmp_pat
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(900)
 async def test_acknowledged_messages_survive_many_deaths(tmp_path: Path) -> None:
-    await kill_repeatedly(
-        tmp_path / "mqtt", "flushed", rounds=25
-    )  # the queue of the reader that is away holds 10,000 messages
+    # Not more: the queue of the reader that is away holds 10,000 messages.
+    await kill_repeatedly(tmp_path / "mqtt", "flushed", rounds=25)
 
 
 async def test_a_full_disk_acknowledges_nothing_more_and_loses_nothing(tmp_path: Path) -> None:

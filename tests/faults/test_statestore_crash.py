@@ -77,7 +77,11 @@ async def write(store: StateStoreClient, writer: int, sent: dict[str, int], ackn
 
 @pytest.mark.parametrize(
     ("durability", "rounds"),
-    [("durable", 5), ("flushed", 2), pytest.param("durable", 200, marks=pytest.mark.nightly)],
+    [
+        ("durable", 5),
+        ("flushed", 2),
+        pytest.param("durable", 200, marks=[pytest.mark.nightly, pytest.mark.timeout(1500)]),
+    ],
 )
 async def test_acknowledged_writes_survive_kill_9(tmp_path: Path, durability: str, rounds: int) -> None:
     server = Server(tmp_path / "statestore", durability)
