@@ -19,7 +19,7 @@ from penstock.pipelines import run as running
 from penstock.pipelines.model import Pipeline
 from penstock.pipelines.reconcile import reconcile, tube_count
 from penstock.pipelines.table import read
-from penstock.pipelines.values import REDRIVE, lease_key
+from penstock.pipelines.values import REDRIVE, REDRIVE_STEP, lease_key
 from penstock.pipelines.writeback import Change, WriteBack, lease_holder
 from penstock.runtime import config
 from penstock.tube.record import Record
@@ -205,7 +205,8 @@ def test_the_books_balance_and_a_dead_letter_is_driven_through_again(setup: Setu
     # It failed once more, and is a letter of its own with the same id.
     again = [x for x in dead.letters(setup.lake / "dead") if x.place != letter.place]
     assert [(x.id, x.key, x.value) for x in again] == [("broken", b"k", b'{"branch": "b"')]
-    assert dict(again[0].headers) == {"id": b"broken", "site": b"north", REDRIVE: b"1"}
+    marks = {REDRIVE: b"1", REDRIVE_STEP: b"parsed"}
+    assert dict(again[0].headers) == {"id": b"broken", "site": b"north", **marks}
     accounts = reconcile(setup.pipeline, setup.state, tube_count(setup.pipeline))
     assert [(account.off, account.unknown) for account in accounts] == [((), ()), ((), ())]
     assert (accounts[0].sums.read, accounts[0].sums.out, accounts[0].sums.dead) == (3, 1, 2)
