@@ -12,7 +12,7 @@ page cache, fsynced when the kernel likes and on :meth:`Storage.close`.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from struct import Struct
@@ -23,6 +23,7 @@ import lmdb
 
 from penstock.errors import StorageError
 from penstock.runtime.durability import Durability
+from penstock.runtime.environment import INITIAL_MAP_BYTES, Environment
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.record import (
     Change,
@@ -42,16 +43,11 @@ NODE: Final = "StateStore"
 SCHEMA: Final = 1
 """Layout of the databases; a newer one is refused, an older one would be converted here."""
 
-_INITIAL_MAP_BYTES: Final = 1 << 30
-"""Address space, not disk: the file grows with its content. Doubled whenever it is full."""
+_TABLES: Final = ("keys", "meta", "quarantine", "fences", "changes")
 
-_SCHEMA: Final = Struct(">I")
 _CLOCK: Final = Struct(">QQI")  # wall clock, counter, crc32 of both
 _POSITION: Final = Struct(">QQ")  # key of a change: its version, so that they lie in order
 _STEADY: Final = Struct(">qI")  # offset of the steady clock, crc32 of boot id and offset; the boot id follows
-
-# LMDB must not be opened twice in one process: its locks belong to the process, and closing one frees both.
-_open_paths: set[Path] = set()
 
 
 class Recovered(NamedTuple):
@@ -74,12 +70,19 @@ class Storage:
     """The LMDB environment in the directory ``path``; made where it does not exist."""
 
     def __init__(
-        self, path: Path, durability: Durability = Durability.DURABLE, *, map_bytes: int = _INITIAL_MAP_BYTES
+        self, path: Path, durability: Durability = Durability.DURABLE, *, map_bytes: int = INITIAL_MAP_BYTES
     ) -> None:
-        self.path = path.resolve()
-        self._durability = durability
-        self._map_bytes = map_bytes
-        self._env: lmdb.Environment | None = None
+        self._environment = Environment(
+            path,
+            "state store",
+            "store that is open",
+            _TABLES,
+            schema=SCHEMA,
+            durability=durability,
+            map_bytes=map_bytes,
+        )
+        self.path = self._environment.path
+        self._tables = self._environment.tables
 
     def open(self) -> Recovered:
         """Open, check the schema and load everything.
@@ -87,42 +90,8 @@ class Storage:
         Raises:
             StorageError: already open in this process, made by a newer version, or not readable as a whole.
         """
-        if self.path in _open_paths:
-            raise StorageError(
-                f"state store {self.path} is already open in this process",
-                path=str(self.path),
-                why="an LMDB environment may be opened once per process",
-                do="use the store that is open, or another directory",
-            )
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            env = self._env = lmdb.open(
-                str(self.path),
-                map_size=self._map_bytes,
-                max_dbs=5,
-                sync=self._durability is Durability.DURABLE,
-                writemap=False,
-            )
-            _open_paths.add(self.path)
-            # A reopened environment keeps the size that it had grown to.
-            self._map_bytes = max(self._map_bytes, env.info()["map_size"])
-            self._keys = env.open_db(b"keys")
-            self._meta = env.open_db(b"meta")
-            self._quarantine = env.open_db(b"quarantine")
-            self._fences = env.open_db(b"fences")
-            self._changes = env.open_db(b"changes")
-            with _without_collections():
-                return self._load(env)
-        except StorageError:
-            self.close()
-            raise
-        except (lmdb.Error, OSError) as error:
-            self.close()
-            raise StorageError(
-                f"state store {self.path} cannot be opened: {error}",
-                path=str(self.path),
-                do="look at the disk and the permissions, or restore the directory from a copy",
-            ) from error
+        with _without_collections():
+            return self._environment.open(self._load)
 
     def commit(
         self, changes: Sequence[Change], *, log: bool = False, clock: Hlc | None = None, floor: Hlc | None = None
@@ -145,20 +114,20 @@ class Storage:
         logged = [(_position(change.version), encode_change(change)) for change in changes] if log else []
         clock = clock or changes[-1].version
 
-        def write(transaction: lmdb.Transaction) -> None:
-            transaction.cursor(db=self._keys).putmulti(puts)
+        def write(transaction: lmdb.Transaction[bytes]) -> None:
+            transaction.cursor(db=self._tables["keys"]).putmulti(puts)
             for digest in deletes:
-                transaction.delete(digest, db=self._keys)
+                transaction.delete(digest, db=self._tables["keys"])
             for prefix, token in fences:
                 # In the form of a record: the prefix as the key, the floor as its version.
-                transaction.put(digest_of(prefix), encode_record(Record(prefix, b"", token)), db=self._fences)
+                transaction.put(digest_of(prefix), encode_record(Record(prefix, b"", token)), db=self._tables["fences"])
             if logged:
-                transaction.cursor(db=self._changes).putmulti(logged, append=True)
+                transaction.cursor(db=self._tables["changes"]).putmulti(logged, append=True)
             if floor is not None:
                 self._drop_log(transaction, floor)
-            transaction.put(b"clock", _encode_clock(clock), db=self._meta)
+            transaction.put(b"clock", _encode_clock(clock), db=self._tables["meta"])
 
-        self._transact(write, f"commit of {len(changes)} changes")
+        self._environment.transact(write, f"commit of {len(changes)} changes")
 
     def trim(self, floor: Hlc) -> None:
         """Drop the changes up to the version ``floor`` from the log.
@@ -166,116 +135,79 @@ class Storage:
         Raises:
             StorageError: as :meth:`commit`.
         """
-        self._transact(lambda transaction: self._drop_log(transaction, floor), "trimming the log of changes")
+        self._environment.transact(
+            lambda transaction: self._drop_log(transaction, floor), "trimming the log of changes"
+        )
 
-    def _drop_log(self, transaction: lmdb.Transaction, floor: Hlc) -> None:
-        cursor = transaction.cursor(db=self._changes)
+    def _drop_log(self, transaction: lmdb.Transaction[bytes], floor: Hlc) -> None:
+        cursor = transaction.cursor(db=self._tables["changes"])
         last = _position(floor)
         found = cursor.first()
         while found and bytes(cursor.key()) <= last:
             found = cursor.delete()
-        transaction.put(b"floor", _encode_clock(floor), db=self._meta)
+        transaction.put(b"floor", _encode_clock(floor), db=self._tables["meta"])
 
     def end_log(self) -> None:
         """Forget the log: nothing is written to it any more, so it would have a gap."""
 
-        def write(transaction: lmdb.Transaction) -> None:
-            transaction.drop(self._changes, delete=False)
-            transaction.delete(b"floor", db=self._meta)
+        def write(transaction: lmdb.Transaction[bytes]) -> None:
+            transaction.drop(self._tables["changes"], delete=False)
+            transaction.delete(b"floor", db=self._tables["meta"])
 
-        self._transact(write, "dropping the log of changes")
+        self._environment.transact(write, "dropping the log of changes")
 
     def note_steady(self, boot_id: str, offset_ms: int) -> None:
         """Keep the offset of the clock that expiry instants are measured on, valid for this boot of the machine."""
         name = boot_id.encode()
         stored = _STEADY.pack(offset_ms, crc32(b"%d:%b" % (offset_ms, name))) + name
-        self._transact(lambda transaction: transaction.put(b"steady", stored, db=self._meta), "keeping the clock")
-
-    def _transact(self, write: Callable[[lmdb.Transaction], object], what: str) -> None:
-        assert self._env is not None, "open() comes first"
-        while True:
-            try:
-                with self._env.begin(write=True) as transaction:
-                    write(transaction)
-                return
-            except lmdb.MapFullError:
-                self._grow()
-            except lmdb.Error as error:
-                raise StorageError(
-                    f"state store {self.path}: {what} failed: {error}",
-                    path=str(self.path),
-                    why="the operating system refused a write or an fsync; nothing of it counts as written",
-                    do="look at the disk (space, health), then restart: what was acknowledged is kept",
-                ) from error
+        self._environment.transact(
+            lambda transaction: transaction.put(b"steady", stored, db=self._tables["meta"]),
+            "keeping the clock",
+        )
 
     def close(self) -> None:
         """Make everything durable and close; may be called twice."""
-        env, self._env = self._env, None
-        if env is None:
-            return
-        _open_paths.discard(self.path)
-        try:
-            env.sync(True)  # noqa: FBT003 - LMDB's own signature
-        except lmdb.Error as error:
-            raise StorageError(f"state store {self.path}: fsync failed: {error}", path=str(self.path)) from error
-        finally:
-            env.close()
+        self._environment.close()
 
-    def _grow(self) -> None:
-        assert self._env is not None
-        self._map_bytes *= 2
-        self._env.set_mapsize(self._map_bytes)
-
-    def _load(self, env: lmdb.Environment) -> Recovered:
-        with env.begin(write=True) as transaction:
-            schema = transaction.get(b"schema", db=self._meta)
-            if schema is None:
-                transaction.put(b"schema", _SCHEMA.pack(SCHEMA), db=self._meta)
-            elif len(schema) != _SCHEMA.size or _SCHEMA.unpack(schema)[0] > SCHEMA:
+    def _load(self, transaction: lmdb.Transaction[bytes]) -> Recovered:
+        records: list[Record] = []
+        corrupt: list[tuple[bytes, bytes]] = []
+        for digest, stored in transaction.cursor(db=self._tables["keys"]):
+            record = decode_record(stored)
+            if record is not None:
+                records.append(record)
+            else:
+                corrupt.append((digest, stored))
+        for digest, stored in corrupt:
+            transaction.put(digest, stored, db=self._tables["quarantine"])
+            transaction.delete(digest, db=self._tables["keys"])
+        fences: list[tuple[bytes, Hlc]] = []
+        for digest, stored in transaction.cursor(db=self._tables["fences"]):
+            record = decode_record(stored)
+            if record is None:
                 raise StorageError(
-                    f"state store {self.path} has schema {schema.hex()}, this version reads up to {SCHEMA}",
+                    f"state store {self.path}: prefix fence {digest.hex()} is damaged",
                     path=str(self.path),
-                    why="a newer version of penstock has written it",
-                    do="start that version, or restore the directory from a copy",
+                    why="without it a writer that was shut out could write again",
+                    do="restore the directory from a copy",
                 )
-            records: list[Record] = []
-            corrupt: list[tuple[bytes, bytes]] = []
-            for digest, stored in transaction.cursor(db=self._keys):
-                record = decode_record(stored)
-                if record is not None:
-                    records.append(record)
-                else:
-                    corrupt.append((digest, stored))
-            for digest, stored in corrupt:
-                transaction.put(digest, stored, db=self._quarantine)
-                transaction.delete(digest, db=self._keys)
-            fences: list[tuple[bytes, Hlc]] = []
-            for digest, stored in transaction.cursor(db=self._fences):
-                record = decode_record(stored)
-                if record is None:
-                    raise StorageError(
-                        f"state store {self.path}: prefix fence {digest.hex()} is damaged",
-                        path=str(self.path),
-                        why="without it a writer that was shut out could write again",
-                        do="restore the directory from a copy",
-                    )
-                fences.append((record.key, record.version))
-            clock = _decode_clock(transaction.get(b"clock", db=self._meta))
-            floor = _decode_clock(transaction.get(b"floor", db=self._meta))
-            changes: list[Change] = []
-            damaged: list[tuple[bytes, bytes]] = []
-            for position, stored in transaction.cursor(db=self._changes):
-                change = decode_change(stored, NODE)
-                if change is None:
-                    damaged.append((position, stored))
-                    wall, counter = _POSITION.unpack(position)
-                    floor = Hlc(wall, counter, NODE)  # what resumes from before it would miss it
-                    continue
-                changes.append(change)
-            for position, stored in damaged:
-                transaction.put(position, stored, db=self._quarantine)
-                transaction.delete(position, db=self._changes)
-            steady = _decode_steady(transaction.get(b"steady", db=self._meta))
+            fences.append((record.key, record.version))
+        clock = _decode_clock(transaction.get(b"clock", db=self._tables["meta"]))
+        floor = _decode_clock(transaction.get(b"floor", db=self._tables["meta"]))
+        changes: list[Change] = []
+        damaged: list[tuple[bytes, bytes]] = []
+        for position, stored in transaction.cursor(db=self._tables["changes"]):
+            change = decode_change(stored, NODE)
+            if change is None:
+                damaged.append((position, stored))
+                wall, counter = _POSITION.unpack(position)
+                floor = Hlc(wall, counter, NODE)  # what resumes from before it would miss it
+                continue
+            changes.append(change)
+        for position, stored in damaged:
+            transaction.put(position, stored, db=self._tables["quarantine"])
+            transaction.delete(position, db=self._tables["changes"])
+        steady = _decode_steady(transaction.get(b"steady", db=self._tables["meta"]))
         quarantined = [name.hex() for name, _ in corrupt + damaged]
         return Recovered(records, clock, quarantined, fences, changes, floor, steady)
 

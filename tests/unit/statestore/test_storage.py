@@ -150,7 +150,7 @@ def test_a_failed_commit_is_our_error(tmp_path: Path, monkeypatch: pytest.Monkey
             raise lmdb.DiskError("No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage, "_env", FullDisk())
+        patch.setattr(storage._environment, "_env", FullDisk())
         writes: list[Callable[[], None]] = [
             lambda: storage.commit([put(b"a", b"1", 1)]),
             lambda: storage.trim(Hlc(1, 0, "")),

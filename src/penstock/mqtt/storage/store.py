@@ -19,7 +19,6 @@ from typing import Final, TypeVar
 
 import lmdb
 
-from penstock.errors import StorageError
 from penstock.mqtt.engine.journal import (
     Batch,
     DeliveryRow,
@@ -47,25 +46,19 @@ from penstock.mqtt.storage.records import (
     subscription_key,
 )
 from penstock.runtime.durability import Durability
+from penstock.runtime.environment import INITIAL_MAP_BYTES, Environment
 
 __all__ = ["SCHEMA", "SessionStore"]
 
 SCHEMA: Final = 1
 """Layout of the databases; a newer one is refused, an older one would be converted here."""
 
-_INITIAL_MAP_BYTES: Final = 1 << 30
-"""Address space, not disk: the file grows with its content. Doubled whenever it is full."""
-
-_SCHEMA: Final = Struct(">I")
 _NUMBER: Final = Struct(">Q")
 _INCOMING: Final = Struct(">QH")
 _TABLES: Final = (
     *("sessions", "subscriptions", "messages", "deliveries", "progress", "incoming", "retained"),
     *("meta", "quarantine"),
 )
-
-# LMDB must not be opened twice in one process: its locks belong to the process, and closing one frees both.
-_open_paths: set[Path] = set()
 
 T = TypeVar("T")
 Puts = dict[str, list[tuple[bytes, bytes]]]
@@ -76,15 +69,23 @@ class SessionStore:
     """The LMDB environment in the directory ``path``; made where it does not exist."""
 
     def __init__(
-        self, path: Path, durability: Durability = Durability.DURABLE, *, map_bytes: int = _INITIAL_MAP_BYTES
+        self, path: Path, durability: Durability = Durability.DURABLE, *, map_bytes: int = INITIAL_MAP_BYTES
     ) -> None:
-        self.path = path.resolve()
         self.stored_bytes = 0
         """Size of what is in use, as of the last commit."""
         self._durability = durability
-        self._map_bytes = map_bytes
-        self._env: lmdb.Environment | None = None
-        self._tables: dict[str, lmdb._Database] = {}
+        self._environment = Environment(
+            path,
+            "mqtt sessions",
+            "broker that has them",
+            _TABLES,
+            schema=SCHEMA,
+            durability=durability,
+            map_bytes=map_bytes,
+            many=True,
+        )
+        self.path = self._environment.path
+        self._tables = self._environment.tables
 
     def open(self, wall_offset: int) -> Recovered:
         """Open, check the schema and load everything; instants become those of a clock ``wall_offset`` behind.
@@ -92,37 +93,7 @@ class SessionStore:
         Raises:
             StorageError: already open in this process, made by a newer version, or not readable as a whole.
         """
-        if self.path in _open_paths:
-            raise StorageError(
-                f"mqtt sessions {self.path} are already open in this process",
-                path=str(self.path),
-                why="an LMDB environment may be opened once per process",
-                do="use the broker that has them, or another directory",
-            )
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            env = self._env = lmdb.open(
-                str(self.path),
-                map_size=self._map_bytes,
-                max_dbs=len(_TABLES),
-                sync=self._durability is Durability.DURABLE,
-                writemap=False,
-            )
-            _open_paths.add(self.path)
-            # A reopened environment keeps the size that it had grown to.
-            self._map_bytes = max(self._map_bytes, env.info()["map_size"])
-            self._tables = {name: env.open_db(name.encode()) for name in _TABLES}
-            return self._load(env, wall_offset)
-        except StorageError:
-            self.close()
-            raise
-        except (lmdb.Error, OSError) as error:
-            self.close()
-            raise StorageError(
-                f"mqtt sessions {self.path} cannot be opened: {error}",
-                path=str(self.path),
-                do="look at the disk and the permissions, or restore the directory from a copy",
-            ) from error
+        return self._environment.open(lambda transaction: _Loader(transaction, self._tables, wall_offset).load())
 
     def commit(self, batch: Batch) -> None:
         """Write the changes as one transaction.
@@ -133,70 +104,23 @@ class SessionStore:
         if not batch:
             return
         puts, deletes = _writes(batch)
-        while True:
-            try:
-                self._write(puts, deletes)
-                if batch.promised and self._durability is Durability.MEMORY:
-                    assert self._env is not None
-                    self._env.sync(True)  # noqa: FBT003 - LMDB's own signature
-                return
-            except lmdb.MapFullError:
-                self._grow()
-            except lmdb.Error as error:
-                raise StorageError(
-                    f"mqtt sessions {self.path}: commit of {len(batch)} changes failed: {error}",
-                    path=str(self.path),
-                    why="the operating system refused a write or an fsync; nothing of it counts as written",
-                    do="look at the disk (space, health), then restart: what was acknowledged is kept",
-                ) from error
+        self._environment.transact(
+            lambda transaction: self._write(transaction, puts, deletes),
+            f"commit of {len(batch)} changes",
+            sync=batch.promised and self._durability is Durability.MEMORY,
+        )
+        self.stored_bytes = self._environment.stored_bytes()
 
     def close(self) -> None:
         """Make everything durable and close; may be called twice."""
-        env, self._env = self._env, None
-        if env is None:
-            return
-        _open_paths.discard(self.path)
-        try:
-            env.sync(True)  # noqa: FBT003 - LMDB's own signature
-        except lmdb.Error as error:
-            raise StorageError(f"mqtt sessions {self.path}: fsync failed: {error}", path=str(self.path)) from error
-        finally:
-            env.close()
+        self._environment.close()
 
-    def _write(self, puts: Puts, deletes: Deletes) -> None:
-        env = self._env
-        assert env is not None, "open() comes first"
-        with env.begin(write=True) as transaction:
-            for name, keys in deletes.items():
-                table = self._tables[name]
-                for key in keys:
-                    transaction.delete(key, db=table)
-            for name, items in puts.items():
-                transaction.cursor(db=self._tables[name]).putmulti(items)
-        info = env.info()
-        self.stored_bytes = info["last_pgno"] * env.stat()["psize"]
-
-    def _grow(self) -> None:
-        assert self._env is not None
-        self._map_bytes *= 2
-        self._env.set_mapsize(self._map_bytes)
-
-    def _load(self, env: lmdb.Environment, offset: int) -> Recovered:
-        with env.begin(write=True) as transaction:
-            self._check_schema(transaction)
-            return _Loader(transaction, self._tables, offset).load()
-
-    def _check_schema(self, transaction: lmdb.Transaction) -> None:
-        schema = transaction.get(b"schema", db=self._tables["meta"])
-        if schema is None:
-            transaction.put(b"schema", _SCHEMA.pack(SCHEMA), db=self._tables["meta"])
-        elif len(schema) != _SCHEMA.size or _SCHEMA.unpack(schema)[0] > SCHEMA:
-            raise StorageError(
-                f"mqtt sessions {self.path} have schema {schema.hex()}, this version reads up to {SCHEMA}",
-                path=str(self.path),
-                why="a newer version of penstock has written them",
-                do="start that version, or restore the directory from a copy",
-            )
+    def _write(self, transaction: lmdb.Transaction[bytes], puts: Puts, deletes: Deletes) -> None:
+        for name, keys in deletes.items():
+            for key in keys:
+                transaction.delete(key, db=self._tables[name])
+        for name, items in puts.items():
+            transaction.cursor(db=self._tables[name]).putmulti(items)
 
 
 def _writes(batch: Batch) -> tuple[Puts, Deletes]:
@@ -239,7 +163,7 @@ def _writes(batch: Batch) -> tuple[Puts, Deletes]:
 class _Loader:
     """Reads every database once; what is damaged goes to the quarantine, what belongs to nothing is removed."""
 
-    def __init__(self, transaction: lmdb.Transaction, tables: dict[str, lmdb._Database], offset: int) -> None:
+    def __init__(self, transaction: lmdb.Transaction[bytes], tables: dict[str, lmdb._Database], offset: int) -> None:
         self._transaction = transaction
         self._tables = tables
         self._offset = offset

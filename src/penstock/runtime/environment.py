@@ -1,0 +1,157 @@
+"""An LMDB environment in a directory: opened once a process, with a schema, grown when it is full.
+
+What all stores of that kind need beside their own keys and values. A transaction is all of it or nothing; what its
+commit promises depends on the durability: ``durable`` = fsynced; ``flushed`` and ``memory`` = written to the page
+cache, fsynced when the kernel likes, when somebody asks for it and on :meth:`Environment.close`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from struct import Struct
+from typing import Final, TypeVar
+
+import lmdb
+
+from penstock.errors import StorageError
+from penstock.runtime.durability import Durability
+
+__all__ = ["INITIAL_MAP_BYTES", "Environment"]
+
+INITIAL_MAP_BYTES: Final = 1 << 30
+"""Address space, not disk: the file grows with its content. Doubled whenever it is full."""
+
+_SCHEMA: Final = Struct(">I")
+
+# LMDB must not be opened twice in one process: its locks belong to the process, and closing one frees both.
+_open_paths: set[Path] = set()
+
+T = TypeVar("T")
+
+
+class Environment:
+    """The environment at ``path``, made where it does not exist, with the databases ``tables``; ``meta`` is one.
+
+    ``name`` is what errors call it (``many``: a plural), ``owner`` who has it open. ``schema`` is the layout of the
+    databases: a newer one is refused.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        name: str,
+        owner: str,
+        tables: Sequence[str],
+        *,
+        schema: int,
+        durability: Durability,
+        map_bytes: int = INITIAL_MAP_BYTES,
+        many: bool = False,
+    ) -> None:
+        self.path = path.resolve()
+        self.tables: dict[str, lmdb._Database] = {}
+        """By name, once it is open."""
+        self._name = f"{name} {self.path}"
+        self._owner = owner
+        self._wanted = tables
+        self._schema = schema
+        self._durability = durability
+        self._map_bytes = map_bytes
+        self._is, self._has, self._it = ("are", "have", "them") if many else ("is", "has", "it")
+        self._env: lmdb.Environment | None = None
+
+    def open(self, load: Callable[[lmdb.Transaction[bytes]], T]) -> T:
+        """Open, check the schema and give what ``load`` reads, in a transaction that may write.
+
+        Raises:
+            StorageError: already open in this process, made by a newer version, or not readable as a whole.
+        """
+        if self.path in _open_paths:
+            raise StorageError(
+                f"{self._name} {self._is} already open in this process",
+                path=str(self.path),
+                why="an LMDB environment may be opened once per process",
+                do=f"use the {self._owner}, or another directory",
+            )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            env = self._env = lmdb.open(
+                str(self.path),
+                map_size=self._map_bytes,
+                max_dbs=len(self._wanted),
+                sync=self._durability is Durability.DURABLE,
+                writemap=False,
+            )
+            _open_paths.add(self.path)
+            # A reopened environment keeps the size that it had grown to.
+            self._map_bytes = max(self._map_bytes, env.info()["map_size"])
+            self.tables.update({name: env.open_db(name.encode()) for name in self._wanted})
+            with env.begin(write=True) as transaction:
+                self._check_schema(transaction)
+                return load(transaction)
+        except StorageError:
+            self.close()
+            raise
+        except (lmdb.Error, OSError) as error:
+            self.close()
+            raise StorageError(
+                f"{self._name} cannot be opened: {error}",
+                path=str(self.path),
+                do="look at the disk and the permissions, or restore the directory from a copy",
+            ) from error
+
+    def transact(self, write: Callable[[lmdb.Transaction[bytes]], object], what: str, *, sync: bool = False) -> None:
+        """Run ``write`` in one transaction, again where it did not fit; ``sync``: fsynced whatever the durability.
+
+        Raises:
+            StorageError: ``what`` failed; nothing of it is known to be on disk.
+        """
+        assert self._env is not None, "open() comes first"
+        while True:
+            try:
+                with self._env.begin(write=True) as transaction:
+                    write(transaction)
+                if sync:
+                    self._env.sync(True)  # noqa: FBT003 - LMDB's own signature
+                return
+            except lmdb.MapFullError:
+                self._map_bytes *= 2
+                self._env.set_mapsize(self._map_bytes)
+            except lmdb.Error as error:
+                raise StorageError(
+                    f"{self._name}: {what} failed: {error}",
+                    path=str(self.path),
+                    why="the operating system refused a write or an fsync; nothing of it counts as written",
+                    do="look at the disk (space, health), then restart: what was acknowledged is kept",
+                ) from error
+
+    def stored_bytes(self) -> int:
+        """Size of what is in use, as of the last commit."""
+        assert self._env is not None, "open() comes first"
+        return int(self._env.info()["last_pgno"] * self._env.stat()["psize"])
+
+    def close(self) -> None:
+        """Make everything durable and close; may be called twice."""
+        env, self._env = self._env, None
+        if env is None:
+            return
+        _open_paths.discard(self.path)
+        try:
+            env.sync(True)  # noqa: FBT003 - LMDB's own signature
+        except lmdb.Error as error:
+            raise StorageError(f"{self._name}: fsync failed: {error}", path=str(self.path)) from error
+        finally:
+            env.close()
+
+    def _check_schema(self, transaction: lmdb.Transaction[bytes]) -> None:
+        stored = transaction.get(b"schema", db=self.tables["meta"])
+        if stored is None:
+            transaction.put(b"schema", _SCHEMA.pack(self._schema), db=self.tables["meta"])
+        elif len(stored) != _SCHEMA.size or _SCHEMA.unpack(stored)[0] > self._schema:
+            raise StorageError(
+                f"{self._name} {self._has} schema {stored.hex()}, this version reads up to {self._schema}",
+                path=str(self.path),
+                why=f"a newer version of penstock has written {self._it}",
+                do="start that version, or restore the directory from a copy",
+            )

@@ -1,0 +1,99 @@
+"""The LMDB environment that stores share: one opening a process, a schema, growth, transactions whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from penstock.errors import StorageError
+from penstock.runtime.durability import Durability
+from penstock.runtime.environment import Environment
+
+
+def an_environment(path: Path, *, schema: int = 1, map_bytes: int = 1 << 20, many: bool = False) -> Environment:
+    return Environment(
+        path,
+        "notes",
+        "owner of them",
+        ("meta", "rows"),
+        schema=schema,
+        durability=Durability.DURABLE,
+        map_bytes=map_bytes,
+        many=many,
+    )
+
+
+def rows_of(environment: Environment) -> list[tuple[bytes, bytes]]:
+    def load(transaction: lmdb.Transaction[bytes]) -> list[tuple[bytes, bytes]]:
+        return list(transaction.cursor(db=environment.tables["rows"]))
+
+    return environment.open(load)
+
+
+def test_what_a_transaction_wrote_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
+    environment = an_environment(tmp_path / "made" / "here")
+    assert rows_of(environment) == []
+    environment.transact(lambda t: t.put(b"k", b"v", db=environment.tables["rows"]), "writing")
+    environment.close()
+    environment.close()
+    assert rows_of(environment) == [(b"k", b"v")]
+    environment.close()
+
+
+def test_it_grows_until_a_transaction_fits_and_keeps_its_size(tmp_path: Path) -> None:
+    environment = an_environment(tmp_path)
+    rows_of(environment)
+    before = environment.stored_bytes()
+    value = bytes(5 << 20)
+    environment.transact(lambda t: t.put(b"k", value, db=environment.tables["rows"]), "writing")
+    assert environment.stored_bytes() > before + len(value)
+    environment.close()
+    again = an_environment(tmp_path)
+    assert rows_of(again) == [(b"k", value)]
+    again.close()
+
+
+def test_a_transaction_that_raises_leaves_nothing(tmp_path: Path) -> None:
+    environment = an_environment(tmp_path)
+    rows_of(environment)
+
+    def write(transaction: lmdb.Transaction[bytes]) -> None:
+        transaction.put(b"k", b"v", db=environment.tables["rows"])
+        raise lmdb.DiskError("mdb_txn_commit: No space left on device")
+
+    with pytest.raises(StorageError) as caught:
+        environment.transact(write, "writing one row")
+    assert caught.value.what == f"notes {tmp_path}: writing one row failed: mdb_txn_commit: No space left on device"
+    environment.close()
+    assert rows_of(environment) == []
+    environment.close()
+
+
+def test_a_second_opening_in_the_process_is_refused(tmp_path: Path) -> None:
+    first, second = an_environment(tmp_path), an_environment(tmp_path, many=True)
+    rows_of(first)
+    with pytest.raises(StorageError, match="are already open in this process") as caught:
+        rows_of(second)
+    assert caught.value.do == "use the owner of them, or another directory"
+    first.transact(lambda t: t.put(b"k", b"v", db=first.tables["rows"]), "writing")
+    first.close()
+    assert rows_of(second) == [(b"k", b"v")]
+    second.close()
+
+
+def test_a_newer_schema_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    newer = an_environment(tmp_path, schema=2)
+    rows_of(newer)
+    newer.close()
+    with pytest.raises(StorageError, match=r"notes .* has schema 00000002, this version reads up to 1"):
+        rows_of(an_environment(tmp_path, schema=1))
+    assert rows_of(newer) == []
+    newer.close()
+
+
+def test_what_is_no_environment_cannot_be_opened(tmp_path: Path) -> None:
+    (tmp_path / "data.mdb").write_bytes(b"not LMDB's" * 1000)
+    with pytest.raises(StorageError, match="cannot be opened"):
+        rows_of(an_environment(tmp_path))
