@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.cli.webapi import call
+from penstock.tube.web import call
 from tests.end_to_end.nodes import RunningNode
 
 

@@ -10,7 +10,8 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.spark.tube import count_rows, spark_schema
+from penstock.spark.cluster import count_rows
+from penstock.spark.tube import spark_schema
 from penstock.tube.record import Record
 from tests.spark.node import SEGMENT_RECORDS, Node
 

@@ -59,7 +59,7 @@ def topics_create(
     as_json: Json = False,
 ) -> None:
     """Create TOPIC on every broker."""
-    from penstock.cli.webapi import call
+    from penstock.tube.web import call
 
     rows = call(
         http,
@@ -79,7 +79,7 @@ def topics_create(
 @topics.command("describe")
 def topics_describe(topic: Topic, http: Web = WEB, broker_http: BrokerHttp = None, as_json: Json = False) -> None:
     """Show where TOPIC is: brokers, partitions, what each partition holds."""
-    from penstock.cli.webapi import call_broker
+    from penstock.tube.web import call_broker
 
     found = brokers(http, broker_http)
     rows: list[dict[str, Cell]] = []
@@ -114,7 +114,7 @@ def topics_delete(
     admin_token: AdminToken = TOKEN,
 ) -> None:
     """Delete TOPIC and its records on every broker."""
-    from penstock.cli.webapi import call
+    from penstock.tube.web import call
 
     states = _states(http, topic)
     if states is None:
@@ -144,7 +144,7 @@ def topics_delete(
 
 def _states(http: str, topic: str) -> dict[int, int] | None:
     """How far the deletion of ``topic`` is on each broker; None: the master has no such topic."""
-    from penstock.cli.webapi import call
+    from penstock.tube.web import call
 
     found = [row for row in call(http, "admin_query_topic_info", {"topicName": topic}) if row["topicName"] == topic]
     if not found:
@@ -180,7 +180,7 @@ def list_brokers(http: Web = WEB, broker_http: BrokerHttp = None, as_json: Json 
 @app.command("groups")
 def list_groups(http: Web = WEB, broker_http: BrokerHttp = None, as_json: Json = False) -> None:
     """List the consumer groups: those with members now, and those that left a position."""
-    from penstock.cli.webapi import call, call_broker
+    from penstock.tube.web import call, call_broker
 
     groups: dict[str, dict[str, Any]] = {}
 
@@ -252,7 +252,7 @@ def fsck(
 
 
 def _list_topics(http: str, *, as_json: bool) -> None:
-    from penstock.cli.webapi import call
+    from penstock.tube.web import call
 
     rows: list[dict[str, Cell]] = []
     for entry in call(http, "admin_query_topic_info", {}):

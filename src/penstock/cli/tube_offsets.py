@@ -80,7 +80,7 @@ def offsets_reset(
 
     Best while no member of the group runs: what a running one has in hand is counted on top of the new position.
     """
-    from penstock.cli.webapi import call_broker
+    from penstock.tube.web import call_broker
 
     standings = _standings(group, topic, http, broker_http, new=topic is not None)
     chosen = [s for s in standings if partition is None or s.partition == partition]
@@ -152,7 +152,7 @@ def _standings(
     group: str, topic: str | None, http: str, broker_http: str | None, *, new: bool = False
 ) -> list[Standing]:
     """Where ``group`` stands, by topic, broker and partition; ``new``: also in partitions where it has no position."""
-    from penstock.cli.webapi import call_broker
+    from penstock.tube.web import call_broker
 
     found: list[Standing] = []
     topics: set[str] = set()

@@ -18,9 +18,7 @@ from penstock.pipelines.ledger import Entry, Ledger, Sums
 from penstock.pipelines.model import Pipeline
 from penstock.pipelines.plan import SinkPlan, plan
 from penstock.pipelines.table import commits
-from penstock.spark.cluster import Tube
-from penstock.spark.offsets import from_json, slices
-from penstock.spark.options import SourceOptions
+from penstock.spark.cluster import count_rows
 
 __all__ = ["Account", "Count", "reconcile", "tube_count"]
 
@@ -39,15 +37,8 @@ class Account(NamedTuple):
 
 def tube_count(pipeline: Pipeline) -> Count:
     """Asks the brokers of ``pipeline``'s source."""
-    options = SourceOptions.parse(pipeline.source.all_options())
-
-    def count(start: Offsets, end: Offsets) -> int:
-        begin, stop = from_json(start), from_json(end)
-        pieces = slices({partition: begin.get(partition, place) for partition, place in stop.items()}, stop)
-        with Tube(options.masters, options.timeout_ms, login=options.login) as tube:
-            return sum(tube.count(piece) for piece in pieces)
-
-    return count
+    options = pipeline.source.all_options()
+    return lambda start, end: count_rows(options, start, end)
 
 
 def reconcile(pipeline: Pipeline, state: Path, count: Count) -> list[Account]:

@@ -11,10 +11,9 @@ from penstock.errors import PenstockError
 from penstock.pipelines.checkpoint import Offsets
 from penstock.pipelines.durable import read_json, write_json
 from penstock.pipelines.model import Source
-from penstock.spark.cluster import Tube
+from penstock.spark.cluster import Tube, count_rows
 from penstock.spark.offsets import to_json
 from penstock.spark.options import SourceOptions, canonical_names
-from penstock.spark.tube import count_rows
 
 __all__ = ["TubeSource"]
 
@@ -39,7 +38,7 @@ class TubeSource:
             UnavailableError: no master answers.
             ConfigError: a topic does not exist.
         """
-        with Tube(self.checked.masters, min(self.checked.timeout_ms, FIRST_LOOK_MS), login=self.checked.login) as tube:
+        with Tube.of(self.checked, timeout_ms=min(self.checked.timeout_ms, FIRST_LOOK_MS)) as tube:
             tube.partitions(self.checked.topics)
 
     def start(self, query: str) -> Offsets:
@@ -53,7 +52,7 @@ class TubeSource:
             return dict(read_json(path))
         except FileNotFoundError:
             pass
-        with Tube(self.checked.masters, self.checked.timeout_ms, login=self.checked.login) as tube:
+        with Tube.of(self.checked) as tube:
             bounds = tube.bounds(tube.partitions(self.checked.topics))
             start = to_json(tube.positions(self.checked.for_stream(), bounds, "startingOffsets"))
         write_json(path, start)
@@ -95,7 +94,7 @@ class TubeSource:
     def lag(self, end: Offsets) -> int | None:
         """How many records the log has after ``end`` now; None where the tube does not say at once."""
         try:
-            with Tube(self.checked.masters, LAG_TIMEOUT_MS, login=self.checked.login) as tube:
+            with Tube.of(self.checked, timeout_ms=LAG_TIMEOUT_MS) as tube:
                 bounds = tube.bounds(tube.partitions(self.checked.topics))
             newest = to_json({partition: bound.end for partition, bound in bounds.items()})
             return count_rows(self.options | {"tubemq.timeoutMs": str(LAG_TIMEOUT_MS)}, end, newest)

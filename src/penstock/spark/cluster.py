@@ -7,6 +7,7 @@ no data. Connections are kept per broker and never shared between processes.
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,10 +27,13 @@ from penstock.spark.offsets import (
     Wanted,
     by_partition,
     check_kept,
+    from_json,
     resolve,
+    slices,
 )
+from penstock.spark.options import SourceOptions
 
-__all__ = ["ALL_MESSAGES", "Address", "Batch", "Client", "Tube"]
+__all__ = ["ALL_MESSAGES", "Address", "Batch", "Client", "Tube", "count_rows"]
 
 ALL_MESSAGES = 2**31 - 1
 """As many as one plan can ask for (int32 on the wire)."""
@@ -127,6 +131,11 @@ class Tube:
         self._addresses: dict[tuple[str, int], Address] = {}
         self._found: dict[tuple[str, ...], tuple[float, list[Partition]]] = {}
         self._readers: dict[tuple[str, int], _RangeReader] = {}
+
+    @classmethod
+    def of(cls, options: SourceOptions, *, timeout_ms: int | None = None, client: Client | None = None) -> Self:
+        """The tube that ``options`` name; ``timeout_ms`` instead of theirs."""
+        return cls(options.masters, timeout_ms or options.timeout_ms, login=options.login, client=client)
 
     def __enter__(self) -> Self:
         return self
@@ -346,6 +355,33 @@ class Tube:
                 return ask()
             except UnavailableError as error:
                 attempts.failed(error)
+
+
+def count_rows(
+    options: Mapping[str, str],
+    start: Mapping[str, Mapping[str, int]] | str,
+    end: Mapping[str, Mapping[str, int]] | str,
+    client: Client | None = None,
+) -> int:
+    """How many messages the source gives for a batch from ``start`` to ``end``, counted by the brokers.
+
+    ``options`` are those of the source; ``start`` and ``end`` are its offsets, as dictionaries or as the JSON text
+    that progress reports and checkpoints hold. Partitions that only one of them has are not counted, except that
+    partitions new in ``end`` hold nothing up to it (the source notes a new partition one batch before it reads it).
+
+    Raises:
+        ConfigError: options or offsets are not of this source.
+        UnavailableError: the tube did not answer in time.
+        DataLossError: part of the range is no longer kept.
+    """
+    begin, stop = _offset(start), _offset(end)
+    pieces = slices({partition: begin.get(partition, position) for partition, position in stop.items()}, stop)
+    with Tube.of(SourceOptions.parse(options), client=client) as tube:
+        return sum(tube.count(piece) for piece in pieces)
+
+
+def _offset(offset: Mapping[str, Mapping[str, int]] | str) -> Positions:
+    return from_json(json.loads(offset) if isinstance(offset, str) else offset)
 
 
 class _Attempts:

@@ -12,7 +12,6 @@ caps by itself, and a trigger ``availableNow`` together with ``maxOffsetsPerTrig
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +66,6 @@ __all__ = [
     "TubeDataSource",
     "TubeReader",
     "TubeStreamReader",
-    "count_rows",
     "spark_schema",
 ]
 
@@ -168,7 +166,7 @@ class TubeReader(DataSourceReader):
         self._starting, self._ending = options.for_batch()
 
     def partitions(self) -> list[InputPartition]:
-        with _tube(self._options, self._client) as tube:
+        with Tube.of(self._options, client=self._client) as tube:
             bounds = tube.bounds(_selected(self._options, tube))
             start = tube.positions(self._starting, bounds, "startingOffsets")
             end = tube.positions(self._ending, bounds, "endingOffsets")
@@ -281,7 +279,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _connected(self) -> Tube:
         if self._tube is None:
-            self._tube = _tube(self._options, self._client)
+            self._tube = Tube.of(self._options, client=self._client)
         return self._tube
 
     def _asks_for_latest(self) -> bool:
@@ -350,37 +348,6 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {partition: bound.oldest for partition, bound in bounds.items()}
 
 
-def count_rows(
-    options: Mapping[str, str],
-    start: Mapping[str, Mapping[str, int]] | str,
-    end: Mapping[str, Mapping[str, int]] | str,
-    client: Client | None = None,
-) -> int:
-    """How many messages the source gives for a batch from ``start`` to ``end``, counted by the brokers.
-
-    ``options`` are those of the source; ``start`` and ``end`` are its offsets, as dictionaries or as the JSON text
-    that progress reports and checkpoints hold. Partitions that only one of them has are not counted, except that
-    partitions new in ``end`` hold nothing up to it (the source notes a new partition one batch before it reads it).
-
-    Raises:
-        ConfigError: options or offsets are not of this source.
-        UnavailableError: the tube did not answer in time.
-        DataLossError: part of the range is no longer kept.
-    """
-    begin, stop = _offset(start), _offset(end)
-    pieces = slices({partition: begin.get(partition, position) for partition, position in stop.items()}, stop)
-    with _tube(SourceOptions.parse(options), client) as tube:
-        return sum(tube.count(piece) for piece in pieces)
-
-
-def _offset(offset: Mapping[str, Mapping[str, int]] | str) -> Positions:
-    return from_json(json.loads(offset) if isinstance(offset, str) else offset)
-
-
-def _tube(options: SourceOptions, client: Client | None) -> Tube:
-    return Tube(options.masters, options.timeout_ms, login=options.login, client=client)
-
-
 def _selected(
     options: SourceOptions, tube: Tube, required: Collection[Partition] = (), max_age_s: float = 0.0
 ) -> list[Partition]:
@@ -401,7 +368,7 @@ def _read(options: SourceOptions, partition: InputPartition, client: Client | No
         return  # Spark's own stand-in for a batch without partitions
     from penstock.spark.arrow import record_batches
 
-    with _tube(options, client) as tube:
+    with Tube.of(options, client=client) as tube:
         piece, address = partition.piece, partition.address
         batches = tube.read(piece, address=address, fail_on_data_loss=options.fail_on_data_loss)
         yield from record_batches(piece.partition, batches, include_headers=options.include_headers)

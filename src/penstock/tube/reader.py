@@ -6,39 +6,27 @@ same messages every time. Apache's own brokers do not have it; they are told apa
 
 from __future__ import annotations
 
-import itertools
-import os
-import random
-import socket
 import ssl
 import time
 import zlib
 from collections.abc import Iterator, Sequence
 from types import TracebackType
-from typing import NamedTuple, Self, TypeVar
-
-from google.protobuf.message import Message
+from typing import NamedTuple, Self
 
 from penstock.errors import ConfigError, DataLossError, RefusedError, RemoteProtocolError, UnavailableError
-from penstock.runtime.clock import wall_clock_ms
 from penstock.tube.addresses import Address, parse_masters
+from penstock.tube.blocking_link import BlockingLink, accepted, client_id, credentials_of
 from penstock.tube.codec.codes import ErrCode
-from penstock.tube.codec.envelope import Request, decode_response, encode_request, payload_of
-from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import broker_pb2, master_pb2
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.stored import messages_start, take_apart
 from penstock.tube.codec.strings import DEFAULT_BROKER_PORT, DEFAULT_BROKER_TLS_PORT, UNDEFINED
-from penstock.tube.engine.credentials import Credentials
 from penstock.tube.engine.producer import Routes
 
 __all__ = ["Batch", "PartitionInfo", "RangeReader", "partitions"]
 
-M = TypeVar("M", bound=Message)
-
 BATCH_BYTES = 1 << 20
-_COUNTER = itertools.count(1)
 
 
 class PartitionInfo(NamedTuple):
@@ -79,16 +67,16 @@ def partitions(
     """
     addresses = parse_masters(masters)
     routes = Routes(
-        _client_id("planner"),
+        client_id("planner"),
         "127.0.0.1",
-        credentials=_credentials(user, password),
+        credentials=credentials_of(user, password),
         default_port=DEFAULT_BROKER_PORT if tls is None else DEFAULT_BROKER_TLS_PORT,
     )
     routes.topics.add(topic)
     last: UnavailableError | None = None
     for host, port in addresses:
         try:
-            with _Connection(host, port, timeout_s, tls) as connection:
+            with BlockingLink(host, port, timeout_s, tls) as connection:
                 return _ask_master(connection, routes, topic)
         except UnavailableError as error:
             last = error
@@ -96,13 +84,13 @@ def partitions(
     raise last
 
 
-def _ask_master(connection: _Connection, routes: Routes, topic: str) -> list[PartitionInfo]:
+def _ask_master(connection: BlockingLink, routes: Routes, topic: str) -> list[PartitionInfo]:
     service = Service.MASTER
     registered = connection.call(service, MethodId.PRODUCER_REGISTER, routes.register(), master_pb2.RegisterResponseM2P)
-    _accepted(registered.errCode, registered.errMsg, connection.peer)
+    accepted(registered.errCode, registered.errMsg, connection.peer)
     routes.registered(registered)
     heard = connection.call(service, MethodId.PRODUCER_HEARTBEAT, routes.heartbeat(), master_pb2.HeartResponseM2P)
-    _accepted(heard.errCode, heard.errMsg, connection.peer)
+    accepted(heard.errCode, heard.errMsg, connection.peer)
     routes.heard(heard)
     connection.call(service, MethodId.PRODUCER_CLOSE, routes.close(), master_pb2.CloseResponseM2P)
     return [PartitionInfo(p.broker.id, p.broker.host, p.broker.port, p.id) for p in routes.partitions(topic)]
@@ -131,10 +119,10 @@ class RangeReader:
         self._address = (host, port)
         self._timeout_s = timeout_s
         self._batch_bytes = batch_bytes
-        self._client_id = _client_id("reader")
-        self._credentials = _credentials(user, password)
+        self._client_id = client_id("reader")
+        self._credentials = credentials_of(user, password)
         self._tls = tls
-        self._connection: _Connection | None = None
+        self._connection: BlockingLink | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -265,7 +253,7 @@ class RangeReader:
         while True:
             try:
                 if self._connection is None:
-                    self._connection = _Connection(*self._address, max(0.001, deadline - time.monotonic()), self._tls)
+                    self._connection = BlockingLink(*self._address, max(0.001, deadline - time.monotonic()), self._tls)
                 self._connection.deadline = deadline
                 self._sign(request)
                 payload = self._connection.payload(Service.BROKER_READ, MethodId.GET_MESSAGES, request)
@@ -353,89 +341,3 @@ class _Answer:
 
     def whole(self) -> broker_pb2.GetMessageResponseB2C:
         return decode(broker_pb2.GetMessageResponseB2C, self.payload)
-
-
-class _Connection:
-    """One blocking connection, one question at a time, up to ``deadline`` (monotonic seconds)."""
-
-    def __init__(self, host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
-        self.peer = f"{host}:{port}"
-        self.deadline = time.monotonic() + timeout_s
-        self._serial = 0
-        self._decoder = FrameDecoder()
-        try:
-            self._socket = socket.create_connection((host, port), timeout_s)
-        except OSError as error:
-            raise UnavailableError(f"tube: no connection to {self.peer}", applied=False, why=str(error)) from None
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if tls is not None:
-            try:
-                self._socket = tls.wrap_socket(self._socket, server_hostname=host)
-            except OSError as error:
-                self._socket.close()
-                raise UnavailableError(
-                    f"tube: no TLS with {self.peer}",
-                    applied=False,
-                    why=str(error),
-                    do="name the TLS port of the master (8716), and the authority of its certificate",
-                ) from None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def call(self, service: int, method: MethodId, message: Message, kind: type[M]) -> M:
-        return decode(kind, self.payload(service, method, message))
-
-    def payload(self, service: int, method: MethodId, message: Message) -> bytes:
-        """The answer to ``message``, encoded."""
-        left = self._left()
-        self._serial += 1
-        request = Request(self._serial, service, method, message.SerializeToString(), timeout=max(1, int(left * 1000)))
-        try:
-            self._socket.settimeout(left)
-            self._socket.sendall(encode_frame(self._serial, encode_request(request)))
-            body = self._receive()
-        except OSError as error:
-            raise UnavailableError(f"tube: {self.peer} does not answer", why=str(error)) from None
-        return payload_of(decode_response(self._serial, body), method, self.peer)
-
-    def _receive(self) -> bytes:
-        while True:
-            self._socket.settimeout(self._left())
-            data = self._socket.recv(1 << 18)
-            if not data:
-                raise UnavailableError(f"tube: {self.peer} closed the connection")
-            for serial, body in self._decoder.feed(data):
-                if serial == self._serial:
-                    return body
-
-    def _left(self) -> float:
-        left = self.deadline - time.monotonic()
-        if left <= 0:
-            raise UnavailableError(f"tube: {self.peer} did not answer in time")
-        return left
-
-
-def _client_id(kind: str) -> str:
-    # Executors are many processes, maybe of one machine image: pid and time may be equal, so a random part is in it.
-    number = f"{next(_COUNTER)}{random.randrange(1 << 32):08x}"  # noqa: S311 - distinct, not secret
-    return f"127.0.0.1-{os.getpid()}-{wall_clock_ms()}-{number}-{kind}-penstock"
-
-
-def _credentials(user: str | None, password: str | None) -> Credentials | None:
-    if user is None:
-        return None
-    return Credentials(user, password or "", wall_clock_ms, lambda: random.randrange(1 << 31))  # noqa: S311 - the protocol's
-
-
-def _accepted(code: int, text: str, peer: str) -> None:
-    if code != ErrCode.SUCCESS:
-        raise RefusedError(f"tube: master {peer} refuses: {text}", code=code, text=text, peer=peer)

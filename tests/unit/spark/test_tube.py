@@ -11,13 +11,13 @@ from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError, DataLossError
 from penstock.spark import tube
+from penstock.spark.cluster import count_rows
 from penstock.spark.options import SourceOptions
 from penstock.spark.tube import (
     RangePartition,
     TubeDataSource,
     TubeReader,
     TubeStreamReader,
-    count_rows,
 )
 from tests.unit.spark.fake_tube import FIRST_MS, FakeBroker, FakeTube
 

@@ -11,8 +11,8 @@ from urllib.parse import parse_qsl
 
 import pytest
 
-from penstock.cli.webapi import call
 from penstock.errors import ConfigError, RefusedError, UnavailableError
+from penstock.tube.web import call
 
 
 class Master(BaseHTTPRequestHandler):

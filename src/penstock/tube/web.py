@@ -9,10 +9,13 @@ from typing import Any
 from urllib.parse import urlencode
 
 from penstock.errors import ConfigError, RefusedError, UnavailableError
+from penstock.runtime.addresses import parse_address
 
 __all__ = ["call", "call_broker"]
 
 TIMEOUT_S = 10.0
+_MASTER = ("master", "/webapi.htm")
+_BROKER = ("broker", "/broker.htm")
 
 _DO = {
     "illegal access, unauthorized request!": "give the token for changes: --admin-token, or PENSTOCK_ADMIN_TOKEN; "
@@ -20,33 +23,41 @@ _DO = {
 }
 
 
-def call(address: str, method: str, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The rows of the answer of the master at ``address`` (HOST:PORT) to ``method``.
+def call(
+    address: str, method: str, parameters: Mapping[str, str], *, option: str = "--http", timeout_s: float = TIMEOUT_S
+) -> list[dict[str, Any]]:
+    """The rows of the answer of the master at ``address`` (HOST:PORT) to ``method``. Errors name ``option``.
 
     Raises:
         ConfigError: the address is none.
         UnavailableError: nobody answers there, or something that is no master.
         RefusedError: the master refused; carries its code and words.
     """
-    return _ask(address, "master", "/webapi.htm", "--http", method, parameters)
+    return _ask(address, _MASTER, option, method, parameters, timeout_s)
 
 
-def call_broker(address: str, method: str, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
+def call_broker(
+    address: str,
+    method: str,
+    parameters: Mapping[str, str],
+    *,
+    option: str = "--broker-http",
+    timeout_s: float = TIMEOUT_S,
+) -> list[dict[str, Any]]:
     """As :func:`call`, of a broker."""
-    return _ask(address, "broker", "/broker.htm", "--broker-http", method, parameters)
+    return _ask(address, _BROKER, option, method, parameters, timeout_s)
 
 
 def _ask(
-    address: str, server: str, path: str, option: str, method: str, parameters: Mapping[str, str]
+    address: str, asked: tuple[str, str], option: str, method: str, parameters: Mapping[str, str], timeout_s: float
 ) -> list[dict[str, Any]]:
-    from penstock.runtime.addresses import parse_address
-
+    server, path = asked
     try:
         host, port = parse_address(address.removeprefix("http://").rstrip("/"))
     except ValueError as error:
         raise ConfigError(f"{option}: got {address!r}, {error}", option=option) from error
     # A connection of our own: a proxy of the environment must not get in between.
-    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
         connection.request(
             "POST",

@@ -1,0 +1,118 @@
+"""One blocking connection to a master or broker: one question at a time, up to a deadline."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import socket
+import ssl
+import time
+from types import TracebackType
+from typing import Self, TypeVar
+
+from google.protobuf.message import Message
+
+from penstock.errors import RefusedError, UnavailableError
+from penstock.runtime.clock import wall_clock_ms
+from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.envelope import Request, decode_response, encode_request, payload_of
+from penstock.tube.codec.framing import FrameDecoder, encode_frame
+from penstock.tube.codec.methods import MethodId
+from penstock.tube.codec.schema import decode
+from penstock.tube.engine.credentials import Credentials
+
+__all__ = ["BlockingLink", "accepted", "client_id", "credentials_of"]
+
+M = TypeVar("M", bound=Message)
+
+_COUNTER = itertools.count(1)
+
+
+class BlockingLink:
+    """One blocking connection, one question at a time, up to ``deadline`` (monotonic seconds)."""
+
+    def __init__(self, host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
+        self.peer = f"{host}:{port}"
+        self.deadline = time.monotonic() + timeout_s
+        self._serial = 0
+        self._decoder = FrameDecoder()
+        try:
+            self._socket = socket.create_connection((host, port), timeout_s)
+        except OSError as error:
+            raise UnavailableError(f"tube: no connection to {self.peer}", applied=False, why=str(error)) from None
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            try:
+                self._socket = tls.wrap_socket(self._socket, server_hostname=host)
+            except OSError as error:
+                self._socket.close()
+                raise UnavailableError(
+                    f"tube: no TLS with {self.peer}",
+                    applied=False,
+                    why=str(error),
+                    do="name the TLS port of the master (8716), and the authority of its certificate",
+                ) from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def call(self, service: int, method: MethodId, message: Message, kind: type[M]) -> M:
+        return decode(kind, self.payload(service, method, message))
+
+    def payload(self, service: int, method: MethodId, message: Message) -> bytes:
+        """The answer to ``message``, encoded."""
+        left = self._left()
+        self._serial += 1
+        request = Request(self._serial, service, method, message.SerializeToString(), timeout=max(1, int(left * 1000)))
+        try:
+            self._socket.settimeout(left)
+            self._socket.sendall(encode_frame(self._serial, encode_request(request)))
+            body = self._receive()
+        except OSError as error:
+            raise UnavailableError(f"tube: {self.peer} does not answer", why=str(error)) from None
+        return payload_of(decode_response(self._serial, body), method, self.peer)
+
+    def _receive(self) -> bytes:
+        while True:
+            self._socket.settimeout(self._left())
+            data = self._socket.recv(1 << 18)
+            if not data:
+                raise UnavailableError(f"tube: {self.peer} closed the connection")
+            for serial, body in self._decoder.feed(data):
+                if serial == self._serial:
+                    return body
+
+    def _left(self) -> float:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise UnavailableError(f"tube: {self.peer} did not answer in time")
+        return left
+
+
+def client_id(kind: str) -> str:
+    """A name that no other client has, of any process or machine."""
+    # Executors are many processes, maybe of one machine image: pid and time may be equal, so a random part is in it.
+    number = f"{next(_COUNTER)}{random.randrange(1 << 32):08x}"  # noqa: S311 - distinct, not secret
+    return f"127.0.0.1-{os.getpid()}-{wall_clock_ms()}-{number}-{kind}-penstock"
+
+
+def credentials_of(user: str | None, password: str | None) -> Credentials | None:
+    """What ``user`` shows; None without one."""
+    if user is None:
+        return None
+    return Credentials(user, password or "", wall_clock_ms, lambda: random.randrange(1 << 31))  # noqa: S311 - the protocol's
+
+
+def accepted(code: int, text: str, peer: str) -> None:
+    """Raises RefusedError unless a master answered with success."""
+    if code != ErrCode.SUCCESS:
+        raise RefusedError(f"tube: master {peer} refuses: {text}", code=code, text=text, peer=peer)
