@@ -87,15 +87,18 @@ RULES = [
         "penstock.spark",
         (
             *("spark", "tube.reader", "tube.producer", "tube.record", "tube.codec.message"),
-            *("runtime.login", "runtime.tls"),
-            *("statestore.client", "statestore.hlc", "mqtt.client", "mqtt.codec.properties", "mqtt.codec.topics"),
+            *("runtime.login", "runtime.loop_thread", "runtime.tls"),
+            *("statestore.client", "statestore.hlc"),
+            *("mqtt.client", "mqtt.codec.properties", "mqtt.codec.topics", "mqtt.url"),
         ),
     ),
     Rule("penstock.pipelines.model", ("pipelines", "runtime.config"), SPARK | IO),
+    Rule("penstock.pipelines.values", ("mqtt.url",), SPARK | IO),
     Rule(
         "penstock.pipelines",
         (
-            *("pipelines", "spark", "runtime.config", "tube.producer", "tube.reader", "tube.record"),
+            *("pipelines", "spark", "runtime.config", "runtime.loop_thread"),
+            *("tube.producer", "tube.reader", "tube.record"),
             *("statestore.client", "statestore.errors", "statestore.lock", "statestore.hlc", "mqtt.client"),
         ),
     ),

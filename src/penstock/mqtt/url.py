@@ -7,11 +7,13 @@ from urllib.parse import unquote, urlsplit
 
 from penstock.errors import ConfigError
 
-__all__ = ["DEFAULT_PORT", "BrokerUrl", "parse_broker_url", "parse_url"]
+__all__ = ["DEFAULT_PORT", "SCHEMES", "BrokerUrl", "parse_broker_url", "parse_url"]
 
 DEFAULT_PORT: Final = 1883
 
 _PORTS: Final = {"mqtt": DEFAULT_PORT, "mqtts": 8883, "ws": 80, "wss": 443}
+
+SCHEMES: Final = tuple(_PORTS)
 
 
 class BrokerUrl(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from penstock.pipelines.values import Duration, Expression, KeyTemplate, Name, duration_ms
+from penstock.pipelines.values import BrokerUrl, Duration, Expression, KeyTemplate, Name, duration_ms
 from penstock.runtime import config
 
 __all__ = [
@@ -79,7 +79,7 @@ class Source(_Part):
 class StateStore(_Part):
     """The MQTT broker that the state store answers on."""
 
-    broker: str = Field(default="mqtt://127.0.0.1:1883", pattern=r"^(mqtt|mqtts|ws|wss)://[^\s/]+(/.*)?$")
+    broker: BrokerUrl = "mqtt://127.0.0.1:1883"
 
 
 class Parse(_Part):
@@ -270,10 +270,8 @@ class TubeSink(Messages):
 class MqttSink(Messages):
     """Rows as MQTT messages. A row whose topic is null, or cannot be published to, becomes a dead letter."""
 
-    broker: str | None = Field(
-        default=None,
-        pattern=r"^(mqtt|mqtts|ws|wss)://[^\s/]+(/.*)?$",
-        description="URL of the broker; that of the state store when left out",
+    broker: BrokerUrl | None = Field(
+        default=None, description="URL of the broker; that of the state store when left out"
     )
     qos: Literal[1, 2] = 1
     retain: bool = False

@@ -7,9 +7,13 @@ from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, Field
 
+from penstock.errors import ConfigError
+from penstock.mqtt.url import SCHEMES, parse_broker_url
+
 __all__ = [
     "REDRIVE",
     "REDRIVE_STEP",
+    "BrokerUrl",
     "Duration",
     "Expression",
     "KeyTemplate",
@@ -43,6 +47,20 @@ def duration_ms(text: str) -> int:
     if match is None:
         raise ValueError(f"expected a duration such as '10 minutes' or '3 hours' (units: {', '.join(_UNITS_MS)})")
     return int(match["count"]) * _UNITS_MS[match["unit"]]
+
+
+def _broker_url(text: str) -> str:
+    try:
+        parse_broker_url(text)
+    except ConfigError as error:
+        raise ValueError(f"{error.what}; {error.do or error.why}") from None
+    return text
+
+
+BrokerUrl = Annotated[
+    str, AfterValidator(_broker_url), Field(json_schema_extra={"pattern": f"^({'|'.join(SCHEMES)})://"})
+]
+"""The URL of an MQTT broker; the pattern is for editors."""
 
 
 def lease_key(pipeline: str) -> str:

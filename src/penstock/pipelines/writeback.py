@@ -9,12 +9,12 @@ import asyncio
 import threading
 import uuid
 from collections.abc import Coroutine, Iterable, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.pipelines.values import lease_key
+from penstock.runtime.loop_thread import LoopThread
 from penstock.spark.store_writes import Change, write_changes
 from penstock.statestore.client import StateStoreClient
 from penstock.statestore.errors import InvalidRequestError
@@ -29,6 +29,7 @@ LEASE_MS = 10_000
 """How long a driver that died keeps others out."""
 CONNECT_TIMEOUT_S = 30.0
 WRITE_TIMEOUT_S = 60.0
+CLOSE_TIMEOUT_S = 5.0
 
 
 def collapse(changes: Iterable[Change]) -> dict[str | bytes, list[Change]]:
@@ -90,8 +91,7 @@ class WriteBack:
         self.lost = threading.Event()
         self._broker = broker
         self.run_id = run_id or uuid.uuid4().hex[:12]
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-writeback", daemon=True)
+        self._thread: LoopThread | None = None
         self._client: StateStoreClient | None = None
         self._lease: Lease | None = None
         self._token: Hlc | None = None
@@ -111,7 +111,7 @@ class WriteBack:
             UnavailableError: nobody answers there.
             RefusedError: the broker refused the connection.
         """
-        self._thread.start()
+        self._thread = LoopThread("penstock-writeback")
         self._run(self._connect(), CONNECT_TIMEOUT_S)
 
     def acquire(self, timeout_s: float) -> Hlc:
@@ -146,29 +146,26 @@ class WriteBack:
 
     def close(self) -> None:
         """Give the lease back and disconnect. Never raises: the lease expires by itself."""
-        if not self._thread.is_alive():
+        if self._thread is None:
             return
-        try:
-            self._run(self._close(), 5.0)
-        except (PenstockError, OSError):
-            pass
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(5.0)
-            if not self._thread.is_alive():
-                self._loop.close()
+        with suppress(PenstockError, OSError):
+            self._run(self._close(), CLOSE_TIMEOUT_S)
+        self._thread.close()
 
     def _run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        future: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result(timeout_s)
-        except FutureTimeoutError:
-            future.cancel()
-            raise UnavailableError(
-                f"the state store at {self._broker} did not answer within {timeout_s:g} s",
-                why="the node is down or overloaded",
-                do="start the node again; the pipeline repeats the batch",
-            ) from None
+        async def within() -> T:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await work
+            except TimeoutError:
+                raise UnavailableError(
+                    f"the state store at {self._broker} did not answer within {timeout_s:g} s",
+                    why="the node is down or overloaded",
+                    do="start the node again; the pipeline repeats the batch",
+                ) from None
+
+        assert self._thread is not None, "connect() comes first"
+        return self._thread.run(within())
 
     async def _connect(self) -> None:
         client = StateStoreClient.connect(self._broker, client_id=f"pipeline-{self.pipeline}-{self.run_id}")

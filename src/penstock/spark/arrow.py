@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ from penstock.spark.offsets import Partition
 from penstock.tube.codec.message import HAS_ATTRIBUTES
 from penstock.tube.record import FIELDS, Record
 
-__all__ = ["LOG_APPEND_TIME", "TARGET_BYTES", "arrow_schema", "record_batches"]
+__all__ = ["LOG_APPEND_TIME", "TARGET_BYTES", "Joined", "arrow_schema", "join", "record_batches"]
 
 TARGET_BYTES = 2 * 1024 * 1024
 """A record batch is given away once it holds so much: Spark is fastest between 1 and 4 MiB."""
@@ -54,23 +54,44 @@ def record_batches(
     partition: Partition, batches: Iterable[Batch], *, include_headers: bool, target_bytes: int = TARGET_BYTES
 ) -> Iterator[pa.RecordBatch]:
     """``batches`` of one partition, joined into record batches of about ``target_bytes``."""
+    for joined in join(batches, target_bytes):
+        yield _record_batch(partition, joined, include_headers=include_headers)
+
+
+class Joined(NamedTuple):
+    """The messages of several batches; ``times`` are append times in microseconds."""
+
+    payloads: list[bytes]
+    flags: list[int]
+    offsets: np.typing.NDArray[np.int64]
+    times: np.typing.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, batches: Sequence[Batch]) -> Joined:
+        return cls(
+            list(chain.from_iterable(batch.payloads for batch in batches)),
+            list(chain.from_iterable(batch.flags for batch in batches)),
+            np.concatenate([np.asarray(batch.offsets, np.int64) for batch in batches]),
+            np.concatenate([np.asarray(batch.append_times, np.int64) for batch in batches]) * 1000,
+        )
+
+
+def join(batches: Iterable[Batch], target_bytes: int = TARGET_BYTES) -> Iterator[Joined]:
+    """``batches`` in pieces of about ``target_bytes``, none of them empty."""
     waiting: list[Batch] = []
     size = 0
     for batch in batches:
         waiting.append(batch)
         size += sum(map(len, batch.payloads)) + _FIXED_BYTES * len(batch.payloads)
         if size >= target_bytes:
-            yield _record_batch(partition, waiting, include_headers=include_headers)
+            yield Joined.of(waiting)
             waiting, size = [], 0
     if size:
-        yield _record_batch(partition, waiting, include_headers=include_headers)
+        yield Joined.of(waiting)
 
 
-def _record_batch(partition: Partition, batches: Sequence[Batch], *, include_headers: bool) -> pa.RecordBatch:
-    payloads = list(chain.from_iterable(batch.payloads for batch in batches))
-    flags = list(chain.from_iterable(batch.flags for batch in batches))
-    offsets = np.concatenate([np.asarray(batch.offsets, np.int64) for batch in batches])
-    times = np.concatenate([np.asarray(batch.append_times, np.int64) for batch in batches]) * 1000
+def _record_batch(partition: Partition, joined: Joined, *, include_headers: bool) -> pa.RecordBatch:
+    payloads, flags, offsets, times = joined
     rows = len(payloads)
     headers: list[pa.ListArray[Any]] = []
     if include_headers:
@@ -80,7 +101,7 @@ def _record_batch(partition: Partition, batches: Sequence[Batch], *, include_hea
         keys, values = _keys_and_values(payloads, flags)
     else:
         keys, values = [None] * rows, payloads
-    columns = [
+    arrays: list[pa.Array[Any]] = [
         pa.array(keys, pa.binary()),
         pa.array(values, pa.binary()),
         pa.repeat(pa.scalar(partition.topic, pa.string()), rows),
@@ -91,7 +112,7 @@ def _record_batch(partition: Partition, batches: Sequence[Batch], *, include_hea
         pa.repeat(pa.scalar(LOG_APPEND_TIME, pa.int32()), rows),
         *headers,
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(include_headers=include_headers))
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(include_headers=include_headers))
 
 
 def _keys_and_values(payloads: Sequence[bytes], flags: Sequence[int]) -> tuple[list[bytes | None], list[bytes]]:

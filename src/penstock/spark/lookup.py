@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import PenstockError, UnavailableError
+from penstock.runtime.loop_thread import LoopThread
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,7 +91,7 @@ class KeyReader:
         self._connect = connect
         self._clock = clock
         self._kept: dict[bytes, tuple[float, bytes | None]] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: LoopThread | None = None
         self._open: AbstractAsyncContextManager[Store] | None = None
         self._store: Store | None = None
 
@@ -112,8 +112,9 @@ class KeyReader:
             else:
                 missing.append(key)
         if missing:
-            fetching = asyncio.run_coroutine_threadsafe(self._fetch(missing, timeout_ms), self._running_loop())
-            fetched = fetching.result()
+            if self._thread is None:
+                self._thread = LoopThread("penstock-lookup")
+            fetched = self._thread.run(self._fetch(missing, timeout_ms))
             found |= fetched
             if refresh_ms:
                 self._keep(fetched, now)
@@ -121,13 +122,11 @@ class KeyReader:
 
     def close(self) -> None:
         """Disconnect and end the thread. A worker that is killed leaves both to the operating system."""
-        if self._loop is None:
+        if self._thread is None:
             return
-        asyncio.run_coroutine_threadsafe(self._disconnect(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-        self._loop = None
+        self._thread.run(self._disconnect())
+        self._thread.close()
+        self._thread = None
 
     def _keep(self, fetched: Mapping[bytes, bytes | None], now: float) -> None:
         for key, value in fetched.items():
@@ -135,13 +134,6 @@ class KeyReader:
             self._kept[key] = (now, value)
         while len(self._kept) > _KEPT:
             del self._kept[next(iter(self._kept))]
-
-    def _running_loop(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-lookup", daemon=True)
-            self._thread.start()
-        return self._loop
 
     async def _fetch(self, keys: Collection[bytes], timeout_ms: int) -> dict[bytes, bytes | None]:
         """Ask for all ``keys``; after a failure ask again, for all, over a new connection."""

@@ -26,7 +26,6 @@ from pyspark.sql.types import (
     ArrayType,
     BinaryType,
     BooleanType,
-    DataType,
     IntegerType,
     StringType,
     StructField,
@@ -35,8 +34,10 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import ConfigError
+from penstock.spark import rows
 from penstock.spark.mqtt_options import MqttReadOptions, MqttWriteOptions
-from penstock.spark.tube import TubeReader, TubeStreamReader
+from penstock.spark.options import SourceOptions
+from penstock.spark.tube import TubeReader, TubeStreamReader, read_messages
 
 if TYPE_CHECKING:
     import asyncio
@@ -61,17 +62,19 @@ _SCHEMA = StructType(
         StructField("properties", ArrayType(_PROPERTY)),
     ]
 )
-_TAKEN: dict[str, tuple[type[DataType], ...]] = {
-    "payload": (StringType, BinaryType),
-    "topic": (StringType,),
-    "qos": (IntegerType,),
-    "retain": (BooleanType,),
-    "content_type": (StringType,),
-    "properties": (ArrayType,),
-}
-_ROWS = (
+_TAKEN = rows.Taken(
+    "mqtt",
+    {
+        "payload": rows.text,
+        "topic": rows.one_of(StringType),
+        "qos": rows.one_of(IntegerType),
+        "retain": rows.one_of(BooleanType),
+        "content_type": rows.one_of(StringType),
+        "properties": rows.pairs(rows.one_of(StringType)),
+    },
     "payload (string or binary), and where wanted topic (string), qos (int), retain (boolean), content_type (string), "
-    "properties (array<struct<key: string, value: string>>)"
+    "properties (array<struct<key: string, value: string>>)",
+    '"machine AS topic", "to_json(struct(*)) AS payload"',
 )
 
 
@@ -93,7 +96,9 @@ class MqttDataSource(DataSource):
     def streamReader(self, schema: StructType) -> MqttStreamReader:  # noqa: N802 - Spark's name
         return MqttStreamReader(self._read_options(schema))
 
-    def writer(self, schema: StructType, overwrite: bool) -> MqttWriter:  # noqa: FBT001, ARG002 - Spark's signature
+    def writer(self, schema: StructType, overwrite: bool) -> MqttWriter:  # noqa: FBT001 - Spark's signature
+        if overwrite:
+            raise rows.refuse_overwrite("mqtt", why="what was published cannot be taken back")
         return MqttWriter(self._write_options(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> MqttStreamWriter:  # noqa: FBT001, N802, ARG002 - Spark's
@@ -111,22 +116,7 @@ class MqttDataSource(DataSource):
 
     def _write_options(self, schema: StructType) -> MqttWriteOptions:
         options = MqttWriteOptions.parse(self.options)
-        kinds = {field.name: field.dataType for field in schema.fields}
-        wrong = [name for name, kind in kinds.items() if not isinstance(kind, _TAKEN.get(name, ()))]
-        properties = kinds.get("properties")
-        if isinstance(properties, ArrayType) and properties.elementType.simpleString() != _PROPERTY.simpleString():
-            wrong.append("properties")
-        lacks = [] if "payload" in kinds else ["payload"]
-        if options.topic is None and "topic" not in kinds:
-            lacks.append("topic (the column, or the option)")
-        if wrong or lacks:
-            what = f"it has {', '.join(wrong)}" if wrong else f"it lacks {', '.join(lacks)}"
-            raise ConfigError(
-                f"the mqtt sink cannot write rows of {schema.simpleString()}: {what}",
-                option="schema",
-                why=f"its columns are {_ROWS}",
-                do='select those, as .selectExpr("machine AS topic", "to_json(struct(*)) AS payload")',
-            )
+        _TAKEN.check(schema, ["payload", "topic"], topic=options.topic)
         return options
 
 
@@ -138,7 +128,7 @@ class MqttReader(TubeReader):
         self._filter = options.topic_filter
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _messages(super().read(partition), self._filter)
+        return _messages(self._options, partition, self._filter)
 
 
 class MqttStreamReader(TubeStreamReader):
@@ -149,56 +139,13 @@ class MqttStreamReader(TubeStreamReader):
         self._filter = options.topic_filter
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _messages(super().read(partition), self._filter)
+        return _messages(self._options, partition, self._filter)
 
 
-def _messages(batches: Iterator[pa.RecordBatch], topic_filter: str) -> Iterator[pa.RecordBatch]:
-    """The messages that match, out of the rows of the tube."""
-    import pyarrow as pa
+def _messages(options: SourceOptions, partition: InputPartition, topic_filter: str) -> Iterator[pa.RecordBatch]:
+    from penstock.spark.mqtt_rows import message_batches
 
-    from penstock.mqtt.codec.topics import matches
-    from penstock.tube.record import FIELDS
-
-    attributes = {row.attribute for row in FIELDS}
-    known: dict[str, bool] = {}
-    pair = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.string())])
-    pairs = pa.list_(pa.field("element", pair))
-    fields: list[pa.Field[Any]] = [
-        pa.field("topic", pa.string()),
-        pa.field("payload", pa.binary()),
-        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
-        pa.field("id", pa.string()),
-        pa.field("content_type", pa.string()),
-        pa.field("properties", pairs),
-    ]
-    for batch in batches:
-        rows: list[tuple[Any, ...]] = []
-        times = batch.column("timestamp")
-        chosen: list[int] = []
-        for number, found in enumerate(batch.column("headers").to_pylist()):
-            headers = found or []
-            named = {header["key"]: header["value"] for header in headers}
-            topic = named.get("mqtt.topic", b"").decode(errors="replace")
-            if topic not in known:
-                known[topic] = bool(topic) and matches(topic_filter, topic)
-            if not known[topic]:
-                continue
-            chosen.append(number)
-            own = [(h["key"], h["value"].decode(errors="replace")) for h in headers if h["key"] not in attributes]
-            rows.append((topic, _text(named.get("id")), _text(named.get("content-type")), own))
-        arrays: list[pa.Array[Any]] = [
-            pa.array([row[0] for row in rows], pa.string()),
-            batch.column("value").take(pa.array(chosen, pa.int64())),
-            times.take(pa.array(chosen, pa.int64())),
-            pa.array([row[1] for row in rows], pa.string()),
-            pa.array([row[2] for row in rows], pa.string()),
-            pa.array([[{"key": k, "value": v} for k, v in row[3]] for row in rows], pairs),
-        ]
-        yield pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
-
-
-def _text(content: bytes | None) -> str | None:
-    return None if content is None else content.decode(errors="replace")
+    return message_batches(read_messages(options, partition), topic_filter)
 
 
 @dataclass
@@ -241,7 +188,7 @@ async def _publish(options: MqttWriteOptions, batches: Iterator[pa.RecordBatch])
     from penstock.errors import UnavailableError
     from penstock.mqtt.client import MqttClient
 
-    rows = 0
+    published = 0
     async with MqttClient(options.broker, client_id=f"spark-{uuid.uuid4().hex}", session_expiry_s=60) as client:
         for batch in batches:
             room = asyncio.Semaphore(IN_FLIGHT)
@@ -258,8 +205,8 @@ async def _publish(options: MqttWriteOptions, batches: Iterator[pa.RecordBatch])
                 ) from None
             except BaseExceptionGroup as failures:
                 raise failures.exceptions[0] from None
-            rows += batch.num_rows
-    return PublishedRows(rows)
+            published += batch.num_rows
+    return PublishedRows(published)
 
 
 def _freeing(room: asyncio.Semaphore) -> Any:
@@ -272,10 +219,8 @@ def _rows(
     """Topic, payload, QoS, retain flag and properties of each row."""
     from penstock.mqtt.codec.properties import Properties
 
-    columns = {field: batch.column(field).to_pylist() for field in batch.schema.names}
-    nothing: list[Any] = [None] * batch.num_rows
-    order = ("topic", "payload", "qos", "retain", "content_type", "properties")
-    for topic, payload, qos, retain, content_type, pairs in zip(*(columns.get(n, nothing) for n in order), strict=True):
+    columns = ("topic", "payload", "qos", "retain", "content_type", "properties")
+    for topic, payload, qos, retain, content_type, pairs in rows.read_rows(batch, columns):
         wanted = options.topic if topic is None else topic
         if wanted is None or payload is None:
             raise ConfigError(
@@ -287,10 +232,9 @@ def _rows(
         if content_type is not None or pairs:
             own = [(pair["key"], pair["value"] or "") for pair in pairs or ()]
             properties = Properties(content_type=content_type, user_properties=own)
-        body = payload.encode() if isinstance(payload, str) else bytes(payload)
         yield (
             wanted,
-            body,
+            rows.as_bytes(payload),
             options.qos if qos is None else qos,
             options.retain if retain is None else retain,
             properties,

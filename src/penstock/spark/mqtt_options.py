@@ -10,7 +10,6 @@ from penstock.mqtt.codec.topics import validate_topic_filter, validate_topic_nam
 from penstock.spark import names, options
 from penstock.spark.login_options import LOGIN_OPTIONS
 from penstock.spark.options import SourceOptions
-from penstock.spark.store_options import check_broker
 
 __all__ = ["READ_OPTIONS", "UNSUPPORTED", "WRITE_OPTIONS", "MqttReadOptions", "MqttWriteOptions"]
 
@@ -34,7 +33,6 @@ WRITE_OPTIONS: Mapping[str, str] = {
 UNSUPPORTED: Mapping[str, str] = {"path": "name the topic in topic, or in tubemq.topic where you read"}
 """What users may expect here, and what to do instead."""
 
-_OF_SPARK = {"checkpointlocation", "queryname"}
 _DEFAULT_TIMEOUT_MS = 30_000
 
 
@@ -85,8 +83,7 @@ class MqttWriteOptions:
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> MqttWriteOptions:
         """Check ``given`` as Spark hands it over; raises as :meth:`MqttReadOptions.parse`."""
-        ours = {name: value for name, value in given.items() if name.lower() not in _OF_SPARK}
-        named = names.canonical("mqtt", ours, WRITE_OPTIONS, UNSUPPORTED, kind="sink")
+        named = names.canonical("mqtt", given, WRITE_OPTIONS, UNSUPPORTED, kind="sink")
         topic = named.get("topic")
         if topic is not None:
             try:
@@ -100,7 +97,7 @@ class MqttWriteOptions:
             raise ConfigError(f"qos {qos!r} is not 0, 1 or 2", option="qos", do=WRITE_OPTIONS["qos"])
         timeout = named.get("mqtt.timeoutMs", str(_DEFAULT_TIMEOUT_MS))
         return cls(
-            check_broker(named, "mqtt.broker"),
+            names.broker_url(named, "mqtt.broker"),
             topic,
             int(qos),
             names.boolean("retain", named.get("retain", "false"), WRITE_OPTIONS["retain"]),

@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from typing import Literal
 
 from penstock.errors import ConfigError
+from penstock.mqtt.url import parse_broker_url
 
-__all__ = ["boolean", "canonical", "positive"]
+__all__ = ["boolean", "broker_url", "canonical", "positive"]
+
+_OF_SPARK = {"checkpointlocation", "queryname"}
+"""Spark hands its own options of a stream over to a sink as well."""
 
 
 def canonical(
@@ -29,6 +33,8 @@ def canonical(
     names = {name.lower(): name for name in (*known, *unsupported)}
     found: dict[str, str] = {}
     for given, value in options.items():
+        if kind == "sink" and given.lower() in _OF_SPARK:
+            continue
         name = names.get(given.lower())
         if name is None:
             close = difflib.get_close_matches(given.lower(), [each.lower() for each in known], n=1)
@@ -52,6 +58,20 @@ def positive(option: str, text: str, meaning: str) -> int:
     if not (stripped.isascii() and stripped.isdecimal()) or int(stripped) == 0:
         raise ConfigError(f"{option} {text!r} is not a number above 0", option=option, do=meaning)
     return int(stripped)
+
+
+def broker_url(given: Mapping[str, str], option: str) -> str:
+    """The URL of an MQTT broker in ``option``; ConfigError where it is not set or none."""
+    broker = given.get(option, "")
+    if not broker:
+        raise ConfigError(
+            f"{option} is not set", option=option, do="set it to mqtt://HOST:PORT, as mqtt://127.0.0.1:1883"
+        )
+    try:
+        parse_broker_url(broker)
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {error.what}", option=option, why=error.why, do=error.do) from None
+    return broker
 
 
 def boolean(option: str, text: str, meaning: str) -> bool:

@@ -28,8 +28,6 @@ UNSUPPORTED: Mapping[str, str] = {
 }
 """Options of Kafka's connector that this sink does not have, and what to do instead."""
 
-# Spark hands its own options of a stream over as well.
-_OF_SPARK = {"checkpointlocation", "queryname"}
 _DEFAULT_TIMEOUT_MS = 60_000
 
 
@@ -49,8 +47,7 @@ class SinkOptions:
         Raises:
             ConfigError: an unknown or unsupported option, or a value that cannot be used; names what is accepted.
         """
-        ours = {name: value for name, value in options.items() if name.lower() not in _OF_SPARK}
-        given = names.canonical("tubemq", ours, OPTIONS, UNSUPPORTED, kind="sink")
+        given = names.canonical("tubemq", options, OPTIONS, UNSUPPORTED, kind="sink")
         topic = given.get("topic")
         if topic is not None and not topic.strip():
             raise ConfigError("topic is empty", option="topic", do=OPTIONS["topic"])

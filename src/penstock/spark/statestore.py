@@ -24,10 +24,10 @@ from pyspark.sql.datasource import (
     InputPartition,
     WriterCommitMessage,
 )
-from pyspark.sql.types import BinaryType, DataType, LongType, StringType, StructField, StructType
-from pyspark.sql.types import IntegerType as Int
+from pyspark.sql.types import AtomicType, BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
 from penstock.errors import ConfigError
+from penstock.spark import rows
 from penstock.spark.store_options import StoreReadOptions, StoreWriteOptions
 
 if TYPE_CHECKING:
@@ -47,10 +47,11 @@ CONCURRENT_GETS = 64
 _SCHEMA = StructType(
     [StructField("key", BinaryType()), StructField("value", BinaryType()), StructField("version", StringType())]
 )
-_TEXT: tuple[type[DataType], ...] = (StringType, BinaryType)
-_TAKEN: dict[str, tuple[type[DataType], ...]] = {"key": _TEXT, "value": _TEXT, "ttl_ms": (Int, LongType)}
-_ROWS = (
-    "key and value (string or binary; a null value deletes), ttl_ms (int or bigint, optional), the column of orderBy"
+_TAKEN = rows.Taken(
+    NAME,
+    {"key": rows.text, "value": rows.text, "ttl_ms": rows.one_of(IntegerType, LongType)},
+    "key and value (string or binary; a null value deletes), ttl_ms (int or bigint, optional), the column of orderBy",
+    '"concat(\'device/\', id) AS key", "to_json(struct(*)) AS value"',
 )
 
 
@@ -78,9 +79,8 @@ class StateStoreDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> StoreWriter:  # noqa: FBT001 - Spark's signature
         if overwrite:
-            raise ConfigError(
-                'the statestore sink has no mode("overwrite")',
-                option="mode",
+            raise rows.refuse_overwrite(
+                NAME,
                 why="it would have to delete every other key",
                 do='write with mode("append"): rows set their keys, rows without a value delete them',
             )
@@ -91,18 +91,11 @@ class StateStoreDataSource(DataSource):
 
     def _write_options(self, schema: StructType) -> StoreWriteOptions:
         options = StoreWriteOptions.parse(self.options)
-        kinds = {field.name: type(field.dataType) for field in schema.fields}
-        taken = _TAKEN if options.order_by is None else {options.order_by: (), **_TAKEN}
-        wrong = [name for name, kind in kinds.items() if name not in taken or (taken[name] and kind not in taken[name])]
-        required = [name for name in ("key", "value", options.order_by) if name is not None and name not in kinds]
-        if wrong or required:
-            what = f"has {', '.join(wrong)}" if wrong else f"lacks {', '.join(required)}"
-            raise ConfigError(
-                f"the statestore sink cannot write rows of {schema.simpleString()}: it {what}",
-                option="schema",
-                why=f"its columns are {_ROWS}",
-                do='select those, as .selectExpr("concat(\'device/\', id) AS key", "to_json(struct(*)) AS value")',
-            )
+        taken, required = _TAKEN, ["key", "value"]
+        if options.order_by is not None:
+            taken = _TAKEN._replace(columns={options.order_by: rows.one_of(AtomicType), **_TAKEN.columns})
+            required.append(options.order_by)
+        taken.check(schema, required)
         return options
 
 
@@ -214,18 +207,15 @@ def _collected(options: StoreWriteOptions, batches: Iterator[pa.RecordBatch]) ->
 def _rows(options: StoreWriteOptions, batch: pa.RecordBatch) -> Iterator[Row]:
     from penstock.spark.store_writes import Change, Row
 
-    nothing: list[Any] = [None] * batch.num_rows
-    ttls = batch.column("ttl_ms").to_pylist() if "ttl_ms" in batch.schema.names else nothing
-    orders = nothing if options.order_by is None else batch.column(options.order_by).to_pylist()
-    keys, values = batch.column("key").to_pylist(), batch.column("value").to_pylist()
-    for key, value, ttl_ms, order in zip(keys, values, ttls, orders, strict=True):
+    columns = ("key", "value", "ttl_ms", options.order_by or "")
+    for key, value, ttl_ms, order in rows.read_rows(batch, columns):
         if not key:
             raise ConfigError(
                 f"the statestore sink got a row with {'no' if key is None else 'an empty'} key",
                 option="key",
                 do="leave such rows out: .where(\"key <> ''\")",
             )
-        yield Row(Change(_bytes(key), None if value is None else _bytes(value), ttl_ms), order)
+        yield Row(Change(rows.as_bytes(key), None if value is None else rows.as_bytes(value), ttl_ms), order)
 
 
 def _store(options: StoreWriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -233,8 +223,8 @@ def _store(options: StoreWriteOptions, messages: Sequence[WriterCommitMessage | 
 
     from penstock.spark.store_writes import last_of_each, write_changes
 
-    rows = (row for message in messages if isinstance(message, WrittenRows) for row in message.rows)
-    changes = last_of_each(rows, options.order_by)
+    written = (row for message in messages if isinstance(message, WrittenRows) for row in message.rows)
+    changes = last_of_each(written, options.order_by)
 
     async def write() -> None:
         async with _client(options.broker, options.timeout_s) as store:
@@ -252,7 +242,3 @@ def _client(broker: str, timeout_s: float) -> StateStoreClient:
 
 async def _opened(broker: str, timeout_s: float) -> StateStoreClient:
     return await _client(broker, timeout_s).__aenter__()
-
-
-def _bytes(value: str | bytes) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)

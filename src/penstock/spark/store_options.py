@@ -10,7 +10,7 @@ from penstock.spark import names
 from penstock.statestore import hlc
 from penstock.statestore.hlc import Hlc
 
-__all__ = ["READ_OPTIONS", "UNSUPPORTED", "WRITE_OPTIONS", "StoreReadOptions", "StoreWriteOptions", "check_broker"]
+__all__ = ["READ_OPTIONS", "UNSUPPORTED", "WRITE_OPTIONS", "StoreReadOptions", "StoreWriteOptions"]
 
 _COMMON: Mapping[str, str] = {
     "statestore.broker": "URL of the MQTT broker that the state store answers on, mqtt://HOST:PORT (required)",
@@ -36,8 +36,6 @@ UNSUPPORTED: Mapping[str, str] = {
 }
 """What users may expect here, and what to do instead."""
 
-# Spark hands its own options of a stream over as well.
-_OF_SPARK = {"checkpointlocation", "queryname"}
 _DEFAULT_TIMEOUT_MS = 10_000
 
 
@@ -63,7 +61,7 @@ class StoreReadOptions:
             raise ConfigError("keys is empty", option="keys", do=READ_OPTIONS["keys"])
         at_least = given.get("minPartitions", "1")
         return cls(
-            check_broker(given, "statestore.broker"),
+            names.broker_url(given, "statestore.broker"),
             keys,
             names.positive("minPartitions", at_least, READ_OPTIONS["minPartitions"]),
             _timeout_s(given),
@@ -82,8 +80,7 @@ class StoreWriteOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> StoreWriteOptions:
         """Check ``options`` as Spark hands them over; raises as :meth:`StoreReadOptions.parse`."""
-        ours = {name: value for name, value in options.items() if name.lower() not in _OF_SPARK}
-        given = names.canonical("aio-statestore", ours, WRITE_OPTIONS, UNSUPPORTED, kind="sink")
+        given = names.canonical("aio-statestore", options, WRITE_OPTIONS, UNSUPPORTED, kind="sink")
         token = None
         if "fencingToken" in given:
             token = hlc.parse(given["fencingToken"])
@@ -93,17 +90,7 @@ class StoreWriteOptions:
                     option="fencingToken",
                     do=WRITE_OPTIONS["fencingToken"],
                 )
-        return cls(check_broker(given, "statestore.broker"), given.get("orderBy"), token, _timeout_s(given))
-
-
-def check_broker(given: Mapping[str, str], option: str) -> str:
-    """The URL of an MQTT broker in ``option``; ConfigError where it is not set or none."""
-    broker = given.get(option, "")
-    scheme, separator, address = broker.partition("://")
-    if scheme not in {"mqtt", "mqtts", "ws", "wss"} or not separator or not address:
-        what = f"{option} {broker!r} is not a URL of MQTT" if broker else f"{option} is not set"
-        raise ConfigError(what, option=option, do="set it to mqtt://HOST:PORT, as mqtt://127.0.0.1:1883")
-    return broker
+        return cls(names.broker_url(given, "statestore.broker"), given.get("orderBy"), token, _timeout_s(given))
 
 
 def _timeout_s(given: Mapping[str, str]) -> float:

@@ -28,7 +28,8 @@ from pyspark.sql.types import (
 )
 
 from penstock.errors import ConfigError
-from penstock.spark.cluster import Address, Client, Tube
+from penstock.spark import rows
+from penstock.spark.cluster import Address, Batch, Client, Tube
 from penstock.spark.offsets import (
     LATEST,
     Bounds,
@@ -66,6 +67,7 @@ __all__ = [
     "TubeDataSource",
     "TubeReader",
     "TubeStreamReader",
+    "read_messages",
     "spark_schema",
 ]
 
@@ -128,12 +130,7 @@ class TubeDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> TubeWriter:  # noqa: FBT001 - Spark's signature
         if overwrite:
-            raise ConfigError(
-                'the tubemq sink has no mode("overwrite")',
-                option="mode",
-                why="a log is only appended to",
-                do='write with mode("append")',
-            )
+            raise rows.refuse_overwrite("tubemq", why="a log is only appended to")
         return TubeWriter(self._sink_options(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TubeStreamWriter:  # noqa: FBT001, N802, ARG002 - Spark's
@@ -363,12 +360,18 @@ def _planned(pieces: list[Slice], options: SourceOptions, tube: Tube | None) -> 
 
 
 def _read(options: SourceOptions, partition: InputPartition, client: Client | None) -> Iterator[pa.RecordBatch]:
-    """The rows of one task. Runs in an executor: everything it needs is made here."""
+    """The rows of one task."""
     if not isinstance(partition, RangePartition):
         return  # Spark's own stand-in for a batch without partitions
     from penstock.spark.arrow import record_batches
 
+    batches = read_messages(options, partition, client)
+    yield from record_batches(partition.piece.partition, batches, include_headers=options.include_headers)
+
+
+def read_messages(options: SourceOptions, partition: InputPartition, client: Client | None = None) -> Iterator[Batch]:
+    """The messages of one task, as they came. Runs in an executor: everything it needs is made here."""
+    if not isinstance(partition, RangePartition):
+        return
     with Tube.of(options, client=client) as tube:
-        piece, address = partition.piece, partition.address
-        batches = tube.read(piece, address=address, fail_on_data_loss=options.fail_on_data_loss)
-        yield from record_batches(piece.partition, batches, include_headers=options.include_headers)
+        yield from tube.read(partition.piece, address=partition.address, fail_on_data_loss=options.fail_on_data_loss)

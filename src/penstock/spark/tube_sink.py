@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, LongType, StringType, StructType
+from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
 from penstock.errors import ConfigError
+from penstock.spark import rows
 from penstock.spark.sink_options import SinkOptions
 
 if TYPE_CHECKING:
@@ -33,17 +34,18 @@ if TYPE_CHECKING:
 
 __all__ = ["SentRows", "TubeStreamWriter", "TubeWriter", "check_columns"]
 
-_TEXT: tuple[type[DataType], ...] = (StringType, BinaryType)
-_TAKEN: dict[str, tuple[type[DataType], ...]] = {
-    "value": _TEXT,
-    "key": _TEXT,
-    "topic": (StringType,),
-    "partition": (IntegerType, LongType),
-    "headers": (ArrayType,),
-}
-_ROWS = (
+_TAKEN = rows.Taken(
+    "tubemq",
+    {
+        "value": rows.text,
+        "key": rows.text,
+        "topic": rows.one_of(StringType),
+        "partition": rows.one_of(IntegerType, LongType),
+        "headers": rows.pairs(rows.text),
+    },
     "value (string or binary), and where wanted key (string or binary), topic (string), partition (int), "
-    "headers (array<struct<key: string, value: binary>>)"
+    "headers (array<struct<key: string, value: binary>>)",
+    '"machine AS key", "to_json(struct(*)) AS value"',
 )
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 
@@ -54,29 +56,7 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
     Raises:
         ConfigError: a column too many, too few, or of another type.
     """
-    kinds = {field.name: field.dataType for field in schema.fields}
-    wrong = [name for name, kind in kinds.items() if not isinstance(kind, _TAKEN.get(name, ()))]
-    headers = kinds.get("headers")
-    if isinstance(headers, ArrayType) and not _is_header(headers.elementType):
-        wrong.append("headers")
-    lacks = [name for name in ("value",) if name not in kinds]
-    if options.topic is None and "topic" not in kinds:
-        lacks.append("topic (the column, or the option)")
-    if wrong or lacks:
-        what = f"it has {', '.join(wrong)}" if wrong else f"it lacks {', '.join(lacks)}"
-        raise ConfigError(
-            f"the tubemq sink cannot write rows of {schema.simpleString()}: {what}",
-            option="schema",
-            why=f"its columns are {_ROWS}",
-            do='select those, as .selectExpr("machine AS key", "to_json(struct(*)) AS value")',
-        )
-
-
-def _is_header(kind: DataType) -> bool:
-    return isinstance(kind, StructType) and [(f.name, isinstance(f.dataType, _TEXT)) for f in kind.fields] == [
-        ("key", True),
-        ("value", True),
-    ]
+    _TAKEN.check(schema, ["value", "topic"], topic=options.topic)
 
 
 @dataclass
@@ -121,18 +101,18 @@ def _sent(options: SinkOptions, batches: Iterator[pa.RecordBatch], job: str) -> 
 async def _send(options: SinkOptions, batches: Iterator[pa.RecordBatch], name: str) -> SentRows:
     from penstock.tube.producer import Producer
 
-    rows = 0
+    sent = 0
     async with Producer(options.masters, delivery_timeout_s=options.timeout_s, **options.login.client()) as producer:
         waiting: list[asyncio.Future[Any]] = []
         for batch in batches:
-            for topic, partition, record in _records(options, batch, name, rows):
+            for topic, partition, record in _records(options, batch, name, sent):
                 waiting.append(await producer.queue(topic, record, partition))
-            rows += batch.num_rows
+            sent += batch.num_rows
             # Arrow batch by Arrow batch, so that a task of any size keeps only one in memory.
             for future in waiting:
                 await future
             waiting.clear()
-    return SentRows(rows)
+    return SentRows(sent)
 
 
 def _records(
@@ -141,12 +121,8 @@ def _records(
     """Topic, partition (None: by key) and record of each row."""
     from penstock.spark.headers import record_of
 
-    columns = {field: batch.column(field).to_pylist() for field in batch.schema.names}
-    nothing: list[Any] = [None] * batch.num_rows
-    rows = zip(
-        *(columns.get(field, nothing) for field in ("value", "key", "topic", "partition", "headers")), strict=True
-    )
-    for number, (value, key, topic, partition, headers) in enumerate(rows, first):
+    columns = ("value", "key", "topic", "partition", "headers")
+    for number, (value, key, topic, partition, headers) in enumerate(rows.read_rows(batch, columns), first):
         wanted = options.topic if topic is None else topic
         if value is None or wanted is None:
             raise ConfigError(
@@ -154,12 +130,8 @@ def _records(
                 option="value" if value is None else "topic",
                 do="leave such rows out, or give the option topic" if wanted is None else "leave such rows out",
             )
-        named = [(header["key"], _bytes(header["value"] or b"")) for header in headers or ()]
-        record = record_of(_bytes(value), None if key is None else _bytes(key), named)
+        named = [(header["key"], rows.as_bytes(header["value"] or b"")) for header in headers or ()]
+        record = record_of(rows.as_bytes(value), None if key is None else rows.as_bytes(key), named)
         if record.id is None:
             record.id = f"{name}/{number}"
         yield wanted, partition, record
-
-
-def _bytes(value: str | bytes) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,20 +31,16 @@ Held = Callable[[Store], WriteBack]
 
 
 @pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     """Makes runs that hold their lease."""
-    runs: list[WriteBack] = []
 
     def make(store: Store) -> WriteBack:
         run = WriteBack("mqtt://127.0.0.1:1", "p")
         monkeypatch.setattr(run, "_client", store)
         monkeypatch.setattr(run, "_token", Hlc(1, 0, "n"))
-        runs.append(run)
         return run
 
-    yield make
-    for run in runs:
-        run._loop.close()
+    return make
 
 
 def fence(run: WriteBack, *prefixes: str) -> Any:

@@ -24,7 +24,7 @@ def test_options_as_spark_hands_them_over() -> None:
     ("given", "message"),
     [
         ({"statestore.broker": ""}, "statestore.broker is not set"),
-        ({"statestore.broker": "127.0.0.1:1883"}, "is not a URL of MQTT"),
+        ({"statestore.broker": "127.0.0.1:1883"}, "cannot be used"),
         ({"keys": ""}, "keys is empty"),
         ({"minPartitions": "0"}, "'0' is not a number above 0"),
         ({"statestore.timeoutMs": "1s"}, "'1s' is not a number above 0"),
@@ -42,7 +42,7 @@ def test_what_a_read_cannot_use(given: dict[str, str], message: str) -> None:
     [
         ({"fencingToken": "12:3"}, "'12:3' is not a version"),
         ({"keys": "a"}, "'keys' is not known"),
-        ({"statestore.broker": "http://h"}, "is not a URL of MQTT"),
+        ({"statestore.broker": "http://h"}, "cannot be used"),
     ],
 )
 def test_what_a_write_cannot_use(given: dict[str, str], message: str) -> None:

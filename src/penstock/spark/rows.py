@@ -1,0 +1,95 @@
+"""Rows as the sinks take them: which columns they may have, and what a row is when it comes.
+
+Every sink has one table of its columns; schema check, message and reading go by it.
+
+Imports stand where they are used: Spark imports this module for every user of any data source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql.types import ArrayType, BinaryType, DataType, StringType, StructType
+
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Taken", "as_bytes", "one_of", "pairs", "read_rows", "refuse_overwrite", "text"]
+
+Kind = Callable[[DataType], bool]
+"""Whether a column may be of this type."""
+
+
+class Taken(NamedTuple):
+    """What a sink takes: the type of each column, all of it in words, and a select that makes such rows."""
+
+    sink: str
+    columns: Mapping[str, Kind]
+    words: str
+    example: str
+
+    def check(self, schema: StructType, required: Iterable[str], *, topic: str | None = None) -> None:
+        """Whether rows of ``schema`` can be written: no other column, no other type, and every one of ``required``.
+
+        A column ``topic`` that is required may be left out where the option gives ``topic``.
+
+        Raises:
+            ConfigError: they cannot; it says why, which columns are taken, and how to select them.
+        """
+        given = {field.name: field.dataType for field in schema.fields}
+        wrong = [name for name, kind in given.items() if name not in self.columns or not self.columns[name](kind)]
+        lacks = [name for name in required if name not in given and not (name == "topic" and topic is not None)]
+        if not (wrong or lacks):
+            return
+        options = ["topic (the column, or the option)" if name == "topic" else name for name in lacks]
+        what = f"it has {', '.join(wrong)}" if wrong else f"it lacks {', '.join(options)}"
+        raise ConfigError(
+            f"the {self.sink} sink cannot write rows of {schema.simpleString()}: {what}",
+            option="schema",
+            why=f"its columns are {self.words}",
+            do=f"select those, as .selectExpr({self.example})",
+        )
+
+
+def one_of(*kinds: type[DataType]) -> Kind:
+    """A column of one of these types."""
+    return lambda kind: isinstance(kind, kinds)
+
+
+def text(kind: DataType) -> bool:
+    """A column of strings or binary: bytes either way."""
+    return isinstance(kind, (StringType, BinaryType))
+
+
+def pairs(value: Kind) -> Kind:
+    """``array<struct<key: string, value: ...>>``: names and values in order, repeats allowed."""
+
+    def is_pairs(kind: DataType) -> bool:
+        if not isinstance(kind, ArrayType) or not isinstance(kind.elementType, StructType):
+            return False
+        fields = kind.elementType.fields
+        return [field.name for field in fields] == ["key", "value"] and (
+            isinstance(fields[0].dataType, StringType) and value(fields[1].dataType)
+        )
+
+    return is_pairs
+
+
+def refuse_overwrite(sink: str, *, why: str, do: str = 'write with mode("append")') -> ConfigError:
+    """What ``mode("overwrite")`` is answered with."""
+    return ConfigError(f'the {sink} sink has no mode("overwrite")', option="mode", why=why, do=do)
+
+
+def read_rows(batch: pa.RecordBatch, columns: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+    """The rows of ``batch`` as tuples of ``columns``; None for a column that it does not have."""
+    nothing: list[Any] = [None] * batch.num_rows
+    names = set(batch.schema.names)
+    return zip(*(batch.column(name).to_pylist() if name in names else nothing for name in columns), strict=True)
+
+
+def as_bytes(value: str | bytes) -> bytes:
+    """A string's UTF-8, or the bytes."""
+    return value.encode() if isinstance(value, str) else bytes(value)

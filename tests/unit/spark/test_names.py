@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.spark import names
+
+KNOWN = {"startAt": "where to start", "limit": "how many"}
+UNSUPPORTED = {"path": "leave it out"}
+
+
+def test_names_are_found_without_regard_to_case() -> None:
+    assert names.canonical("x", {"STARTAT": "1", "limit": "2"}, KNOWN, UNSUPPORTED) == {"startAt": "1", "limit": "2"}
+
+
+def test_a_sink_is_handed_options_of_the_stream_too() -> None:
+    given = {"limit": "2", "checkpointLocation": "/c", "queryname": "q"}
+    assert names.canonical("x", given, KNOWN, UNSUPPORTED, kind="sink") == {"limit": "2"}
+    with pytest.raises(ConfigError, match="'checkpointLocation' is not known to the x source"):
+        names.canonical("x", given, KNOWN, UNSUPPORTED)
+
+
+def test_names_that_are_not_known() -> None:
+    with pytest.raises(ConfigError, match=r"'startt' is not known to the x source[\s\S]*did you mean startAt\?"):
+        names.canonical("x", {"startt": "1"}, KNOWN, UNSUPPORTED)
+    with pytest.raises(ConfigError, match=r"path is not supported by the x source\n  do:  leave it out"):
+        names.canonical("x", {"path": "1"}, KNOWN, UNSUPPORTED)
+
+
+@pytest.mark.parametrize("url", ["mqtt://h", "mqtts://h:1", "ws://h/path", "wss://user:secret@[::1]:1/p"])
+def test_a_broker_is_a_url(url: str) -> None:
+    assert names.broker_url({"x.broker": url}, "x.broker") == url
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "x.broker is not set"),
+        ({"x.broker": "h:1883"}, r"x.broker: broker URL 'h:1883' cannot be used[\s\S]*write mqtt://HOST"),
+        ({"x.broker": "mqtt://h:port"}, "x.broker: broker URL 'mqtt://h:port' cannot be read"),
+        ({"x.broker": "mqtt://h/path"}, "cannot be used"),
+    ],
+)
+def test_what_is_no_broker(given: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        names.broker_url(given, "x.broker")
+    assert raised.value.option == "x.broker"
+
+
+def test_a_password_is_not_shown() -> None:
+    with pytest.raises(ConfigError) as raised:
+        names.broker_url({"x.broker": "http://user:secret@h"}, "x.broker")
+    assert "secret" not in str(raised.value)
+
+
+def test_numbers_and_booleans() -> None:
+    assert names.positive("limit", " 12 ", "how many") == 12
+    assert names.boolean("on", " TRUE ", "whether")
+    for text in ("0", "-1", "\u0661", "1.5", ""):
+        with pytest.raises(ConfigError, match="is not a number above 0"):
+            names.positive("limit", text, "how many")
+    with pytest.raises(ConfigError, match="neither true nor false"):
+        names.boolean("on", "yes", "whether")
