@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from penstock.cli import webapi
 from penstock.cli.main import main
+from penstock.tube import web as tube_web
 
 
 class Done(NamedTuple):
@@ -67,6 +67,6 @@ BROKER = {"brokerId": 1, "brokerIp": "127.0.0.1", "brokerPort": 8123, "runStatus
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch) -> Web:
     web = Web()
-    monkeypatch.setattr(webapi, "call", web.call)
-    monkeypatch.setattr(webapi, "call_broker", web.call)
+    monkeypatch.setattr(tube_web, "call", web.call)
+    monkeypatch.setattr(tube_web, "call_broker", web.call)
     return web
