@@ -1,9 +1,10 @@
-"""Run test suites one after the other; close with a time per suite, the slowest tests and one count.
+"""Run test suites; close with a time per suite, the slowest tests and one count.
 
-Usage: suites.py [--all] [--nightly] [--summary FILE] [SUITE ...]
+Usage: suites.py [--all] [--nightly] [--jobs N] [--summary FILE] [SUITE ...]
 
-Suites are independent: one that fails does not stop the others, and the exit status is 1 if any did. Every test that
-was skipped is listed with its reason, so that a green run says what it did not see.
+Suites are independent: one that fails does not stop the others, and the exit status is 1 if any did. With several jobs
+they run side by side, each line of output headed by its suite. Every test that was skipped is listed with its reason,
+so that a green run says what it did not see.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -34,7 +37,11 @@ COMMANDS: dict[str, list[list[str]]] = {
     "types": [[PYTHON, "-m", "mypy", "src", "tests", "tools", "benchmarks"]],
     "docs": [[PYTHON, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html"]],
 }
-ORDER = ["lint", "types", "unit", "faults", "interop", "end_to_end", "spark", "docs"]
+ORDER = ["lint", "types", "unit", "faults", "interop", "docs", "end_to_end", "spark"]
+"""What answers soonest first; what starts Spark last, so that of two jobs one begins with them (:func:`run_all`)."""
+
+JOBS = min(2, os.cpu_count() or 1)
+"""Suites at a time. Half of their time is waiting, for a server to start or for a timer."""
 
 
 @dataclass
@@ -71,7 +78,8 @@ def pytest_command(paths: list[str], report: Path, *, nightly: bool) -> list[str
     return [PYTHON, "-m", "pytest", "-q", "-m", mark, f"--junit-xml={report}", *paths]
 
 
-def run_suite(name: str, *, nightly: bool) -> Result:
+def run_suite(name: str, *, nightly: bool, headed: bool) -> Result:
+    """Run one suite; ``headed``: its lines of output begin with its name."""
     result = Result(name)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
@@ -82,7 +90,7 @@ def run_suite(name: str, *, nightly: bool) -> Result:
             commands.append(pytest_command(paths, report, nightly=nightly))
         for command in commands:
             print(f"== {name}: {' '.join(command[2:] if command[0] == PYTHON else command)}", flush=True)
-            status = subprocess.run(command, cwd=ROOT, env=os.environ, check=False).returncode
+            status = run_headed(command, f"{name:<10} | ") if headed else run_plain(command)
             nothing_selected = nightly and status == 5
             result.ok = result.ok and (status == 0 or nothing_selected)
         read_report(report, result)
@@ -90,8 +98,42 @@ def run_suite(name: str, *, nightly: bool) -> Result:
     return result
 
 
-def close(results: list[Result]) -> list[str]:
-    """The closing report, a line each."""
+def run_plain(command: list[str]) -> int:
+    return subprocess.run(command, cwd=ROOT, env=os.environ, check=False).returncode
+
+
+def run_headed(command: list[str], head: str) -> int:
+    with subprocess.Popen(
+        command, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(head + line, end="", flush=True)
+    return process.returncode
+
+
+def run_all(names: list[str], *, nightly: bool, jobs: int) -> list[Result]:
+    """Run the suites, ``jobs`` at a time: the first job takes them from the front, the others from the end."""
+    waiting = deque(names)
+    results: dict[str, Result] = {}
+    headed = min(jobs, len(names)) > 1
+
+    def work(*, front: bool) -> None:
+        while waiting:
+            try:
+                name = waiting.popleft() if front else waiting.pop()
+            except IndexError:  # another job was faster
+                return
+            results[name] = run_suite(name, nightly=nightly, headed=headed)
+
+    with ThreadPoolExecutor(jobs) as pool:
+        for worker in [pool.submit(work, front=n == 0) for n in range(jobs)]:
+            worker.result()
+    return [results[name] for name in names]
+
+
+def close(results: list[Result], seconds: float) -> list[str]:
+    """The closing report, a line each; ``seconds`` are those of the whole run."""
     lines = ["", "suite         result    passed  failed  skipped   seconds"]
     lines += [
         f"{r.name:<13} {'ok' if r.ok else 'FAILED':<8} {r.passed:>7} {r.failed:>7} {len(r.skipped):>8}"
@@ -107,7 +149,6 @@ def close(results: list[Result]) -> list[str]:
     # A suite without single tests (lint, types, docs) counts as one.
     passed += sum(r.ok for r in results if r.name in COMMANDS)
     failed += sum(not r.ok and not r.failed for r in results)
-    seconds = sum(r.seconds for r in results)
     return [*lines, "", f"{seconds:.0f} s in all", f"{passed} passed, {failed} failed, {len(skipped)} skipped"]
 
 
@@ -116,11 +157,13 @@ def main() -> int:
     parser.add_argument("suites", nargs="*", choices=[*ORDER, []], metavar="SUITE")
     parser.add_argument("--all", action="store_true", help="every suite, in order")
     parser.add_argument("--nightly", action="store_true", help="the tests marked nightly, of every suite")
+    parser.add_argument("--jobs", type=int, default=JOBS, metavar="N", help="suites at a time (default: %(default)s)")
     parser.add_argument("--summary", type=Path, help="write the closing report to this file too")
     options = parser.parse_args()
     names = ORDER if options.all else list(PYTEST) if options.nightly else options.suites
-    results = [run_suite(name, nightly=options.nightly) for name in names]
-    report = close(results)
+    started = time.monotonic()
+    results = run_all(list(dict.fromkeys(names)), nightly=options.nightly, jobs=max(1, options.jobs))
+    report = close(results, time.monotonic() - started)
     print("\n".join(report), flush=True)
     if options.summary is not None:
         header = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
