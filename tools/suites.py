@@ -132,6 +132,14 @@ def run_all(names: list[str], *, nightly: bool, jobs: int) -> list[Result]:
     return [results[name] for name in names]
 
 
+def commit() -> str:
+    """Short name of the commit that runs, or ``unknown`` outside a checkout."""
+    asked = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return asked.stdout.strip() or "unknown"
+
+
 def close(results: list[Result], seconds: float) -> list[str]:
     """The closing report, a line each; ``seconds`` are those of the whole run."""
     lines = ["", "suite         result    passed  failed  skipped   seconds"]
@@ -166,7 +174,10 @@ def main() -> int:
     report = close(results, time.monotonic() - started)
     print("\n".join(report), flush=True)
     if options.summary is not None:
-        header = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+        header = (
+            f"Commit {commit()}, {platform.system()} {platform.machine()}, {os.cpu_count()} cores, "
+            f"Python {platform.python_version()}"
+        )
         options.summary.parent.mkdir(parents=True, exist_ok=True)
         options.summary.write_text("\n".join(["# Nightly", "", header, "```", *report, "```", ""]), encoding="utf-8")
     return 0 if all(r.ok for r in results) else 1
