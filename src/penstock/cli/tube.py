@@ -112,6 +112,7 @@ def topics_delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     http: Web = WEB,
     admin_token: AdminToken = TOKEN,
+    as_json: Json = False,
 ) -> None:
     """Delete TOPIC and its records on every broker."""
     from penstock.tube.web import call
@@ -139,6 +140,9 @@ def topics_delete(
     until = time.monotonic() + _REMOVED_S
     while (gone := _states(http, topic) is None) is False and time.monotonic() < until:
         time.sleep(_LOOK_S)
+    if as_json:
+        print_json({"topic": topic, "brokers": len(states), "removed": gone})
+        return
     note(f"topic {topic} is deleted" + ("" if gone else "; its brokers remove the records"))
 
 

@@ -3,19 +3,68 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from penstock.cli.grouped import grouped
 from penstock.cli.output import print_json
-from penstock.cli.tube_common import MASTER, Master
+from penstock.cli.tube_common import MASTER, LoginOptions, Master, logs_in
 from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.node.broker import ReadyBroker
+    from penstock.node.tube_config import TubeTls
+    from penstock.runtime.addresses import Address
 
 __all__ = ["broker"]
 
+DEFAULT_TLS_PORT = 8124
+W = TypeVar("W", bound=StrEnum)
 
+
+@dataclass(frozen=True, slots=True)
+class TlsListener:
+    """The listener with TLS beside the plain one."""
+
+    tls_certificate: Annotated[
+        Path | None, typer.Option(help="PEM of its certificate; with it, it listens with TLS too.", metavar="PATH")
+    ] = None
+    tls_key: Annotated[Path | None, typer.Option(help="PEM of its key, not encrypted.", metavar="PATH")] = None
+    tls_client_ca: Annotated[
+        Path | None, typer.Option(help="PEM of authorities: clients need a certificate of theirs.", metavar="PATH")
+    ] = None
+    tls_port: Annotated[
+        int, typer.Option(help="Port of the TLS listener; 0: a free one.", min=0, max=65535, metavar="PORT")
+    ] = DEFAULT_TLS_PORT
+
+    def settings(self) -> TubeTls | None:
+        """What the broker is given; None without a certificate. Raises ConfigError where half of it is there."""
+        from penstock.node.tube_config import TubeTls
+
+        if self.tls_certificate is None and self.tls_key is None and self.tls_client_ca is None:
+            return None
+        if self.tls_certificate is None or self.tls_key is None:
+            option = "--tls-certificate" if self.tls_certificate is None else "--tls-key"
+            raise ConfigError(
+                f"{option} is missing", option=option, do="a TLS listener needs a certificate and its key"
+            )
+        return TubeTls(
+            certificate=self.tls_certificate,
+            key=self.tls_key,
+            client_ca=self.tls_client_ca,
+            broker_port=self.tls_port,
+        )
+
+
+@logs_in
+@grouped(TlsListener, "listener")
 def broker(
+    listener: TlsListener,
+    login: LoginOptions,
     broker_id: Annotated[int, typer.Option(help="Its number, different for each broker.", min=1, metavar="N")],
     tube_master: Master = MASTER,
     data_dir: Annotated[Path, typer.Option(help="Where its log is kept.", metavar="PATH")] = Path("penstock-broker"),
@@ -33,68 +82,66 @@ def broker(
         Path | None,
         typer.Option(help="File of the cluster's users, name:password lines; default: anybody.", metavar="PATH"),
     ] = None,
-    username: Annotated[
-        str | None,
+    wait: Annotated[
+        float | None,
         typer.Option(
-            help="User as which it signs to the master, where the cluster has users.",
-            envvar="PENSTOCK_TUBE_USERNAME",
-            metavar="NAME",
-        ),
-    ] = None,
-    password_file: Annotated[
-        Path | None,
-        typer.Option(
-            help="File whose first line is the password.", envvar="PENSTOCK_TUBE_PASSWORD_FILE", metavar="PATH"
+            help="Exit status 1 where no master takes it for so long; default: try on.", min=0, metavar="SECONDS"
         ),
     ] = None,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.", metavar="WORD")] = "info",
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON once it is ready.")] = False,
 ) -> None:
-    """Run a tube broker alone, at the master of another node.
+    """Run a tube broker alone, at the master of another node, to which it signs and connects as a client does.
 
     It learns its topics from the master. SIGTERM and Ctrl-C drain what was accepted and exit 0.
     """
-    from penstock.node.broker import BrokerSettings, ReadyBroker, run_broker
-    from penstock.runtime.addresses import Address, parse_address
+    from penstock.node.broker import BrokerSettings, run_broker
     from penstock.runtime.durability import Durability
-    from penstock.runtime.login import Login
     from penstock.runtime.logs import LogLevel
 
-    def address(option: str, text: str) -> Address:
-        try:
-            return parse_address(text.strip())
-        except ValueError as error:
-            raise ConfigError(f"{option}: got {text!r}, {error}", option=option) from error
-
-    if durability not in set(Durability):
-        raise ConfigError(
-            f"--durability: got {durability!r}", option="--durability", do="write durable, flushed or memory"
-        )
-
-    if log_level not in set(LogLevel):
-        raise ConfigError(
-            f"--log-level: got {log_level!r}", option="--log-level", do="write debug, info, warning or error"
-        )
-
-    def show(ready: ReadyBroker) -> None:
-        if as_json:
-            print_json(ready.as_json())
-            return
-        sys.stdout.write(
-            f"broker {ready.broker_id} is ready\n"
-            f"  tube broker     {ready.tube_broker}\n  administration  http://{ready.tube_broker_http}/broker.htm\n"
-        )
-        sys.stdout.flush()
-
+    client = login.client()
     settings = BrokerSettings(
         broker_id,
-        [address("--tube-master", text) for text in tube_master.split(",")],
+        [_address("--tube-master", text) for text in tube_master.split(",")],
         data_dir,
-        address("--bind", bind),
-        address("--http", http),
-        None if advertise is None else address("--advertise", advertise),
-        Durability(durability),
-        users=users,
-        user=None if username is None else (username, Login(username, password_file).password() or ""),
+        _address("--bind", bind),
+        _address("--http", http),
+        None if advertise is None else _address("--advertise", advertise),
+        _word("--durability", durability, Durability),
+        wait,
+        users,
+        None if client["user"] is None else (client["user"], client["password"] or ""),
+        listener.settings(),
+        client["tls"],
     )
-    run_broker(settings, log_level=LogLevel(log_level), on_ready=show)
+    level = _word("--log-level", log_level, LogLevel)
+    run_broker(settings, log_level=level, on_ready=lambda ready: _show(ready, as_json=as_json))
+
+
+def _address(option: str, text: str) -> Address:
+    from penstock.runtime.addresses import parse_address
+
+    try:
+        return parse_address(text.strip())
+    except ValueError as error:
+        raise ConfigError(f"{option}: got {text!r}, {error}", option=option) from error
+
+
+def _word(option: str, text: str, words: type[W]) -> W:
+    if text not in set(words):
+        *others, last = words
+        raise ConfigError(f"{option}: got {text!r}", option=option, do=f"write {', '.join(others)} or {last}")
+    return words(text)
+
+
+def _show(ready: ReadyBroker, *, as_json: bool) -> None:
+    if as_json:
+        print_json(ready.as_json())
+        return
+    secured = "" if ready.tube_broker_tls is None else f" (TLS {ready.tube_broker_tls})"
+    sys.stdout.write(
+        f"broker {ready.broker_id} is ready\n"
+        f"  tube broker     {ready.tube_broker}{secured}\n"
+        f"  administration  http://{ready.tube_broker_http}/broker.htm\n"
+    )
+    sys.stdout.flush()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
-from penstock.cli.output import Cell, note, print_table
+from penstock.cli.output import Cell, note, print_error, print_table
 from penstock.cli.tube_common import WEB, BrokerHttp, BrokerRow, Json, LoginOptions, Web, brokers, logs_in
 from penstock.cli.tube_records import parse_time
 from penstock.errors import ConfigError, PenstockError, RefusedError
@@ -129,23 +129,50 @@ def lag(
 ) -> None:
     """Show how far GROUP is behind: messages, bytes and seconds (how long the next message has waited).
 
+    While watching, what cannot be asked is said on standard error and asked again.
+
     Penstock's brokers count a partition's own messages; of Apache's, those of the store are shown, and no seconds.
     Bytes are those of the store.
     """
-    columns = ["topic", "broker", "partition", "messages", "bytes", "seconds"]
-    try:
-        while True:
-            rows = list(_lag_rows(_standings(group, topic, http, broker_http), login))
-            if watch is not None and not as_json:
-                sys.stdout.write(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S}\n")
-            print_table(rows, columns, as_json=as_json)
-            if watch is None:
-                break
-            time.sleep(watch)
-    except KeyboardInterrupt:
-        return
+
+    def look() -> list[dict[str, Cell]]:
+        return list(_lag_rows(_standings(group, topic, http, broker_http), login))
+
+    if watch is not None:
+        try:
+            _watch(look, watch, as_json=as_json)
+        except KeyboardInterrupt:
+            return
+    rows = look()
+    _print_lag(rows, as_json=as_json)
     if fail_above is not None and sum(int(row["messages"] or 0) for row in rows) > fail_above:
         raise typer.Exit(1)
+
+
+def _watch(look: Callable[[], list[dict[str, Cell]]], every_s: float, *, as_json: bool) -> NoReturn:
+    """Show what ``look`` finds, with the time, again and again; what fails meanwhile is said and asked again.
+
+    Raises:
+        ConfigError: the command cannot work at any time.
+    """
+    while True:
+        try:
+            rows = look()
+        except ConfigError:
+            raise
+        except PenstockError as error:
+            print_error(error)
+        else:
+            if not as_json:
+                sys.stdout.write(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S}\n")
+            _print_lag(rows, as_json=as_json)
+        time.sleep(every_s)
+
+
+def _print_lag(rows: Sequence[dict[str, Cell]], *, as_json: bool) -> None:
+    now = datetime.now().astimezone().isoformat(timespec="milliseconds")
+    columns = ["topic", "broker", "partition", "messages", "bytes", "seconds"]
+    print_table([{"time": now, **row} for row in rows], columns, as_json=as_json)
 
 
 def _standings(

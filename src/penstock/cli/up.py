@@ -103,13 +103,16 @@ def _banner(ready: Ready) -> None:
     master = "" if ready.tube_master == "127.0.0.1:8715" else f" --tube-master {ready.tube_master}"
     web = "" if ready.http == "127.0.0.1:8080" else f" --http {ready.http}"
     listeners = "\n                  ".join(ready.listeners.values()) or f"mqtt://{ready.mqtt}"
+    secured = ""
+    if ready.tube_master_tls is not None:
+        secured = f"\n                  TLS: master {ready.tube_master_tls}, broker {ready.tube_broker_tls}"
     sys.stdout.write(
         f"""{bold}penstock {ready.version}{plain} is ready (process {ready.pid}, Ctrl-C ends it)
 
   data directory  {escape(ready.data_dir)}
   durability      {ready.durability}
   MQTT 5          {listeners}
-  TubeMQ          master {ready.tube_master}, broker {ready.tube_broker}
+  TubeMQ          master {ready.tube_master}, broker {ready.tube_broker}{secured}
   administration  http://{ready.http}/webapi.htm (master)
                   http://{ready.tube_broker_http}/broker.htm (broker)
   health          http://{ready.http}/readyz

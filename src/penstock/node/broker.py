@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass
@@ -14,6 +15,7 @@ from typing import Any
 
 from penstock.errors import UnavailableError
 from penstock.node.http import HttpServer, broker_app
+from penstock.node.tube_config import TubeTls
 from penstock.runtime import logs
 from penstock.runtime.addresses import Address, bind_error
 from penstock.runtime.durability import Durability
@@ -33,6 +35,8 @@ class BrokerSettings:
     """``masters``: of the cluster. ``advertise``: where clients reach the broker, if not where it listens.
 
     ``users``: file of the users that clients have to be; ``user``: name and password with which the broker signs.
+    ``tls``: a TLS listener beside ``bind``; ``master_tls``: how it reaches the masters, at their TLS ports then.
+    ``register_s``: give up where no master takes it for so long; None: try until one does.
     """
 
     broker_id: int
@@ -42,9 +46,11 @@ class BrokerSettings:
     http: Address
     advertise: Address | None = None
     durability: Durability = Durability.DURABLE
-    register_s: float = 30.0
+    register_s: float | None = None
     users: Path | None = None
     user: tuple[str, str] | None = None
+    tls: TubeTls | None = None
+    master_tls: ssl.SSLContext | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +62,11 @@ class ReadyBroker:
     tube_broker_http: str
     data_dir: str
     durability: str
+    tube_broker_tls: str | None = None
+    """Where it listens with TLS; None where it does not."""
 
     def as_json(self) -> dict[str, object]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 def run_broker(settings: BrokerSettings, *, log_level: LogLevel, on_ready: Callable[[ReadyBroker], None]) -> None:
@@ -100,9 +108,11 @@ async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker
             web_address=str(_told(web, told)),
             access=None if settings.users is None else Access(read_users(settings.users)),
             master_user=settings.user,
+            master_tls=settings.master_tls,
         )
+        start = broker.start if settings.tls is None else settings.tls.beside(broker.start, settings.tls.broker_port)
         try:
-            _, port = await broker.start(settings.bind.host, settings.bind.port)
+            _, port = await start(settings.bind.host, settings.bind.port)
         except OSError as error:
             raise bind_error(error, "bind", settings.bind) from error
         parts.push_async_callback(broker.close)
@@ -112,9 +122,15 @@ async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker
             freeze_memory()
             bound = Address(settings.bind.host, port)
             _log.info("ready", extra={"fields": {"broker_id": settings.broker_id, "tube_broker": str(bound)}})
+            secured = broker.tls_bound
             on_ready(
                 ReadyBroker(
-                    settings.broker_id, str(told or bound), str(web), str(settings.data_dir), str(settings.durability)
+                    settings.broker_id,
+                    str(told or bound),
+                    str(web),
+                    str(settings.data_dir),
+                    str(settings.durability),
+                    None if secured is None else str(Address((told or bound).host, secured[1])),
                 )
             )
             await stop.wait()

@@ -20,7 +20,6 @@ from penstock.mqtt.faults import FaultListener
 from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener import Transport
-from penstock.mqtt.transport.tls import ServerTls
 from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture, version_of
 from penstock.node.config import NodeConfig
 from penstock.node.data_dir import DataDirectory
@@ -71,12 +70,15 @@ class Ready:
     tube_broker: str
     tube_broker_http: str
     http: str
+    tube_master_tls: str | None = None
+    """Where the master listens with TLS; None where it does not."""
+    tube_broker_tls: str | None = None
     listeners: Mapping[str, str] = field(default_factory=dict)
     """Name of each MQTT listener to its URL."""
 
     def as_json(self) -> dict[str, object]:
         """The line of ``penstock up --json``."""
-        return {"event": "ready", **asdict(self)}
+        return {"event": "ready", **{name: value for name, value in asdict(self).items() if value is not None}}
 
 
 class Node:
@@ -136,7 +138,9 @@ class Node:
         broker_http = await self._http(
             "tube-broker-http", config.tube_broker_http, HttpServer(broker_app(self._broker_webapi))
         )
-        tube_master = await self._listen("tube-master", config.tube_master, self._with_tls(master.start, "master"))
+        tls = config.tube.tls
+        start = master.start if tls is None else tls.beside(master.start, tls.master_port)
+        tube_master = await self._listen("tube-master", config.tube_master, start)
         self._parts.push_async_callback(master.close)
         self._parts.callback(self.security.close)
         # Closed after the broker and the store, whose last acknowledgements leave through it.
@@ -162,6 +166,8 @@ class Node:
             | ({} if faults is None else {"faults": f"mqtt://{faults}"}),
             tube_master=_told(config.tube_master, tube_master),
             tube_broker=_told(config.tube_broker, tube_broker),
+            tube_master_tls=_beside(config.tube_master, master.tls_bound),
+            tube_broker_tls=_beside(config.tube_broker, broker.tls_bound),
             tube_broker_http=_told(config.tube_broker_http, broker_http),
             http=_told(config.http, http),
         )
@@ -193,17 +199,6 @@ class Node:
         name, password = self._tube_user
         return Access({**read_users(wanted.users), name: password}, networks=wanted.networks, groups=wanted.groups)
 
-    def _with_tls(
-        self, start: Callable[..., Awaitable[tuple[str, int]]], part: str
-    ) -> Callable[[str, int], Awaitable[tuple[str, int]]]:
-        """``start`` of master or broker with the TLS listener that is configured, if one is."""
-        tls = self.config.tube.tls
-        if tls is None:
-            return start
-        context = ServerTls(tls.files(), protocol="tubemq").context
-        port = tls.master_port if part == "master" else tls.broker_port
-        return lambda host, plain: start(host, plain, tls=context, tls_port=port)
-
     async def _broker_webapi(self, params: Mapping[str, str]) -> Mapping[str, object]:
         if self._tube_broker is None:
             return {"result": False, "errCode": 503, "errMsg": "the broker has not started yet"}
@@ -225,7 +220,9 @@ class Node:
             access=self._tube_access(),
             master_user=self._tube_user,
         )
-        bound = await self._listen("tube-broker", config.tube_broker, self._with_tls(broker.start, "broker"))
+        tls = config.tube.tls
+        start = broker.start if tls is None else tls.beside(broker.start, tls.broker_port)
+        bound = await self._listen("tube-broker", config.tube_broker, start)
         self._parts.push_async_callback(broker.close)
         self._tube_broker = broker
         self._failures.append(lambda: None if broker.failure is None else f"tube: {broker.failure.what}")
@@ -365,6 +362,14 @@ def _reachable(address: Address) -> Address:
     if not address.is_wildcard:
         return address
     return Address("::1" if address.host == "::" else "127.0.0.1", address.port)
+
+
+def _beside(listener: Listener, bound: tuple[str, int] | None) -> str | None:
+    """What others are told of the TLS listener beside ``listener``; None where there is none."""
+    if bound is None:
+        return None
+    host = listener.bind.host if listener.advertise is None else listener.advertise.host
+    return _told(Listener(bind=listener.bind), Address(host, bound[1]))
 
 
 def _told(listener: Listener, bound: Address) -> str:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
+from penstock.mqtt.transport.tls import ClientCertificates, ServerTls, TlsFiles
 from penstock.node.listening import Part
 
-__all__ = ["TubeAccess", "TubeTls"]
+__all__ = ["Start", "TubeAccess", "TubeTls"]
+
+Start = Callable[..., Awaitable[tuple[str, int]]]
+"""``start`` of a master or broker: host, port, and by name ``tls`` and ``tls_port``; gives the plain address."""
 
 
 def _network(value: object) -> object:
@@ -44,8 +48,12 @@ class TubeTls(Part):
     master_port: int = Field(default=8716, ge=0, le=65535, description="port of the master; 0 takes a free one")
     broker_port: int = Field(default=8124, ge=0, le=65535, description="port of the broker; 0 takes a free one")
 
-    def files(self) -> TlsFiles:
-        """As the listener reads them."""
+    def beside(self, start: Start, port: int) -> Start:
+        """``start`` with a TLS listener on ``port``. Raises ConfigError where a file cannot be used."""
+        context = ServerTls(self._files(), protocol="tubemq").context
+        return lambda host, plain: start(host, plain, tls=context, tls_port=port)
+
+    def _files(self) -> TlsFiles:
         mutual = self.client_ca is not None
         return TlsFiles(
             certificate=self.certificate,

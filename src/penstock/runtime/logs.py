@@ -16,7 +16,9 @@ import time
 from enum import StrEnum
 from typing import TextIO
 
-__all__ = ["JsonFormatter", "LogFormat", "LogLevel", "TextFormatter", "configure"]
+from penstock.errors import PenstockError
+
+__all__ = ["JsonFormatter", "LogFormat", "LogLevel", "TextFormatter", "configure", "error_fields"]
 
 
 class LogFormat(StrEnum):
@@ -47,6 +49,12 @@ def configure(
     root.addHandler(handler)
     root.setLevel(logging.WARNING)
     logging.getLogger("penstock").setLevel(level.value.upper())
+
+
+def error_fields(error: PenstockError) -> dict[str, str]:
+    """The fields of a line about ``error``: what happened, and where they are known why and what to do."""
+    parts = {"error": error.what, "why": error.why, "do": error.do}
+    return {name: text for name, text in parts.items() if text}
 
 
 def _instant(record: logging.LogRecord) -> str:

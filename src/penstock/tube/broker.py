@@ -20,6 +20,7 @@ from penstock.runtime.addresses import parse_address
 from penstock.runtime.clock import steady_clock
 from penstock.runtime.committer import GroupCommitter
 from penstock.runtime.durability import Durability
+from penstock.runtime.logs import error_fields
 from penstock.tube.admin import broker as broker_admin
 from penstock.tube.broker_connection import BrokerConnection
 from penstock.tube.codec.codes import ErrCode
@@ -33,6 +34,7 @@ from penstock.tube.engine.flow import parse_rules
 from penstock.tube.engine.membership import BrokerConfig, Membership, Orders
 from penstock.tube.engine.offsets import GroupOffsets
 from penstock.tube.engine.topics import Topics
+from penstock.tube.listeners import Listeners
 from penstock.tube.member import Member
 from penstock.tube.rpc import Peers
 from penstock.tube.storage.disk import Commit, Disk
@@ -69,6 +71,7 @@ class TubeBroker:
     ``advertise``: ``host:port`` that clients shall use, where it differs from the address that is bound.
     ``web_address``: ``host:port`` of its administration, which the master tells who asks.
     ``access``: users that clients have to be; ``master_user``: name and password with which the broker itself signs.
+    ``master_tls``: how it reaches the masters, whose TLS ports ``masters`` then names; None: without TLS.
     ``topic_durability`` overrides ``durability`` for single topics.
     """
 
@@ -88,6 +91,7 @@ class TubeBroker:
         web_address: str | None = None,
         access: Access | None = None,
         master_user: tuple[str, str] | None = None,
+        master_tls: ssl.SSLContext | None = None,
         files: Files | None = None,
         clock: Callable[[], int] | None = None,
     ) -> None:
@@ -111,12 +115,12 @@ class TubeBroker:
         self._web_address = web_address
         self._access = access
         self._master_user = master_user
-        self._tls_server: asyncio.Server | None = None
+        self._master_tls = master_tls
         self._files = files
         self._disk: Disk | None = None
         self._engine: BrokerEngine | None = None
         self._committer: GroupCommitter[Commit] | None = None
-        self._server: asyncio.Server | None = None
+        self._listeners = Listeners(lambda: BrokerConnection(self))
         self._member: Member | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting = _Waiting()
@@ -143,10 +147,7 @@ class TubeBroker:
     @property
     def tls_bound(self) -> tuple[str, int] | None:
         """Where the broker listens with TLS; None if it does not."""
-        if self._tls_server is None:
-            return None
-        bound: tuple[str, int] = self._tls_server.sockets[0].getsockname()[:2]
-        return bound
+        return self._listeners.tls_bound
 
     @property
     def upkeep(self) -> Upkeep:
@@ -216,18 +217,12 @@ class TubeBroker:
                 self._engine.sending.producers.restore(topic, rows)
             self._engine.sending.producers.changed.clear()
             self._report_recovery(self._disk)
-            self._server = await loop.create_server(lambda: BrokerConnection(self), host, port)
-            if tls is not None:
-                place = DEFAULT_BROKER_TLS_PORT if tls_port is None else tls_port
-                self._tls_server = await loop.create_server(lambda: BrokerConnection(self), host, place, ssl=tls)
+            tls_place = DEFAULT_BROKER_TLS_PORT if tls_port is None else tls_port
+            bound = await self._listeners.start(host, port, tls, tls_place)
         except BaseException:
-            if self._server is not None:
-                self._server.close()
-                self._server = None
             self._disk.close(clean=True)
             self._disk = None
             raise
-        bound: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
         self._committer = GroupCommitter(self._disk.commit, name=f"tube-{self.broker_id}", on_failure=self._failed)
         self._committer.start()
         self._retention_timer = loop.call_later(_RETENTION_S, self._retain)
@@ -252,6 +247,7 @@ class TubeBroker:
                 self._status,
                 heartbeat_s=self._heartbeat_s,
                 user=self._master_user,
+                tls=self._master_tls,
             )
             self._member.start()
         return bound
@@ -262,9 +258,7 @@ class TubeBroker:
             return
         if self._member is not None:
             await self._member.close()
-        for server in (self._server, self._tls_server):
-            if server is not None:
-                server.close()
+        self._listeners.stop()
         for timer in (self._timer, self._retention_timer):
             if timer is not None:
                 timer.cancel()
@@ -277,9 +271,7 @@ class TubeBroker:
         await self._committer.close()
         for connection in list(self.peers.open):
             connection.close()
-        for server in (self._server, self._tls_server):
-            if server is not None:
-                await server.wait_closed()
+        await self._listeners.closed()
         disk, self._disk, self._committer = self._disk, None, None
         clean = self.failure is None
         await asyncio.get_running_loop().run_in_executor(None, lambda: disk.close(clean=clean))
@@ -516,7 +508,7 @@ class TubeBroker:
 
     def _failed(self, error: StorageError) -> None:
         self.failure = self.engine.failure = error
-        fields = {"broker_id": self.broker_id, "error": str(error)}
+        fields = {"broker_id": self.broker_id, **error_fields(error)}
         _log.error("tube broker stores nothing any more", extra={"fields": fields})
         if self.on_failure is not None:
             self.on_failure(error)

@@ -69,6 +69,9 @@ class Link(asyncio.Protocol):
         self._out: list[bytes] = []
         self._gone: asyncio.Future[None] = self._loop.create_future()
 
+    def __repr__(self) -> str:
+        return f"<tube connection to {self.peer}>"  # what an event loop logs when it breaks
+
     @classmethod
     async def connect(
         cls, address: Address, *, timeout_s: float = CONNECT_TIMEOUT_S, tls: ssl.SSLContext | None = None

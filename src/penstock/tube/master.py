@@ -12,6 +12,7 @@ from typing import Any
 from penstock.errors import StorageError, UnavailableError
 from penstock.runtime.clock import steady_clock
 from penstock.runtime.committer import GroupCommitter
+from penstock.runtime.logs import error_fields
 from penstock.tube.admin import master as admin
 from penstock.tube.codec.envelope import Request
 from penstock.tube.codec.methods import MethodId
@@ -19,6 +20,7 @@ from penstock.tube.engine.access import Access
 from penstock.tube.engine.cluster import Topic
 from penstock.tube.engine.master import MasterConfig, MasterEngine
 from penstock.tube.engine.settings import Removal, Setting
+from penstock.tube.listeners import Listeners
 from penstock.tube.metadata import SettingStore
 from penstock.tube.rpc import AnsweringProtocol, Peer, Peers
 
@@ -61,9 +63,8 @@ class TubeMaster:
         self._engine: MasterEngine | None = None
         self._store: SettingStore | None = None
         self._committer: GroupCommitter[Setting | Removal] | None = None
-        self._server: asyncio.Server | None = None
-        self._tls_server: asyncio.Server | None = None
         self._peers = Peers("master")
+        self._listeners = Listeners(lambda: AnsweringProtocol(self._answer, self._peers))
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._waiters: list[tuple[str, asyncio.Future[None]]] = []
@@ -79,21 +80,15 @@ class TubeMaster:
             StorageError: the topics cannot be read.
             OSError: the address is taken.
         """
-        loop = asyncio.get_running_loop()
         self._store = store = SettingStore(self._data_dir)
         try:
-            self._server = await loop.create_server(self._connection, host, port)
-            if tls is not None:
-                place = DEFAULT_TLS_PORT if tls_port is None else tls_port
-                self._tls_server = await loop.create_server(self._connection, host, place, ssl=tls)
-            bound: tuple[str, int] = self._server.sockets[0].getsockname()[:2]
+            bound = await self._listeners.start(host, port, tls, DEFAULT_TLS_PORT if tls_port is None else tls_port)
             address = f"{bound[0]}:{bound[1]}"
             self._engine = MasterEngine(
                 store.load(), self._clock(), config=self._config, address=address, access=self._access
             )
         except BaseException:
-            if self._server is not None:
-                self._server.close()
+            self._listeners.stop()
             store.close()
             raise
         self._committer = GroupCommitter(store.put, name="tube-master")
@@ -103,10 +98,7 @@ class TubeMaster:
     @property
     def tls_bound(self) -> tuple[str, int] | None:
         """Where the master listens with TLS; None if it does not."""
-        if self._tls_server is None:
-            return None
-        bound: tuple[str, int] = self._tls_server.sockets[0].getsockname()[:2]
-        return bound
+        return self._listeners.tls_bound
 
     @property
     def engine(self) -> MasterEngine:
@@ -184,17 +176,12 @@ class TubeMaster:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for server in (self._server, self._tls_server):
-            if server is not None:
-                server.close()
+        self._listeners.stop()
         for connection in list(self._peers.open):
             connection.close()
         if self._committer is not None:
             await self._committer.close()
-        for server in (self._server, self._tls_server):
-            if server is not None:
-                await server.wait_closed()
-        self._server = self._tls_server = None
+        await self._listeners.closed()
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -225,9 +212,6 @@ class TubeMaster:
         if name is not None:
             storing.add(name)
         return future
-
-    def _connection(self) -> AnsweringProtocol:
-        return AnsweringProtocol(self._answer, self._peers)
 
     def _answer(self, request: Request, peer: Peer) -> bytes:
         body = self.engine.answer(request, self._clock(), peer.address, tls=peer.tls)
@@ -277,5 +261,8 @@ class TubeMaster:
 
 
 def _report(future: asyncio.Future[None]) -> None:
-    if not future.cancelled() and future.exception() is not None:
-        _log.error("a removed topic could not be forgotten", extra={"fields": {"error": str(future.exception())}})
+    if future.cancelled():
+        return
+    error = future.exception()
+    if isinstance(error, StorageError):
+        _log.error("a removed topic could not be forgotten", extra={"fields": error_fields(error)})

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from penstock.errors import PenstockError
 from penstock.runtime.clock import wall_clock_ms
+from penstock.runtime.logs import error_fields
 from penstock.tube.codec.methods import Service
 from penstock.tube.codec.proto.shared_pb2 import AuthenticateInfo, MasterCertificateInfo
 from penstock.tube.engine.access import sign
@@ -23,6 +25,7 @@ _log = logging.getLogger("penstock.tube.broker")
 _RETRY_S = 0.2
 _RETRY_MOST_S = 5.0
 _SOON_S = 0.02
+_SAY_AGAIN_MS = 30_000
 
 
 class Member:
@@ -37,8 +40,10 @@ class Member:
         *,
         heartbeat_s: float,
         user: tuple[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._user = user
+        self._tls = tls
         self.membership = membership
         self.heartbeats = 0
         self.registered = asyncio.Event()
@@ -49,6 +54,8 @@ class Member:
         self._wake = asyncio.Event()
         self._link: Link | None = None
         self._task: asyncio.Task[None] | None = None
+        self._said: dict[str, str] = {}
+        self._said_ms = 0
 
     def start(self) -> None:
         """Begin; returns at once, ``registered`` is set after the first registration."""
@@ -90,17 +97,27 @@ class Member:
                 await self._serve(host, port)
             except PenstockError as error:
                 failures = 0 if self.membership.registered else failures + 1
+                self._report(f"{host}:{port}", error)
                 self.membership.lost()
-                fields = {"broker_id": self.membership.broker_id, "master": f"{host}:{port}", "error": str(error)}
-                _log.warning("tube broker lost its master", extra={"fields": fields})
             if self._link is not None:
                 self._link.abort()
             self._link = None
             place += 1
             await asyncio.sleep(min(_RETRY_S * 2 ** min(failures, 10), _RETRY_MOST_S))
 
+    def _report(self, master: str, error: PenstockError) -> None:
+        """Say why there is no master: at once where one was lost or says something else, else now and then."""
+        now = wall_clock_ms()
+        lost = self.membership.registered
+        if not lost and self._said.get(master) == error.what and now < self._said_ms + _SAY_AGAIN_MS:
+            return
+        self._said[master] = error.what
+        self._said_ms = now
+        fields = {"broker_id": self.membership.broker_id, "master": master, **error_fields(error)}
+        _log.warning("tube broker lost its master" if lost else "tube broker has no master", extra={"fields": fields})
+
     async def _serve(self, host: str, port: int) -> None:
-        self._link = await Link.connect((host, port))
+        self._link = await Link.connect((host, port), tls=self._tls)
         while True:
             method, payload = self.membership.next_request(*self._status(), self._signed())
             orders = self.membership.receive(method, await self._link.exchange(Service.MASTER, method, payload))
@@ -108,6 +125,7 @@ class Member:
             self.heartbeats += 1
             if self.membership.registered and not self.registered.is_set():
                 self.registered.set()
+                self._said.clear()
                 fields = {"broker_id": self.membership.broker_id, "master": f"{host}:{port}"}
                 _log.info("tube broker registered", extra={"fields": fields})
             self._wake.clear()

@@ -66,6 +66,7 @@ class ServerConnection(asyncio.Protocol):
         self.tls = False
         self.peer = ""
         """Address of the peer: what its requests say of their host cannot be trusted."""
+        self.place = "that did not connect"
         self.bytes_out = 0
         self._peers = peers
         self._decoder = FrameDecoder()
@@ -77,6 +78,9 @@ class ServerConnection(asyncio.Protocol):
         self._full = False
         self._stopped = False
         self._stalled: asyncio.TimerHandle | None = None
+
+    def __repr__(self) -> str:
+        return f"<{self._peers.name}, client {self.place}>"  # what an event loop logs when a connection breaks
 
     def receive(self, serial: int, body: bytes) -> None:
         """Answer a frame."""
@@ -95,6 +99,8 @@ class ServerConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop has it without being a subclass
         name = transport.get_extra_info("peername")
         self.peer = str(name[0]) if name else ""
+        if name:
+            self.place = f"{name[0]}:{name[1]}"
         self.tls = transport.get_extra_info("sslcontext") is not None
         peers = self._peers
         if len(peers.open) >= peers.most:

@@ -1,6 +1,14 @@
 import java.io.BufferedReader;
+import java.io.InputStream;
 import java.io.InputStreamReader;
+import java.io.OutputStream;
+import java.lang.reflect.Field;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.nio.file.Paths;
+import java.security.KeyStore;
+import java.security.cert.CertificateFactory;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collections;
@@ -34,6 +42,7 @@ import org.apache.inlong.tubemq.client.producer.MessageProducer;
 import org.apache.inlong.tubemq.client.producer.MessageSentCallback;
 import org.apache.inlong.tubemq.client.producer.MessageSentResult;
 import org.apache.inlong.tubemq.corebase.Message;
+import org.apache.inlong.tubemq.corebase.config.TLSConfig;
 import org.apache.inlong.tubemq.corebase.rv.ProcessResult;
 
 /**
@@ -70,6 +79,10 @@ public final class TubePeer {
                     break;
                 case "consume":
                     answer(id, "ok", new Consume(options).run());
+                    break;
+                case "stores":
+                    stores(Paths.get(options.get("folder")), options.get("password").toCharArray());
+                    answer(id, "ok", "");
                     break;
                 default:
                     throw new IllegalArgumentException("no verb " + verb);
@@ -108,7 +121,49 @@ public final class TubePeer {
         return number;
     }
 
-    private static MessageSessionFactory factory(TubeClientConfig config) throws Exception {
+    /** {@code ca.pem} and {@code client.p12} of a folder as {@code trust.jks} and {@code keys.jks} beside them. */
+    private static void stores(Path folder, char[] password) throws Exception {
+        KeyStore trust = KeyStore.getInstance("JKS");
+        trust.load(null, null);
+        try (InputStream pem = Files.newInputStream(folder.resolve("ca.pem"))) {
+            trust.setCertificateEntry("ca", CertificateFactory.getInstance("X.509").generateCertificate(pem));
+        }
+        KeyStore given = KeyStore.getInstance("PKCS12");
+        try (InputStream in = Files.newInputStream(folder.resolve("client.p12"))) {
+            given.load(in, password);
+        }
+        KeyStore keys = KeyStore.getInstance("JKS");
+        keys.load(null, null);
+        String alias = given.aliases().nextElement();
+        keys.setKeyEntry("client", given.getKey(alias, password), password, given.getCertificateChain(alias));
+        try (OutputStream out = Files.newOutputStream(folder.resolve("trust.jks"))) {
+            trust.store(out, password);
+        }
+        try (OutputStream out = Files.newOutputStream(folder.resolve("keys.jks"))) {
+            keys.store(out, password);
+        }
+    }
+
+    private static void secure(TubeClientConfig config, Map<String, String> options) throws Exception {
+        if (options.containsKey("trust")) {
+            config.setTLSEnableInfo(options.get("trust"), options.get("store_password"));
+            // The configuration has a key store but no setter for it, and without one the client of this version ends
+            // in a NullPointerException before it connects, whether the server asks for a certificate or not.
+            Field field = TubeClientConfig.class.getDeclaredField("tlsConfig");
+            field.setAccessible(true);
+            TLSConfig tls = (TLSConfig) field.get(config);
+            tls.setTlsTwoWayAuthEnable(true);
+            tls.setTlsKeyStorePath(options.get("keys"));
+            tls.setTlsKeyStorePassword(options.get("store_password"));
+        }
+        if (options.containsKey("user")) {
+            config.setAuthenticInfo(true, options.get("user"), options.get("password"));
+        }
+    }
+
+    private static MessageSessionFactory factory(TubeClientConfig config, Map<String, String> options)
+            throws Exception {
+        secure(config, options);
         config.setHeartbeatPeriodMs(1000);
         config.setHeartbeatPeriodAfterFail(1000);
         config.setRegFailWaitPeriodMs(200);
@@ -128,9 +183,11 @@ public final class TubePeer {
         private final int pauseMs;
         private final String[] types;
         private final String masters;
+        private final Map<String, String> options;
         private final AtomicInteger again = new AtomicInteger();
 
         Produce(Map<String, String> options) {
+            this.options = options;
             masters = options.get("masters");
             topic = options.get("topic");
             from = Integer.parseInt(options.getOrDefault("from", "0"));
@@ -142,7 +199,7 @@ public final class TubePeer {
         }
 
         String run() throws Exception {
-            MessageSessionFactory factory = factory(new TubeClientConfig(masters));
+            MessageSessionFactory factory = factory(new TubeClientConfig(masters), options);
             try {
                 MessageProducer producer = factory.createProducer();
                 publish(producer);
@@ -162,14 +219,15 @@ public final class TubePeer {
         }
 
         private void publish(MessageProducer producer) throws Exception {
-            for (int attempt = 0;; attempt++) {
+            int most = Integer.parseInt(options.getOrDefault("publish_attempts", "100"));
+            for (int attempt = 1;; attempt++) {
                 try {
                     producer.publish(topic);
                     if (producer.isTopicCurAcceptPublish(topic)) {
                         return;
                     }
                 } catch (Exception error) {
-                    if (attempt == 100) {
+                    if (attempt >= most) {
                         throw error;
                     }
                 }
@@ -299,7 +357,7 @@ public final class TubePeer {
             config.setMsgNotFoundWaitPeriodMs(20);
             config.setPullConsumeReadyWaitPeriodMs(500);
             config.setShutDownRebalanceWaitPeriodMs(2000);
-            MessageSessionFactory factory = factory(config);
+            MessageSessionFactory factory = factory(config, options);
             try {
                 switch (options.getOrDefault("kind", "pull")) {
                     case "push":

@@ -53,7 +53,11 @@ class JavaClients:
         ready.result(30)
 
     def produce(self, masters: str, topic: str, count: int, **options: object) -> Future[str]:
-        """Send messages ``from_`` (0) to ``from_ + count``; options ``size``, ``window``, ``types``, ``pause_ms``."""
+        """Send messages ``from_`` (0) to ``from_ + count``; see below.
+
+        Options: ``size``, ``window``, ``types``, ``pause_ms``, ``publish_attempts``; for both sides ``trust`` and
+        ``keys`` (key stores) with ``store_password``, and ``user`` with ``password``.
+        """
         return self._ask("produce", masters=masters, topic=topic, count=count, **options)
 
     def consume(self, masters: str, group: str, topic: str, count: int, **options: object) -> Future[list[Got]]:
@@ -76,6 +80,10 @@ class JavaClients:
     def measure(self, masters: str, group: str, topic: str, count: int, **options: object) -> Future[str]:
         """As :meth:`consume`, with times instead of messages."""
         return self._ask("consume", masters=masters, group=group, topic=topic, count=count, quiet="", **options)
+
+    def make_stores(self, folder: Path, password: str) -> Future[str]:
+        """Make ``trust.jks`` and ``keys.jks`` of the ``ca.pem`` and ``client.p12`` in ``folder``."""
+        return self._ask("stores", folder=folder, password=password)
 
     def close(self) -> None:
         assert self._process.stdin is not None

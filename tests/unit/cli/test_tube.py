@@ -100,6 +100,8 @@ def test_topics_delete(web: Web, penstock: Command, monkeypatch: pytest.MonkeyPa
     # A master that knows no broker yet.
     assert delete() == [(step, None) for step in steps]
     assert delete(topicStatusId=1) == [(steps[2], None)]
+    done = penstock("tube", "topics", "delete", "water", "--yes", "--json")
+    assert json.loads(done.out) == {"topic": "water", "brokers": 1, "removed": False}
     assert penstock("tube", "topics", "delete", "other", "--yes").status == 1
 
 

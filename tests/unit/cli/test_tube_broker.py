@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import trustme
 
 from penstock.node import broker as node_broker
 from penstock.node.broker import BrokerSettings, ReadyBroker
+from penstock.node.tube_config import TubeTls
 from penstock.runtime.addresses import Address
 from penstock.runtime.durability import Durability
 from tests.unit.cli.conftest import Command
@@ -42,6 +44,31 @@ def test_users(penstock: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert penstock("tube", "broker", *args, "--password-file", str(tmp_path / "password")).status == 0
     assert (given[0].users, given[0].user) == (Path("users"), ("b2", "secret"))
     assert penstock("tube", "broker", *args).status == 2
+    assert len(given) == 1
+
+
+def test_tls_both_ways(penstock: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Towards clients and towards the master."""
+    given: list[BrokerSettings] = []
+
+    def run(settings: BrokerSettings, *, log_level: str, on_ready: Callable[[ReadyBroker], None]) -> None:
+        del log_level
+        given.append(settings)
+        on_ready(ReadyBroker(2, "127.0.0.1:8124", "127.0.0.1:8082", "b2", "memory", "127.0.0.1:9"))
+
+    monkeypatch.setattr(node_broker, "run_broker", run)
+    trustme.CA().cert_pem.write_to_path(tmp_path / "ca.pem")
+    args = ["--broker-id", "2", "--tls-certificate", "s.pem", "--tls-key", "s.key", "--tls-port", "9"]
+    done = penstock("tube", "broker", *args, "--tls-client-ca", "c.pem", "--ca-file", str(tmp_path / "ca.pem"))
+    assert "tube broker     127.0.0.1:8124 (TLS 127.0.0.1:9)\n" in done.out
+    (settings,) = given
+    expected = TubeTls(certificate=Path("s.pem"), key=Path("s.key"), client_ca=Path("c.pem"), broker_port=9)
+    assert settings.tls == expected
+    assert settings.master_tls is not None
+    for half in (["--tls-key", "s.key"], ["--tls-certificate", "s.pem"], ["--tls-client-ca", "c.pem"]):
+        done = penstock("tube", "broker", "--broker-id", "2", *half)
+        assert done.status == 2
+        assert "a TLS listener needs a certificate and its key" in done.err
     assert len(given) == 1
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from typing import ClassVar, Self
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, ClassVar, Self
 
 import pytest
 
-from penstock.errors import RefusedError
+from penstock.cli import webapi
+from penstock.errors import RefusedError, UnavailableError
 from penstock.runtime import clock
 from penstock.tube import reader
 from tests.unit.cli.conftest import BROKER, Command, Web
@@ -113,12 +116,13 @@ def test_what_cannot_be_reset(penstock: Command, monkeypatch: pytest.MonkeyPatch
 def test_lag(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     done = penstock("tube", "lag", "lake", "--json")
     row = {"topic": "water", "broker": 1, "partition": 0, "messages": 3, "bytes": 500, "seconds": 2.5}
-    assert json.loads(done.out) == row
+    assert json.loads(done.out) == {**row, "time": json.loads(done.out)["time"]}
     assert penstock("tube", "lag", "lake", "--fail-above", "3").status == 0
     assert penstock("tube", "lag", "lake", "--fail-above", "2").status == 1
     monkeypatch.setattr(Reader, "apache", True)
     done = penstock("tube", "lag", "lake", "--json")
-    assert json.loads(done.out) == {**row, "messages": 5, "seconds": None}, "the store's messages, no times"
+    found = json.loads(done.out)
+    assert found == {**row, "messages": 5, "seconds": None, "time": found["time"]}, "the store's messages, no times"
 
 
 def test_watching_ends_with_an_interrupt(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,3 +137,29 @@ def test_watching_ends_with_an_interrupt(penstock: Command, monkeypatch: pytest.
     done = penstock("tube", "lag", "lake", "--watch", "5")
     assert (done.status, done.out.count("water"), pauses) == (0, 2, [5, 5])
     assert len(re.findall(r"^20..-..-.. ..:..:..$", done.out, re.MULTILINE)) == 2, "each table says when it was so"
+
+
+def test_watching_goes_on_after_a_failure(penstock: Command, monkeypatch: pytest.MonkeyPatch, web: Web) -> None:
+    ends = iter([None, None, KeyboardInterrupt()])
+    ask = web.call
+    fails = iter([UnavailableError("nobody answers at h:1", do="wait"), None])
+
+    def sleep(_: float) -> None:
+        end = next(ends)
+        if end is not None:
+            raise end
+
+    def call(address: str, method: str, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
+        if method == "admin_query_broker_run_status" and (error := next(fails, None)) is not None:
+            raise error
+        return ask(address, method, parameters)
+
+    monkeypatch.setattr("penstock.cli.tube_offsets.time.sleep", sleep)
+    monkeypatch.setattr(webapi, "call", call)
+    done = penstock("tube", "lag", "lake", "--watch", "5", "--json")
+    assert done.status == 0
+    assert "nobody answers at h:1" in done.err
+    assert "do:  wait" in done.err
+    times = {datetime.fromisoformat(json.loads(line)["time"]).utcoffset() for line in done.out.splitlines()}
+    assert len(times) == 1, "what was found afterwards, each row with its time"
+    assert None not in times

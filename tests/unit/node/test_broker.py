@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import trustme
 
 from penstock.errors import UnavailableError
 from penstock.node.broker import BrokerSettings, ReadyBroker, serve_broker
+from penstock.node.tube_config import TubeTls
 from penstock.runtime.addresses import Address
+from penstock.runtime.tls import TlsOptions
 from penstock.tube.master import TubeMaster
 from penstock.tube.producer import Producer
 
@@ -38,6 +42,39 @@ async def test_it_serves_the_masters_topics_until_it_is_told_to_end(tmp_path: Pa
             await running
     finally:
         running.cancel()
+        await master.close()
+
+
+async def test_with_tls_to_the_master_and_to_clients(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    certificate = authority.issue_cert("127.0.0.1")
+    certificate.private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    tls = TubeTls(certificate=tmp_path / "server.pem", key=tmp_path / "server.pem", master_port=0, broker_port=0)
+    trusted = TlsOptions(tmp_path / "ca.pem").context()
+    master = TubeMaster(tmp_path / "master")
+    await tls.beside(master.start, 0)("127.0.0.1", 0)
+    assert master.tls_bound is not None
+    port = master.tls_bound[1]
+    ready: asyncio.Future[ReadyBroker] = asyncio.get_running_loop().create_future()
+    settings = BrokerSettings(
+        7, [Address("127.0.0.1", port)], tmp_path / "seven", ZERO, ZERO, tls=tls, master_tls=trusted
+    )
+    running = asyncio.create_task(serve_broker(settings, ready.set_result))
+    try:
+        async with asyncio.timeout(20):
+            shown = await ready
+            assert shown.tube_broker_tls is not None
+            assert shown.tube_broker_tls != shown.tube_broker
+            await master.create_topic("demo", ready_s=10)
+            async with Producer(f"127.0.0.1:{port}", tls=trusted) as producer:
+                assert (await producer.send("demo", b"x")).broker_id == 7
+            (row,) = (await master.webapi({"method": "admin_query_broker_run_status"}))["data"]
+            assert str(row["brokerTLSPort"]) == shown.tube_broker_tls.rpartition(":")[2]
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
         await master.close()
 
 

@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from penstock.tube.broker import TubeBroker
 from penstock.tube.codec.envelope import Request, decode_request
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
+from penstock.tube.engine.access import Access
 from penstock.tube.master import TubeMaster
+
+BROKER_USER = ("brokers", "of the cluster")
 
 
 class Tube:
-    """A master and brokers over one directory; each can be stopped and started again on its port."""
+    """A master and brokers over one directory; each can be stopped and started again on its port.
 
-    def __init__(self, path: Path) -> None:
+    ``tls``: each listens with it too. ``users``: who may come in, and ``groups`` whose members need not sign.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        tls: ssl.SSLContext | None = None,
+        users: Mapping[str, str] | None = None,
+        groups: Iterable[str] = (),
+    ) -> None:
         self.path = path
+        self.tls = tls
+        self.users = users
+        self.groups = groups
         self.port = 0
         self.master: TubeMaster | None = None
         self.brokers: dict[int, TubeBroker] = {}
@@ -27,14 +44,23 @@ class Tube:
     def masters(self) -> str:
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def tls_masters(self) -> str:
+        assert self.master is not None
+        assert self.master.tls_bound is not None
+        return f"127.0.0.1:{self.master.tls_bound[1]}"
+
     async def start_master(self) -> TubeMaster:
-        self.master = TubeMaster(self.path / "master", admin_token="token")
-        _, self.port = await self.master.start("127.0.0.1", self.port)
+        self.master = TubeMaster(self.path / "master", admin_token="token", access=self._access())
+        _, self.port = await self.master.start("127.0.0.1", self.port, tls=self.tls, tls_port=0)
         return self.master
 
     async def start_broker(self, number: int = 1) -> TubeBroker:
-        broker = TubeBroker(self.path / str(number), broker_id=number, masters=[self.masters], heartbeat_s=0.05)
-        _, self.ports[number] = await broker.start("127.0.0.1", self.ports.get(number, 0))
+        broker = TubeBroker(
+            self.path / str(number), broker_id=number, masters=[self.masters], heartbeat_s=0.05,
+            access=self._access(), master_user=None if self.users is None else BROKER_USER,
+        )  # fmt: skip
+        _, self.ports[number] = await broker.start("127.0.0.1", self.ports.get(number, 0), tls=self.tls, tls_port=0)
         self.brokers[number] = broker
         return broker
 
@@ -48,6 +74,11 @@ class Tube:
         if broker is not None:
             await broker.close()
 
+    def _access(self) -> Access | None:
+        if self.users is None:
+            return None
+        return Access({**self.users, BROKER_USER[0]: BROKER_USER[1]}, groups=self.groups)
+
     async def close(self) -> None:
         for number in list(self.brokers):
             await self.stop_broker(number)
@@ -55,9 +86,17 @@ class Tube:
 
 
 @asynccontextmanager
-async def tube(path: Path, *topics: str, brokers: int = 1, partitions: int = 3) -> AsyncIterator[Tube]:
+async def tube(
+    path: Path,
+    *topics: str,
+    brokers: int = 1,
+    partitions: int = 3,
+    tls: ssl.SSLContext | None = None,
+    users: Mapping[str, str] | None = None,
+    groups: Iterable[str] = (),
+) -> AsyncIterator[Tube]:
     """A running tube whose ``topics`` can be used."""
-    running = Tube(path)
+    running = Tube(path, tls=tls, users=users, groups=groups)
     try:
         master = await running.start_master()
         for number in range(1, brokers + 1):

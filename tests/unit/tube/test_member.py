@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from penstock.runtime.logs import TextFormatter
 from penstock.tube.engine.membership import Membership, Orders
+from penstock.tube.link import Link
 from penstock.tube.master import TubeMaster
 from penstock.tube.member import Member
+from tests.unit.tube.servers import until
 
 
 async def test_a_dead_master_is_passed_over(tmp_path: Path) -> None:
@@ -32,3 +39,40 @@ async def test_a_dead_master_is_passed_over(tmp_path: Path) -> None:
     await master.close()
     dead.close()
     await dead.wait_closed()
+
+
+async def test_an_absent_master_is_one_line_until_it_comes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.tube.member._RETRY_MOST_S", 0.02)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = free.getsockname()
+    tries = 0
+
+    def status() -> tuple[int, int]:
+        return 0, 0
+
+    async def connect(*args: Any, **options: Any) -> Link:
+        nonlocal tries
+        tries += 1
+        return await made(*args, **options)
+
+    made = Link.connect
+    monkeypatch.setattr(Link, "connect", connect)
+    membership = Membership(4, "127.0.0.1:1", "v")
+    member = Member(membership, [address], lambda _: None, status, heartbeat_s=0.05)
+    member.start()
+    await until(lambda: tries > 3)
+    (record,) = caplog.records
+    line = TextFormatter().format(record)
+    place = f"{address[0]}:{address[1]}"
+    assert "\n" not in line
+    assert f'tube broker has no master broker_id=4 master={place} error="tube: no connection to {place}" why=' in line
+    assert line.endswith(' do="look whether the server runs and listens there"')
+    master = TubeMaster(tmp_path)
+    await master.start(*address)
+    async with asyncio.timeout(20):
+        await member.registered.wait()
+    await master.close()
+    await until(lambda: "tube broker lost its master" in caplog.text)
+    await member.close()

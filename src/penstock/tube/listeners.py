@@ -1,0 +1,56 @@
+"""Where a server listens: one plain address and, where it has a certificate, one with TLS beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+
+__all__ = ["Listeners"]
+
+
+class Listeners:
+    """The listeners of a master or broker. Each connection gets a protocol of ``connection()``."""
+
+    def __init__(self, connection: Callable[[], asyncio.Protocol]) -> None:
+        self._connection = connection
+        self._servers: list[asyncio.Server] = []
+        self.tls_bound: tuple[str, int] | None = None
+        """Where it listens with TLS; None if it does not."""
+
+    async def start(
+        self, host: str, port: int, tls: ssl.SSLContext | None = None, tls_port: int = 0
+    ) -> tuple[str, int]:
+        """Listen on ``port`` (0: a free one), with ``tls`` on ``tls_port`` of ``host`` too; the plain address.
+
+        Raises:
+            OSError: an address cannot be listened on; then neither is.
+        """
+        loop = asyncio.get_running_loop()
+        self._servers.append(await loop.create_server(self._connection, host, port))
+        if tls is not None:
+            try:
+                self._servers.append(await loop.create_server(self._connection, host, tls_port, ssl=tls))
+            except OSError:
+                self.stop()
+                self._servers.clear()
+                raise
+            self.tls_bound = _bound(self._servers[1])
+        return _bound(self._servers[0])
+
+    def stop(self) -> None:
+        """Take no more connections; those that are open stay."""
+        for server in self._servers:
+            server.close()
+
+    async def closed(self) -> None:
+        """Return once all is closed: after `stop`, when the connections are."""
+        servers, self._servers = self._servers, []
+        self.tls_bound = None
+        for server in servers:
+            await server.wait_closed()
+
+
+def _bound(server: asyncio.Server) -> tuple[str, int]:
+    address: tuple[str, int] = server.sockets[0].getsockname()[:2]
+    return address
