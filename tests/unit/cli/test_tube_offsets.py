@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
-from penstock.cli import webapi
 from penstock.errors import RefusedError, UnavailableError
 from penstock.runtime import clock
 from penstock.tube import reader
@@ -155,7 +154,7 @@ def test_watching_goes_on_after_a_failure(penstock: Command, monkeypatch: pytest
         return ask(address, method, parameters)
 
     monkeypatch.setattr("penstock.cli.tube_offsets.time.sleep", sleep)
-    monkeypatch.setattr(webapi, "call", call)
+    monkeypatch.setattr("penstock.cli.webapi.call", call)
     done = penstock("tube", "lag", "lake", "--watch", "5", "--json")
     assert done.status == 0
     assert "nobody answers at h:1" in done.err
