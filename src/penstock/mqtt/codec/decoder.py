@@ -9,7 +9,7 @@ bytes received, however they are split: pieces of an unfinished packet are joine
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.bodies import BODIES, decode_properties
@@ -17,11 +17,15 @@ from penstock.mqtt.codec.packets import Connect, Packet, PubAck, PubComp, Publis
 from penstock.mqtt.codec.primitives import MAX_VARINT, Reader, malformed, protocol_error
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import CLIENT_DISCONNECT, PacketType, reason_name
-from penstock.mqtt.codec.shapes import LONGEST, Learner, Shape
+from penstock.mqtt.codec.runs import PubAckRun, PublishRun, puback_run, publish_run
+from penstock.mqtt.codec.shapes import LONGEST, Learner, LikeProperties, Shape
 from penstock.mqtt.codec.topics import has_wildcard
 from penstock.mqtt.codec.version311 import BODIES_311
 
-__all__ = ["LARGEST_PACKET", "Decoder", "Role", "TopicNames"]
+__all__ = ["LARGEST_PACKET", "Decoded", "Decoder", "Role", "TopicNames"]
+
+Decoded = Packet | PublishRun | PubAckRun
+"""What a decoder gives: packets, and where it was asked for them, runs of packets."""
 
 LARGEST_PACKET: Final = MAX_VARINT + 5
 """The largest packet that the protocol can express, in bytes with its header."""
@@ -81,7 +85,8 @@ class Decoder:
     ``max_packet_size`` is our own limit in bytes, header included: a larger packet is refused with 0x95 as soon as its
     length is known. ``max_connect_size`` bounds what comes before a CONNECT was decoded, CONNECT included. ``topics``
     may be shared between decoders of one thread. ``version`` is the protocol level of what comes in, 5 or 4 (MQTT
-    3.1.1); a CONNECT that comes in changes it to its own.
+    3.1.1); a CONNECT that comes in changes it to its own. Once ``runs`` is set, PUBLISHes in a row that are alike come
+    as one :class:`PublishRun`, PUBACKs as one :class:`PubAckRun`.
     """
 
     __slots__ = (
@@ -98,6 +103,7 @@ class Decoder:
         "error",
         "max_packet_size",
         "protocol_level",
+        "runs",
         "version",
     )
 
@@ -126,10 +132,20 @@ class Decoder:
         self._buffered = 0
         self._needed = 1
         self._learner: Learner | None = None
+        self.runs = False
+        """Whether what is alike and in a row comes as one, from the next bytes on."""
         self._shape: Shape | None = None
         """What the client's last messages have in common; learned by servers only, whose messages nobody changes."""
 
     def feed(self, data: bytes) -> list[Packet]:
+        """As :meth:`decode`, of a decoder without runs: packets alone.
+
+        Raises:
+            RemoteProtocolError: with the reason code to answer with; and again on every later call.
+        """
+        return cast(list[Packet], self.decode(data))
+
+    def decode(self, data: bytes) -> list[Decoded]:
         """Decode what is complete with ``data``; the rest is kept for the next call.
 
         When packets come before an error in the same bytes, they are returned, ``error`` is set, and the next call
@@ -148,7 +164,7 @@ class Decoder:
             data = b"".join(self._pieces)
             self._pieces.clear()
             self._buffered = 0
-        packets: list[Packet] = []
+        packets: list[Decoded] = []
         try:
             used = self._decode(data, packets)
         except RemoteProtocolError as e:
@@ -162,12 +178,13 @@ class Decoder:
             self._buffered = len(rest)
         return packets
 
-    def _decode(self, data: bytes, packets: list[Packet]) -> int:
+    def _decode(self, data: bytes, packets: list[Decoded]) -> int:
         """Append the packets that are complete; return how many bytes they took. Sets ``_needed`` for the rest."""
         position = 0
         size = len(data)
         refused = self._refused
         largest = self._largest
+        runs = self.runs
         publish = self._publish if self.version == 5 else self._publish_311
         while position < size:
             first = data[position]
@@ -196,8 +213,21 @@ class Decoder:
                 self._needed = end - position
                 return position
             if kind == 3:
-                packets.append(publish(data, first, start, end))
+                message = publish(data, first, start, end)
+                if end < size and data[end] == first and runs and not first & 13:
+                    run = self._run(data, position, start, end, message)
+                    if run is not None:
+                        packets.append(run)
+                        position += len(run.wire)
+                        continue
+                packets.append(message)
             elif kind == 4 and length == 2 and (data[start] or data[start + 1]):
+                if end < size and data[end] == 0x40 and runs:
+                    found = puback_run(data, position)
+                    if len(found) > 1:
+                        packets.append(PubAckRun(found))
+                        position += 4 * len(found)
+                        continue
                 packets.append(PubAck(data[start] << 8 | data[start + 1]))
             elif kind in _ACKNOWLEDGEMENTS and length == 2 and (data[start] or data[start + 1]):
                 packets.append(_ACKNOWLEDGEMENTS[kind](data[start] << 8 | data[start + 1]))
@@ -209,6 +239,21 @@ class Decoder:
             position = end
         self._needed = 1
         return position
+
+    def _run(self, data: bytes, begin: int, start: int, end: int, message: Publish) -> PublishRun | None:
+        """The messages like ``message`` from ``begin`` on; None where the next is of another topic or properties vary.
+
+        At QoS 0 or 1, without DUP and RETAIN.
+        """
+        topic = message.topic_wire
+        follower = end + start - begin
+        if data[follower : follower + len(topic)] != topic:
+            return None
+        given = message.optional_properties
+        if type(given) is LikeProperties and given.shape.varies:
+            return None
+        properties = message.properties_wire if self.version == 5 else b""
+        return publish_run(data, begin, end, message, properties, self._largest)
 
     def _publish(self, data: bytes, first: int, start: int, end: int) -> Publish:
         """PUBLISH: topic, identifier (QoS 1, 2), properties, payload to the end [MQTT 5.0 section 3.3]."""

@@ -39,7 +39,7 @@ class Shape:
 
     ``size``: bytes of that. ``cut`` gives fixed and changing parts in turn, the packet identifier being the first that
     changes (an empty one at QoS 0). ``model``: the properties of the message it was learned from, not to be changed.
-    ``changing_names``: the user properties whose values change.
+    ``changing_names``: the user properties whose values change. ``varies``: whether anything but the identifier does.
     """
 
     __slots__ = (
@@ -54,6 +54,7 @@ class Shape:
         "size",
         "topic",
         "topic_wire",
+        "varies",
     )
 
     def __init__(
@@ -72,6 +73,7 @@ class Shape:
         self.properties_at = topic_end + 2 if has_identifier else topic_end
         self.size = len(wire)
         self.model = model
+        self.varies = bool(changing)
         self._correlation_at = 0
         self._texts: list[tuple[int, int, str]] = []
         layout = f">{topic_end}s" + ("H" if has_identifier else "0s")

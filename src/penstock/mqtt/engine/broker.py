@@ -18,9 +18,11 @@ from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.mqtt.codec.decoder import TopicNames
 from penstock.mqtt.codec.packets import ConnAck, Connect, Publish, Subscribe, Subscription
 from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.codec.runs import PublishRun
 from penstock.mqtt.codec.topics import filter_problem, validate_topic_filter, validate_topic_name
 from penstock.mqtt.engine.access import LOCAL, UNKNOWN, Access, Granted, Origin, Rights
 from penstock.mqtt.engine.admission import capabilities, expiry_asked, will_problem
+from penstock.mqtt.engine.bulk import Bulk
 from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.figures import FIGURES_PREFIX, Figures
 from penstock.mqtt.engine.handshake import Handshake
@@ -507,6 +509,37 @@ class Broker:
             return [], ReasonCode.QUOTA_EXCEEDED
         self._fan_out(route, message, publisher, now)
         return route.services, 0
+
+    def route_run(self, run: PublishRun, version: int, publisher: Session, now: int) -> bool:
+        """Route a client's messages in a row to subscribers, each of whom gets all of them before the next does.
+
+        False where somebody must look at them one by one, and nothing was done: services, a receiver that is the
+        publisher itself, a queue that is not to overflow, or nobody to receive them.
+        """
+        model = run.model
+        route = self._routes.get(model.topic)
+        if route is None:
+            route = self.router.route(model.topic)
+        if route.services or route.exclusive or route.nobody or self._refusing:
+            return False
+        targets = route.targets
+        for target in targets:
+            if target.session is publisher:
+                return False
+        for shared in route.shared:
+            if any(member.session is publisher for member in shared.members):
+                return False
+        bulk = Bulk(run, version, now, many=route.many)
+        qos = model.qos
+        for target in targets:
+            granted = target.qos
+            target.session.deliver_bulk(bulk, min(qos, granted), target.identifiers, now)  # [MQTT-3.8.4-8]
+        for shared in route.shared:
+            for message in bulk.messages:
+                member = shared.group.choose(message.publish, shared.members)
+                if member is not None:
+                    deliver_shared(member, shared.group, message, now)
+        return True
 
     def services_for(self, publish: Publish) -> list[Service]:
         """The services that take a message whose subscribers have it already."""

@@ -31,6 +31,7 @@ from penstock.mqtt.codec.packets import (
 )
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ALLOWED, PacketType, ReasonCode
+from penstock.mqtt.codec.runs import PubAckRun, PublishRun
 from penstock.mqtt.engine.access import LOCAL, Access, Credentials, Granted, Origin, Principal, Rights
 from penstock.mqtt.engine.aliases import AliasesIn, AliasesOut
 from penstock.mqtt.engine.handshake import Handshake, Reauthentication, check_method
@@ -39,7 +40,7 @@ from penstock.mqtt.engine.limits import TooFast
 from penstock.mqtt.engine.output import Output, diagnosis
 from penstock.mqtt.engine.pending import PendingAnswer
 from penstock.mqtt.engine.rate import Rate
-from penstock.mqtt.engine.receiving import take_publish, take_pubrel
+from penstock.mqtt.engine.receiving import take_publish, take_pubrel, take_run
 from penstock.mqtt.engine.session import Session
 from penstock.mqtt.engine.words import OF_SUBSCRIPTIONS
 
@@ -148,20 +149,26 @@ class BrokerConnection(Output):
         stats = self._stats
         stats.bytes_received += len(data)
         try:
-            packets = self._decoder.feed(data)
+            packets = self._decoder.decode(data)
             stats.packets_received += len(packets)
             session = self.session
             for packet in packets:
                 kind = type(packet)
                 if session is None:
-                    self._before_connack(packet, now)
+                    self._before_connack(packet, now)  # type: ignore[arg-type]
                     session = self.session
                 elif kind is Publish:
                     take_publish(self, session, packet, now, wall_ms)  # type: ignore[arg-type]
                 elif kind is PubAck:
                     session.acknowledge(packet.packet_id, now)  # type: ignore[union-attr]
+                elif kind is PublishRun:
+                    stats.packets_received += len(packet) - 1  # type: ignore[arg-type]
+                    take_run(self, session, packet, now, wall_ms)  # type: ignore[arg-type]
+                elif kind is PubAckRun:
+                    stats.packets_received += len(packet) - 1  # type: ignore[arg-type]
+                    session.acknowledge_run(packet.packet_ids, now)  # type: ignore[union-attr]
                 else:
-                    self._other(session, packet, now)
+                    self._other(session, packet, now)  # type: ignore[arg-type]
                 if self.closing:
                     return
             if self._decoder.error is not None:
@@ -456,6 +463,7 @@ class BrokerConnection(Output):
         if limits.max_publish_rate:
             self.checked = True
             self.rate = Rate(limits.max_publish_rate, limits.max_publish_burst or limits.max_publish_rate, now)
+        self._decoder.runs = True
         self.broker.connect(self, handshake, granted, keep_alive, now)
         if self.session is None:
             return

@@ -5,6 +5,7 @@ Source: MQTT 5.0 sections 3.1.2.11, 3.3.2.3.4; MQTT 3.1.1.
 
 from __future__ import annotations
 
+from struct import pack
 from typing import TYPE_CHECKING, Final
 
 from penstock.mqtt.codec.decoder import LARGEST_PACKET
@@ -13,6 +14,7 @@ from penstock.mqtt.codec.packets import Packet, PubAck, PubComp, PubRec, PubRel
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.version311 import encode_311
 from penstock.mqtt.engine.aliases import AliasesOut
+from penstock.mqtt.engine.bulk import Form
 from penstock.mqtt.engine.message import Message
 from penstock.mqtt.engine.timers import Timed
 from penstock.mqtt.engine.words import OF_IDENTIFIERS, OF_MESSAGES
@@ -73,7 +75,7 @@ class Output(Timed):
         """False while the transport is full or this turn's output is: messages wait in the session."""
         self.throttled = False
         """This turn's output is full; the next turn goes on."""
-        self.out: list[bytes] = []
+        self.out: list[bytes | bytearray] = []
         self.out_bytes = 0
         """Of the messages in ``out``; answers are bounded by the input."""
         self.gate = 0
@@ -143,6 +145,22 @@ class Output(Timed):
             self.mark()
         return True
 
+    def takes_run(self, form: Form) -> bool:
+        """Whether a run can go as a whole: no topic aliases, all packets in the client's bounds, and in this turn's."""
+        return (
+            self._aliases_out is None
+            and form.largest <= self._maximum_out
+            and self.out_bytes + len(form.data) <= self._max_output
+        )
+
+    def send_run(self, form: Form, packet_id: int) -> None:
+        """Queue a run of PUBLISHes that is taken, with packet identifiers from ``packet_id`` on; 0 at QoS 0."""
+        self.out.append(form.numbered(packet_id) if packet_id else form.data)
+        self.out_bytes += len(form.data)
+        self._stats.publishes_sent += form.count
+        if not self.dirty:
+            self.mark()
+
     def _send_shaped(self, message: Message, packet_id: int, first: int, identifiers: bytes, now: int) -> bool:
         """The same for MQTT 3.1.1, which has no properties, and for a client that allows Topic Aliases."""
         aliases = self._aliases_out
@@ -182,6 +200,13 @@ class Output(Timed):
                 self.mark()
         else:
             self.send(PubAck(packet_id, code, self.explained(reason_string or OF_MESSAGES.get(code, ""))))
+
+    def pubacks(self, packet_ids: list[int]) -> None:
+        """Answer QoS 1 messages with success."""
+        self.out.append(pack(f">{len(packet_ids)}I", *[0x40020000 | packet_id for packet_id in packet_ids]))
+        self._stats.answers_sent += len(packet_ids)
+        if not self.dirty:
+            self.mark()
 
     def pubrec(self, packet_id: int, code: int, reason_string: str = "") -> None:
         """Answer a QoS 2 message."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from penstock.mqtt.codec.packets import Publish, PubRel
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.codec.runs import PublishRun
 from penstock.mqtt.engine.kept import ROUTED, TAKEN
 from penstock.mqtt.engine.pending import PendingAnswer
 from penstock.mqtt.service import Inbound
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.mqtt.engine.connection import BrokerConnection
     from penstock.mqtt.engine.session import Session
 
-__all__ = ["is_text", "take_publish", "take_pubrel"]
+__all__ = ["is_text", "take_publish", "take_pubrel", "take_run"]
 
 
 def is_text(payload: bytes) -> bool:
@@ -119,6 +120,40 @@ def take_publish(connection: BrokerConnection, session: Session, publish: Publis
             connection.answer_settled(answer)
         for service in taken:
             service.receive(_inbound(connection, session, publish, wall_ms, answer))
+
+
+def take_run(connection: BrokerConnection, session: Session, run: PublishRun, now: int, wall_ms: int) -> None:
+    """Messages of the client that came in a row: together where nothing asks for one by one.
+
+    Raises:
+        RemoteProtocolError: as :func:`take_publish`.
+    """
+    broker = connection.broker
+    journal = broker.journal
+    promises = journal.promises
+    if not _together(connection, session, run) or not broker.route_run(run, connection.version, session, now):
+        for publish in run:
+            take_publish(connection, session, publish, now, wall_ms)
+            if connection.closing:
+                return
+        return
+    broker.stats.publishes_received += len(run)
+    if run.packet_ids and not connection.closing:
+        if journal.promises != promises:
+            connection.gate = journal.number
+        connection.pubacks(run.packet_ids)
+
+
+def _together(connection: BrokerConnection, session: Session, run: PublishRun) -> bool:
+    """Whether what holds for the first message of a run holds for all of them."""
+    model = run.model
+    if connection.rate is not None or connection.pending or connection.open_qos2 or not model.topic:
+        return False
+    properties = model.optional_properties
+    if properties is not None and (properties.topic_alias is not None or properties.payload_format_indicator):
+        return False
+    rights = session.rights
+    return not connection.checked or rights is None or rights.may_publish(model.topic, model.qos, retain=False)
 
 
 def _check(connection: BrokerConnection, session: Session, publish: Publish, now: int) -> int:

@@ -15,6 +15,7 @@ from penstock.mqtt.codec.packets import Subscription, Will
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.access import Rights
+from penstock.mqtt.engine.bulk import Bulk
 from penstock.mqtt.engine.inflight import Inflight
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueFull
 from penstock.mqtt.engine.message import Message
@@ -204,6 +205,36 @@ class Session(Timed):
                     kept.hold_back(connection)
             inflight[packet_id] = (message, qos, retain, identifiers, group, number)
 
+    def deliver_bulk(self, bulk: Bulk, qos: int, identifiers: bytes, now: int) -> None:
+        """:meth:`deliver` for each message of a run: all at once where all can leave at once."""
+        connection = self.connection
+        if connection is not None and connection.writable:
+            form = bulk.form(qos, identifiers, connection.version)
+            if connection.takes_run(form):
+                if qos == 0:
+                    connection.send_run(form, 0)
+                    return
+                room = connection.send_maximum - len(self.inflight)
+                first = self.inflight.free_ids(bulk.count) if room >= bulk.count and not self.waiting.reliable else 0
+                if first:
+                    connection.send_run(form, first)
+                    self._in_flight(bulk, first, identifiers)
+                    return
+        for message in bulk.messages:
+            self.deliver(message, qos, 0, identifiers, now)
+
+    def _in_flight(self, bulk: Bulk, first: int, identifiers: bytes) -> None:
+        """The messages of the run were sent at QoS 1, with packet identifiers from ``first`` on."""
+        kept = self.kept
+        if kept is None:
+            deliveries = bulk.deliveries(identifiers)
+        else:
+            deliveries = [
+                (message, 1, 0, identifiers, None, kept.queue(message, 1, 0, identifiers, None, packet_id))
+                for packet_id, message in enumerate(bulk.messages, first)
+            ]
+        self.inflight.update(zip(range(first, first + bulk.count), deliveries, strict=True))
+
     def _wait(self, delivery: Delivery, now: int) -> None:
         if self.waiting.add(delivery):
             return
@@ -247,6 +278,27 @@ class Session(Timed):
         if self.waiting.reliable or self.resend or self.replays:
             self.send_waiting(now)
         return True
+
+    def acknowledge_run(self, packet_ids: list[int], now: int) -> None:
+        """:meth:`acknowledge` for PUBACKs in a row; what waits for the room that they make leaves together.
+
+        Raises:
+            RemoteProtocolError: one of the messages was sent at QoS 2.
+        """
+        inflight, kept, resend = self.inflight, self.kept, self.resend
+        for packet_id in packet_ids:
+            delivery = inflight.pop(packet_id, None)
+            if delivery is None:
+                continue
+            if delivery[1] != 1:
+                inflight[packet_id] = delivery
+                raise protocol_error("PUBACK for a message sent at QoS 2")
+            if kept is not None:
+                kept.done(delivery)
+            if resend and packet_id in resend:
+                resend.remove(packet_id)
+        if self.waiting.reliable or resend or self.replays:
+            self.send_waiting(now)
 
     def received(self, packet_id: int, reason_code: int, now: int) -> int:
         """A PUBREC came in: the reason code for PUBREL, or -1 where a refusal ended the exchange.
