@@ -27,7 +27,7 @@ _HEADS: Final = (0x4002,) * 8
 class PublishRun:
     """Two or more PUBLISHes without DUP and RETAIN, at QoS 0 or 1, whose topic and properties are those of ``model``.
 
-    ``model`` is the first of them. ``wire`` is all of them as they came in: there the packet identifier of message ``n``
+    ``model`` is the first of them. ``wire`` is all of them as they came in: there the packet identifier of message n
     stands at ``places[n]``, or at ``offset + n * stride`` where all have one size (else ``stride`` is 0).
     """
 
