@@ -25,6 +25,7 @@ __all__ = [
     "delete_resources",
     "delete_topic_control",
     "detail",
+    "names_of",
     "rebalance",
     "resources",
     "set_cluster",
@@ -38,7 +39,8 @@ __all__ = [
 Changed = list[Setting | Removal]
 
 
-def _groups(params: Params) -> list[str]:
+def names_of(params: Params) -> list[str]:
+    """The groups that a change is about. Raises BadParameter where there are none, or names that cannot be."""
     names = params.items("groupName", "group", "consumeGroup")
     if not names:
         raise BadParameter("groupName is required")
@@ -116,7 +118,7 @@ def detail(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: A
 def rebalance(engine: MasterEngine, params: Params, now: int) -> Change:
     """Take all partitions from members of a group, which then get them anew."""
     params.required("modifyUser", "mur")
-    group_name = _groups(params)[0]
+    group_name = names_of(params)[0]
     members = params.items("consumerId")
     if not members:
         raise BadParameter("consumerId is required")
@@ -132,7 +134,7 @@ def consume_from_max(engine: MasterEngine, params: Params, now: int) -> Change:
     """Order groups that balance by themselves to the newest messages; in memory only, as in the reference."""
     params.required("modifyUser", "mur")
     rows = []
-    for name in _groups(params):
+    for name in names_of(params):
         group = engine.client_groups.get(name)
         if group is not None:
             group.from_max_id = now
@@ -168,7 +170,7 @@ def set_consume(engine: MasterEngine, params: Params, now: int) -> Change:  # no
     changed: Changed = []
     rows = []
     filters = tuple(params.items("filterConds", "flts", most=500))
-    for group in _groups(params):
+    for group in names_of(params):
         for topic in _topics(params):
             if topic not in engine.cluster.topics:
                 rows.append(item(401, f"topic {topic} does not exist", groupName=group, topicName=topic))
@@ -190,7 +192,7 @@ def set_consume(engine: MasterEngine, params: Params, now: int) -> Change:  # no
 def delete_consume(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
     """Forget what groups may: then the topic's control decides."""
     params.required("modifyUser", "mur")
-    groups, topics = set(_groups(params)), set(params.items("topicName"))
+    groups, topics = set(names_of(params)), set(params.items("topicName"))
     found = [key for key in sorted(engine.controls.consume) if key[0] in groups and (not topics or key[1] in topics)]
     rows = [item(groupName=group, topicName=topic) for group, topic in found]
     return Change([Removal(ConsumeControl.__name__, f"{group}\0{topic}") for group, topic in found], success(rows))
@@ -272,7 +274,7 @@ def set_resources(engine: MasterEngine, params: Params, now: int) -> Change:
     """Set resources of groups."""
     _user(params)
     changed: Changed = []
-    for name in _groups(params):
+    for name in names_of(params):
         old = engine.controls.groups.get(name, GroupSetting(name))
         changed.append(
             GroupSetting(
@@ -287,13 +289,13 @@ def set_resources(engine: MasterEngine, params: Params, now: int) -> Change:
                 max(now, old.serial + 1),
             )
         )
-    return Change(changed, success([item(groupName=name) for name in _groups(params)]))
+    return Change(changed, success([item(groupName=name) for name in names_of(params)]))
 
 
 def delete_resources(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
     """Groups without settings of their own."""
     params.required("modifyUser", "mur")
-    names = [name for name in _groups(params) if name in engine.controls.groups]
+    names = [name for name in names_of(params) if name in engine.controls.groups]
     return Change([Removal(GroupSetting.__name__, name) for name in names], success([item(groupName=n) for n in names]))
 
 

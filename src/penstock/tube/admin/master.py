@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import penstock
-from penstock.tube.admin import brokers, groups, topics
+from penstock.tube.admin import brokers, groups, legacy, topics, views
+from penstock.tube.admin.batch import Run, batch
 from penstock.tube.admin.common import Answer, Change, failure, success
 from penstock.tube.admin.params import BadParameter, Params
 from penstock.tube.engine.master import MasterEngine
@@ -84,9 +85,22 @@ def _query(run: Callable[[MasterEngine, Params, int], Answer], *names: str) -> d
     return dict.fromkeys(names, Method(run))
 
 
+def _batches(names: tuple[str, ...], *rows: tuple[Run | str, ...]) -> dict[str, Method]:
+    """Each row: what is done with each object of the array that ``names`` gives, and the methods that do it."""
+    found: dict[str, Method] = {}
+    for run, *methods in rows:
+        assert not isinstance(run, str)
+        found |= dict.fromkeys((str(name) for name in methods), Method(batch(run, *names), changes=True))
+    return found
+
+
 METHODS: dict[str, Method] = {
-    **_query(topics.info, "admin_query_topic_info", "admin_query_topic_deploy_info"),
-    **_query(topics.deployed, "admin_query_broker_topic_config_info"),
+    **_query(
+        topics.info, "admin_query_topic_info", "admin_query_topic_deploy_info", "admin_query_topic_deploy_configure"
+    ),
+    **_query(views.topics_of_brokers, "admin_query_broker_topic_config_info", "admin_query_deployed_topics"),
+    **_query(views.brokers_of_topics, "admin_query_topic_broker_config_info", "admin_query_deployed_broker_ids"),
+    **_query(views.cluster_view, "admin_query_cluster_topic_view"),
     **_change(topics.add, "admin_add_new_topic_record", "admin_add_topic_deploy_info"),
     **_change(topics.modify, "admin_modify_topic_info", "admin_update_topic_deploy_info"),
     **_change(topics.delete, "admin_delete_topic_info", "admin_delete_topic_deploy_info"),
@@ -121,6 +135,73 @@ METHODS: dict[str, Method] = {
     **_change(groups.delete_resources, "admin_delete_group_resctrl_info"),
     **_query(groups.cluster_setting, "admin_query_cluster_default_setting"),
     **_change(groups.set_cluster, "admin_set_cluster_default_setting", "admin_update_cluster_default_setting"),
+    **_batches(
+        ("brokerJsonSet", "brokerSet"),
+        (brokers.add, "admin_batch_add_broker_configure", "admin_bath_add_broker_configure"),
+        (brokers.update, "admin_batch_update_broker_configure"),
+    ),
+    **_batches(
+        ("topicJsonSet", "topicSet"),
+        (topics.add, "admin_bath_add_topic_deploy_info", "admin_bath_add_new_topic_record"),
+        (topics.modify, "admin_batch_update_topic_deploy_info"),
+    ),
+    **_batches(
+        ("topicCtrlJsonSet", "tCtrlSet", "topicJsonSet"),
+        (
+            groups.set_topic_control,
+            "admin_batch_add_topic_control_info",
+            "admin_batch_update_topic_control_info",
+            "admin_bath_add_topic_authorize_control",
+        ),
+    ),
+    **_batches(
+        ("groupResCtrlJsonSet", "gResCtrlSet"),
+        (groups.set_resources, "admin_batch_add_group_resctrl_info", "admin_batch_update_group_resctrl_info"),
+    ),
+    **_batches(
+        ("groupCsmJsonSet", "csmJsonSet"),
+        (groups.set_consume, "admin_batch_add_group_csmctrl_info", "admin_batch_update_group_csmctrl_info"),
+        (groups.delete_consume, "admin_batch_delete_group_csmctrl_info"),
+    ),
+    **_query(legacy.allowed, "admin_query_allowed_consumer_group_info"),
+    **_change(legacy.allow, "admin_add_authorized_consumergroup_info"),
+    **_query(legacy.forbidden, "admin_query_black_consumer_group_info"),
+    **_change(legacy.forbid, "admin_add_black_consumergroup_info"),
+    **_change(legacy.withdraw, "admin_delete_allowed_consumer_group_info", "admin_delete_black_consumergroup_info"),
+    **_batches(
+        ("groupNameJsonSet", "gJsonSet"),
+        (legacy.allow, "admin_bath_add_authorized_consumergroup_info"),
+        (legacy.forbid, "admin_bath_add_black_consumergroup_info"),
+        (
+            legacy.withdraw,
+            "admin_batch_del_authorized_consumergroup_info",
+            "admin_batch_delete_black_consumergroup_info",
+        ),
+        (legacy.set_group, "admin_bath_add_consume_group_setting"),
+    ),
+    **_query(legacy.filters, "admin_query_group_filtercond_info"),
+    **_change(legacy.bind_filters, "admin_add_group_filtercond_info", "admin_mod_group_filtercond_info"),
+    **_change(legacy.free_filters, "admin_del_group_filtercond_info"),
+    **_batches(
+        ("filterCondJsonSet", "filterJsonSet"),
+        (legacy.bind_filters, "admin_bath_add_group_filtercond_info", "admin_bath_mod_group_filtercond_info"),
+    ),
+    **_query(legacy.group_settings, "admin_query_consume_group_setting"),
+    **_change(legacy.set_group, "admin_add_consume_group_setting", "admin_upd_consume_group_setting"),
+    **_change(groups.delete_resources, "admin_del_consume_group_setting"),
+    **_query(legacy.group_rules, "admin_query_group_flow_control_rule"),
+    **_change(legacy.set_rules, "admin_set_group_flow_control_rule", "admin_upd_group_flow_control_rule"),
+    **_change(legacy.forget_rules, "admin_rmv_group_flow_control_rule"),
+    **_query(legacy.cluster_rules, "admin_query_def_flow_control_rule"),
+    **_change(legacy.set_cluster_rules, "admin_set_def_flow_control_rule", "admin_upd_def_flow_control_rule"),
+    **_change(legacy.reset_cluster_rules, "admin_rmv_def_flow_control_rule"),
+    **_query(views.booked_resources, "admin_query_booked_resctrl_groups"),
+    **_query(views.booked_consume, "admin_query_booked_csmctrl_groups"),
+    **_query(views.groups_by_topic, "admin_query_group_info_by_topic"),
+    **_query(views.self_balancing, "admin_query_client_balance_group_set"),
+    **_change(views.release, "admin_release_broker_autoforbidden_status"),
+    **_query(views.statistics, "admin_enable_stats", "admin_disable_stats", "admin_disable_all_stats"),
+    **_query(views.transfer, "admin_transfer_current_master"),
     **_query(_master_group, "admin_query_master_group_info"),
     **_query(_version, "admin_query_server_version"),
     **_query(_methods, "admin_get_methods"),

@@ -8,7 +8,7 @@ from penstock.tube.admin.params import BadParameter, Params
 from penstock.tube.engine.cluster import TOPIC_DELETED, TOPIC_REMOVED, Topic
 from penstock.tube.engine.master import MIN_MESSAGE_BYTES, MasterEngine
 
-__all__ = ["add", "delete", "deployed", "info", "modify", "redo", "remove"]
+__all__ = ["add", "delete", "info", "modify", "redo", "remove"]
 
 _MAX_HOURS = 168
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "": 3600}
@@ -139,18 +139,6 @@ def info(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG
     wanted = set(params.items("topicName"))
     topics = sorted(engine.cluster.topics.items())
     return success([_topic_row(engine, topic) for name, topic in topics if not wanted or name in wanted])
-
-
-def deployed(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
-    """Names of topics by broker."""
-    wanted = set(params.numbers("brokerId"))
-    return success(
-        [
-            {"brokerId": number, "topicName": [t.name for t in sorted(engine.cluster.topics.values()) if t.on(number)]}
-            for number in sorted(engine.cluster.brokers)
-            if not wanted or number in wanted
-        ]
-    )
 
 
 def _topic_row(engine: MasterEngine, topic: Topic) -> Answer:

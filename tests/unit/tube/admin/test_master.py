@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from penstock.tube.admin.master import Change, handle
+from penstock.tube.admin.master import handle
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.engine.consumer import Membership
-from penstock.tube.engine.master import MasterEngine
 from tests.engine.tube.talk import NOW, ask, join_broker, master
-
-TOKEN = "secret"
-
-
-def query(engine: MasterEngine, method: str, **params: str) -> dict[str, Any]:
-    answer = handle(engine, {"method": method, **params}, TOKEN, NOW)
-    assert isinstance(answer, dict)
-    return answer
-
-
-def change(engine: MasterEngine, method: str, **params: str) -> dict[str, Any]:
-    """Carry the change out as the shell does."""
-    answer = handle(engine, {"method": method, "confModAuthToken": TOKEN, "createUser": "u", **params}, TOKEN, NOW)
-    assert isinstance(answer, Change)
-    for setting in answer.settings:
-        engine.stored(setting, NOW)
-    return answer.answer
+from tests.unit.tube.admin.desk import TOKEN, change, query
 
 
 def test_topic_is_added_once() -> None:

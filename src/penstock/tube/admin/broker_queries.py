@@ -1,0 +1,246 @@
+"""What the broker's administration shows: who consumes, where groups stand, what the stores hold."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+from penstock.tube.admin.broker_desk import RECORD, Answer, Desk
+from penstock.tube.admin.params import BadParameter, Params, format_time
+from penstock.tube.codec.message import MSG_TIME, MSG_TYPE, filter_key, parse_attributes, split_data
+from penstock.tube.codec.proto import broker_pb2 as pb
+from penstock.tube.engine.history import history_place
+from penstock.tube.engine.topics import HISTORY_TOPIC, LogStore
+
+__all__ = [
+    "consumers",
+    "group_offset",
+    "groups",
+    "history",
+    "metrics",
+    "offsets",
+    "pubinfo",
+    "registrations",
+    "snapshot",
+    "stores",
+]
+
+MAX_SNAPSHOT = 500
+
+
+def consumers(desk: Desk, params: Params) -> list[Answer]:
+    wanted = set(params.items("groupName"))
+    rows = []
+    for key, holder in desk.engine.holdings:
+        if wanted and key[0] not in wanted:
+            continue
+        store = desk.store(key)
+        committed = desk.engine.offsets.committed(key) or 0
+        flight = desk.engine.offsets.in_flight(key)
+        rows.append(
+            {
+                "groupName": key[0],
+                "topicName": key[1],
+                "partitionId": key[2],
+                "consumerId": holder.client_id,
+                "isRegOk": True,
+                "isFilterConsume": holder.keys is not None,
+                "filterConds": list(holder.filters),
+                "qryPriorityId": holder.priority,
+                "lastRegTime": format_time(holder.since),
+                "tmpOffset": committed + flight,
+                "zkOffset": committed,
+                "minOffset": store.min_offset,
+                "maxOffset": store.durable_end,
+                "minDataOffset": store.min_data_offset,
+                "maxDataOffset": store.durable_data_end,
+            }
+        )
+    return rows
+
+
+def stores(desk: Desk, params: Params) -> list[Answer]:
+    rows = []
+    for topic in desk.topics(params):
+        stores = []
+        for number in range(topic.config.stores or 1):
+            store = desk.engine.topics.store(topic, number * 10_000)
+            stores.append(
+                {
+                    "storeId": number,
+                    "numPartitions": topic.config.partitions or 1,
+                    "indexMinOffset": store.min_offset,
+                    "indexMaxOffset": store.durable_end,
+                    "dataMinOffset": store.min_data_offset,
+                    "dataMaxOffset": store.durable_data_end,
+                    "indexSize": store.durable_end - store.min_offset,
+                    "dataSize": store.durable_data_end - store.min_data_offset,
+                    "unwrittenSize": store.unwritten_bytes,
+                }
+            )
+        rows.append({"topicName": topic.name, "storeInfo": stores})
+    return rows
+
+
+def pubinfo(desk: Desk, params: Params) -> list[Answer]:
+    rows = []
+    for topic in desk.topics(params):
+        parts = []
+        for partition in desk.partitions(topic):
+            store = desk.engine.topics.store(topic, partition)
+            parts.append(
+                {
+                    "partitionId": partition,
+                    "offsetMin": store.min_offset,
+                    "offsetMax": store.durable_end,
+                    "dataMin": store.min_data_offset,
+                    "dataMax": store.durable_data_end,
+                }
+            )
+        rows.append({"topicName": topic.name, "offsetInfo": parts, "partCount": len(parts)})
+    return rows
+
+
+def group_offset(desk: Desk, params: Params) -> list[Answer]:
+    key, store = desk.place(params)
+    offsets = desk.engine.offsets
+    committed = offsets.committed(key)
+    here = store.min_offset if committed is None else committed
+    reading = min(max(here + offsets.in_flight(key), store.min_offset), store.durable_end)
+    position = store.data_position(reading)
+    return [
+        {
+            "groupName": key[0],
+            "topicName": key[1],
+            "partitionId": key[2],
+            "tmpOffset": here + offsets.in_flight(key),
+            "zkOffset": -1 if committed is None else committed,
+            "minOffset": store.min_offset,
+            "maxOffset": store.durable_end,
+            "minDataOffset": store.min_data_offset,
+            "maxDataOffset": store.durable_data_end,
+            "curReadDataOffset": position,
+            "curRdDltDataOffset": store.durable_data_end - position,
+        }
+    ]
+
+
+def offsets(desk: Desk, params: Params) -> list[Answer]:
+    groups: dict[str, dict[str, list[Answer]]] = {}
+    for key, offset in desk.positions(params):
+        store = desk.store(key)
+        position = store.data_position(min(max(offset, store.min_offset), store.durable_end))
+        groups.setdefault(key[0], {}).setdefault(key[1], []).append(
+            {
+                "partitionId": key[2],
+                "curOffset": offset,
+                "flightOffset": desk.engine.offsets.in_flight(key),
+                "curDataOffset": position,
+                "offsetLag": store.durable_end - offset,
+                "dataLag": store.durable_data_end - position,
+                "offsetMin": store.min_offset,
+                "offsetMax": store.durable_end,
+                "dataMax": store.durable_data_end,
+            }
+        )
+    return [
+        {
+            "groupName": group,
+            "subInfo": [{"topicName": topic, "offsets": parts} for topic, parts in sorted(topics.items())],
+            "topicCount": len(topics),
+        }
+        for group, topics in sorted(groups.items())
+    ]
+
+
+def groups(desk: Desk, params: Params) -> list[Answer]:
+    divide = params.flag("divide", default=False)
+    known = {key[0] for key, _ in desk.engine.offsets.items()}
+    online = {key[0] for key, _ in desk.engine.holdings}
+    if not divide:
+        return [{"groupName": name} for name in sorted(known | online)]
+    return [{"online": sorted(online), "offline": sorted(known - online)}]
+
+
+def registrations(desk: Desk, params: Params) -> list[Answer]:
+    wanted = set(params.items("groupName"))
+    return [
+        {
+            "partition": f"{key[0]}:{key[1]}:{key[2]}",
+            "consumer": holder.client_id,
+            "index": number,
+            "lastRegTime": format_time(holder.since),
+        }
+        for number, (key, holder) in enumerate(desk.engine.holdings)
+        if not wanted or key[0] in wanted
+    ]
+
+
+def metrics(desk: Desk, params: Params) -> list[Answer]:  # noqa: ARG001 - the counters are never reset
+    return [dict(desk.stats())]
+
+
+def snapshot(desk: Desk, params: Params) -> list[Answer]:
+    """The newest messages of a partition; this is how the InLong manager previews a topic."""
+    topic = desk.topic(params.required("topicName"))
+    partition = params.number("partitionId", default=0)
+    if not topic.has(partition):
+        raise BadParameter(f"topic {topic.name} has no partition {partition} on this broker")
+    most = params.number("msgCount", default=3, least=1, most=MAX_SNAPSHOT)
+    filters = params.items("filterConds", most=500)
+    store = desk.engine.topics.store(topic, partition)
+    messages = _newest(store, partition, most, frozenset(map(filter_key, filters)) if filters else None)
+    rows = []
+    for offset, message in messages:
+        found = split_data(message.payLoadData, message.flag)
+        attributes, body = ("", message.payLoadData) if found is None else found
+        pairs = dict(parse_attributes(attributes))
+        rows.append(
+            {
+                "messageId": message.messageId,
+                "indexOffset": offset,
+                "msgType": pairs.get(MSG_TYPE, ""),
+                "msgTime": pairs.get(MSG_TIME, ""),
+                "attr": base64.b64encode(attributes.encode()).decode(),
+                "data": base64.b64encode(body).decode(),
+            }
+        )
+    return rows
+
+
+def _newest(
+    store: LogStore, partition: int, most: int, keys: frozenset[int] | None
+) -> list[tuple[int, pb.TransferedMessage]]:
+    """At most ``most`` of the newest messages, oldest first: look further and further back until there are enough."""
+    back = most * RECORD * 4
+    while True:
+        start = max(store.min_offset, (store.durable_end - back) // RECORD * RECORD)
+        offsets: list[int] = []
+        encoded: list[bytes] = []
+        at = start
+        while at < store.durable_end:
+            read = store.read(partition, at, keys=keys)
+            offsets = (offsets + read.offsets)[-most:]
+            encoded = (encoded + read.messages)[-most:]
+            at = read.next_offset
+        if len(offsets) >= most or start == store.min_offset:
+            answer = pb.GetMessageResponseB2C.FromString(b"\x08\x01\x10\x01" + b"".join(encoded))
+            return list(zip(offsets, answer.messages, strict=True))
+        back *= 8
+
+
+def history(desk: Desk, params: Params) -> list[Answer]:
+    """What the system topic says of groups, from a time on."""
+    topic = desk.engine.topics.by_name[HISTORY_TOPIC]
+    most = params.number("msgCount", default=1, least=1, most=MAX_SNAPSHOT)
+    rows = []
+    for group in params.items("groupName") or [params.required("groupName")]:
+        partition, kind = history_place(group)
+        store = desk.engine.topics.store(topic, partition)
+        start = store.offset_at(params.time_ms("recordTime")) if params.text("recordTime") else store.min_offset
+        read = store.read(partition, start, keys=frozenset([filter_key(kind)]), max_messages=most)
+        answer = pb.GetMessageResponseB2C.FromString(b"\x08\x01\x10\x01" + b"".join(read.messages))
+        bodies = [split_data(message.payLoadData, message.flag) for message in answer.messages]
+        records = [json.loads(found[1]) for found in bodies if found is not None]
+        rows.append({"groupName": group, "records": [record for record in records if record["group"] == group]})
+    return rows

@@ -1,0 +1,45 @@
+"""Views across brokers, topics and groups; what there is nothing to do for."""
+
+from __future__ import annotations
+
+from penstock.tube.codec.methods import MethodId
+from penstock.tube.engine.consumer import Membership
+from tests.engine.tube.talk import NOW, ask, join_broker, master
+from tests.unit.tube.admin.desk import change, query
+
+
+def test_topics_and_brokers() -> None:
+    engine = master()
+    before = query(engine, "admin_query_cluster_topic_view")["data"][0]
+    assert (before["totalCfgBrokerCnt"], before["isSrvAcceptPublish"]) == (0, False)
+    join_broker(engine)
+    assert query(engine, "admin_query_deployed_topics")["data"] == [{"brokerId": 1, "topicName": ["demo"]}]
+    assert query(engine, "admin_query_broker_topic_config_info", brokerId="2")["data"] == []
+    (row,) = query(engine, "admin_query_deployed_broker_ids")["data"]
+    assert row == {"topicName": "demo", "brokerInfo": [1], "brokerCnt": 1}
+    (row,) = query(engine, "admin_query_topic_broker_config_info", withIp="true")["data"]
+    assert row["brokerInfo"][0]["brokerId"] == 1
+    assert row["brokerInfo"][0]["brokerIp"]
+    (row,) = query(engine, "admin_query_cluster_topic_view", brokerId="1")["data"]
+    assert (row["totalCfgNumPart"], row["totalRunNumPartCount"], row["isSrvAcceptPublish"]) == (3, 3, True)
+    assert query(engine, "admin_query_cluster_topic_view", brokerId="2")["data"] == []
+
+
+def test_groups() -> None:
+    engine = master()
+    join_broker(engine)
+    ask(engine, MethodId.CONSUMER_REGISTER, Membership("c1", "h", "lake", ["demo"], {}, NOW).register())
+    (row,) = query(engine, "admin_query_group_info_by_topic", topicName="demo")["data"]
+    assert row == {"topicName": "demo", "groupInfo": ["lake"], "groupCount": 1}
+    assert query(engine, "admin_query_client_balance_group_set")["data"] == []
+
+
+def test_what_there_is_nothing_to_do_for() -> None:
+    engine = master()
+    join_broker(engine)
+    told = change(engine, "admin_release_broker_autoforbidden_status", brokerId="1,2", modifyUser="me")["data"]
+    assert [row["errCode"] for row in told] == [201, 401]
+    assert query(engine, "admin_disable_all_stats")["result"]
+    refused = query(engine, "admin_transfer_current_master")
+    assert not refused["result"]
+    assert "only master" in refused["errMsg"]
