@@ -25,7 +25,7 @@ from penstock.tube.admin import broker as broker_admin
 from penstock.tube.broker_connection import BrokerConnection
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import encode_response
-from penstock.tube.codec.methods import METHODS
+from penstock.tube.codec.methods import METHODS, MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import DEFAULT_BROKER_TLS_PORT, TopicConfig
 from penstock.tube.engine.access import Access
@@ -33,6 +33,8 @@ from penstock.tube.engine.broker import AppendResult, BrokerEngine
 from penstock.tube.engine.flow import parse_rules
 from penstock.tube.engine.membership import BrokerConfig, Membership, Orders
 from penstock.tube.engine.offsets import GroupOffsets
+from penstock.tube.engine.publishing import Publication
+from penstock.tube.engine.staging import StagingLimits
 from penstock.tube.engine.topics import Topics
 from penstock.tube.listeners import Listeners
 from penstock.tube.member import Member
@@ -72,7 +74,7 @@ class TubeBroker:
     ``web_address``: ``host:port`` of its administration, which the master tells who asks.
     ``access``: users that clients have to be; ``master_user``: name and password with which the broker itself signs.
     ``master_tls``: how it reaches the masters, whose TLS ports ``masters`` then names; None: without TLS.
-    ``topic_durability`` overrides ``durability`` for single topics.
+    ``topic_durability`` overrides ``durability`` for single topics. ``staging``: bounds of what tasks stage.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class TubeBroker:
         topic_durability: Mapping[str, Durability] | None = None,
         limits: StoreLimits | None = None,
         max_store_bytes: int | None = None,
+        staging: StagingLimits | None = None,
         session_ms: int = 30_000,
         heartbeat_s: float = 0.5,
         web_address: str | None = None,
@@ -110,6 +113,7 @@ class TubeBroker:
         self._topic_durability = dict(topic_durability or {})
         self._limits = limits
         self._max_store_bytes = max_store_bytes
+        self._staging_limits = staging if staging is not None else StagingLimits()
         self._session_ms = session_ms
         self._heartbeat_s = heartbeat_s
         self._web_address = web_address
@@ -177,6 +181,7 @@ class TubeBroker:
             "fetched_messages": engine.reading.messages,
             "gets": engine.gets,
             "waiting_gets": engine.reading.parked,
+            **self.upkeep.staged_stats(),
             "refused": engine.refused,
             "dropped_late": engine.dropped_late,
             "registrations": engine.registrations,
@@ -209,12 +214,19 @@ class TubeBroker:
             stored = ((item.group, item.topic, item.partition, item.offset) for item in self._disk.meta.offsets())
             offsets = GroupOffsets(((g, t, p), o) for g, t, p, o in stored if o is not None)
             last_time = max((store.last_time for store in self._disk.stores.values()), default=0)
-            self._engine = BrokerEngine(Topics(self._store), offsets, session_ms=self._session_ms, last_time=last_time)
+            self._engine = BrokerEngine(
+                Topics(self._store),
+                offsets,
+                session_ms=self._session_ms,
+                last_time=last_time,
+                staging=opened.staging,
+            )
             self._engine.access = self._access
             config = self._stored_config()
             self._upkeep = Upkeep(self._disk, self._engine, self.broker_id, self._max_store_bytes)
             for topic, rows in opened.producers:
-                self._engine.sending.producers.restore(topic, rows)
+                known = [row for row in rows if self._engine.transactions.restored(row[1])]
+                self._engine.sending.producers.restore(topic, known)
             self._engine.sending.producers.changed.clear()
             self._report_recovery(self._disk)
             tls_place = DEFAULT_BROKER_TLS_PORT if tls_port is None else tls_port
@@ -226,6 +238,7 @@ class TubeBroker:
         self._committer = GroupCommitter(self._disk.commit, name=f"tube-{self.broker_id}", on_failure=self._failed)
         self._committer.start()
         self._retention_timer = loop.call_later(_RETENTION_S, self._retain)
+        self.schedule()  # what was being published when an earlier process ended goes on
         for key, offset, end in self.upkeep.reset_beyond_end(offsets):
             text = f"group {key[0]} stood at offset {offset} of partition {key[2]} of {key[1]}, the log ends at {end}"
             self._lost(text)
@@ -382,6 +395,7 @@ class TubeBroker:
         """Serve a topic that no master announced (a broker by itself, and tests)."""
         config = TopicConfig(name, partitions=partitions, stores=stores)
         self.engine.topics.apply(self.engine.topics.default, [config])
+        self.schedule()
 
     def poke(self) -> None:
         """Heartbeat to the master now, for example because a topic was created there."""
@@ -395,7 +409,14 @@ class TubeBroker:
     # Opening
 
     def _open(self, durability: DurabilityOf) -> Opened:
-        return open_logs(self._directory, durability, files=self._files, limits=self._limits, on_loss=self._lost)
+        return open_logs(
+            self._directory,
+            durability,
+            files=self._files,
+            limits=self._limits,
+            staging_limits=self._staging_limits,
+            on_loss=self._lost,
+        )
 
     def _store(self, topic: str, number: int) -> Store:
         store = self.disk.open_store(topic, number)
@@ -440,6 +461,9 @@ class TubeBroker:
             return
         engine = self.engine
         commit, self._next = self._next, Commit()
+        if self.failure is None:
+            self._publish()
+        decided = self.upkeep.take_staged(commit)
         if engine.sending.producers.changed:
             self.upkeep.note_producers(commit)
         works: list[tuple[Store, Work]] = []
@@ -456,23 +480,55 @@ class TubeBroker:
         engine.readable([store for store, _ in works if store.immediate], now)
         commit.offsets = [GroupOffset(*key, offset, now) for key, offset in engine.offsets.take_dirty()]
         waiting, self._waiting = self._waiting, _Waiting()
+        self._answer_committed(waiting)
         touched: dict[BrokerConnection, None] = {}
         self._answer_ready(touched)
         for connection in touched:
             connection.flush()
         try:
-            self._committer.submit(commit, lambda error: self._committed(works, waiting, error))
+            self._committer.submit(commit, lambda error: self._committed(works, waiting, error, commit, decided))
         except StorageError as error:  # closing: what came too late is told so
-            self._committed(works, waiting, error)
+            self._committed(works, waiting, error, commit, decided)
+
+    def _publish(self) -> None:
+        try:
+            self.engine.transactions.publish(self.clock())
+        except OSError as error:
+            # Decided, and not to be read: nothing may come behind it; a restart carries it out.
+            what = f"tube: staged rows cannot be read: {error.strerror}"
+            self._failed(StorageError(what, path=str(error.filename or self._directory)))
 
     def _must_sync(self, store: Store) -> bool:
         topic = store.directory.name.rpartition("-")[0]
         return self.durability_of(topic) is Durability.DURABLE
 
-    def _committed(self, works: list[tuple[Store, Work]], waiting: _Waiting, error: StorageError | None) -> None:
+    def _answer_committed(self, waiting: _Waiting) -> None:
+        """Answers to commits of staged rows leave with the commit of their last rows."""
+        transactions = self.engine.transactions
+        for address, serial, body in transactions.answered:
+            if isinstance(address, BrokerConnection):
+                waiting.replies.append((address, serial, MethodId.SEND_MESSAGE, body, 0))
+        transactions.answered.clear()
+        publishing = transactions.publishing
+        if publishing is not None and publishing.lost:
+            for text in publishing.lost:
+                self._lost(text)
+            publishing.lost.clear()
+
+    def _committed(
+        self,
+        works: list[tuple[Store, Work]],
+        waiting: _Waiting,
+        error: StorageError | None,
+        commit: Commit,
+        decided: list[Publication],
+    ) -> None:
         if error is None:
             for store, work in works:
                 store.written(work)
+            self.upkeep.staged(commit, decided)
+            if self.engine.transactions.dirty:
+                self.schedule()
         now = self.clock()
         if error is None and works:
             self.engine.readable([store for store, _ in works], now)
@@ -548,6 +604,8 @@ class TubeBroker:
     def retain(self, now_ms: int) -> None:
         """Let expired segments go, write the offset history, note what producers sent; called every minute."""
         wrote = self.upkeep.write_history(now_ms)
+        if self.upkeep.let_staged_go(now_ms):
+            self.schedule()
         if self.engine.sending.producers.changed:
             self._snapshot_due = True
         if self.upkeep.retain(self._next, now_ms) or wrote or self._snapshot_due:

@@ -11,10 +11,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from penstock.errors import StorageError
 from penstock.runtime.durability import Durability
 from penstock.tube.engine.broker import BrokerEngine
 from penstock.tube.engine.history import group_history
 from penstock.tube.engine.offsets import GroupOffsets, Key
+from penstock.tube.engine.publishing import Publication
+from penstock.tube.engine.staging import Staging, StagingLimits
 from penstock.tube.engine.topics import HISTORY_TOPIC
 from penstock.tube.storage import epochs, sequences
 from penstock.tube.storage.disk import Commit, Disk, boot_id
@@ -45,10 +48,11 @@ class DurabilityOf:
 
 @dataclass(slots=True)
 class Opened:
-    """A directory whose logs are open, and what was found of producers and epochs."""
+    """A directory whose logs are open, and what was found of producers, epochs and staged rows."""
 
     disk: Disk
     producers: list[tuple[str, list[sequences.Row]]]
+    staging: Staging
 
 
 def open_logs(
@@ -57,6 +61,7 @@ def open_logs(
     *,
     files: Files | None,
     limits: StoreLimits | None,
+    staging_limits: StagingLimits,
     on_loss: Callable[[object], None],
 ) -> Opened:
     """Open the directory and every store in it. Blocks: reads the newest segment of each store.
@@ -85,11 +90,20 @@ def open_logs(
                 rows += sequences.read_back(store, offset)
                 producers.append((topic, rows))
         disk.meta.commit([], notes=notes)
+        staging = Staging(disk.shelf, staging_limits)
+        for text in staging.restore(disk.notes, disk.shelf.recover()):
+            on_loss(text)
         disk.run(durability.state())
+    except OSError as error:
+        disk.close(clean=False)
+        raise StorageError(
+            f"tube: staged rows in {disk.shelf.directory} cannot be read: {error.strerror}",
+            path=str(error.filename or disk.shelf.directory),
+        ) from error
     except BaseException:
         disk.close(clean=False)
         raise
-    return Opened(disk, producers)
+    return Opened(disk, producers, staging)
 
 
 def _cut(disk: Disk, topic: str) -> bool:
@@ -143,6 +157,45 @@ class Upkeep:
                 note = sequences.encode_note(store.end_offset, producers.snapshot(topic, number))
                 commit.notes[sequences.note_name(topic, number)] = note
         producers.changed.clear()
+
+    def take_staged(self, commit: Commit) -> list[Publication]:
+        """Hand what was staged and decided to ``commit``; the decisions to carry out once it returned."""
+        transactions = self._engine.transactions
+        staging = transactions.staging
+        assert staging is not None, "a broker has one"
+        commit.staged, commit.unstaged = self._disk.shelf.take()
+        commit.notes.update(staging.notes)
+        staging.notes = {}
+        return transactions.take_decided()
+
+    def staged(self, commit: Commit, decided: list[Publication]) -> None:
+        """``commit`` returned: what it staged is durable, and what was decided in it is published from now on."""
+        self._disk.shelf.written(commit.staged)
+        publishing = self._engine.transactions.publishing
+        assert publishing is not None, "a broker has one"
+        for publication in decided:
+            publishing.begin(publication)
+
+    def let_staged_go(self, now_ms: int) -> bool:
+        """Let go what was staged too long ago; whether there is something for the next commit."""
+        transactions = self._engine.transactions
+        assert transactions.staging is not None, "a broker has one"
+        transactions.staging.tick(now_ms)
+        return transactions.dirty or self._disk.shelf.dirty
+
+    def staged_stats(self) -> dict[str, int]:
+        """Counters and gauges of what is staged and published."""
+        transactions = self._engine.transactions
+        staging, publishing = transactions.staging, transactions.publishing
+        assert staging is not None, "a broker has one"
+        assert publishing is not None, "a broker has one"
+        return {
+            "staged_bytes": staging.bytes,
+            "staged_attempts": staging.attempts,
+            "staged_expired": staging.expired,
+            "committed_batches": publishing.batches,
+            "committed_messages": publishing.published,
+        }
 
     def forget(self, topic: str, commit: Commit) -> None:
         """A topic is removed: nothing about its logs is true of a later one of the same name."""

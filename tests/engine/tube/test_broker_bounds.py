@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock.tube.engine.broker import BrokerEngine
 from penstock.tube.engine.offsets import GroupOffsets
 from penstock.tube.engine.topics import Topics
 from tests.engine.tube.broker_talk import NOW, SESSION_MS, Talk
 
 
-def bounded(talk: Talk, **bounds: int) -> None:
+def bounded(talk: Talk, **bounds: Any) -> None:
     talk.offsets = GroupOffsets()
     talk.engine = BrokerEngine(Topics(talk._open), talk.offsets, session_ms=SESSION_MS, **bounds)
     talk.topic("demo", partitions=3, stores=2)

@@ -6,7 +6,7 @@
 An answer with ``wait`` set may leave once everything appended and every position changed until now is committed; the
 others leave at once. Stores with something to write and positions to keep are taken by the shell (`dirty_stores`,
 `offsets.take_dirty`). A get that waits for messages is answered later: `readable` and `tick` put the answers of such
-gets into `ready`.
+gets into `ready`. A commit of staged rows is answered through `transactions`.
 
 Differences from the reference, none visible to its clients: messages are readable as soon as their commit returned,
 also through filters (its filtered readers wait for its flush); a get walks over any number of other partitions' records
@@ -21,12 +21,14 @@ from penstock.errors import PenstockError, RemoteProtocolError
 from penstock.tube.codec import exceptions
 from penstock.tube.codec.envelope import Request, encode_error
 from penstock.tube.codec.methods import METHODS, RESERVED, MethodId, Role, Service
-from penstock.tube.engine.gate import Answer, Gate
+from penstock.tube.engine.gate import LATER, Answer, Gate
 from penstock.tube.engine.gets import Gets, Ready
 from penstock.tube.engine.holdings import Holdings
 from penstock.tube.engine.offsets import GroupOffsets
 from penstock.tube.engine.sending import AppendResult, Sending
+from penstock.tube.engine.staging import Staging
 from penstock.tube.engine.topics import LogStore, Topics
+from penstock.tube.engine.transactions import Transactions
 
 __all__ = ["Answer", "AppendResult", "BrokerEngine"]
 
@@ -37,7 +39,8 @@ class BrokerEngine(Gate):
     ``session_ms``: a partition whose consumer neither got nor heartbeat for so long is free again (reference: 30 s).
     ``unwritten_bytes``: bytes a store may hold that no commit has written yet; beyond, sends are answered 419.
     ``max_registrations`` and ``max_positions`` bound what consumers make the broker remember. ``last_time``: newest
-    append time in the stores; message ids go on behind it, even if the clock went back since.
+    append time in the stores; message ids go on behind it, even if the clock went back since. ``staging``: what tasks
+    staged (`engine.transactions`); without it they cannot.
     """
 
     def __init__(
@@ -50,12 +53,15 @@ class BrokerEngine(Gate):
         max_registrations: int = 100_000,
         max_positions: int = 1_000_000,
         last_time: int = 0,
+        staging: Staging | None = None,
     ) -> None:
         super().__init__()
         self.topics = topics
         self.offsets = offsets
         self.dropped_late = 0
         self.sending = Sending(self, topics, unwritten_bytes=unwritten_bytes, last_time=last_time)
+        self.transactions = Transactions(self, topics, self.sending, staging)
+        self.sending.transactions = self.transactions.receive
         self.holdings = Holdings(
             self,
             topics,
@@ -105,7 +111,7 @@ class BrokerEngine(Gate):
             handler = self._handlers.get(method)
             if handler is None or request.service not in METHODS[method].services:
                 return self._unknown(request)
-            return handler(request.payload, now_ms)
+            answer = handler(request.payload, now_ms)
         except RemoteProtocolError as error:
             self.refused += 1
             text = f"{error.what} {error.why or ''}".strip()
@@ -113,6 +119,10 @@ class BrokerEngine(Gate):
         except (OSError, PenstockError) as error:
             self.refused += 1
             return Answer(encode_error(exceptions.EXCEPTION, str(error), version=request.version))
+        if answer is LATER:
+            self.transactions.wait(address, request.serial)
+            return None
+        return answer
 
     def _unknown(self, request: Request) -> Answer:
         self.refused += 1

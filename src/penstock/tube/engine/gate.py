@@ -11,7 +11,7 @@ from penstock.tube.codec.envelope import encode_response
 from penstock.tube.codec.proto.shared_pb2 import AuthorizedInfo
 from penstock.tube.engine.access import Access
 
-__all__ = ["EXTENSIONS", "OK", "Answer", "Gate", "Refusal", "answer"]
+__all__ = ["EXTENSIONS", "LATER", "OK", "Answer", "Gate", "Refusal", "answer"]
 
 OK = "OK!"
 EXTENSIONS = 1
@@ -28,6 +28,10 @@ class Answer:
     def __init__(self, body: bytes, *, wait: bool = False) -> None:
         self.body = body
         self.wait = wait
+
+
+LATER = Answer(b"")
+"""In place of an answer: it comes later."""
 
 
 class Refusal(NamedTuple):

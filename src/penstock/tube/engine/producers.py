@@ -73,6 +73,15 @@ class Producers:
         for partition, producer, last, time_ms in rows:
             self.stored((topic, partition), producer, last, time_ms)
 
+    def forget(self, place: Place, producer: int) -> None:
+        """``producer`` sends nothing more there."""
+        states = self._places.get(place)
+        if states is not None and states.pop(producer, None) is not None:
+            self._count -= 1
+            self.changed.add((place[0], place[1] // 10000))
+            if not states:
+                del self._places[place]
+
     def forget_topic(self, topic: str) -> None:
         for place in [place for place in self._places if place[0] == topic]:
             self._count -= len(self._places.pop(place))

@@ -5,7 +5,7 @@ The answer to a send waits for the commit that holds its messages, except in top
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from penstock.errors import RefusedError, UnavailableError
@@ -19,7 +19,7 @@ from penstock.tube.engine.producers import Producers
 from penstock.tube.engine.sends import SendReader, encode_sent
 from penstock.tube.engine.topics import LogStore, Topic, Topics
 
-__all__ = ["MAX_BATCH", "MAX_BATCH_BYTES", "AppendResult", "Sending"]
+__all__ = ["MAX_BATCH", "MAX_BATCH_BYTES", "OVERFLOW", "AppendResult", "Sending", "refuse_place"]
 
 MAX_BATCH = 8192
 MAX_BATCH_BYTES = 4 << 20
@@ -51,9 +51,11 @@ class Sending:
         self.messages = 0
         self.bytes = 0
         self.duplicates = 0
+        self.transactions: Callable[[pb.SendMessageRequestP2B, int], Answer] | None = None
+        """What answers requests that stage or commit (`engine.transactions`)."""
         self._gate = gate
         self._topics = topics
-        self._unwritten_bytes = unwritten_bytes
+        self.unwritten_bytes = unwritten_bytes
         self._last_id = last_time + 1 << 20
         self._keys: dict[str, int] = {}
         self._reader = SendReader()
@@ -62,11 +64,13 @@ class Sending:
         """Answer method 13."""
         found = self._reader.read(payload)
         if isinstance(found, pb.SendMessageRequestP2B):
+            if found.HasField("transaction") and self.transactions is not None:
+                return self.transactions(found, now_ms)
             return self._send_extended(found, now_ms)
         client_id, name, partition_id, data, flag, checksum, msg_type, token, user = found
         name = name.strip()
         topic = self._topics.by_name.get(name)
-        refusal = self._gate.refuse_writer(client_id, token, user, now_ms) or _refuse_place(name, topic, partition_id)
+        refusal = self._gate.refuse_writer(client_id, token, user, now_ms) or refuse_place(name, topic, partition_id)
         if refusal is None and topic is not None:
             stored = self._store(topic, partition_id, data, flag, checksum, msg_type, now_ms)
             if isinstance(stored, AppendResult):
@@ -91,8 +95,8 @@ class Sending:
         if checksum not in (-1, own_sum):
             return Refusal(ErrCode.FORBIDDEN, f"checkSum {checksum} does not fit the data ({own_sum})")
         store = self._topics.store(topic, partition_id)
-        if store.unwritten_bytes > self._unwritten_bytes:
-            return _OVERFLOW
+        if store.unwritten_bytes > self.unwritten_bytes:
+            return OVERFLOW
         key = self._keys.get(msg_type)
         if key is None:
             found = self._key(msg_type)
@@ -124,7 +128,7 @@ class Sending:
         auth = request.authInfo
         refusal = self._gate.refuse_writer(
             request.clientId, auth.visitAuthorizedToken, auth.authAuthorizedToken, now_ms
-        ) or _refuse_place(name, topic, request.partitionId)
+        ) or refuse_place(name, topic, request.partitionId)
         if refusal is not None or topic is None:
             assert refusal is not None
             return self._refused(refusal)
@@ -159,7 +163,18 @@ class Sending:
         return answer(MethodId.SEND_MESSAGE, done.SerializeToString())
 
     def _refuse_batch(self, request: pb.SendMessageRequestP2B, topic: Topic, datas: Sequence[bytes]) -> Refusal | None:
-        count, batch = len(datas), request.batch
+        if not request.HasField("batch") and request.checkSum not in (-1, check_sum(datas[0])):
+            return Refusal(ErrCode.FORBIDDEN, f"checkSum {request.checkSum} does not fit the data")
+        refusal = self.refuse_messages(topic, request.batch, datas, request.msgType)
+        if refusal is None and self._topics.store(topic, request.partitionId).unwritten_bytes > self.unwritten_bytes:
+            return OVERFLOW
+        return refusal
+
+    def refuse_messages(
+        self, topic: Topic, batch: pb.SendBatch, datas: Sequence[bytes], msg_type: str = ""
+    ) -> Refusal | None:
+        """Why ``topic`` does not take ``datas`` with the flags and types of ``batch``, if so."""
+        count = len(datas)
         if count > MAX_BATCH:
             return Refusal(ErrCode.BAD_REQUEST, f"a batch of {count} messages; at most {MAX_BATCH} are accepted")
         size = sum(map(len, datas))
@@ -171,15 +186,37 @@ class Sending:
         for length in (min(map(len, datas)), max(map(len, datas))):
             if not 0 < length <= topic.max_data_bytes:
                 return _refuse_size(topic, length)
-        if not request.HasField("batch") and request.checkSum not in (-1, check_sum(datas[0])):
-            return Refusal(ErrCode.FORBIDDEN, f"checkSum {request.checkSum} does not fit the data")
-        for text in {request.msgType, *batch.msgTypes}:
+        for text in {msg_type, *batch.msgTypes}:
             found = self._key(text)
             if isinstance(found, Refusal):
                 return found
-        if self._topics.store(topic, request.partitionId).unwritten_bytes > self._unwritten_bytes:
-            return _OVERFLOW
         return None
+
+    def append_staged(
+        self, topic: Topic, partition_id: int, batch: pb.SendBatch, number: int, first: int, now_ms: int
+    ) -> int:
+        """Store staged messages that are the ``first`` and following ones of publication ``number`` in this partition.
+
+        What was stored before a crash is not stored again. How many were stored.
+        """
+        place = (topic.name, partition_id)
+        count = len(batch.datas)
+        skip = min(max(self.producers.expected(place, number, 0) - first, 0), count)
+        if skip == count:
+            return 0
+        fresh = batch.datas[skip:]
+        flags = batch.flags[skip:] if batch.flags else [0] * len(fresh)
+        keys = [filter_key(text) for text in batch.msgTypes[skip:]] or [filter_key("")] * len(fresh)
+        message_id = max(self._last_id + 1, now_ms << 20)
+        store = self._topics.store(topic, partition_id)
+        marker = encode_marker(number, first + skip, len(fresh))
+        store.append_many(partition_id, fresh, flags, list(map(check_sum, fresh)), keys, message_id, now_ms, marker)
+        self._last_id = message_id + len(fresh) - 1
+        self.dirty_stores[store] = None
+        self.messages += len(fresh)
+        self.bytes += sum(map(len, fresh))
+        self.producers.stored(place, number, first + count - 1, now_ms)
+        return len(fresh)
 
     def _append_batch(
         self,
@@ -267,14 +304,15 @@ class Sending:
         raise RefusedError(what, code=refusal.code, text=refusal.text, peer="broker", why=refusal.text)
 
 
-_OVERFLOW = Refusal(ErrCode.SERVER_RECEIVE_OVERFLOW, "the disk does not keep up with what is sent")
+OVERFLOW = Refusal(ErrCode.SERVER_RECEIVE_OVERFLOW, "the disk does not keep up with what is sent")
 
 
 def _refuse_size(topic: Topic, size: int) -> Refusal:
     return Refusal(ErrCode.BAD_REQUEST, f"data has {size} bytes; 1 to {topic.max_data_bytes} are accepted")
 
 
-def _refuse_place(name: str, topic: Topic | None, partition_id: int) -> Refusal | None:
+def refuse_place(name: str, topic: Topic | None, partition_id: int) -> Refusal | None:
+    """Why nothing can be stored in a partition of the topic called ``name``, if so."""
     if not name:
         return Refusal(ErrCode.BAD_REQUEST, "topicName is blank")
     if topic is None or not topic.writable:

@@ -28,7 +28,7 @@ class SendReader:
         self._behind: dict[bytes, tuple[int, int, str, int, str]] = {}
 
     def read(self, payload: bytes) -> Send | pb.SendMessageRequestP2B:
-        """The fields of the request, or the request itself when it is a batch or numbered by its producer.
+        """The fields of the request, or the request itself when it is a batch, numbered by its producer or staged.
 
         Raises RemoteProtocolError as `codec.schema.decode` does.
         """
@@ -40,7 +40,7 @@ class SendReader:
             if before is not None and behind is not None:
                 return (*before, payload[begin:end], *behind)
         request = decode(pb.SendMessageRequestP2B, payload)
-        if request.HasField("batch") or request.HasField("producer"):
+        if request.HasField("batch") or request.HasField("producer") or request.HasField("transaction"):
             return request
         before = (request.clientId, request.topicName, request.partitionId)
         auth = request.authInfo

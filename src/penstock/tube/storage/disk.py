@@ -4,6 +4,7 @@
 <directory>/lock                          held while a process uses the directory
 <directory>/meta/                         LMDB: offsets of groups, the configuration the master pushed
 <directory>/log/<topic>-<store>/          segments of one store
+<directory>/staging/                      rows that tasks staged, a file an attempt
 ```
 """
 
@@ -21,6 +22,7 @@ from penstock.tube.storage.lock import DirectoryLock
 from penstock.tube.storage.meta import GroupOffset, MetaStore
 from penstock.tube.storage.recovery import Loss, Recovery
 from penstock.tube.storage.segment import Segment
+from penstock.tube.storage.staged import Shelf, StagedWork, write_staged
 from penstock.tube.storage.store import Store, StoreLimits, Work
 
 __all__ = ["RUNNING", "Commit", "Disk", "boot_id"]
@@ -34,7 +36,17 @@ _STORE_NAME = re.compile(r"(\w+)-(\d+)", re.ASCII)
 class Commit:
     """What one commit makes durable. Filled in the loop's thread, then only read by the committing one."""
 
-    __slots__ = ("config", "early_notes", "expired", "notes", "offsets", "removed_topics", "works")
+    __slots__ = (
+        "config",
+        "early_notes",
+        "expired",
+        "notes",
+        "offsets",
+        "removed_topics",
+        "staged",
+        "unstaged",
+        "works",
+    )
 
     def __init__(self) -> None:
         self.early_notes: dict[str, bytes | None] = {}
@@ -47,6 +59,10 @@ class Commit:
         self.expired: list[tuple[Store, list[Segment]]] = []
         self.removed_topics: list[tuple[str, list[Store]]] = []
         """Topic and its stores, from `Disk.forget`."""
+        self.staged: list[StagedWork] = []
+        """What tasks staged; durable before the notes are."""
+        self.unstaged: list[Path] = []
+        """Files of staged rows that are needed no more once the notes are durable."""
 
 
 class Disk:
@@ -70,6 +86,8 @@ class Disk:
         self.recovery = Recovery()
         """What opening the stores found, added up."""
         self.stores: dict[tuple[str, int], Store] = {}
+        self.shelf = Shelf(self.files, directory / "staging")
+        """What tasks staged."""
         self._log = directory / "log"
         self._on_loss = on_loss
         self._removing: set[str] = set()
@@ -146,6 +164,9 @@ class Disk:
                     last[store] = work
         for store, work in last.items():
             store.sync(work)
+        staged = [work for commit in commits for work in commit.staged]
+        if staged:
+            write_staged(self.files, self.shelf.directory, staged)
         offsets = [offset for commit in commits for offset in commit.offsets]
         configs = [commit.config for commit in commits if commit.config is not None]
         notes = _merged(commit.notes for commit in commits)
@@ -155,6 +176,9 @@ class Disk:
         if offsets or configs or notes:
             self.meta.commit(offsets, configs[-1] if configs else None, notes)
         for commit in commits:
+            for path in commit.unstaged:
+                # Not synced: one that comes back after a loss of power is known for what it is by the notes.
+                self.files.remove(path)
             for store, segments in commit.expired:
                 store.remove(segments)
             for topic, stores in commit.removed_topics:

@@ -1,5 +1,6 @@
 from penstock.tube.codec.proto import shared_pb2 as _shared_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -27,8 +28,102 @@ class ProducerSequence(_message.Message):
     oldest: int
     def __init__(self, producerId: _Optional[int] = ..., sequence: _Optional[int] = ..., oldest: _Optional[int] = ...) -> None: ...
 
+class Transaction(_message.Message):
+    __slots__ = ("step", "query", "run", "epoch", "batch", "attempt", "rows", "winners", "transactionId", "participants", "once")
+    class Step(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NONE: _ClassVar[Transaction.Step]
+        BEGIN: _ClassVar[Transaction.Step]
+        STAGE: _ClassVar[Transaction.Step]
+        PREPARE: _ClassVar[Transaction.Step]
+        COMMIT: _ClassVar[Transaction.Step]
+        ABORT: _ClassVar[Transaction.Step]
+    NONE: Transaction.Step
+    BEGIN: Transaction.Step
+    STAGE: Transaction.Step
+    PREPARE: Transaction.Step
+    COMMIT: Transaction.Step
+    ABORT: Transaction.Step
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    QUERY_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    WINNERS_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTIONID_FIELD_NUMBER: _ClassVar[int]
+    PARTICIPANTS_FIELD_NUMBER: _ClassVar[int]
+    ONCE_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    query: str
+    run: str
+    epoch: int
+    batch: int
+    attempt: StagedAttempt
+    rows: _containers.RepeatedCompositeFieldContainer[StagedRows]
+    winners: _containers.RepeatedCompositeFieldContainer[StagedAttempt]
+    transactionId: str
+    participants: _containers.RepeatedScalarFieldContainer[str]
+    once: bool
+    def __init__(self, step: _Optional[int] = ..., query: _Optional[str] = ..., run: _Optional[str] = ..., epoch: _Optional[int] = ..., batch: _Optional[int] = ..., attempt: _Optional[_Union[StagedAttempt, _Mapping[str, object]]] = ..., rows: _Optional[_Iterable[_Union[StagedRows, _Mapping[str, object]]]] = ..., winners: _Optional[_Iterable[_Union[StagedAttempt, _Mapping[str, object]]]] = ..., transactionId: _Optional[str] = ..., participants: _Optional[_Iterable[str]] = ..., once: bool = ...) -> None: ...
+
+class StagedAttempt(_message.Message):
+    __slots__ = ("task", "attempt", "rows")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    attempt: str
+    rows: int
+    def __init__(self, task: _Optional[int] = ..., attempt: _Optional[str] = ..., rows: _Optional[int] = ...) -> None: ...
+
+class StagedRows(_message.Message):
+    __slots__ = ("topicName", "partitionId", "batch")
+    TOPICNAME_FIELD_NUMBER: _ClassVar[int]
+    PARTITIONID_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    topicName: str
+    partitionId: int
+    batch: SendBatch
+    def __init__(self, topicName: _Optional[str] = ..., partitionId: _Optional[int] = ..., batch: _Optional[_Union[SendBatch, _Mapping[str, object]]] = ...) -> None: ...
+
+class TransactionResult(_message.Message):
+    __slots__ = ("refusal", "committed", "stagedRows", "transactionId", "transactionBatch", "publishing", "participants", "run")
+    class Refusal(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NOT_REFUSED: _ClassVar[TransactionResult.Refusal]
+        FENCED: _ClassVar[TransactionResult.Refusal]
+        NOT_STAGED: _ClassVar[TransactionResult.Refusal]
+        FULL: _ClassVar[TransactionResult.Refusal]
+        UNDECIDED: _ClassVar[TransactionResult.Refusal]
+        OTHER: _ClassVar[TransactionResult.Refusal]
+    NOT_REFUSED: TransactionResult.Refusal
+    FENCED: TransactionResult.Refusal
+    NOT_STAGED: TransactionResult.Refusal
+    FULL: TransactionResult.Refusal
+    UNDECIDED: TransactionResult.Refusal
+    OTHER: TransactionResult.Refusal
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    STAGEDROWS_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTIONID_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTIONBATCH_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHING_FIELD_NUMBER: _ClassVar[int]
+    PARTICIPANTS_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    refusal: int
+    committed: int
+    stagedRows: int
+    transactionId: str
+    transactionBatch: int
+    publishing: bool
+    participants: _containers.RepeatedScalarFieldContainer[str]
+    run: str
+    def __init__(self, refusal: _Optional[int] = ..., committed: _Optional[int] = ..., stagedRows: _Optional[int] = ..., transactionId: _Optional[str] = ..., transactionBatch: _Optional[int] = ..., publishing: bool = ..., participants: _Optional[_Iterable[str]] = ..., run: _Optional[str] = ...) -> None: ...
+
 class SendMessageRequestP2B(_message.Message):
-    __slots__ = ("clientId", "topicName", "partitionId", "data", "flag", "checkSum", "sentAddr", "msgType", "msgTime", "authInfo", "batch", "producer")
+    __slots__ = ("clientId", "topicName", "partitionId", "data", "flag", "checkSum", "sentAddr", "msgType", "msgTime", "authInfo", "batch", "producer", "transaction")
     CLIENTID_FIELD_NUMBER: _ClassVar[int]
     TOPICNAME_FIELD_NUMBER: _ClassVar[int]
     PARTITIONID_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +136,7 @@ class SendMessageRequestP2B(_message.Message):
     AUTHINFO_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     PRODUCER_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTION_FIELD_NUMBER: _ClassVar[int]
     clientId: str
     topicName: str
     partitionId: int
@@ -53,7 +149,8 @@ class SendMessageRequestP2B(_message.Message):
     authInfo: _shared_pb2.AuthorizedInfo
     batch: SendBatch
     producer: ProducerSequence
-    def __init__(self, clientId: _Optional[str] = ..., topicName: _Optional[str] = ..., partitionId: _Optional[int] = ..., data: _Optional[bytes] = ..., flag: _Optional[int] = ..., checkSum: _Optional[int] = ..., sentAddr: _Optional[int] = ..., msgType: _Optional[str] = ..., msgTime: _Optional[str] = ..., authInfo: _Optional[_Union[_shared_pb2.AuthorizedInfo, _Mapping[str, object]]] = ..., batch: _Optional[_Union[SendBatch, _Mapping[str, object]]] = ..., producer: _Optional[_Union[ProducerSequence, _Mapping[str, object]]] = ...) -> None: ...
+    transaction: Transaction
+    def __init__(self, clientId: _Optional[str] = ..., topicName: _Optional[str] = ..., partitionId: _Optional[int] = ..., data: _Optional[bytes] = ..., flag: _Optional[int] = ..., checkSum: _Optional[int] = ..., sentAddr: _Optional[int] = ..., msgType: _Optional[str] = ..., msgTime: _Optional[str] = ..., authInfo: _Optional[_Union[_shared_pb2.AuthorizedInfo, _Mapping[str, object]]] = ..., batch: _Optional[_Union[SendBatch, _Mapping[str, object]]] = ..., producer: _Optional[_Union[ProducerSequence, _Mapping[str, object]]] = ..., transaction: _Optional[_Union[Transaction, _Mapping[str, object]]] = ...) -> None: ...
 
 class SendResult(_message.Message):
     __slots__ = ("extensions", "count", "duplicates", "expectedSequence")
@@ -68,7 +165,7 @@ class SendResult(_message.Message):
     def __init__(self, extensions: _Optional[int] = ..., count: _Optional[int] = ..., duplicates: _Optional[int] = ..., expectedSequence: _Optional[int] = ...) -> None: ...
 
 class SendMessageResponseB2P(_message.Message):
-    __slots__ = ("success", "errCode", "errMsg", "requireAuth", "messageId", "appendTime", "appendOffset", "result")
+    __slots__ = ("success", "errCode", "errMsg", "requireAuth", "messageId", "appendTime", "appendOffset", "result", "transaction")
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     ERRCODE_FIELD_NUMBER: _ClassVar[int]
     ERRMSG_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +174,7 @@ class SendMessageResponseB2P(_message.Message):
     APPENDTIME_FIELD_NUMBER: _ClassVar[int]
     APPENDOFFSET_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTION_FIELD_NUMBER: _ClassVar[int]
     success: bool
     errCode: int
     errMsg: str
@@ -85,7 +183,8 @@ class SendMessageResponseB2P(_message.Message):
     appendTime: int
     appendOffset: int
     result: SendResult
-    def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ..., requireAuth: bool = ..., messageId: _Optional[int] = ..., appendTime: _Optional[int] = ..., appendOffset: _Optional[int] = ..., result: _Optional[_Union[SendResult, _Mapping[str, object]]] = ...) -> None: ...
+    transaction: TransactionResult
+    def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ..., requireAuth: bool = ..., messageId: _Optional[int] = ..., appendTime: _Optional[int] = ..., appendOffset: _Optional[int] = ..., result: _Optional[_Union[SendResult, _Mapping[str, object]]] = ..., transaction: _Optional[_Union[TransactionResult, _Mapping[str, object]]] = ...) -> None: ...
 
 class RegisterRequestC2B(_message.Message):
     __slots__ = ("opType", "clientId", "groupName", "topicName", "partitionId", "readStatus", "filterCondStr", "currOffset", "sessionKey", "sessionTime", "ssdStoreId", "qryPriorityId", "authInfo", "extensions")

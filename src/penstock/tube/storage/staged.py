@@ -1,0 +1,254 @@
+"""Rows that tasks staged: one file an attempt, durable, and read by nobody before their batch is committed.
+
+```
+<directory>/<number>.rows         records, one behind the other
+
+offset  size
+0       4     CRC-32 of all that follows, started with the number of the file and the record's place in it
+4       4     length of the body
+8       4     rows in it
+12      n     body: of the first record what the attempt is, of the others rows as they were staged
+```
+
+Two threads meet here as they do in :mod:`penstock.tube.storage.store`: the loop's appends in memory and reads what is
+durable, the committing one writes, syncs and removes. A file is open only while it is used: there may be thousands.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+from penstock.errors import StorageError
+from penstock.tube.storage.files import File, Files
+
+__all__ = ["Recovered", "Shelf", "StagedFile", "StagedWork", "write_staged"]
+
+_HEAD = struct.Struct(">III")
+_REST = struct.Struct(">II")
+_NAME = re.compile(r"([0-9a-f]{16})\.rows")
+
+
+class StagedFile:
+    """The rows of one attempt. ``rows`` and ``size`` count what was appended, the others what a crash leaves."""
+
+    __slots__ = ("_pending", "_shelf", "_written", "durable_rows", "durable_size", "number", "path", "rows", "size")
+
+    def __init__(self, shelf: Shelf, number: int) -> None:
+        self.number = number
+        self.path = shelf.directory / f"{number:016x}.rows"
+        self.rows = 0
+        self.size = 0
+        self.durable_rows = 0
+        self.durable_size = 0
+        self._shelf = shelf
+        self._pending: list[bytes] = []
+        self._written = 0
+
+    def append(self, body: bytes, rows: int) -> None:
+        """Add a record in memory; durable after the next `Shelf.take`, `write_staged` and `Shelf.written`."""
+        rest = _REST.pack(len(body), rows)
+        crc = crc32(body, crc32(rest, _seed(self.number, self.size)))
+        self._pending += (_HEAD.pack(crc, len(body), rows), body)
+        self.size += _HEAD.size + len(body)
+        self.rows += rows
+        self._shelf.unwritten_bytes += _HEAD.size + len(body)
+        self._shelf.appended(self)
+
+    def read(self) -> Iterator[tuple[bytes, int]]:
+        """Bodies behind the first record, with their rows; what is durable.
+
+        Raises:
+            StorageError: a record is damaged. OSError: the disk fails.
+        """
+        return self._shelf.read(self)
+
+    def remove(self) -> None:
+        """The next commit removes the file."""
+        self._shelf.remove(self)
+
+    def take(self) -> StagedWork:
+        """What was appended since the last call, for the committing thread."""
+        work = StagedWork(self, self._written, b"".join(self._pending), self.rows)
+        self._pending = []
+        self._written = self.size
+        return work
+
+    def recovered(self, size: int, rows: int) -> None:
+        """The file was found with so much in it."""
+        self.size = self.durable_size = self._written = size
+        self.rows = self.durable_rows = rows
+
+
+class StagedWork(NamedTuple):
+    """Bytes of a file that a commit has to write at ``position``; it has ``rows`` rows then."""
+
+    file: StagedFile
+    position: int
+    data: bytes
+    rows: int
+
+
+class Recovered(NamedTuple):
+    """A file that an earlier process left, and the body of its first record."""
+
+    file: StagedFile
+    about: bytes
+
+
+class Shelf:
+    """The files of one broker. ``unwritten_bytes``: appended, and not durable yet."""
+
+    def __init__(self, files: Files, directory: Path) -> None:
+        self.directory = directory
+        self.unwritten_bytes = 0
+        self._files = files
+        self._dirty: dict[StagedFile, None] = {}
+        self._removed: list[StagedFile] = []
+        self._number = 0
+
+    def recover(self) -> list[Recovered]:
+        """Look at every file that is there. Blocks: reads them all.
+
+        A torn end, which was never acknowledged, is cut off; files without a whole first record are removed. Raises
+        OSError.
+        """
+        found = []
+        for name in self._files.names(self.directory):
+            match = _NAME.fullmatch(name)
+            if match is None:
+                continue
+            number = int(match[1], 16)
+            self._number = max(self._number, number)
+            staged = StagedFile(self, number)
+            about = self._recover(staged)
+            if about is None:
+                self._files.remove(staged.path)
+            else:
+                found.append(Recovered(staged, about))
+        return found
+
+    def _recover(self, staged: StagedFile) -> bytes | None:
+        file = self._files.open(staged.path)
+        try:
+            about: bytes | None = None
+            position = rows = 0
+            while (record := _record(file, staged.number, position)) is not None:
+                body, count = record
+                if about is None:
+                    about = body
+                position += _HEAD.size + len(body)
+                rows += count
+            if file.size() > position:
+                file.truncate(position)
+                file.sync()
+        finally:
+            file.close()
+        staged.recovered(position, rows)
+        return about
+
+    def add(self, about: bytes) -> StagedFile:
+        """A new file whose first record is ``about``."""
+        self._number += 1
+        staged = StagedFile(self, self._number)
+        staged.append(about, 0)
+        return staged
+
+    def appended(self, staged: StagedFile) -> None:
+        """``staged`` has something for the next commit."""
+        self._dirty[staged] = None
+
+    def remove(self, staged: StagedFile) -> None:
+        """As `StagedFile.remove`."""
+        if staged in self._dirty:
+            del self._dirty[staged]
+            self.unwritten_bytes -= len(staged.take().data)
+        self._removed.append(staged)
+
+    def take(self) -> tuple[list[StagedWork], list[Path]]:
+        """What the next commit has to write, and to remove after its notes."""
+        works = [staged.take() for staged in self._dirty]
+        self._dirty.clear()
+        removed, self._removed = [staged.path for staged in self._removed], []
+        return works, removed
+
+    @property
+    def dirty(self) -> bool:
+        """Whether `take` has something to hand over."""
+        return bool(self._dirty or self._removed)
+
+    def written(self, works: Iterable[StagedWork]) -> None:
+        """The commit of ``works`` returned."""
+        for work in works:
+            self.unwritten_bytes -= len(work.data)
+            work.file.durable_size = work.position + len(work.data)
+            work.file.durable_rows = work.rows
+
+    def read(self, staged: StagedFile) -> Iterator[tuple[bytes, int]]:
+        """As `StagedFile.read`."""
+        if not staged.durable_size:
+            return
+        file = self._files.open(staged.path)
+        try:
+            position = 0
+            while position < staged.durable_size:
+                record = _record(file, staged.number, position)
+                if record is None:
+                    raise StorageError(
+                        f"tube: staged rows in {staged.path} are damaged at byte {position}",
+                        path=str(staged.path),
+                        why="they were whole when they were written: the disk lost them",
+                    )
+                if position:
+                    yield record
+                position += _HEAD.size + len(record[0])
+        finally:
+            file.close()
+
+
+def write_staged(files: Files, directory: Path, works: Iterable[StagedWork]) -> None:
+    """Write ``works`` and make them durable. Committing thread; raises OSError."""
+    new = False
+    for path, parts in _by_path(works).items():
+        first = parts[0].position == 0
+        if first and not new:
+            files.make_dir(directory)
+            new = True
+        file = files.create(path) if first else files.open(path)
+        try:
+            for work in parts:
+                file.write(work.position, work.data)
+            file.sync()
+        finally:
+            file.close()
+    if new:
+        files.sync_dir(directory)
+
+
+def _by_path(works: Iterable[StagedWork]) -> dict[Path, list[StagedWork]]:
+    found: dict[Path, list[StagedWork]] = {}
+    for work in works:
+        found.setdefault(work.file.path, []).append(work)
+    return found
+
+
+def _record(file: File, number: int, position: int) -> tuple[bytes, int] | None:
+    """Body and rows of the record at ``position``; None if it is not whole."""
+    head = file.read(position, _HEAD.size)
+    if len(head) < _HEAD.size:
+        return None
+    crc, length, rows = _HEAD.unpack(head)
+    if length > file.size() - position - _HEAD.size:
+        return None
+    body = file.read(position + _HEAD.size, length)
+    good = len(body) == length and crc32(body, crc32(head[4:], _seed(number, position))) == crc
+    return (body, rows) if good else None
+
+
+def _seed(number: int, position: int) -> int:
+    # A record of another file, or of another place, does not pass for one that belongs there.
+    return (number * 0x9E3779B1 + position) & 0xFFFFFFFF
