@@ -14,7 +14,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-__all__ = ["NOTES", "Attempt", "Decision", "Left", "Query", "Shelf", "StagedRow", "Staging", "StagingLimits"]
+__all__ = [
+    "NOTES",
+    "Attempt",
+    "Decision",
+    "Left",
+    "Query",
+    "Shelf",
+    "StagedFile",
+    "StagedRow",
+    "Staging",
+    "StagingLimits",
+]
 
 NOTES = "staging/"
 """What the names of the notes begin with."""
