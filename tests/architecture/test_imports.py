@@ -88,7 +88,7 @@ RULES = [
         (
             *("spark", "tube.reader", "tube.producer", "tube.record", "tube.codec.message"),
             *("runtime.login", "runtime.loop_thread", "runtime.tls"),
-            *("statestore.client", "statestore.hlc"),
+            *("statestore.client", "statestore.errors", "statestore.glob", "statestore.hlc"),
             *("mqtt.client", "mqtt.codec.properties", "mqtt.codec.topics", "mqtt.url"),
         ),
     ),

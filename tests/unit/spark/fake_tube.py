@@ -40,6 +40,8 @@ class FakeBroker:
     oldest: dict[str, int] = field(default_factory=dict)
     batch: int = 3
     is_damaged: bool = False
+    flag: int = 0
+    """Of every message."""
 
 
 class FakeTube:
@@ -122,7 +124,7 @@ class FakeReader:
             yield Columns(
                 [offset for offset, _ in part],
                 [FIRST_MS + offset for offset, _ in part],
-                [0] * len(part),
+                [self.broker.flag] * len(part),
                 [payload for _, payload in part],
             )
 
