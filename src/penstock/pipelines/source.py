@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.errors import PenstockError
 from penstock.pipelines.checkpoint import Offsets
 from penstock.pipelines.durable import read_json, write_json
+from penstock.pipelines.lag import TIMEOUT_MS
 from penstock.pipelines.model import Source
 from penstock.spark.cluster import Tube, count_rows
 from penstock.spark.offsets import to_json
@@ -17,8 +17,6 @@ from penstock.spark.options import SourceOptions, canonical_names
 
 __all__ = ["TubeSource"]
 
-LAG_TIMEOUT_MS = 1_000
-"""Lag is for people to look at: a node that is restarting must not hold the run up."""
 FIRST_LOOK_MS = 10_000
 """Before Spark is started: a wrong address or topic is told at once, a node that is just starting is waited for."""
 
@@ -30,6 +28,10 @@ class TubeSource:
         self.options = canonical_names(source.all_options())
         self.checked = SourceOptions.parse(self.options)
         self._starts = starts
+
+    def open(self) -> Tube:
+        """The tube, for questions that nobody waits long for."""
+        return Tube.of(self.checked, timeout_ms=TIMEOUT_MS)
 
     def check(self) -> None:
         """Look whether the tube answers and has the topics.
@@ -90,13 +92,3 @@ class TubeSource:
     def count(self, start: Offsets, end: Offsets) -> int:
         """How many records are in ``[start, end)``, counted by the brokers."""
         return count_rows(self.options, start, end)
-
-    def lag(self, end: Offsets) -> int | None:
-        """How many records the log has after ``end`` now; None where the tube does not say at once."""
-        try:
-            with Tube.of(self.checked, timeout_ms=LAG_TIMEOUT_MS) as tube:
-                bounds = tube.bounds(tube.partitions(self.checked.topics))
-            newest = to_json({partition: bound.end for partition, bound in bounds.items()})
-            return count_rows(self.options | {"tubemq.timeoutMs": str(LAG_TIMEOUT_MS)}, end, newest)
-        except PenstockError:
-            return None
