@@ -97,7 +97,7 @@ RULES = [
     Rule(
         "penstock.pipelines",
         (
-            *("pipelines", "spark", "runtime.config", "runtime.loop_thread"),
+            *("pipelines", "spark", "runtime.clock", "runtime.config", "runtime.loop_thread", "runtime.metrics"),
             *("tube.producer", "tube.reader", "tube.record"),
             *("statestore.client", "statestore.errors", "statestore.lock", "statestore.hlc", "mqtt.client"),
         ),
