@@ -86,9 +86,10 @@ RULES = [
     Rule(
         "penstock.spark",
         (
-            *("spark", "tube.reader", "tube.producer", "tube.record", "tube.codec.message"),
+            *("spark", "tube.reader", "tube.registered", "tube.web"),
+            *("tube.producer", "tube.record", "tube.codec.message"),
             *("runtime.login", "runtime.loop_thread", "runtime.tls"),
-            *("statestore.client", "statestore.errors", "statestore.glob", "statestore.hlc"),
+            *("statestore.client", "statestore.hlc"),
             *("mqtt.client", "mqtt.codec.properties", "mqtt.codec.topics", "mqtt.url"),
         ),
     ),
@@ -97,7 +98,7 @@ RULES = [
     Rule(
         "penstock.pipelines",
         (
-            *("pipelines", "spark", "runtime.clock", "runtime.config", "runtime.loop_thread", "runtime.metrics"),
+            *("pipelines", "spark", "runtime.config", "runtime.loop_thread"),
             *("tube.producer", "tube.reader", "tube.record"),
             *("statestore.client", "statestore.errors", "statestore.lock", "statestore.hlc", "mqtt.client"),
         ),

@@ -11,6 +11,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.spark.cluster import count_rows
+from penstock.spark.options import COLUMNS, HEADERS
 from penstock.spark.tube import spark_schema
 from penstock.tube.record import Record
 from tests.spark.node import SEGMENT_RECORDS, Node
@@ -34,7 +35,7 @@ def test_rows_are_what_was_appended(spark: SparkSession, node: Node, new_topic: 
     ]
     positions = node.append(topic, messages)
     df = read(spark, node, topic, includeHeaders="true")
-    assert df.schema == spark_schema(include_headers=True)
+    assert df.schema == spark_schema((*COLUMNS, HEADERS))
     rows = sorted(df.collect(), key=lambda row: (row.partition, row.offset))
     assert [(row.partition, row.offset, bytes(row.value)) for row in rows] == [
         (0, positions[0], b"one"),
@@ -53,7 +54,7 @@ def test_rows_are_what_was_appended(spark: SparkSession, node: Node, new_topic: 
     assert rows[1].headers == []
     seconds = [row.s for row in df.selectExpr("unix_timestamp(timestamp) AS s").collect()]
     assert all(before <= second <= time.time() for second in seconds)
-    assert read(spark, node, topic).columns == spark_schema(include_headers=False).fieldNames()
+    assert read(spark, node, topic).columns == list(COLUMNS)
 
 
 def test_from_a_time_to_a_time(spark: SparkSession, node: Node, new_topic: Callable[..., str]) -> None:
@@ -99,7 +100,7 @@ def test_an_empty_topic_has_no_rows(spark: SparkSession, node: Node, new_topic: 
     [
         ({"maxOffsetPerTrigger": "5"}, "did you mean maxOffsetsPerTrigger?"),
         ({"startingOffsets": "first"}, "startingOffsets first: neither such a word nor JSON"),
-        ({"subscribePattern": "a.*"}, "option subscribePattern is not supported"),
+        ({"columns": "value,ofset"}, "'ofset' is not a column of the source"),
         ({"tubemq.master": "nowhere"}, "'nowhere' is not HOST:PORT"),
     ],
 )

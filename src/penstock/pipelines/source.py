@@ -7,16 +7,19 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.errors import PenstockError
 from penstock.pipelines.checkpoint import Offsets
 from penstock.pipelines.durable import read_json, write_json
-from penstock.pipelines.lag import TIMEOUT_MS
 from penstock.pipelines.model import Source
 from penstock.spark.cluster import Tube, count_rows
-from penstock.spark.offsets import to_json
+from penstock.spark.marks import marks_of, with_marks
+from penstock.spark.offsets import from_json, to_json
 from penstock.spark.options import SourceOptions, canonical_names
 
 __all__ = ["TubeSource"]
 
+LAG_TIMEOUT_MS = 1_000
+"""Lag is for people to look at: a node that is restarting must not hold the run up."""
 FIRST_LOOK_MS = 10_000
 """Before Spark is started: a wrong address or topic is told at once, a node that is just starting is waited for."""
 
@@ -28,10 +31,6 @@ class TubeSource:
         self.options = canonical_names(source.all_options())
         self.checked = SourceOptions.parse(self.options)
         self._starts = starts
-
-    def open(self) -> Tube:
-        """The tube, for questions that nobody waits long for."""
-        return Tube.of(self.checked, timeout_ms=TIMEOUT_MS)
 
     def check(self) -> None:
         """Look whether the tube answers and has the topics.
@@ -70,25 +69,35 @@ class TubeSource:
 
         A partition that only ``end`` has begins where it ends: the source notes it one batch before it reads it.
         """
-        pieces = {
-            topic: {
-                name: position
-                for name, position in named.items()
-                if start.get(topic, {}).get(name, position) < position
-            }
-            for topic, named in end.items()
+        begin, stop = from_json(start), from_json(end)
+        ends = {
+            partition: position for partition, position in stop.items() if begin.get(partition, position) < position
         }
-        ends = {topic: named for topic, named in pieces.items() if named}
         if not ends:
             return None
+        starts = with_marks(to_json({partition: begin[partition] for partition in ends}), marks_of(start))
         left_out = {"subscribe", "maxOffsetsPerTrigger", "startingOffsets"}
         options = {name: value for name, value in self.options.items() if name not in left_out} | {
-            "assign": json.dumps({topic: list(named) for topic, named in ends.items()}),
-            "startingOffsets": json.dumps({t: {name: start[t][name] for name in named} for t, named in ends.items()}),
-            "endingOffsets": json.dumps(ends),
+            "assign": json.dumps({topic: list(named) for topic, named in to_json(ends).items()}),
+            "startingOffsets": json.dumps(starts),
+            "endingOffsets": json.dumps(to_json(ends)),
         }
         return spark.read.format("tubemq").options(**options).load()
 
     def count(self, start: Offsets, end: Offsets) -> int:
         """How many records are in ``[start, end)``, counted by the brokers."""
         return count_rows(self.options, start, end)
+
+    def lag(self, end: Offsets) -> int | None:
+        """How many records the log has after ``end`` now; None where the tube does not say at once.
+
+        Apache's brokers count no partition's own: there it is those of the whole store.
+        """
+        try:
+            with Tube.of(self.checked, timeout_ms=LAG_TIMEOUT_MS) as tube:
+                bounds = tube.bounds(tube.partitions(self.checked.topics))
+            newest = to_json({partition: bound.end for partition, bound in bounds.items()})
+            options = self.options | {"tubemq.timeoutMs": str(LAG_TIMEOUT_MS)}
+            return count_rows(options, end, newest, exact=False)
+        except PenstockError:
+            return None

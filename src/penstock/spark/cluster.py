@@ -10,15 +10,14 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import Self, TypeVar
 
 from penstock.errors import ConfigError, DataLossError, UnavailableError
-from penstock.runtime.login import ANYBODY, Login
+from penstock.spark.attempts import Attempts
 from penstock.spark.offsets import (
-    INDEX_RECORD_BYTES,
     Bounds,
     Partition,
     Positions,
@@ -32,110 +31,56 @@ from penstock.spark.offsets import (
     slices,
 )
 from penstock.spark.options import SourceOptions
+from penstock.spark.tube_client import Address, Batch, Client, Peer, Reader, TubeClient
 
-__all__ = ["ALL_MESSAGES", "Address", "Batch", "Client", "Tube", "count_rows"]
+__all__ = ["ALL_MESSAGES", "Tube", "count_rows"]
 
 ALL_MESSAGES = 2**31 - 1
 """As many as one plan can ask for (int32 on the wire)."""
 
 _ATTEMPT_S = 5.0
-_FIRST_PAUSE_S = 0.05
-_LONGEST_PAUSE_S = 1.0
 _STORE_STEP = 10_000  # partition id = store * 10,000 + number
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Address = tuple[str, int]
-
-
-class Batch(Protocol):
-    """Messages of one partition in order, as columns of equal length."""
-
-    @property
-    def offsets(self) -> Sequence[int]: ...
-    @property
-    def append_times(self) -> Sequence[int]: ...
-    @property
-    def flags(self) -> Sequence[int]: ...
-    @property
-    def payloads(self) -> Sequence[bytes]: ...
-
-
-class _PartitionInfo(Protocol):
-    @property
-    def broker_id(self) -> int: ...
-    @property
-    def host(self) -> str: ...
-    @property
-    def port(self) -> int: ...
-    @property
-    def partition(self) -> int: ...
-
-
-class _RangeReader(Protocol):
-    def bounds(self, topic: str, partition: int) -> tuple[int, int]: ...
-    def offset_at(self, topic: str, partition: int, time_ms: int) -> int: ...
-    def plan(self, topic: str, partition: int, start: int, end: int, max_messages: int) -> tuple[int, int]: ...
-    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Batch]: ...
-    def close(self) -> None: ...
-
-
-class Client(Protocol):
-    """What is needed of :mod:`penstock.tube.reader`."""
-
-    def partitions(self, masters: str, topic: str) -> Sequence[_PartitionInfo]: ...
-    def connect(self, host: str, port: int) -> _RangeReader: ...
-
-
-class _TubeClient:
-    """The real one. Imported on first use: the data source must be importable without a trace of the tube."""
-
-    def __init__(self, timeout_s: float, login: Login) -> None:
-        self._timeout_s = timeout_s
-        self._login = login.client()
-
-    def partitions(self, masters: str, topic: str) -> Sequence[_PartitionInfo]:
-        from penstock.tube import reader
-
-        return reader.partitions(masters, topic, timeout_s=self._timeout_s, **self._login)
-
-    def connect(self, host: str, port: int) -> _RangeReader:
-        from penstock.tube import reader
-
-        return reader.RangeReader(host, port, timeout_s=self._timeout_s, **self._login)
 
 
 class Tube:
     """Masters and brokers behind one face. Close it, or use it in a ``with`` block.
 
-    ``login``: who asks; its files are read here, so ConfigError says that one cannot be used.
+    ``peer``: whom to ask, and as whom (or just the masters); its files are read here, so ConfigError says that one
+    cannot be used. ``types``: only messages of these types are read; none: all.
     """
 
     def __init__(
         self,
-        masters: str,
+        peer: Peer | str,
         timeout_ms: int,
         *,
-        login: Login = ANYBODY,
+        types: Collection[str] = (),
         client: Client | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._masters = masters
+        peer = Peer(peer) if isinstance(peer, str) else peer
+        self._masters = peer.masters
+        self._types = frozenset(types)
         self._timeout_s = timeout_ms / 1000
         # A broker may have moved: its address is asked for again long before the deadline.
-        self._client = client if client is not None else _TubeClient(min(self._timeout_s, _ATTEMPT_S), login)
+        self._client = client if client is not None else TubeClient(peer, min(self._timeout_s, _ATTEMPT_S))
         self._clock = clock
         self._sleep = sleep
         self._addresses: dict[tuple[str, int], Address] = {}
         self._found: dict[tuple[str, ...], tuple[float, list[Partition]]] = {}
-        self._readers: dict[tuple[str, int], _RangeReader] = {}
+        self._readers: dict[tuple[str, int], Reader] = {}
+        self._https: dict[tuple[str, int], str] = {}
+        self._topics: tuple[float, list[str]] | None = None
 
     @classmethod
     def of(cls, options: SourceOptions, *, timeout_ms: int | None = None, client: Client | None = None) -> Self:
         """The tube that ``options`` name; ``timeout_ms`` instead of theirs."""
-        return cls(options.masters, timeout_ms or options.timeout_ms, login=options.login, client=client)
+        return cls(options.peer, timeout_ms or options.timeout_ms, types=options.types, client=client)
 
     def __enter__(self) -> Self:
         return self
@@ -152,13 +97,30 @@ class Tube:
             with suppress(OSError, UnavailableError):
                 reader.close()
 
+    def topics(self, *, max_age_s: float = 0.0) -> list[str]:
+        """The names of all topics. An answer not older than ``max_age_s`` is used again.
+
+        Raises:
+            UnavailableError: the masters' administration does not answer.
+        """
+        if self._topics is None or self._clock() - self._topics[0] >= max_age_s:
+            found = self._again(lambda: list(self._client.topics()))
+            self._topics = (self._clock(), found)
+        return self._topics[1]
+
     def partitions(
-        self, topics: Iterable[str], *, required: Collection[Partition] = (), max_age_s: float = 0.0
+        self,
+        topics: Iterable[str],
+        *,
+        required: Collection[Partition] = (),
+        max_age_s: float = 0.0,
+        announced: bool = True,
     ) -> list[Partition]:
         """All partitions of ``topics``, sorted.
 
         ``required`` were there before: while one of them is missing (its broker restarts and has not registered
-        again) the question is repeated up to the deadline. A topic that nothing is required of must exist at once.
+        again) the question is repeated up to the deadline. A topic that nothing is required of must exist at once,
+        unless ``announced`` is false: it may have been created a moment ago.
         An answer that is not older than ``max_age_s`` is used again, unless a broker failed since.
 
         Raises:
@@ -174,7 +136,7 @@ class Tube:
             found: list[Partition] = []
             for topic in wanted:
                 partitions = self._discover(topic)
-                if not partitions and not any(partition.topic == topic for partition in required):
+                if announced and not partitions and not any(partition.topic == topic for partition in required):
                     raise ConfigError(
                         f"topic {topic!r} does not exist at tube master {self._masters}",
                         option="subscribe",
@@ -197,7 +159,8 @@ class Tube:
 
     def address(self, partition: Partition) -> Address | None:
         """Where the broker of ``partition`` was seen last; a task that is told need not ask a master."""
-        return self._addresses.get((partition.topic, partition.broker_id))
+        found = self._addresses.get((partition.topic, partition.broker_id))
+        return None if found is None else Address(*found[:2], self._https.get(found[:2]))
 
     def bounds(self, partitions: Iterable[Partition]) -> dict[Partition, Bounds]:
         """Oldest kept position and durable end of each of ``partitions``; partitions of one store are asked once."""
@@ -248,7 +211,13 @@ class Tube:
         return self._ask(piece.partition, lambda reader: reader.plan(topic, number, start, end, max_messages))
 
     def count(self, piece: Slice) -> int:
-        """The partition's own messages in ``piece``."""
+        """The messages in ``piece`` that :meth:`read` gives, counted by the broker where it can."""
+        if self._types or not self._has_ranges(piece.partition):
+            return sum(len(batch.offsets) for batch in self.read(piece))
+        return self.weigh(piece)
+
+    def weigh(self, piece: Slice) -> int:
+        """At most how many messages are in ``piece``: filters do not count, and Apache's count the whole store."""
         position, total = piece.start, 0
         while position < piece.end:
             reached, count = self.plan(piece._replace(start=position), ALL_MESSAGES)
@@ -257,10 +226,18 @@ class Tube:
             position, total = reached, total + count
         return total
 
-    def read(self, piece: Slice, *, address: Address | None = None, fail_on_data_loss: bool = True) -> Iterator[Batch]:
+    def read(
+        self,
+        piece: Slice,
+        *,
+        address: Address | None = None,
+        fail_on_data_loss: bool = True,
+        mark: int | None = None,
+    ) -> Iterator[Batch]:
         """Exactly the messages of ``piece``, in order, each time the same; resumes where a connection broke.
 
         ``address`` is where the broker was when the range was planned; a master is asked if it is not there now.
+        ``mark`` is that of the start, see ``marks``.
 
         Raises:
             UnavailableError: nothing came for as long as the deadline says.
@@ -270,13 +247,21 @@ class Tube:
         partition, position, end = piece
         if address is not None:
             self._addresses.setdefault((partition.topic, partition.broker_id), address)
-        attempts = _Attempts(self._timeout_s, self._clock, self._sleep)
+            if address.http is not None:
+                self._https.setdefault(address[:2], address.http)
+        data_start = mark if fail_on_data_loss else None
+        choose = self._filter()
+        attempts = Attempts(self._timeout_s, self._clock, self._sleep)
         while position < end:
             try:
-                for batch in self._reader(partition).read(partition.topic, partition.partition, position, end):
-                    if len(batch.offsets):
-                        yield batch
-                        position = int(batch.offsets[-1]) + INDEX_RECORD_BYTES
+                batches = self._reader(partition).read(
+                    partition.topic, partition.partition, position, end, types=self._types, data_start=data_start
+                )
+                for batch in batches:
+                    wanted = batch if choose is None else choose(batch)
+                    if len(wanted.offsets):
+                        yield wanted
+                    position = batch.reached
                     attempts.progress()
                 return
             except UnavailableError as error:
@@ -307,11 +292,11 @@ class Tube:
     def _discover(self, topic: str) -> list[Partition]:
         found = []
         for info in self._client.partitions(self._masters, topic):
-            self._addresses[topic, info.broker_id] = (info.host, info.port)
+            self._addresses[topic, info.broker_id] = Address(info.host, info.port)
             found.append(Partition(topic, info.broker_id, info.partition))
         return found
 
-    def _reader(self, partition: Partition) -> _RangeReader:
+    def _reader(self, partition: Partition) -> Reader:
         """The connection to the broker of ``partition``, whose address the master is asked for if it is not known."""
         key = (partition.topic, partition.broker_id)
         if key not in self._addresses:
@@ -324,21 +309,47 @@ class Tube:
                 why="the broker is down or has not registered again",
                 do=f"start broker {partition.broker_id}",
             )
-        reader = self._readers.get(address)
+        place = address[:2]
+        reader = self._readers.get(place)
         if reader is None:
-            reader = self._readers[address] = self._client.connect(*address)
+            reader = self._client.connect(Address(*place, self._https.get(place)), partition)
+            self._readers[place] = reader
+            self._https[place] = reader.http
         return reader
+
+    def _has_ranges(self, partition: Partition) -> bool:
+        return self._ask(partition, lambda reader: not reader.http)
 
     def _forget(self, partition: Partition) -> None:
         """Drop what may be stale after a failure: the connection, the address, what there was."""
         self._found.clear()
         address = self._addresses.pop((partition.topic, partition.broker_id), None)
-        reader = self._readers.pop(address, None) if address is not None else None
+        if address is None:
+            return
+        self._https.pop(address[:2], None)  # another server may listen there now
+        reader = self._readers.pop(address[:2], None)
         if reader is not None:
             with suppress(OSError, UnavailableError):
                 reader.close()
 
-    def _ask(self, partition: Partition, question: Callable[[_RangeReader], T]) -> T:
+    def _filter(self) -> Callable[[Batch], Batch] | None:
+        if not self._types:
+            return None
+        from penstock.spark.filters import only
+
+        return only(self._types)
+
+    def stand_at(self, partition: Partition, group: str, position: int) -> None:
+        """Put ``group`` at ``position`` of ``partition``, at once or not at all.
+
+        Raises:
+            PenstockError: it could not be done.
+        """
+        address = self.address(partition)
+        if address is not None:
+            self._client.stand_at(address, partition, group, position)
+
+    def _ask(self, partition: Partition, question: Callable[[Reader], T]) -> T:
         def ask() -> T:
             try:
                 return question(self._reader(partition))
@@ -349,7 +360,7 @@ class Tube:
         return self._again(ask)
 
     def _again(self, ask: Callable[[], T]) -> T:
-        attempts = _Attempts(self._timeout_s, self._clock, self._sleep)
+        attempts = Attempts(self._timeout_s, self._clock, self._sleep)
         while True:
             try:
                 return ask()
@@ -362,12 +373,16 @@ def count_rows(
     start: Mapping[str, Mapping[str, int]] | str,
     end: Mapping[str, Mapping[str, int]] | str,
     client: Client | None = None,
+    *,
+    exact: bool = True,
 ) -> int:
     """How many messages the source gives for a batch from ``start`` to ``end``, counted by the brokers.
 
     ``options`` are those of the source; ``start`` and ``end`` are its offsets, as dictionaries or as the JSON text
     that progress reports and checkpoints hold. Partitions that only one of them has are not counted, except that
     partitions new in ``end`` hold nothing up to it (the source notes a new partition one batch before it reads it).
+    With ``exact`` false the filter is not looked at, and on Apache's brokers the whole store is counted: never too few,
+    and nothing has to be read.
 
     Raises:
         ConfigError: options or offsets are not of this source.
@@ -377,44 +392,14 @@ def count_rows(
     begin, stop = _offset(start), _offset(end)
     pieces = slices({partition: begin.get(partition, position) for partition, position in stop.items()}, stop)
     with Tube.of(SourceOptions.parse(options), client=client) as tube:
-        return sum(tube.count(piece) for piece in pieces)
+        return sum(tube.count(piece) if exact else tube.weigh(piece) for piece in pieces)
 
 
 def _offset(offset: Mapping[str, Mapping[str, int]] | str) -> Positions:
     return from_json(json.loads(offset) if isinstance(offset, str) else offset)
 
 
-class _Attempts:
-    """Pauses between attempts, growing, until a deadline that starts with the first failure after progress."""
-
-    def __init__(self, timeout_s: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
-        self._timeout_s = timeout_s
-        self._clock = clock
-        self._sleep = sleep
-        self._failing_since: float | None = None
-        self._pause_s = _FIRST_PAUSE_S
-
-    def progress(self) -> None:
-        self._failing_since = None
-        self._pause_s = _FIRST_PAUSE_S
-
-    def failed(self, error: UnavailableError) -> None:
-        """Wait, or raise ``error`` again when the deadline has passed."""
-        now = self._clock()
-        if self._failing_since is None:
-            self._failing_since = now
-        if now - self._failing_since + self._pause_s > self._timeout_s:
-            raise UnavailableError(
-                f"{error.what} (tried for {self._timeout_s:g} s)",
-                applied=error.applied,
-                why=error.why,
-                do=error.do or "start the tube, check tubemq.master, or raise tubemq.timeoutMs",
-            ) from error
-        self._sleep(self._pause_s)
-        self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
-
-
-def _bounds_of(partition: Partition) -> Callable[[_RangeReader], tuple[int, int]]:
+def _bounds_of(partition: Partition) -> Callable[[Reader], tuple[int, ...]]:
     return lambda reader: reader.bounds(partition.topic, partition.partition)
 
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from penstock.mqtt.codec.topics import matches
 from penstock.spark.arrow import TARGET_BYTES, Joined, join
-from penstock.spark.cluster import Batch
 from penstock.spark.headers import columns
+from penstock.spark.tube_client import Batch
 from penstock.tube.record import FIELDS
 
 __all__ = ["message_batches"]
@@ -135,7 +135,7 @@ def _record_batch(joined: Joined, values: list[bytes], chosen: _Chosen) -> pa.Re
     arrays: list[pa.Array[Any]] = [
         pa.array(chosen.topics, pa.string()),
         pa.array([values[row] for row in chosen.rows], pa.binary()),
-        pa.array(joined.times[chosen.rows]).cast(_COLUMNS[2].type),
+        joined.timestamps().take(pa.array(chosen.rows)),
         pa.array(chosen.ids, pa.string()),
         pa.array(chosen.content_types, pa.string()),
         pa.ListArray.from_arrays(edges, pairs, type=_PAIRS),

@@ -7,7 +7,8 @@ needs that number asks the broker and passes it in.
 A partition is known by broker and partition id together: ids repeat across brokers, and step by 10,000 from store to
 store. In JSON, which is what Spark keeps in its checkpoint, offsets are ``{topic: {"<brokerId>:<partitionId>": n}}``.
 People may leave the broker out where one broker holds the topic, and may write -2 for the earliest and -1 for the
-latest; checkpoints never hold either.
+latest; checkpoints never hold either. Beside a position may stand a *mark* (``"<brokerId>:<partitionId>@data"``, see
+``marks``), which says nothing of what is read.
 
 Ranges are half-open: ``[start, end)``.
 """
@@ -24,6 +25,7 @@ __all__ = [
     "EARLIEST",
     "INDEX_RECORD_BYTES",
     "LATEST",
+    "MARK",
     "Assigned",
     "Bounds",
     "Named",
@@ -44,11 +46,15 @@ __all__ = [
     "share",
     "slices",
     "split",
+    "split_key",
     "to_json",
 ]
 
 EARLIEST = -2
 LATEST = -1
+
+MARK = "@data"
+"""Ends the name of a partition in the offset JSON where its mark stands, not its position."""
 
 INDEX_RECORD_BYTES = 28
 """Size of one index record; every message of a store has one."""
@@ -71,10 +77,15 @@ class Partition(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Oldest kept position and the end of what is durable, both of the partition's store."""
+    """Oldest kept position and the end of what is durable, both of the partition's store.
+
+    ``oldest_data`` and ``end_data`` are byte positions in its data, of brokers where index and data expire apart.
+    """
 
     oldest: int
     end: int
+    oldest_data: int | None = None
+    end_data: int | None = None
 
 
 class Slice(NamedTuple):
@@ -130,10 +141,11 @@ def from_json(offset: Mapping[str, Mapping[str, int]]) -> Positions:
     try:
         for topic, named in offset.items():
             for key, position in named.items():
-                broker_id, partition = _split_key(key)
+                broker_id, partition = split_key(key.removesuffix(MARK))
                 if broker_id is None or not _is_position(position) or position < 0:
                     raise ValueError(key)
-                positions[Partition(topic, broker_id, partition)] = position
+                if not key.endswith(MARK):
+                    positions[Partition(topic, broker_id, partition)] = position
     except (AttributeError, ValueError, TypeError) as error:
         raise ConfigError(
             f"{_short(offset)} is not an offset of the tubemq source",
@@ -194,7 +206,7 @@ def parse_times(text: str, option: str) -> Named:
             raise bad(f"topic {topic!r} has no object with partitions")
         for key, time_ms in named.items():
             try:
-                _split_key(key)
+                split_key(key)
             except ValueError:
                 raise bad(f"{key!r} of topic {topic!r} names no partition") from None
             if not _is_position(time_ms) or time_ms < 0:
@@ -204,7 +216,7 @@ def parse_times(text: str, option: str) -> Named:
 
 def _check_wanted(text: str, option: str, topic: str, key: str, position: object, allowed: Mapping[str, bool]) -> None:
     try:
-        _split_key(key)
+        split_key(key.removesuffix(MARK))
     except ValueError as error:
         raise _bad_offsets(option, text, f"{key!r} of topic {topic!r} names no partition", allowed) from error
     if not _is_position(position) or (isinstance(position, int) and position < EARLIEST):
@@ -226,7 +238,7 @@ def _bad_offsets(option: str, text: str, why: str, allowed: Mapping[str, bool]) 
     )
 
 
-def _split_key(key: str) -> tuple[int | None, int]:
+def split_key(key: str) -> tuple[int | None, int]:
     """Broker (None when left out) and partition id of ``"1:0"`` or ``"0"``; ValueError for anything else."""
     parts = key.split(":")
     if len(parts) > 2 or not all(part.isascii() and part.isdecimal() for part in parts):
@@ -297,6 +309,8 @@ def by_partition(named: Named, known: Collection[Partition], option: str) -> dic
     found: dict[Partition, int] = {}
     for topic, of_topic in named.items():
         for key, number in of_topic.items():
+            if key.endswith(MARK):
+                continue
             partition = _find(topic, key, known, option)
             if partition in found:
                 raise ConfigError(
@@ -320,7 +334,7 @@ def by_partition(named: Named, known: Collection[Partition], option: str) -> dic
 
 
 def _find(topic: str, key: str, known: Collection[Partition], option: str) -> Partition:
-    broker_id, number = _split_key(key)
+    broker_id, number = split_key(key)
     found = [
         partition
         for partition in known

@@ -6,6 +6,7 @@ lower-cased names and text values, so names are compared without regard to case.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -16,17 +17,28 @@ from penstock.errors import ConfigError
 from penstock.runtime.login import ANYBODY, Login
 from penstock.spark import names
 from penstock.spark.login_options import LOGIN_OPTIONS, parse_login
-from penstock.spark.offsets import Times, Wanted, parse_times, parse_wanted
+from penstock.spark.offsets import Partition, Times, Wanted, is_selected, parse_times, parse_wanted
+from penstock.spark.tube_client import DEFAULT_GROUP, Peer
 
-__all__ = ["OPTIONS", "UNSUPPORTED", "SourceOptions", "canonical_names", "check_masters"]
+__all__ = ["COLUMNS", "HEADERS", "OPTIONS", "UNSUPPORTED", "SourceOptions", "canonical_names", "check_masters"]
 
 T = TypeVar("T")
+
+COLUMNS = ("key", "value", "topic", "partition", "broker", "offset", "timestamp", "timestampType")
+"""The columns of the source, as they come without options."""
+HEADERS = "headers"
 
 OPTIONS: Mapping[str, str] = {
     "tubemq.master": "HOST:PORT[,HOST:PORT...] of the tube's masters (required)",
     "tubemq.timeoutMs": "how long to try again while the tube does not answer, in ms; then the read fails (60000)",
     **LOGIN_OPTIONS,
+    "tubemq.http": "HOST:PORT of the masters' administration, for subscribePattern and Apache's brokers (port 8080 of "
+    "the first master)",
+    "tubemq.group": "group under which a stream's positions are shown, as in `penstock tube lag`; empty: not "
+    "shown (made of groupIdPrefix)",
+    "tubemq.batchBytes": "most bytes in one answer of a broker with ranges, up to 4194304 (1048576)",
     "subscribe": "topics to read, separated by commas",
+    "subscribePattern": "topics to read, as a regular expression that matches the whole name; new ones are picked up",
     "assign": 'partitions to read, as JSON: {"topic": ["<brokerId>:<partitionId>", ...]}',
     "startingOffsets": "where a batch or a new query starts: earliest (batch), latest (stream) or JSON",
     "endingOffsets": "where a batch ends: latest (default) or JSON; batches only",
@@ -37,26 +49,26 @@ OPTIONS: Mapping[str, str] = {
     "startingOffsetsByTimestampStrategy": "where a partition has nothing so new: error (default) or latest",
     "maxOffsetsPerTrigger": "at most so many messages a micro-batch; streams only",
     "minPartitions": "at least so many tasks, cutting ranges where there are fewer partitions",
+    "groupIdPrefix": "first part of the group's name, before a digest of what is read (spark-tubemq)",
+    "filter": "only messages of these types ($msgType$), separated by commas; the broker leaves the others out",
+    "columns": "only these columns, separated by commas, in this order; others are not even built (all)",
     "failOnDataLoss": "true (default): fail where records that should be read are gone; false: go on at the oldest",
     "includeHeaders": "true: add the column headers, array<struct<key: string, value: binary>> (false)",
 }
 """Every option, as its user writes it, with its meaning."""
 
 UNSUPPORTED: Mapping[str, str] = {
-    "subscribePattern": "name the topics in subscribe",
     "minOffsetsPerTrigger": "set the trigger's interval",
     "maxTriggerDelay": "set the trigger's interval",
     "maxRecordsPerPartition": "set minPartitions",
-    "groupIdPrefix": "leave it out: reading ranges needs no consumer group",
     "fetchOffset.numRetries": "set tubemq.timeoutMs",
     "fetchOffset.retryIntervalMs": "set tubemq.timeoutMs",
     "kafkaConsumer.pollTimeoutMs": "set tubemq.timeoutMs",
     "kafka.bootstrap.servers": "set tubemq.master",
-    "filter": "filter the data frame",
-    "columns": "select from the data frame",
+    "kafka.group.id": "set tubemq.group",
     "path": "name the topics in subscribe",
 }
-"""Options of Kafka's connector, or planned here, that this source does not have, and what to do instead."""
+"""Options of Kafka's connector that this source does not have, and what to do instead."""
 
 _DEFAULT_TIMEOUT_MS = 60_000
 _ADDRESS = re.compile(r"(?:\[[^\]]+\]|[^:,\s]+):(?P<port>\d{1,5})")
@@ -66,9 +78,10 @@ _ADDRESS = re.compile(r"(?:\[[^\]]+\]|[^:,\s]+):(?P<port>\d{1,5})")
 class SourceOptions:
     """The options of one read, checked. What depends on the tube (do these partitions exist?) is not known here.
 
-    ``topics`` are in the order given, without repeats. ``assigned`` are the partition names as written, by topic, None
-    with ``subscribe``. ``starting`` and ``ending`` are None where the option was not given: the defaults differ
-    between batch and stream.
+    ``topics`` are in the order given, without repeats; none with ``pattern``. ``assigned`` are the partition names as
+    written, by topic, None without ``assign``. ``starting`` and ``ending`` are None where the option was not given: the
+    defaults differ between batch and stream. ``types`` are empty where all are read. ``columns`` are names of the
+    schema. ``group`` is empty where positions are not shown.
     """
 
     masters: str
@@ -79,9 +92,14 @@ class SourceOptions:
     max_messages: int | None = None
     min_partitions: int | None = None
     fail_on_data_loss: bool = True
-    include_headers: bool = False
     timeout_ms: int = _DEFAULT_TIMEOUT_MS
     login: Login = ANYBODY
+    pattern: str | None = None
+    http: str | None = None
+    group: str = ""
+    batch_bytes: int | None = None
+    types: tuple[str, ...] = ()
+    columns: tuple[str, ...] = COLUMNS
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -91,7 +109,8 @@ class SourceOptions:
             ConfigError: an unknown or unsupported option, or a value that cannot be used; names what is accepted.
         """
         given = canonical_names(options)
-        topics, assigned = _selection(given)
+        topics, assigned, pattern = _selection(given)
+        columns = _columns(given)
         return cls(
             masters=check_masters(given),
             topics=topics,
@@ -102,10 +121,27 @@ class SourceOptions:
             max_messages=_parsed(given, "maxOffsetsPerTrigger", _positive("maxOffsetsPerTrigger")),
             min_partitions=_parsed(given, "minPartitions", _positive("minPartitions")),
             fail_on_data_loss=_parsed(given, "failOnDataLoss", _boolean("failOnDataLoss")) is not False,
-            include_headers=_parsed(given, "includeHeaders", _boolean("includeHeaders")) is True,
             timeout_ms=_parsed(given, "tubemq.timeoutMs", _positive("tubemq.timeoutMs")) or _DEFAULT_TIMEOUT_MS,
             login=parse_login(given),
+            pattern=pattern,
+            http=given.get("tubemq.http") or None,
+            group=_group(given),
+            batch_bytes=_parsed(given, "tubemq.batchBytes", _positive("tubemq.batchBytes")),
+            types=_list(given, "filter", "types"),
+            columns=columns,
         )
+
+    @property
+    def peer(self) -> Peer:
+        """Whom to ask, and as whom."""
+        group = self.group or DEFAULT_GROUP
+        return Peer(self.masters, self.login, self.http, group, self.batch_bytes)
+
+    def selects(self, partition: Partition) -> bool:
+        """Whether ``partition`` is read, if it exists."""
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, partition.topic) is not None
+        return is_selected(partition, self.topics, self.assigned)
 
     def for_batch(self) -> tuple[Wanted, Wanted]:
         """Where a batch starts and ends.
@@ -193,22 +229,74 @@ def check_masters(given: Mapping[str, str]) -> str:
     return ",".join(addresses)
 
 
-def _selection(given: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]] | None]:
-    if ("subscribe" in given) == ("assign" in given):
+def _selection(
+    given: Mapping[str, str],
+) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]] | None, str | None]:
+    chosen = [name for name in ("subscribe", "subscribePattern", "assign") if name in given]
+    if len(chosen) != 1:
         raise ConfigError(
-            "both subscribe and assign are set" if "assign" in given else "neither subscribe nor assign is set",
+            f"{' and '.join(chosen)} are set" if chosen else "none of subscribe, subscribePattern, assign is set",
             option="subscribe",
-            do='set one: subscribe="topic-a,topic-b" or assign=\'{"topic-a": ["<brokerId>:<partitionId>"]}\'',
+            do='set one: subscribe="topic-a,topic-b", subscribePattern="topic-.*" or '
+            'assign=\'{"topic-a": ["<brokerId>:<partitionId>"]}\'',
         )
     if "assign" in given:
         assigned = _assigned(given["assign"])
-        return tuple(assigned), assigned
-    topics = tuple(dict.fromkeys(topic.strip() for topic in given["subscribe"].split(",")))
-    if not all(topics):
-        raise ConfigError(
-            f"subscribe {given['subscribe']!r} has an empty topic", option="subscribe", do="use topic-a,topic-b"
-        )
-    return topics, None
+        return tuple(assigned), assigned, None
+    if "subscribePattern" in given:
+        pattern = given["subscribePattern"]
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"subscribePattern {pattern!r} is not a regular expression: {error}",
+                option="subscribePattern",
+                do=OPTIONS["subscribePattern"],
+            ) from None
+        return (), None, pattern
+    return _list(given, "subscribe", "topic-a,topic-b"), None, None
+
+
+def _list(given: Mapping[str, str], option: str, example: str) -> tuple[str, ...]:
+    """The names in ``option``, trimmed, without repeats; none where it was not given."""
+    if option not in given:
+        return ()
+    names_given = tuple(dict.fromkeys(name.strip() for name in given[option].split(",")))
+    if not all(names_given):
+        what = "topic" if option == "subscribe" else "name"
+        raise ConfigError(f"{option} {given[option]!r} has an empty {what}", option=option, do=f"use {example}")
+    return names_given
+
+
+def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
+    headers = _parsed(given, "includeHeaders", _boolean("includeHeaders")) is True
+    if "columns" not in given:
+        return (*COLUMNS, *((HEADERS,) if headers else ()))
+    known = {name.lower(): name for name in (*COLUMNS, HEADERS)}
+    chosen = []
+    for name in _list(given, "columns", "key,value,offset"):
+        if name.lower() not in known:
+            raise ConfigError(
+                f"columns {given['columns']!r}: {name!r} is not a column of the source",
+                option="columns",
+                do=f"use those of {', '.join(known.values())}",
+            )
+        chosen.append(known[name.lower()])
+    if headers and HEADERS not in chosen:
+        chosen.append(HEADERS)
+    return tuple(dict.fromkeys(chosen))
+
+
+def _group(given: Mapping[str, str]) -> str:
+    """The group's name; the same for every run of a query, which the process that plans knows nothing else of."""
+    if "tubemq.group" in given:
+        return given["tubemq.group"].strip()
+    what = {name: given[name] for name in ("subscribe", "subscribePattern", "assign", "filter") if name in given}
+    digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
+    prefix = given.get("groupIdPrefix", DEFAULT_GROUP).strip()
+    if not prefix:
+        raise ConfigError("groupIdPrefix is empty", option="groupIdPrefix", do=OPTIONS["groupIdPrefix"])
+    return f"{prefix}-{digest}"
 
 
 def _assigned(text: str) -> dict[str, tuple[str, ...]]:

@@ -12,13 +12,15 @@ caps by itself, and a trigger ``availableNow`` together with ``maxOffsetsPerTrig
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    DataType,
     IntegerType,
     LongType,
     StringType,
@@ -27,9 +29,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataLossError
 from penstock.spark import rows
-from penstock.spark.cluster import Address, Batch, Client, Tube
+from penstock.spark.cluster import Tube
+from penstock.spark.marks import Ends, Marks, check_data, marks_of, with_marks
 from penstock.spark.offsets import (
     LATEST,
     Bounds,
@@ -39,21 +42,29 @@ from penstock.spark.offsets import (
     Times,
     check_kept,
     from_json,
-    is_selected,
     select,
     share,
     slices,
     split,
     to_json,
 )
-from penstock.spark.options import SourceOptions
+from penstock.spark.options import COLUMNS, HEADERS, SourceOptions
+from penstock.spark.published import Published
 from penstock.spark.sink_options import SinkOptions
-from penstock.spark.triggers import SupportsTriggerAvailableNow
+from penstock.spark.tube_client import Address, Batch, Client
 from penstock.spark.tube_sink import TubeStreamWriter, TubeWriter, check_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.streaming.datasource import ReadLimit
+    from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+else:
+    try:
+        from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+    except ImportError:  # Spark 4.1
+
+        class SupportsTriggerAvailableNow:
+            """Stands in where Spark has no such mixin."""
+
 
 __all__ = [
     "RangePartition",
@@ -67,37 +78,42 @@ __all__ = [
 _LOOK_FOR_NEW_S = 1.0
 """A running query asks the master for new partitions at most this often; micro-batches may follow each other faster."""
 
-_COLUMNS = (
-    StructField("key", BinaryType()),
-    StructField("value", BinaryType()),
-    StructField("topic", StringType()),
-    StructField("partition", IntegerType()),
-    StructField("broker", IntegerType()),
-    StructField("offset", LongType()),
-    StructField("timestamp", TimestampType()),
-    StructField("timestampType", IntegerType()),
-)
 _HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+_TYPES: dict[str, DataType] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "broker": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    HEADERS: ArrayType(_HEADER),
+}
 
 
-def spark_schema(*, include_headers: bool) -> StructType:
+def spark_schema(columns: Sequence[str] = COLUMNS) -> StructType:
     """The columns of the source: Kafka's, and the broker.
 
     ``offset`` is the message's position in its store's index, ``timestamp`` the broker's append time (UTC), therefore
-    ``timestampType`` always 1 (log append time). Not made from DDL: parsing that needs a JVM, which the processes
-    that plan and read do not have.
+    ``timestampType`` 1 (log append time). Apache's brokers tell neither: there ``offset`` is where the fetch began that
+    brought the message, ``timestamp`` null and ``timestampType`` -1. Not made from DDL: parsing that needs a JVM, which
+    the processes that plan and read do not have.
     """
-    headers = [StructField("headers", ArrayType(_HEADER))] if include_headers else []
-    return StructType([*_COLUMNS, *headers])
+    return StructType([StructField(name, _TYPES[name]) for name in columns])
 
 
 class RangePartition(InputPartition):
-    """What one task reads. ``address`` is where its broker was last seen, a hint that saves a question."""
+    """What one task reads. ``address`` is where its broker was last seen, a hint that saves a question.
 
-    def __init__(self, piece: Slice, address: Address | None) -> None:
+    ``mark``: that of the start, see ``marks``.
+    """
+
+    def __init__(self, piece: Slice, address: Address | None, mark: int | None = None) -> None:
         super().__init__(piece)
         self.piece = piece
         self.address = address
+        self.mark = mark
 
     def __repr__(self) -> str:
         partition, start, end = self.piece
@@ -113,7 +129,7 @@ class TubeDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Also the place where options are checked: Spark asks for it at ``load()``."""
-        return spark_schema(include_headers=SourceOptions.parse(self.options).include_headers)
+        return spark_schema(SourceOptions.parse(self.options).columns)
 
     def reader(self, schema: StructType) -> TubeReader:
         return TubeReader(self._checked(schema))
@@ -136,7 +152,7 @@ class TubeDataSource(DataSource):
 
     def _checked(self, schema: StructType) -> SourceOptions:
         options = SourceOptions.parse(self.options)
-        expected = spark_schema(include_headers=options.include_headers)
+        expected = spark_schema(options.columns)
         if schema != expected:
             raise ConfigError(
                 f"the tubemq source cannot read into the schema {schema.simpleString()}",
@@ -170,7 +186,9 @@ class TubeReader(DataSourceReader):
             if self._options.fail_on_data_loss:
                 check_kept(position, bounds[partition], partition)
                 check_kept(end[partition], Bounds(0, bounds[partition].end), partition)
-        return _planned(slices(start, end), self._options, tube)
+        given = marks_of(self._starting) if isinstance(self._starting, dict) else {}
+        marks = Ends().marks(start, bounds, begin=start, before=given)
+        return _planned(slices(start, end), self._options, tube, marks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, partition, self._client)
@@ -189,10 +207,14 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._position: Positions | None = None
         self._target: Positions | None = None
         self._newest: Positions | None = None
+        self._ends = Ends()
+        self._initial_marks: Marks = {}
+        self._marks: Marks = {}  # of _position
+        self._published: Published | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # Spark sends the reader to every executor; connections stay here.
-        return self.__dict__ | {"_tube": None}
+        # Spark sends the reader to every executor; connections and threads stay here.
+        return self.__dict__ | {"_tube": None, "_published": None, "_ends": None}
 
     def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
         """Where a query without a checkpoint starts. Spark asks twice, so the first answer is kept."""
@@ -204,9 +226,12 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 for partition, position in self._initial.items():
                     check_kept(position, bounds[partition], partition)
             self._is_anchored = not self._asks_for_latest()
+            self._ends.see(bounds)
+            given = marks_of(self._starting) if isinstance(self._starting, dict) else {}
+            self._initial_marks = self._ends.marks(self._initial, bounds, begin=self._initial, before=given)
         if self._position is None:
             self._position = self._initial
-        return to_json(self._initial)
+        return with_marks(to_json(self._initial), self._initial_marks)
 
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: Mapping[str, Mapping[str, int]] | None = None, limit: ReadLimit | None = None
@@ -218,12 +243,15 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         would take "latest" anew, and those rows were lost.
         """
         begin = self._begin(start)
+        before = self._marks if start is None else marks_of(start)
         if not self._is_anchored and begin == self._initial:
             self._is_anchored = True
-            return to_json(begin)
+            return with_marks(to_json(begin), before)
         # Without admission control (start is not given) our own option counts, else what Spark made of it.
         rows = self._options.max_messages if start is None else getattr(limit, "max_rows", None)
-        return to_json(self._limited(begin, self._reachable(begin), rows))
+        bounds = self._bounds(begin, before)
+        ends = self._limited(begin, self._reachable(begin, bounds), rows)
+        return with_marks(to_json(ends), self._ends.marks(ends, bounds, begin=begin, before=before))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
@@ -250,19 +278,29 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         a broker is away; such a partition begins where ``startingOffsets`` says.
         """
         begin, stop = from_json(start), from_json(end)
-        self._position = stop
+        self._position, self._marks = stop, marks_of(end)
         unknown = stop.keys() - begin.keys()
         if unknown:
             begin |= self._beginnings(unknown, stop)
-        return _planned(slices(begin, stop), self._options, self._tube)
+        return _planned(slices(begin, stop), self._options, self._tube, marks_of(start))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, partition, self._client)
 
     def commit(self, end: Mapping[str, Mapping[str, int]]) -> None:
-        """Nothing to do: positions live in the query's checkpoint. Spark calls this late, for the last batch never."""
+        """Show where the query is, as the position of its group. Spark calls this late, for the last batch never.
+
+        Nothing of it is read back: positions live in the query's checkpoint.
+        """
+        if self._options.group:
+            if self._published is None:
+                self._published = Published(lambda: Tube.of(self._options, client=self._client), self._options.group)
+            self._published.show(from_json(end))
 
     def stop(self) -> None:
+        if self._published is not None:
+            self._published.close()
+            self._published = None
         if self._tube is not None:
             self._tube.close()
             self._tube = None
@@ -287,16 +325,27 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert self._position is not None
         return self._position
 
-    def _reachable(self, begin: Positions) -> dict[Partition, Bounds]:
+    def _bounds(self, begin: Positions, before: Marks) -> dict[Partition, Bounds]:
+        """How far each partition reaches that is read; checks that what follows ``begin`` is still there."""
+        options, tube = self._options, self._connected()
+        mine = [partition for partition in begin if options.selects(partition)]
+        bounds = tube.bounds(_selected(options, tube, required=mine, max_age_s=_LOOK_FOR_NEW_S))
+        self._newest = begin | {partition: bound.end for partition, bound in bounds.items()}
+        self._ends.see(bounds)
+        if options.fail_on_data_loss:
+            for partition, bound in bounds.items():
+                if partition in begin:
+                    check_kept(begin[partition], bound, partition)
+                    if begin[partition] < bound.end:
+                        check_data(begin[partition], before.get(partition), bound, partition)
+        return bounds
+
+    def _reachable(self, begin: Positions, bounds: Mapping[Partition, Bounds]) -> dict[Partition, Bounds]:
         """What may be read of each partition: from where to where, without a limit.
 
         A partition that is new to the query gets its oldest position as both: the batch notes where it begins, the
         next one reads. Partitions of topics that are no longer subscribed do not appear.
         """
-        options, tube = self._options, self._connected()
-        mine = [partition for partition in begin if is_selected(partition, options.topics, options.assigned)]
-        bounds = tube.bounds(_selected(options, tube, required=mine, max_age_s=_LOOK_FOR_NEW_S))
-        self._newest = begin | {partition: bound.end for partition, bound in bounds.items()}
         reachable: dict[Partition, Bounds] = {}
         for partition, bound in bounds.items():
             position, end = begin.get(partition), bound.end
@@ -304,8 +353,6 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if self._target is None or partition in self._target:
                     reachable[partition] = Bounds(bound.oldest, bound.oldest)
                 continue
-            if options.fail_on_data_loss:
-                check_kept(position, bound, partition)
             if self._target is not None:
                 # A broker that was away when the run began counts from when it is back.
                 end = min(end, self._target.setdefault(partition, end))
@@ -315,11 +362,11 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _limited(self, begin: Positions, reachable: Mapping[Partition, Bounds], limit: int | None) -> Positions:
         """Where the batch ends in each partition of ``begin`` and ``reachable``."""
         ends = begin | {partition: bounds.end for partition, bounds in reachable.items()}
-        waiting = [Slice(p, *bounds) for p, bounds in sorted(reachable.items()) if bounds.oldest < bounds.end]
+        waiting = [Slice(p, b.oldest, b.end) for p, b in sorted(reachable.items()) if b.oldest < b.end]
         if limit is None or not waiting:
             return ends
         tube = self._connected()
-        counts = [tube.count(piece) for piece in waiting]
+        counts = [tube.weigh(piece) for piece in waiting]
         for piece, count, granted in zip(waiting, counts, share(limit, counts), strict=True):
             if granted == 0 and count > 0:
                 ends[piece.partition] = begin[piece.partition]
@@ -342,14 +389,30 @@ def _selected(
     options: SourceOptions, tube: Tube, required: Collection[Partition] = (), max_age_s: float = 0.0
 ) -> list[Partition]:
     """The partitions that the options select, of those that exist now; waits for ``required``."""
-    existing = tube.partitions(options.topics, required=required, max_age_s=max_age_s)
-    return select(existing, options.topics, options.assigned)
+    if options.pattern is None:
+        existing = tube.partitions(options.topics, required=required, max_age_s=max_age_s)
+        return select(existing, options.topics, options.assigned)
+    matching = [topic for topic in tube.topics(max_age_s=max_age_s) if re.fullmatch(options.pattern, topic)]
+    gone = sorted({partition.topic for partition in required} - set(matching))
+    if gone and options.fail_on_data_loss:
+        raise DataLossError(
+            f"topic {gone[0]!r} matched subscribePattern and is gone",
+            why="it was removed, with what was not read of it",
+            do="set failOnDataLoss=false to go on with the other topics",
+        )
+    still = [partition for partition in required if partition.topic in matching]
+    return tube.partitions(matching, required=still, max_age_s=max_age_s, announced=False)
 
 
-def _planned(pieces: list[Slice], options: SourceOptions, tube: Tube | None) -> list[InputPartition]:
+def _planned(
+    pieces: list[Slice], options: SourceOptions, tube: Tube | None, marks: Mapping[Partition, int]
+) -> list[InputPartition]:
     if options.min_partitions is not None:
         pieces = split(pieces, options.min_partitions)
-    return [RangePartition(piece, tube.address(piece.partition) if tube else None) for piece in pieces]
+    return [
+        RangePartition(piece, tube.address(piece.partition) if tube else None, marks.get(piece.partition))
+        for piece in pieces
+    ]
 
 
 def _read(options: SourceOptions, partition: InputPartition, client: Client | None) -> Iterator[pa.RecordBatch]:
@@ -359,7 +422,7 @@ def _read(options: SourceOptions, partition: InputPartition, client: Client | No
     from penstock.spark.arrow import record_batches
 
     batches = read_messages(options, partition, client)
-    yield from record_batches(partition.piece.partition, batches, include_headers=options.include_headers)
+    yield from record_batches(partition.piece.partition, batches, options.columns)
 
 
 def read_messages(options: SourceOptions, partition: InputPartition, client: Client | None = None) -> Iterator[Batch]:
@@ -367,4 +430,9 @@ def read_messages(options: SourceOptions, partition: InputPartition, client: Cli
     if not isinstance(partition, RangePartition):
         return
     with Tube.of(options, client=client) as tube:
-        yield from tube.read(partition.piece, address=partition.address, fail_on_data_loss=options.fail_on_data_loss)
+        yield from tube.read(
+            partition.piece,
+            address=partition.address,
+            fail_on_data_loss=options.fail_on_data_loss,
+            mark=partition.mark,
+        )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ssl
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -23,10 +23,14 @@ from penstock.tube.codec.schema import decode
 from penstock.tube.codec.stored import messages_start, take_apart
 from penstock.tube.codec.strings import DEFAULT_BROKER_PORT, DEFAULT_BROKER_TLS_PORT, UNDEFINED
 from penstock.tube.engine.producer import Routes
+from penstock.tube.record import encode_msg_type
 
-__all__ = ["Batch", "PartitionInfo", "RangeReader", "partitions"]
+__all__ = ["NO_RANGES", "Batch", "PartitionInfo", "RangeReader", "partitions", "visit_token"]
 
 BATCH_BYTES = 1 << 20
+INDEX_RECORD_BYTES = 28
+NO_RANGES = ErrCode.HB_NO_NODE
+"""``code`` of the RefusedError of a broker that is not one of ours: it wants a registration."""
 
 
 class PartitionInfo(NamedTuple):
@@ -45,6 +49,16 @@ class Batch(NamedTuple):
     append_times: list[int]
     flags: list[int]
     payloads: list[bytes]
+
+    @property
+    def message_ids(self) -> None:
+        """Not kept: an offset says which message it is."""
+        return
+
+    @property
+    def reached(self) -> int:
+        """Every message of the range before it is in this batch or an earlier one."""
+        return self.offsets[-1] + INDEX_RECORD_BYTES
 
 
 def partitions(
@@ -65,26 +79,56 @@ def partitions(
         UnavailableError: no master answers.
         RefusedError: the master refuses.
     """
-    addresses = parse_masters(masters)
+    routes = _learn(masters, {topic}, timeout_s, user, password, tls)
+    return [PartitionInfo(p.broker.id, p.broker.host, p.broker.port, p.id) for p in routes.partitions(topic)]
+
+
+def visit_token(
+    masters: str | Sequence[Address],
+    *,
+    timeout_s: float = 10.0,
+    user: str | None = None,
+    password: str | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> int:
+    """The token that brokers of the cluster may want of a consumer; it changes every few minutes.
+
+    Raises:
+        UnavailableError: no master answers.
+        RefusedError: the master refuses.
+    """
+    return _learn(masters, set(), timeout_s, user, password, tls).token
+
+
+def _learn(
+    masters: str | Sequence[Address],
+    topics: set[str],
+    timeout_s: float,
+    user: str | None,
+    password: str | None,
+    tls: ssl.SSLContext | None,
+) -> Routes:
+    """What the first master that answers tells a producer of ``topics``."""
     routes = Routes(
         client_id("planner"),
         "127.0.0.1",
         credentials=credentials_of(user, password),
         default_port=DEFAULT_BROKER_PORT if tls is None else DEFAULT_BROKER_TLS_PORT,
     )
-    routes.topics.add(topic)
+    routes.topics |= topics
     last: UnavailableError | None = None
-    for host, port in addresses:
+    for host, port in parse_masters(masters):
         try:
             with BlockingLink(host, port, timeout_s, tls) as connection:
-                return _ask_master(connection, routes, topic)
+                _ask_master(connection, routes)
+                return routes
         except UnavailableError as error:
             last = error
     assert last is not None
     raise last
 
 
-def _ask_master(connection: BlockingLink, routes: Routes, topic: str) -> list[PartitionInfo]:
+def _ask_master(connection: BlockingLink, routes: Routes) -> None:
     service = Service.MASTER
     registered = connection.call(service, MethodId.PRODUCER_REGISTER, routes.register(), master_pb2.RegisterResponseM2P)
     accepted(registered.errCode, registered.errMsg, connection.peer)
@@ -93,7 +137,6 @@ def _ask_master(connection: BlockingLink, routes: Routes, topic: str) -> list[Pa
     accepted(heard.errCode, heard.errMsg, connection.peer)
     routes.heard(heard)
     connection.call(service, MethodId.PRODUCER_CLOSE, routes.close(), master_pb2.CloseResponseM2P)
-    return [PartitionInfo(p.broker.id, p.broker.host, p.broker.port, p.id) for p in routes.partitions(topic)]
 
 
 class RangeReader:
@@ -102,6 +145,9 @@ class RangeReader:
     Each question has ``timeout_s``; a connection that breaks in the middle of a range is replaced within it, and the
     range goes on where it was. ``user``, ``password`` and ``tls`` are as of :func:`partitions`.
     """
+
+    http = ""
+    """Nothing is asked of the broker's administration."""
 
     def __init__(
         self,
@@ -189,16 +235,30 @@ class RangeReader:
         answer = self._get(topic, partition, wanted)
         return answer.range.nextOffset, answer.range.messageCount
 
-    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Batch]:
+    def read(
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        types: Collection[str] = (),
+        data_start: int | None = None,  # noqa: ARG002 - of brokers that do not notice by themselves what is gone
+    ) -> Iterator[Batch]:
         """Exactly the partition's messages with ``start`` <= offset < ``end``, in order, in batches.
+
+        ``types``: only those whose type may be one of these; the broker knows types by a hash, so others may be among
+        them.
 
         Raises:
             DataLossError: part of the range is gone, or a message does not match its checksum.
             UnavailableError, RefusedError: as :meth:`bounds`.
         """
-        position = start
+        position, conditions = start, [encode_msg_type(name) for name in types]
         while position < end:
-            wanted = broker_pb2.RangeRequest(startOffset=position, endOffset=end, maxBytes=self._batch_bytes)
+            wanted = broker_pb2.RangeRequest(
+                startOffset=position, endOffset=end, maxBytes=self._batch_bytes, filterCondStr=conditions
+            )
             fetched = self._fetch(topic, partition, wanted)
             batch = self._batch(fetched, topic, partition)
             if batch.offsets:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from penstock.errors import DataLossError, UnavailableError
-from penstock.spark.offsets import INDEX_RECORD_BYTES
+from penstock.errors import DataLossError, RefusedError, UnavailableError
+from penstock.spark.offsets import INDEX_RECORD_BYTES, Partition
+from penstock.spark.tube_client import Address
 
 
 @dataclass
@@ -23,6 +24,8 @@ class Columns:
     append_times: list[int]
     flags: list[int]
     payloads: list[bytes]
+    reached: int = 0
+    message_ids: list[int] | None = None
 
 
 FIRST_MS = 1_700_000_000_000
@@ -40,8 +43,9 @@ class FakeBroker:
     oldest: dict[str, int] = field(default_factory=dict)
     batch: int = 3
     is_damaged: bool = False
-    flag: int = 0
-    """Of every message."""
+    http: str = ""
+    """Set: a broker of Apache's, without ranges."""
+    oldest_data: int = 0
 
 
 class FakeTube:
@@ -56,6 +60,9 @@ class FakeTube:
         self.discoveries = 0
         self.connections = 0
         self.closed = 0
+        self.groups: dict[tuple[str, Partition], int] = {}
+        """Where groups stand."""
+        self.unwilling = False
 
     def partitions(self, masters: str, topic: str) -> list[Info]:
         assert masters == "127.0.0.1:8715"
@@ -67,9 +74,17 @@ class FakeTube:
             for partition in range(broker.partitions.get(topic, 0))
         ]
 
-    def connect(self, host: str, port: int) -> FakeReader:
+    def topics(self) -> list[str]:
+        return sorted({topic for broker in self.brokers for topic in broker.partitions})
+
+    def connect(self, address: Address, partition: Partition) -> FakeReader:
         self.connections += 1
-        return FakeReader(self, next(broker for broker in self.brokers if broker.port == port))
+        return FakeReader(self, next(broker for broker in self.brokers if broker.port == address.port))
+
+    def stand_at(self, address: Address, partition: Partition, group: str, position: int) -> None:
+        if self.unwilling:
+            raise RefusedError("the group is not welcome", code=403)
+        self.groups[group, partition] = position
 
 
 class FakeReader:
@@ -82,17 +97,18 @@ class FakeReader:
             self.tube.failures -= 1
             raise UnavailableError("connection lost", applied=False)
 
-    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+    def bounds(self, topic: str, partition: int) -> tuple[int, ...]:
         self._may_fail()
-        return (
-            self.broker.oldest.get(topic, 0) * INDEX_RECORD_BYTES,
-            len(self.broker.logs[topic]) * INDEX_RECORD_BYTES,
-        )
+        log = self.broker.logs[topic]
+        index = (self.broker.oldest.get(topic, 0) * INDEX_RECORD_BYTES, len(log) * INDEX_RECORD_BYTES)
+        if not self.broker.http:
+            return index
+        return (*index, self.broker.oldest_data, sum(len(payload) for _, payload in log))
 
     def offset_at(self, topic: str, partition: int, time_ms: int) -> int:
         """Each message was written as many ms after the first as its offset says, see :meth:`read`."""
         self._may_fail()
-        oldest, end = self.bounds(topic, partition)
+        oldest, end, *_ = self.bounds(topic, partition)
         behind = max(time_ms - FIRST_MS, oldest)
         return min(-(-behind // INDEX_RECORD_BYTES) * INDEX_RECORD_BYTES, end)
 
@@ -110,8 +126,25 @@ class FakeReader:
             return min(end, len(self.broker.logs[topic]) * INDEX_RECORD_BYTES), len(own)
         return own[max_messages][0], max_messages
 
-    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Columns]:
+    @property
+    def http(self) -> str:
+        return self.broker.http
+
+    def read(
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        types: Collection[str] = (),
+        data_start: int | None = None,
+    ) -> Iterator[Columns]:
         self._may_fail()
+        if data_start is not None:
+            assert self.broker.http
+            if self.broker.oldest_data > data_start:
+                raise DataLossError("data are gone")
         if start < self.bounds(topic, partition)[0]:
             raise DataLossError("moved")
         own = self._own(topic, partition, start, end)
@@ -124,8 +157,9 @@ class FakeReader:
             yield Columns(
                 [offset for offset, _ in part],
                 [FIRST_MS + offset for offset, _ in part],
-                [self.broker.flag] * len(part),
+                [0] * len(part),
                 [payload for _, payload in part],
+                part[-1][0] + INDEX_RECORD_BYTES,
             )
 
     def close(self) -> None:

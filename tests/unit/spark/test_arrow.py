@@ -10,10 +10,12 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.spark.arrow import arrow_schema, record_batches
 from penstock.spark.offsets import Partition
+from penstock.spark.options import COLUMNS, HEADERS
 from penstock.spark.tube import spark_schema
 from penstock.tube.record import Record
 from tests.unit.spark.fake_tube import Columns
 
+ALL = (*COLUMNS, HEADERS)
 PARTITION = Partition("a", 7, 10_001)
 RECORD = Record(
     b"\x00body",
@@ -39,16 +41,18 @@ def columns(records: list[Record | bytes]) -> Columns:
 
 
 def table(*batches: Columns, include_headers: bool = False) -> pa.Table:
-    made = list(record_batches(PARTITION, batches, include_headers=include_headers))
-    return pa.Table.from_batches(made, arrow_schema(include_headers=include_headers))
+    wanted = ALL if include_headers else COLUMNS
+    return pa.Table.from_batches(record_batches(PARTITION, batches, wanted), arrow_schema(wanted))
 
 
-@pytest.mark.parametrize("include_headers", [False, True])
-def test_the_schema_is_exactly_sparks(include_headers: bool) -> None:
-    expected = to_arrow_schema(spark_schema(include_headers=include_headers), timezone="UTC")
-    assert arrow_schema(include_headers=include_headers).equals(expected)
-    made = list(record_batches(PARTITION, [columns([RECORD])], include_headers=include_headers))
-    assert expected.equals(made[0].schema)
+@pytest.mark.parametrize("wanted", [COLUMNS, ALL, ("value",), ("timestamp", "offset"), ("headers", "key"), ("topic",)])
+def test_the_schema_is_exactly_sparks(wanted: tuple[str, ...]) -> None:
+    expected = to_arrow_schema(spark_schema(wanted), timezone="UTC")
+    assert arrow_schema(wanted).equals(expected)
+    [made] = record_batches(PARTITION, [columns([RECORD])], wanted)
+    assert expected.equals(made.schema)
+    [whole] = record_batches(PARTITION, [columns([RECORD])], ALL)
+    assert made.to_pylist() == whole.select(list(wanted)).to_pylist()
 
 
 def test_columns() -> None:
@@ -115,6 +119,16 @@ def test_a_message_with_broken_attributes_arrives_whole(data: bytes, include_hea
 
 def test_batches_are_joined_up_to_the_target() -> None:
     parts = [columns([b"x" * 936] * 10) for _ in range(10)]  # with 64 bytes of fixed columns: 10,000 each
-    made = list(record_batches(PARTITION, parts, include_headers=False, target_bytes=40_000))
+    made = list(record_batches(PARTITION, parts, target_bytes=40_000))
     assert [batch.num_rows for batch in made] == [40, 40, 20]
-    assert list(record_batches(PARTITION, [], include_headers=False)) == []
+    assert list(record_batches(PARTITION, [])) == []
+
+
+def test_without_times_and_with_message_ids() -> None:
+    made = columns([RECORD, b"plain"])
+    made.append_times, made.message_ids = [], [5, 1 << 62]
+    first, second = table(made, include_headers=True).to_pylist()
+    assert (first["timestamp"], first["timestampType"]) == (None, -1)
+    plain = table(columns([RECORD]), include_headers=True).to_pylist()[0]
+    assert first["headers"] == [{"key": "tubemq.messageId", "value": b"5"}, *plain["headers"]]
+    assert second["headers"] == [{"key": "tubemq.messageId", "value": b"4611686018427387904"}]

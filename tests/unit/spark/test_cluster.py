@@ -8,6 +8,7 @@ import pytest
 from penstock.errors import ConfigError, DataLossError, UnavailableError
 from penstock.spark.cluster import Tube
 from penstock.spark.offsets import Bounds, Partition, Slice
+from penstock.spark.tube_client import Address
 from tests.unit.spark.fake_tube import FakeBroker, FakeReader, FakeTube
 
 A0, A1 = Partition("a", 1, 0), Partition("a", 1, 1)
@@ -191,10 +192,10 @@ def test_discovery_is_repeated_when_it_is_old_or_something_failed(tube: Tube, fa
 
 
 def test_a_task_that_is_told_the_address_asks_no_master(tube: Tube, fake: FakeTube, broker: FakeBroker) -> None:
-    [first] = tube.read(Slice(A0, 0, 28), address=("127.0.0.1", 8123))
+    [first] = tube.read(Slice(A0, 0, 28), address=Address("127.0.0.1", 8123, ""))
     assert first.payloads == [b"0"]
     assert fake.discoveries == 0
-    assert tube.address(A0) == ("127.0.0.1", 8123)
+    assert tube.address(A0) == Address("127.0.0.1", 8123, "")
     broker.port = 9000
     fake.failures = 1  # the connection breaks, and the broker is elsewhere
     assert payloads(tube, Slice(A0, 56, 84)) == [b"2"]

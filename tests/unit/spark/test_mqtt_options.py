@@ -4,7 +4,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.spark.mqtt_options import MqttReadOptions, MqttWriteOptions
-from penstock.spark.options import SourceOptions
+from penstock.spark.options import COLUMNS, HEADERS, SourceOptions
 
 READ = {"tubemq.master": "127.0.0.1:8715", "tubemq.topic": "telemetry"}
 WRITE = {"mqtt.broker": "mqtt://127.0.0.1:1883"}
@@ -13,7 +13,8 @@ WRITE = {"mqtt.broker": "mqtt://127.0.0.1:1883"}
 def test_a_read_is_a_read_of_the_tube_topic() -> None:
     options = MqttReadOptions.parse(READ | {"topicfilter": "a/+", "maxOffsetsPerTrigger": "5"})
     assert options.topic_filter == "a/+"
-    assert options.tube == SourceOptions("127.0.0.1:8715", ("telemetry",), max_messages=5, include_headers=True)
+    columns, group = (*COLUMNS, HEADERS), options.tube.group
+    assert options.tube == SourceOptions("127.0.0.1:8715", ("telemetry",), max_messages=5, columns=columns, group=group)
 
 
 def test_a_write() -> None:

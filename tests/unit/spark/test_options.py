@@ -4,16 +4,16 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.spark.offsets import Times
-from penstock.spark.options import OPTIONS, UNSUPPORTED, SourceOptions
+from penstock.spark.options import COLUMNS, HEADERS, OPTIONS, UNSUPPORTED, SourceOptions
 
 BASE = {"tubemq.master": "127.0.0.1:8715", "subscribe": "a"}
 
 
 def test_defaults() -> None:
     options = SourceOptions.parse(BASE)
-    assert options == SourceOptions(masters="127.0.0.1:8715", topics=("a",))
+    assert options == SourceOptions(masters="127.0.0.1:8715", topics=("a",), group=options.group)
+    assert options.group.startswith("spark-tubemq-")
     assert options.fail_on_data_loss
-    assert not options.include_headers
     assert options.timeout_ms == 60_000
     assert options.for_batch() == ("earliest", "latest")
     assert options.for_stream() == "latest"
@@ -31,6 +31,7 @@ def test_every_option_as_spark_hands_it_over() -> None:
             "minpartitions": "4",
             "failondataloss": "False",
             "includeheaders": "TRUE",
+            "tubemq.group": "lake",
         }
     )
     assert options == SourceOptions(
@@ -42,8 +43,9 @@ def test_every_option_as_spark_hands_it_over() -> None:
         max_messages=10,
         min_partitions=4,
         fail_on_data_loss=False,
-        include_headers=True,
         timeout_ms=500,
+        columns=(*COLUMNS, HEADERS),
+        group="lake",
     )
 
 
@@ -64,8 +66,8 @@ def test_topics_are_trimmed_and_not_repeated() -> None:
 @pytest.mark.parametrize(
     ("changed", "option", "words"),
     [
-        ({"subscribe": None}, "subscribe", "neither subscribe nor assign"),
-        ({"assign": '{"a": ["0"]}'}, "subscribe", "both subscribe and assign"),
+        ({"subscribe": None}, "subscribe", "none of subscribe, subscribePattern, assign"),
+        ({"assign": '{"a": ["0"]}'}, "subscribe", "subscribe and assign are set"),
         ({"subscribe": "a,,b"}, "subscribe", "empty topic"),
         ({"tubemq.master": None}, "tubemq.master", "not set"),
         ({"tubemq.master": "localhost"}, "tubemq.master", "'localhost' is not HOST:PORT"),
@@ -86,7 +88,14 @@ def test_topics_are_trimmed_and_not_repeated() -> None:
         ({"startingofsets": "latest"}, "startingofsets", "did you mean startingOffsets?"),
         ({"tubemq.timeout": "5"}, "tubemq.timeout", "did you mean tubemq.timeoutMs?"),
         ({"zzz": "5"}, "zzz", "Known options: tubemq.master,"),
-        ({"subscribepattern": "a.*"}, "subscribePattern", "not supported by the tubemq source"),
+        ({"minoffsetspertrigger": "5"}, "minOffsetsPerTrigger", "not supported by the tubemq source"),
+        ({"subscribePattern": "b.*"}, "subscribe", "subscribe and subscribePattern are set"),
+        ({"subscribe": None, "subscribePattern": "b("}, "subscribePattern", "is not a regular expression"),
+        ({"columns": "value,ofset"}, "columns", "'ofset' is not a column"),
+        ({"columns": "value,,key"}, "columns", "empty name"),
+        ({"filter": "a,"}, "filter", "empty name"),
+        ({"groupIdPrefix": " "}, "groupIdPrefix", "is empty"),
+        ({"tubemq.batchBytes": "0"}, "tubemq.batchBytes", "not a number above 0"),
         ({"kafka.bootstrap.servers": "h:1"}, "kafka.bootstrap.servers", "set tubemq.master"),
     ],
 )
@@ -118,6 +127,46 @@ def test_a_batch_cannot_start_at_the_latest(starting: str) -> None:
 def test_a_stream_has_no_end() -> None:
     with pytest.raises(ConfigError, match="availableNow"):
         SourceOptions.parse(BASE | {"endingOffsets": "latest"}).for_stream()
+
+
+KAFKA = {
+    "assign": True, "subscribe": True, "subscribePattern": True, "startingTimestamp": True,
+    "startingOffsetsByTimestamp": True, "startingOffsets": True, "startingOffsetsByTimestampStrategy": True,
+    "endingTimestamp": True, "endingOffsetsByTimestamp": True, "endingOffsets": True, "failOnDataLoss": True,
+    "maxOffsetsPerTrigger": True, "minPartitions": True, "groupIdPrefix": True, "includeHeaders": True,
+    "minOffsetsPerTrigger": False, "maxTriggerDelay": False, "maxRecordsPerPartition": False,
+    "fetchOffset.numRetries": False, "fetchOffset.retryIntervalMs": False, "kafkaConsumer.pollTimeoutMs": False,
+}  # fmt: skip
+"""Every option of Spark's Kafka source (4.2), and whether ours has it; else it must say what to do instead."""
+
+
+@pytest.mark.parametrize(("option", "known"), KAFKA.items())
+def test_every_option_of_kafkas_source_has_an_answer(option: str, known: bool) -> None:
+    assert (option in OPTIONS) is known
+    if not known:
+        with pytest.raises(ConfigError) as caught:
+            SourceOptions.parse(BASE | {option.lower(): "1"})
+        assert caught.value.do == UNSUPPORTED[option]
+
+
+def test_the_group_is_the_same_for_the_same_topics() -> None:
+    group = SourceOptions.parse(BASE).group
+    assert SourceOptions.parse(BASE | {"maxOffsetsPerTrigger": "3", "startingOffsets": "earliest"}).group == group
+    assert SourceOptions.parse(BASE | {"subscribe": "b"}).group != group
+    assert SourceOptions.parse(BASE | {"groupIdPrefix": "plant"}).group == "plant" + group.removeprefix("spark-tubemq")
+    assert SourceOptions.parse(BASE | {"tubemq.group": "lake"}).peer.group == "lake"
+    assert SourceOptions.parse(BASE | {"tubemq.group": ""}).group == ""
+
+
+def test_where_the_administration_is() -> None:
+    assert SourceOptions.parse(BASE | {"tubemq.master": "[::1]:1,h:2"}).peer.administration == "[::1]:8080"
+    assert SourceOptions.parse(BASE | {"tubemq.http": "h:9"}).peer.administration == "h:9"
+
+
+def test_columns_in_their_order() -> None:
+    assert SourceOptions.parse(BASE | {"columns": "OFFSET, value,offset"}).columns == ("offset", "value")
+    assert SourceOptions.parse(BASE | {"columns": "value", "includeHeaders": "true"}).columns == ("value", "headers")
+    assert SourceOptions.parse(BASE | {"filter": "flow, heat"}).types == ("flow", "heat")
 
 
 def test_the_tables_do_not_overlap() -> None:

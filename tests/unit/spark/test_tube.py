@@ -361,3 +361,102 @@ def test_a_task_is_described_by_its_range(fake: FakeTube, broker: FakeBroker) ->
     [task] = batch(fake).partitions()[:1]
     assert isinstance(task, RangePartition)
     assert repr(task) == "topic 'a' partition 1:0 [0, 28)"
+
+
+def test_topics_by_pattern(fake: FakeTube, broker: FakeBroker) -> None:
+    append(broker, 0, 1)
+    options = BASE | {"subscribePattern": "a|b.*", "startingOffsets": "earliest"}
+    del options["subscribe"]
+    reader = TubeStreamReader(SourceOptions.parse(options), fake)
+    start = reader.initialOffset()
+    assert list(start) == ["a"]
+    # A topic that is created while the query runs, and one that the pattern does not match as a whole.
+    broker.partitions |= {"b2": 1, "cb": 1}
+    broker.logs |= {"b2": [(0, b"new")], "cb": [(0, b"other")]}
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert end == {"a": {"1:0": 56, "1:1": 56}, "b2": {"1:0": 0}}
+    later = reader.latestOffset(end, ReadAllAvailable())
+    assert values(reader, reader.partitions(end, later)) == [b"new"]
+    # A topic that is removed.
+    del broker.partitions["b2"]
+    with pytest.raises(DataLossError, match="topic 'b2' matched subscribePattern and is gone"):
+        reader.latestOffset(later, ReadAllAvailable())
+    tolerant = TubeStreamReader(SourceOptions.parse(options | {"failOnDataLoss": "false"}), fake)
+    append(broker, 0)
+    assert values(tolerant, tolerant.partitions(later, tolerant.latestOffset(later, ReadAllAvailable()))) == [b"2"]
+
+
+def test_no_topic_matches_yet(fake: FakeTube) -> None:
+    options = {name: value for name, value in BASE.items() if name != "subscribe"} | {"subscribePattern": "z.*"}
+    assert TubeReader(SourceOptions.parse(options), fake).partitions() == []
+
+
+def test_a_batch_of_a_broker_without_ranges(fake: FakeTube, broker: FakeBroker) -> None:
+    broker.http = "127.0.0.1:8081"
+    append(broker, 0, 1, 0)
+    reader = batch(fake)
+    planned = reader.partitions()
+    assert [part.mark for part in planned if isinstance(part, RangePartition)] == [0, 0]
+    assert [part.address for part in planned if isinstance(part, RangePartition)] == [
+        ("127.0.0.1", 8123, "127.0.0.1:8081")
+    ] * 2
+    assert values(reader, planned) == [b"0", b"2", b"1"]
+    broker.oldest_data = 1  # data expire between plan and read, the index does not
+    with pytest.raises(DataLossError, match="data are gone"):
+        values(reader, planned)
+    assert values(batch(fake, failOnDataLoss="false"), planned) == [b"0", b"2", b"1"]
+
+
+def test_a_stream_keeps_marks_with_its_offsets(fake: FakeTube, broker: FakeBroker) -> None:
+    broker.http = "127.0.0.1:8081"
+    append(broker, 0, 1, 0)
+    reader = stream(fake)
+    start = reader.initialOffset()
+    assert start == {"a": {"1:0": 0, "1:0@data": 0, "1:1": 0, "1:1@data": 0}}
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert end == {"a": {"1:0": 84, "1:0@data": 3, "1:1": 84, "1:1@data": 3}}
+    assert reader.latestOffset(end, ReadAllAvailable()) == end, "nothing new is nothing new"
+    assert reader.reportLatestOffset() == {"a": {"1:0": 84, "1:1": 84}}
+    append(broker, 1, 0, 0)
+    limited = reader.latestOffset(end, ReadMaxRows(2))
+    assert limited["a"]["1:0@data"] == 3, "the last end that was seen before"
+    # The driver dies; while it is away data expire that nobody has read, the index keeps its entries.
+    broker.oldest_data = 4
+    with pytest.raises(DataLossError, match="partition 1:0: data from position 84 on are no longer kept"):
+        stream(fake).latestOffset(end, ReadAllAvailable())
+    whole = stream(fake, failOnDataLoss="false").latestOffset(end, ReadAllAvailable())
+    assert whole["a"]["1:0"] == 168
+
+
+def test_what_is_committed_is_shown_as_the_group_of_the_query(fake: FakeTube, broker: FakeBroker) -> None:
+    append(broker, 0, 1, 0)
+    reader = stream(fake, **{"tubemq.group": "lake"})
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert fake.groups == {}
+    reader.commit(end)
+    assert pickle.loads(pickle.dumps(stream(fake)))._published is None
+    reader.stop()
+    assert {(group, partition.key): at for (group, partition), at in fake.groups.items()} == {
+        ("lake", "1:0"): 84, ("lake", "1:1"): 84,
+    }  # fmt: skip
+    silent = stream(fake, **{"tubemq.group": ""})
+    silent.commit(end)
+    silent.stop()
+    assert len(fake.groups) == 2
+
+
+def test_rows_by_type_are_counted_by_reading(fake: FakeTube, broker: FakeBroker) -> None:
+    append(broker, 0, 0, 1)
+    options = BASE | {"filter": "flow"}
+    assert count_rows(options, {"a": {"1:0": 0}}, {"a": {"1:0": 84}}, fake) == 0
+    assert count_rows(options, {"a": {"1:0": 0}}, {"a": {"1:0": 84}}, fake, exact=False) == 2
+    broker.http = "127.0.0.1:8081"
+    assert count_rows(BASE, {"a": {"1:0": 0}}, {"a": {"1:0": 84}}, fake) == 2
+
+
+def test_only_the_columns_asked_for(fake: FakeTube, broker: FakeBroker) -> None:
+    append(broker, 0, 1)
+    reader = batch(fake, columns="offset,value")
+    [first, _] = reader.partitions()
+    assert [made.to_pydict() for made in reader.read(first)] == [{"offset": [0], "value": [b"0"]}]

@@ -22,7 +22,7 @@ def columns(**kinds: Any) -> StructType:
 
 
 def test_columns_that_can_be_written() -> None:
-    headers = spark_schema(include_headers=True)["headers"].dataType
+    headers = spark_schema(["headers"])["headers"].dataType
     check_columns(columns(value=StringType()), TOPIC)
     check_columns(
         columns(key=BinaryType(), value=BinaryType(), topic=StringType(), partition=IntegerType(), headers=headers),

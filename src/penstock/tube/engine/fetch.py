@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.message import filter_key
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.engine.topics import LogRead, LogStore
 
@@ -74,7 +75,8 @@ def answer_range(store: LogStore, partition_id: int, wanted: pb.RangeRequest) ->
         answer.nextOffset, answer.messageCount = store.plan(partition_id, start, end, most)
         return _with_range([], answer), 0
     room = min(wanted.maxBytes, _RANGE_BYTES) if wanted.maxBytes > 0 else GET_BYTES
-    read = store.read(partition_id, start, end=end, max_bytes=room, max_messages=most)
+    keys = frozenset(map(filter_key, wanted.filterCondStr)) if wanted.filterCondStr else None
+    read = store.read(partition_id, start, end=end, keys=keys, max_bytes=room, max_messages=most)
     messages, offsets = read.messages, read.offsets
     answer.nextOffset = read.next_offset
     gap = _first_loss(store, read, start)

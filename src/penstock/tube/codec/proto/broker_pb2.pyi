@@ -269,7 +269,7 @@ class HeartBeatResponseB2C(_message.Message):
     def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ..., hasPartFailure: bool = ..., failureInfo: _Optional[_Iterable[str]] = ..., requireAuth: bool = ...) -> None: ...
 
 class RangeRequest(_message.Message):
-    __slots__ = ("startOffset", "endOffset", "maxMessages", "maxBytes", "planOnly", "timeMs", "logEpoch")
+    __slots__ = ("startOffset", "endOffset", "maxMessages", "maxBytes", "planOnly", "timeMs", "logEpoch", "filterCondStr")
     STARTOFFSET_FIELD_NUMBER: _ClassVar[int]
     ENDOFFSET_FIELD_NUMBER: _ClassVar[int]
     MAXMESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -277,6 +277,7 @@ class RangeRequest(_message.Message):
     PLANONLY_FIELD_NUMBER: _ClassVar[int]
     TIMEMS_FIELD_NUMBER: _ClassVar[int]
     LOGEPOCH_FIELD_NUMBER: _ClassVar[int]
+    FILTERCONDSTR_FIELD_NUMBER: _ClassVar[int]
     startOffset: int
     endOffset: int
     maxMessages: int
@@ -284,7 +285,8 @@ class RangeRequest(_message.Message):
     planOnly: bool
     timeMs: int
     logEpoch: int
-    def __init__(self, startOffset: _Optional[int] = ..., endOffset: _Optional[int] = ..., maxMessages: _Optional[int] = ..., maxBytes: _Optional[int] = ..., planOnly: bool = ..., timeMs: _Optional[int] = ..., logEpoch: _Optional[int] = ...) -> None: ...
+    filterCondStr: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, startOffset: _Optional[int] = ..., endOffset: _Optional[int] = ..., maxMessages: _Optional[int] = ..., maxBytes: _Optional[int] = ..., planOnly: bool = ..., timeMs: _Optional[int] = ..., logEpoch: _Optional[int] = ..., filterCondStr: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RangeResponse(_message.Message):
     __slots__ = ("nextOffset", "messageOffsets", "appendTimes", "minOffset", "maxOffset", "messageCount", "lostStart", "lostEnd", "timeOffset", "logEpoch", "truncatedTo", "messageBytes")
