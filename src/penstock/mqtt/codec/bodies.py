@@ -9,7 +9,7 @@ Source: MQTT 5.0 chapter 3; which code for which mistake: sections 2.4, 4.13 and
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.packets import (
@@ -31,139 +31,15 @@ from penstock.mqtt.codec.packets import (
     Unsubscribe,
     Will,
 )
-from penstock.mqtt.codec.primitives import Reader, decode_text, malformed, protocol_error
-from penstock.mqtt.codec.properties import ALLOWED_IN, BY_IDENTIFIER, WILL, Properties, WireType
+from penstock.mqtt.codec.primitives import Reader, malformed, protocol_error
+from penstock.mqtt.codec.properties import WILL, Properties
+from penstock.mqtt.codec.property_blocks import read_properties
 from penstock.mqtt.codec.reasons import ALLOWED, PacketType, reason_name
 from penstock.mqtt.codec.topics import SHARE_PREFIX, name_problem
 
-__all__ = ["BODIES", "decode_acknowledgement", "decode_properties", "read_properties"]
+__all__ = ["BODIES", "decode_acknowledgement"]
 
 _Ack = TypeVar("_Ack", PubAck, PubRec, PubRel, PubComp)
-
-
-_STRING, _BINARY, _PAIR, _VARINT = 0, -1, -2, -3
-_CODES: dict[WireType, int] = {
-    WireType.BYTE: 1,
-    WireType.TWO_BYTE_INTEGER: 2,
-    WireType.FOUR_BYTE_INTEGER: 4,
-    WireType.STRING: _STRING,
-    WireType.BINARY: _BINARY,
-    WireType.STRING_PAIR: _PAIR,
-    WireType.VARIABLE_BYTE_INTEGER: _VARINT,
-}
-_ROWS: dict[int, dict[int, tuple[int, str, int, int, bool]]] = {
-    context: {
-        spec.identifier: (
-            _CODES[spec.wire_type],
-            spec.attribute,
-            spec.low,
-            spec.high,
-            bool(spec.repeats & context),
-        )
-        for spec in specs
-    }
-    for context, specs in ALLOWED_IN.items()
-}
-"""The property table, ready to read: context -> identifier -> (type or width, attribute, low, high, repeats)."""
-
-PAIRS_KEPT: Final = 4096
-_pairs: dict[bytes, tuple[str, str]] = {}
-"""Short user properties by their bytes: the same few come with every message. Emptied when full."""
-
-
-def decode_properties(data: bytes, position: int, end: int, context: int) -> Properties:
-    """The properties in ``data[position:end]`` (without their length); ``context`` says what they belong to.
-
-    Written out flat: it runs once a message, and calls would cost more than the work.
-
-    Raises:
-        RemoteProtocolError: 0x81 for an unknown or misplaced property or bytes that do not decode, 0x82 for a repeat or
-            a value out of range.
-    """
-    properties = Properties()
-    rows = _ROWS[context]
-    user_properties = properties.user_properties
-    seen = 0
-    while position < end:
-        identifier = data[position]
-        row = rows.get(identifier)
-        if row is None:
-            spec = BY_IDENTIFIER.get(identifier)
-            raise malformed(
-                f"property {spec.name if spec is not None else f'0x{identifier:02X}'} does not belong in this packet"
-            )
-        kind, attribute, low, high, repeats = row
-        position += 1
-        if kind == _PAIR:
-            if position + 2 > end:
-                raise malformed("a property ends within a field")
-            middle = position + 2 + (data[position] << 8 | data[position + 1])
-            if middle + 2 > end:
-                raise malformed("a property ends within a field")
-            stop = middle + 2 + (data[middle] << 8 | data[middle + 1])
-            if stop > end:
-                raise malformed("a length goes beyond the properties")
-            if stop - position > 40:
-                pair = (decode_text(data[position + 2 : middle]), decode_text(data[middle + 2 : stop]))
-            else:
-                wire = data[position:stop]
-                known = _pairs.get(wire)
-                if known is None:
-                    known = (decode_text(data[position + 2 : middle]), decode_text(data[middle + 2 : stop]))
-                    if len(_pairs) >= PAIRS_KEPT:
-                        _pairs.clear()
-                    _pairs[wire] = known
-                pair = known
-            user_properties.append(pair)
-            position = stop
-            continue
-        bit = 1 << identifier
-        if seen & bit and not repeats:
-            raise protocol_error(f"property {BY_IDENTIFIER[identifier].name} stands twice in one packet")
-        seen |= bit
-        if kind <= 0 and kind != _VARINT:
-            if position + 2 > end:
-                raise malformed("a property ends within a field")
-            stop = position + 2 + (data[position] << 8 | data[position + 1])
-            if stop > end:
-                raise malformed("a length goes beyond the properties")
-            raw = data[position + 2 : stop]
-            setattr(properties, attribute, decode_text(raw) if kind == _STRING else raw)
-            position = stop
-            continue
-        if kind == _VARINT:
-            reader = Reader(data, position, end)
-            number = reader.varint()
-            position = reader.position
-        else:
-            stop = position + kind
-            if stop > end:
-                raise malformed("a property ends within a field")
-            number = int.from_bytes(data[position:stop], "big")
-            position = stop
-        if not low <= number <= high:
-            code = 0x94 if identifier == 0x23 else 0x82
-            name = BY_IDENTIFIER[identifier].name
-            raise RemoteProtocolError(f"mqtt: property {name} cannot be {number}", reason_code=code)
-        if identifier == 0x0B:
-            properties.subscription_identifiers.append(number)
-        else:
-            setattr(properties, attribute, number)
-    if properties.response_topic is not None and name_problem(properties.response_topic) is not None:
-        raise protocol_error(f"response topic {properties.response_topic!r} is no topic name [MQTT-3.3.2-14]")
-    if properties.authentication_data is not None and properties.authentication_method is None:
-        raise protocol_error("Authentication Data without an Authentication Method")
-    return properties
-
-
-def read_properties(reader: Reader, context: int) -> Properties:
-    """The property block at the reader: its length, then the properties."""
-    length = reader.varint()
-    start = reader.position
-    if start + length > reader.end:
-        raise malformed("the property length goes beyond the packet")
-    reader.position = start + length
-    return decode_properties(reader.data, start, start + length, context) if length else Properties()
 
 
 def _connect(data: bytes, position: int, end: int) -> Connect:

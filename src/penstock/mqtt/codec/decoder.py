@@ -12,10 +12,11 @@ from enum import Enum
 from typing import Any, Final, cast
 
 from penstock.errors import RemoteProtocolError
-from penstock.mqtt.codec.bodies import BODIES, decode_properties
+from penstock.mqtt.codec.bodies import BODIES
 from penstock.mqtt.codec.packets import Connect, Packet, PubAck, PubComp, Publish, PubRec, PubRel
 from penstock.mqtt.codec.primitives import MAX_VARINT, Reader, malformed, protocol_error
-from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.codec.properties import Properties, message_properties
+from penstock.mqtt.codec.property_blocks import decode_properties
 from penstock.mqtt.codec.reasons import CLIENT_DISCONNECT, PacketType, reason_name
 from penstock.mqtt.codec.runs import PubAckRun, PublishRun, puback_run, publish_run
 from penstock.mqtt.codec.shapes import LONGEST, Learner, LikeProperties, Shape
@@ -283,17 +284,23 @@ class Decoder:
             publish = Publish(topic, data[properties_start + 1 : end], qos)
             publish.properties_wire = _NO_PROPERTIES
         else:
-            reader = Reader(data, properties_start, end)
-            length = reader.varint()
-            properties_end = reader.position + length
+            length = data[properties_start]
+            block = properties_start + 1
+            if length > 127:
+                reader = Reader(data, properties_start, end)
+                length = reader.varint()
+                block = reader.position
+            properties_end = block + length
             if properties_end > end:
                 raise malformed("the property length goes beyond the packet")
-            properties = decode_properties(data, reader.position, properties_end, _PUBLISH_CONTEXT)
-            if properties.subscription_identifiers and self._role is Role.SERVER:
+            server = self._role is Role.SERVER
+            properties = message_properties() if server else Properties()
+            decode_properties(data, block, properties_end, _PUBLISH_CONTEXT, properties)
+            if server and properties.subscription_identifiers:
                 raise protocol_error("Subscription Identifier in a PUBLISH of a client [MQTT-3.3.4-6]")
             publish = Publish(topic, data[properties_end:end], qos, properties=properties)
             publish.properties_wire = data[properties_start:properties_end]
-            if self._role is Role.SERVER and properties_end - start <= LONGEST:
+            if server and properties_end - start <= LONGEST:
                 self._learn(data[start:properties_end], position - start, topic, properties, has_identifier=qos > 0)
         if not topic and (publish.optional_properties is None or publish.optional_properties.topic_alias is None):
             raise protocol_error("PUBLISH with neither a topic nor a Topic Alias")

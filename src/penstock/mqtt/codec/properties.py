@@ -24,6 +24,7 @@ __all__ = [
     "SparseProperties",
     "WireType",
     "context_of",
+    "message_properties",
 ]
 
 
@@ -96,6 +97,26 @@ class SparseProperties(Properties):
         return all(getattr(self, field.name) == getattr(other, field.name) for field in fields(Properties))
 
     __hash__ = None  # type: ignore[assignment]
+
+
+_NONE: Final = Properties()
+
+
+def message_properties() -> SparseProperties:
+    """Properties of a PUBLISH that a server decodes, with none set: what a message seldom has is not even made."""
+    properties = _new(SparseProperties)
+    properties.model = _NONE
+    properties.payload_format_indicator = None
+    properties.message_expiry_interval = None
+    properties.response_topic = None
+    properties.correlation_data = None
+    properties.topic_alias = None
+    properties.subscription_identifiers = []
+    properties.user_properties = []
+    return properties
+
+
+_new = SparseProperties.__new__
 
 
 class WireType(Enum):

@@ -7,8 +7,8 @@ broker's next tick, once everybody who may get it is there.
 
 from __future__ import annotations
 
-from penstock.mqtt.codec.bodies import decode_properties
 from penstock.mqtt.codec.packets import Publish, Subscription
+from penstock.mqtt.codec.property_blocks import decode_properties
 from penstock.mqtt.codec.reasons import PacketType
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.journal import DeliveryRow, MessageRow, ProgressRow, Recovered, SessionRow, Stage

@@ -51,7 +51,7 @@ def test_a_shape_is_not_learned_where_packets_are_handed_to_users() -> None:
     for number in range(1, 6):
         (packet,) = decoder.feed(encode(_request(number)))
         assert isinstance(packet, Publish)
-        assert type(packet.properties) is Properties
+        assert type(packet.properties) is not LikeProperties
 
 
 def test_properties_of_one_message_do_not_change_those_of_another() -> None:
@@ -129,4 +129,4 @@ def test_nothing_is_learned_from_long_properties(monkeypatch: pytest.MonkeyPatch
     for number in range(1, 6):
         (packet,) = decoder.feed(encode(_request(number)))
         assert isinstance(packet, Publish)
-        assert type(packet.properties) is Properties
+        assert type(packet.properties) is not LikeProperties
