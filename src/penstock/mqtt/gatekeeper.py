@@ -20,10 +20,10 @@ from penstock.mqtt.password_checks import PasswordChecks
 from penstock.security import scram
 from penstock.security.passwords import Credential
 from penstock.security.policy import Permissions, Policy
-from penstock.security.principal import Principal
+from penstock.security.principal import ANONYMOUS, Principal
 from penstock.security.tokens import METHOD, Token, token_digest, token_of
 
-__all__ = ["Certificate", "Client", "GateStats", "Gatekeeper", "Method", "Rulebook"]
+__all__ = ["Certificate", "Client", "GateStats", "Gatekeeper", "Method", "PartGate", "Rulebook"]
 
 _log = logging.getLogger("penstock.mqtt.access")
 
@@ -90,6 +90,15 @@ class Client:
         """The user or the token by which it came in; it counts for as long as the files say the same."""
         self.proof = proof
         """Digest of the token, or of the authority that vouched for its certificate."""
+
+    def become(self, again: Client) -> None:
+        """It authenticated again, under the same name: all that hold this object go by what it proved now."""
+        self.keeper = again.keeper
+        self.proved = again.proved
+        self.principal = again.principal
+        self.permissions = again.permissions
+        self.credential = again.credential
+        self.proof = again.proof
 
     def __repr__(self) -> str:
         return f"<Client {self.principal!r}>"
@@ -196,6 +205,38 @@ class Gatekeeper:
         """Bring its permissions up to date, also where it is away: what it may not have does not wait for it."""
         client.principal, client.permissions = self._permissions(client.proved)
 
+    # After a restart
+
+    def recall(self, owner: str, client_id: str) -> Client | None:
+        """The owner of a session that the disk brought back, as it would be here now; None where it may not come in.
+
+        What is not stored counts as little as can be: of a user with several tokens, what all of them give.
+        """
+        rulebook = self.rulebook
+        kind, _, name = owner.partition(":")
+        proved: Principal | None = None
+        credential: Credential | Token | None = None
+        if kind == "user":
+            tokens = [token for token in (rulebook.tokens or {}).values() if token.user == name]
+            credential = (rulebook.users or {}).get(name)
+            if credential is not None and not self.methods.isdisjoint((Method.PASSWORD, Method.SCRAM)):
+                proved = Principal(client_id, user=name)
+            elif tokens and Method.TOKEN in self.methods:
+                credential = tokens[0]
+                groups = frozenset.intersection(*(token.groups for token in tokens))
+                common = set.intersection(*(set(token.attributes.items()) for token in tokens))
+                proved = Principal(client_id, user=name, groups=groups, attributes=dict(common))
+        elif kind == "certificate" and Method.CERTIFICATE in self.methods:
+            proved = Principal(client_id, certificate=name)
+        elif owner in ("", ANONYMOUS) and Method.ANONYMOUS in self.methods:
+            proved = Principal(client_id)
+        if proved is None:
+            return None
+        principal, permissions = self._permissions(proved)
+        if permissions is not None and not permissions.may_connect(client_id):
+            return None
+        return Client(self, proved, principal, permissions, credential=credential)
+
     # Inside
 
     def _enhanced(self, credentials: Credentials, method: str, answer: Answer, now: int) -> None:
@@ -270,7 +311,12 @@ class Gatekeeper:
             answer(_REFUSED, now)
             return
         self._stats.granted += 1
-        answer(Granted(Client(self, proved, principal, permissions, credential=credential, proof=proof), data), now)
+        client = Client(self, proved, principal, permissions, credential=credential, proof=proof)
+        previous = credentials.previous
+        if isinstance(previous, Client) and previous.name == client.name:
+            previous.become(client)
+            client = previous
+        answer(Granted(client, data), now)
 
     def _permissions(self, principal: Principal) -> tuple[Principal, Permissions | None]:
         policy = self.rulebook.policy
@@ -289,6 +335,28 @@ class Gatekeeper:
             credentials.origin.listener,
         )
         answer(refused, now)
+
+
+class PartGate(Gatekeeper):
+    """The Access of a part of the node that acts for a user: nobody authenticates, and the policies hold for it.
+
+    ``part`` is whose its sessions are, so that no client of the network can have them, not even the user's own.
+    """
+
+    def __init__(
+        self, user: str, part: str, rulebook: Rulebook, checks: PasswordChecks, stats: GateStats, now: Callable[[], int]
+    ) -> None:
+        super().__init__(frozenset(), rulebook, checks, stats, now=now)
+        self._user = user
+        self._part = part
+
+    def authenticate(self, credentials: Credentials, answer: Answer, now: int) -> None:
+        """Let the part in [Access]."""
+        proved = Principal(credentials.client_id, user=self._user)
+        principal, permissions = self._permissions(proved)
+        client = Client(self, proved, principal, permissions)
+        client.name = self._part
+        answer(Granted(client), now)
 
 
 def _certificate(origin: Origin) -> Certificate:

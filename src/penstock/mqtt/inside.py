@@ -2,7 +2,8 @@
 
 What takes part in MQTT inside the node as a client does (a bridge) needs no second way into the broker: limits, rules,
 services and durability apply to it as to everybody. Nothing authenticates; the connection acts for a principal that the
-node names and that may do everything, and whose sessions no client of the network can have.
+node names, whose sessions no client of the network can have. It may do everything, unless its maker gives it an Access
+that says what it may do.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from penstock.mqtt.client.link import Link, LinkOwner
 from penstock.mqtt.engine.access import Access, Action, Answer, Credentials, Granted, Principal
 from penstock.mqtt.engine.connection import BrokerConnection
 
-__all__ = ["InsideLink", "InsideServer"]
+__all__ = ["InsideLink", "InsideServer", "Trusted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +26,14 @@ class _Part:
     name: str
 
 
-class _Trusted:
+class Trusted:
     """Grants everything to one part of the node."""
 
     def __init__(self, name: str) -> None:
-        self._part = _Part(name)
+        self.part = _Part(name)
 
     def authenticate(self, credentials: Credentials, answer: Answer, now: int) -> None:  # noqa: ARG002 - nothing to check
-        answer(Granted(self._part), now)
+        answer(Granted(self.part), now)
 
     def allowed(self, principal: Principal, action: Action, topic: str, qos: int, *, retain: bool) -> bool:  # noqa: ARG002
         return True
@@ -61,14 +62,14 @@ class InsideServer(Protocol):
 class InsideLink(Link):
     """The client's end. Bytes change sides at the next turn of the loop, as they would over a socket."""
 
-    def __init__(self, owner: LinkOwner, server: InsideServer, name: str) -> None:
+    def __init__(self, owner: LinkOwner, server: InsideServer, name: str, access: Access | None = None) -> None:
         super().__init__(owner)
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._closing = False
         self._held: list[bytes] = []
         """What the broker does not take now: a service has no room."""
-        self._connection = server.open_inside(self, name, _Trusted(name))
+        self._connection = server.open_inside(self, name, access or Trusted(name))
         if self._connection is None:
             self._closing = True
             self.connection_lost(None)

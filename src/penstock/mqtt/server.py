@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode, reason_name
-from penstock.mqtt.engine.access import Access, Origin
+from penstock.mqtt.engine.access import Access, Origin, Rights
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.journal import Recovered
@@ -78,11 +78,15 @@ class MqttServer:
         """Hand the messages of the service's filters to it from now on."""
         self._broker.add_service(service)
 
-    async def recover(self, persistence: Persistence) -> Recovered:
+    async def recover(
+        self, persistence: Persistence, *, recall: Callable[[str, str], Rights | None] | None = None
+    ) -> Recovered:
         """Keep sessions and retained messages there, and bring back what is; once, after the services were added and
         before the first listener.
 
-        What expired while the broker was down goes, and wills whose delay is over are published.
+        What expired while the broker was down goes, and wills whose delay is over are published: those that the policy
+        of now allows, by what ``recall`` says of the session's owner and client identifier; None: it may do nothing any
+        more. Without ``recall`` nobody is asked.
 
         Raises:
             StorageError: the sessions cannot be read as a whole; a damaged one alone is put aside.
@@ -92,6 +96,7 @@ class MqttServer:
         found = await persistence.open(lambda: self._clock() - self.now())
         now = self.now()
         self._broker.wall_offset = self._clock() - now
+        self._broker.recall = recall
         self._broker.keep_in(persistence.journal)
         restore(self._broker, found, now)
         persistence.journal.wake = self._wake
@@ -261,8 +266,9 @@ class MqttServer:
 
     def received(self, connection: BrokerConnection, link: Link, data: bytes) -> None:
         """Bytes came in. A failure of ours ends this connection and no other."""
+        assert self._loop is not None
         try:
-            connection.receive(data, self.now(), self._clock())
+            connection.receive(data, int(self._loop.time() * 1000), self._clock())
             if connection.holds and not link.held:
                 link.hold()
         except Exception:
@@ -337,7 +343,8 @@ class MqttServer:
                 link.close()
             elif link.held and not connection.holds:
                 link.read_on()
-        self._arm()
+        if self._broker.timers.sooner:
+            self._arm()
 
     def _open(self, link: Link) -> BrokerConnection | None:
         settings = link.listener.settings
@@ -353,6 +360,7 @@ class MqttServer:
 
     def _arm(self) -> None:
         """Have one timer for the engine's next deadline."""
+        self._broker.timers.sooner = False
         deadline = self._broker.next_deadline()
         if deadline is None or self._loop is None or self._closing:
             return

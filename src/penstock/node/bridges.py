@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from penstock.errors import ConfigError
 from penstock.mqtt.bridge import BridgeSettings, BridgeTopic, Direction
@@ -77,6 +77,10 @@ class BridgeEntry(Part):
     )
     url: Annotated[str, AfterValidator(_url)] = Field(description="mqtt://, mqtts://, ws:// or wss://HOST[:PORT]")
     topics: list[BridgeTopicEntry] = Field(min_length=1, description="what it carries; the first that matches decides")
+    acts_as: Annotated[str, StringConstraints(min_length=1, max_length=256)] | None = Field(
+        default=None,
+        description="user whose policies hold for what the bridge does here, default: it may do everything",
+    )
     client_id: str = Field(default="", description="client identifier there, default: `penstock-` and the name")
     username: str | None = Field(default=None, description="user name there")
     password_file: Path | None = Field(default=None, description="file whose first line is the password")

@@ -301,7 +301,7 @@ class Node:
             lambda: None if persistence.failure is None else f"mqtt sessions: {persistence.failure.what}"
         )
         # After the services, which may be due the wills of those that died while the node was down.
-        await server.recover(persistence)
+        await server.recover(persistence, recall=self.security.recall if self.security.enforced else None)
         await self._bridges(server)
         bound: dict[str, Address] = {}
         for name, entry in self.security.listeners.items():
@@ -327,7 +327,7 @@ class Node:
     async def _bridges(self, server: MqttServer) -> None:
         """Start the bridges before the listeners, so that the first message finds them; closed after them."""
         for entry in self.config.bridges:
-            bridge = Bridge(entry.settings(), server)
+            bridge = Bridge(entry.settings(), server, self.security.acting_as(entry.acts_as, entry.name))
             await bridge.start()
             self._parts.push_async_callback(bridge.close)
             read = partial(figures, bridge.stats)

@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import PenstockError
-from penstock.mqtt.engine.access import UNKNOWN
+from penstock.mqtt.bridge import bridge_client_id
+from penstock.mqtt.engine.access import UNKNOWN, Rights
+from penstock.mqtt.engine.access import Access as MqttAccess
 from penstock.mqtt.engine.limits import BrokerLimits
-from penstock.mqtt.gatekeeper import Client, Gatekeeper, GateStats, Method, Rulebook
+from penstock.mqtt.gatekeeper import Client, Gatekeeper, GateStats, Method, PartGate, Rulebook
+from penstock.mqtt.inside import Trusted
 from penstock.mqtt.password_checks import PasswordChecks
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener import Listener, ListenerSettings
@@ -71,6 +74,7 @@ class NodeSecurity:
         limits = config.mqtt.limits
         self.server = MqttServer(limits=broker_limits(limits), admission=admission_limits(limits))
         self._keepers = {name: self._keeper(entry) for name, entry in _entries(config).items()}
+        self._parts: list[PartGate] = []
 
     @property
     def enforced(self) -> bool:
@@ -85,6 +89,25 @@ class NodeSecurity:
             for name, keeper in self._keepers.items()
             if keeper is None or (Method.ANONYMOUS in keeper.methods and keeper.rulebook.policy is None)
         )
+
+    def acting_as(self, user: str | None, bridge: str) -> MqttAccess | None:
+        """What a bridge may do that acts for ``user``; None where it may do everything."""
+        if user is None:
+            return None
+        gate = PartGate(user, bridge_client_id(bridge), self.rulebook, self.checks, self.stats, self.server.now)
+        self._parts.append(gate)
+        return gate
+
+    def recall(self, owner: str, client_id: str) -> Rights | None:
+        """What the owner of a session from before the start may do now; None where no listener lets it in any more."""
+        for keeper in self._keepers.values():
+            if keeper is None:
+                if owner == "":
+                    trusted = Trusted(client_id)
+                    return Rights(trusted, trusted.part)
+            elif (client := keeper.recall(owner, client_id)) is not None:
+                return Rights(keeper, client)
+        return None
 
     def settings(self, name: str) -> ListenerSettings:
         """How the listener of that name listens."""
@@ -133,6 +156,8 @@ class NodeSecurity:
                 keeper.rulebook = rulebook
                 if name in entries:
                     keeper.methods = _methods(entries[name], rulebook)
+        for gate in self._parts:
+            gate.rulebook = rulebook
         for listener in staying:
             listener.apply(settings[listener.name], tls[listener.name])
         fresh = broker_limits(config.mqtt.limits)

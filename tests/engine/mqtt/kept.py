@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+from penstock.mqtt.engine.access import Rights
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.journal import Journal, Recovered
@@ -35,6 +37,7 @@ class KeptBench(Bench):
         self.promise_all = promise_all
         self.stalled = False
         self.commits = 0
+        self.recall: Callable[[str, str], Rights | None] | None = None
         self.store = SessionStore(path, Durability.FLUSHED)
         super().__init__(*services, limits=limits)
         self._start(*services)
@@ -48,6 +51,7 @@ class KeptBench(Bench):
             new_client_id=lambda: "assigned",
             report=lambda _connection, error: self.errors.append(error),
         )
+        self.broker.recall = self.recall
         self.peers: dict[BrokerConnection, Peer] = {}
         self.found: Recovered = self.store.open(WALL)
         self.journal.start_at(self.found.next_number)

@@ -25,8 +25,9 @@ from penstock.mqtt.codec.packets import (
     Will,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.access import UNKNOWN
+from penstock.mqtt.engine.access import UNKNOWN, Rights
 from penstock.mqtt.engine.limits import BrokerLimits, QueueFull
+from tests.engine.mqtt.test_access import Gate, User
 
 from .harness import RecordingService
 from .kept import KeptBench
@@ -483,6 +484,30 @@ def test_the_will_of_a_client_that_did_not_come_back_is_of_an_unknown_one(tmp_pa
     assert [(m.client_id, m.principal) for m in after.taken] == [("away", UNKNOWN), ("back", UNKNOWN)]
     bench.connect("back", expiry=60, clean_start=False, will=Will("will", b"", 1)).drop()
     assert (after.taken[-1].client_id, after.taken[-1].principal) == ("back", None)
+
+
+def test_wills_from_before_the_start_are_checked_by_the_policy_of_now(tmp_path: Path) -> None:
+    bench = KeptBench(tmp_path / "mqtt")
+    for name in ("gone", "allowed", "forbidden"):
+        bench.connect(name, expiry=60, will=Will(f"will/{name}", b"", 1))
+    bench.connect("watcher", expiry=HOUR).subscribe(Subscription("will/#", 1))
+    rule = RecordingService("will/#")
+    gate = Gate(("allowed", "publish", "will/gone"), ("forbidden", "publish", "will/forbidden"))
+    asked: list[tuple[str, str]] = []
+
+    def recall(owner: str, client_id: str) -> Rights | None:
+        asked.append((owner, client_id))
+        return None if client_id == "gone" else Rights(gate, User(client_id))
+
+    bench.recall = recall
+    bench.crash(rule)
+    assert asked == [("", "gone"), ("", "allowed"), ("", "forbidden")]
+    assert bench.connect("watcher", clean_start=False, expiry=HOUR).topics() == ["will/allowed"]
+    assert [(message.publish.topic, message.principal) for message in rule.taken] == [("will/allowed", User("allowed"))]
+    assert bench.broker.stats.refused_unauthorized == 2
+    peer = bench.connect("gone", expiry=60, clean_start=False, will=Will("will/gone", b"", 1))
+    peer.drop()
+    assert len(asked) == 3, "who is back has rights of its own"
 
 
 def test_wills_without_delay_are_published_when_the_node_ends(tmp_path: Path) -> None:

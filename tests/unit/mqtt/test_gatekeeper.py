@@ -9,7 +9,7 @@ import pytest
 from scramp import ScramClient  # type: ignore[import-untyped]
 
 from penstock.mqtt.engine.access import Action, Challenge, Credentials, Decision, Granted, Origin, Refused
-from penstock.mqtt.gatekeeper import Certificate, Client, Gatekeeper, GateStats, Method, Rulebook
+from penstock.mqtt.gatekeeper import Certificate, Client, Gatekeeper, GateStats, Method, PartGate, Rulebook
 from penstock.mqtt.password_checks import PasswordChecks
 from penstock.security.passwords import make_credential
 from penstock.security.policy_file import parse_policy
@@ -28,6 +28,15 @@ rules:
       - {method: Subscribe, topics: ["to/{user}/#"]}
       - {method: HighPriority, topics: ["alarms"]}
 """)
+
+
+OPEN = """
+rules:
+  - principals: {usernames: ["*"]}
+    brokerResources:
+      - {method: Connect}
+      - {method: Publish, topics: ['#']}
+"""
 
 
 def keeper(*methods: Method, policy: bool = False) -> Gatekeeper:
@@ -84,6 +93,77 @@ def client_of(decision: Decision) -> Client:
 async def test_methods(methods: list[Method], credentials: Credentials, found: str | int) -> None:
     decision = await decide(keeper(*methods), credentials)
     assert (decision.reason_code if isinstance(decision, Refused) else client_of(decision).name) == found
+
+
+async def test_who_authenticates_again_stays_the_same_object() -> None:
+    """The state store's observers remember it, and a reload only knows of the session's."""
+    gate = keeper(Method.TOKEN, policy=True)
+    other = Token("robot", frozenset({"robots", "elders"}), {})
+    stranger = Token("somebody", frozenset(), {})
+    gate.rulebook = gate.rulebook._replace(
+        tokens=TOKENS | {hashlib.sha256(b"new").digest(): other, hashlib.sha256(b"not").digest(): stranger},
+        policy=parse_policy(OPEN),
+    )
+    before = client_of(await decide(gate, Credentials(client_id="c", method="K8S-SAT", data=b"t0ken")))
+    again = Credentials(client_id="c", method="K8S-SAT", data=b"new", previous=before)
+    assert client_of(await decide(gate, again)) is before
+    assert (before.credential, before.principal.groups) == (other, frozenset({"robots", "elders"}))
+    assert gate.still_welcome(before, None)
+    somebody = Credentials(client_id="c", method="K8S-SAT", data=b"not", previous=before)
+    assert client_of(await decide(gate, somebody)) is not before
+    assert before.name == "user:robot"
+
+
+@pytest.mark.parametrize(
+    ("methods", "owner", "user", "groups"),
+    [
+        ([Method.PASSWORD], "user:ann", "ann", set()),
+        ([Method.SCRAM], "user:ann", "ann", set()),
+        ([Method.TOKEN], "user:ann", None, set()),
+        ([Method.PASSWORD], "user:bob", None, set()),
+        ([Method.TOKEN], "user:robot", "robot", {"robots"}),
+        ([Method.PASSWORD], "user:robot", None, set()),
+        ([Method.PASSWORD], "", None, set()),
+        ([Method.PASSWORD], "$bridge/x", None, set()),
+    ],
+)
+def test_who_owned_a_session_before_the_restart(
+    methods: list[Method], owner: str, user: str | None, groups: set[str]
+) -> None:
+    gate = keeper(*methods)
+    more = Token("robot", frozenset({"robots", "elders"}), {"site": "paris"})
+    gate.rulebook = gate.rulebook._replace(tokens=TOKENS | {b"more": more})
+    client = gate.recall(owner, "c")
+    assert (client is None) is (user is None)
+    if client is not None:
+        assert (client.principal.user, client.principal.client_id, client.name) == (user, "c", owner)
+        assert client.principal.groups == groups, "of several tokens, what all of them give"
+        assert not client.principal.attributes
+
+
+def test_owners_without_a_user_and_those_who_may_not_connect() -> None:
+    anonymous = keeper(Method.ANONYMOUS).recall("", "c")
+    assert anonymous is not None
+    assert anonymous.name == "anonymous"
+    shown = keeper(Method.CERTIFICATE, policy=True).recall("certificate:press-7", "press-7")
+    assert shown is not None
+    assert shown.permissions is not None
+    assert shown.permissions.may_publish("from/press-7/a")
+    assert not shown.permissions.may_publish("from/press-8/a")
+    assert keeper(Method.CERTIFICATE, policy=True).recall("certificate:press-7", "another") is None
+
+
+async def test_a_part_of_the_node_acts_for_a_user() -> None:
+    rulebook = Rulebook(policy=POLICY)
+    gate = PartGate("ann", "$bridge/x", rulebook, PasswordChecks(), GateStats(), lambda: 7)
+    client = client_of(await decide(gate, Credentials(client_id="$bridge/x")))
+    assert client.name == "$bridge/x", "its sessions are not the user's"
+    assert gate.allowed(client, Action.PUBLISH, "from/ann/a", 1, retain=False)
+    assert not gate.allowed(client, Action.PUBLISH, "from/bob/a", 1, retain=False)
+    gate.rulebook = Rulebook(policy=parse_policy(OPEN))
+    gate.refresh(client)
+    assert gate.allowed(client, Action.PUBLISH, "from/bob/a", 1, retain=False)
+    assert client.name == "$bridge/x"
 
 
 @pytest.mark.parametrize("password", ["secret", "wrong"])

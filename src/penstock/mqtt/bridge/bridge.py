@@ -16,10 +16,11 @@ from functools import partial
 from typing import Final
 
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
-from penstock.mqtt.bridge.topics import BridgeTopic, hops_of, outgoing_properties, renamed
+from penstock.mqtt.bridge.topics import BridgeTopic, bridge_client_id, hops_of, outgoing_properties, renamed
 from penstock.mqtt.client import MqttClient, TlsOptions
 from penstock.mqtt.codec.packets import Publish, Subscription, Will
 from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.engine.access import Access
 from penstock.mqtt.inside import InsideLink
 from penstock.mqtt.server import MqttServer
 
@@ -74,13 +75,17 @@ class BridgeStats:
 
 
 class Bridge:
-    """Runs from :meth:`start` to :meth:`close`, whatever the other side does."""
+    """Runs from :meth:`start` to :meth:`close`, whatever the other side does.
 
-    def __init__(self, settings: BridgeSettings, server: MqttServer) -> None:
+    ``access`` says what it may do here; without one it may do everything.
+    """
+
+    def __init__(self, settings: BridgeSettings, server: MqttServer, access: Access | None = None) -> None:
         self.settings = settings
         self.stats = BridgeStats()
         self._server = server
-        self._client_id = f"$bridge/{settings.name}"
+        self._access = access
+        self._client_id = bridge_client_id(settings.name)
         self._status_topic = settings.status_topic or f"$SYS/broker/bridge/{settings.name}/state"
         self._remote: MqttClient | None = None
         self._task: asyncio.Task[None] | None = None
@@ -140,7 +145,7 @@ class Bridge:
             receive_maximum=self.settings.window,
             reconnect=False,
             manual=True,
-            opener=lambda owner: InsideLink(owner, self._server, self._client_id),
+            opener=lambda owner: InsideLink(owner, self._server, self._client_id, self._access),
         )
 
     def _make_remote(self) -> MqttClient:

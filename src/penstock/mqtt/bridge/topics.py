@@ -14,10 +14,15 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.topics import matches
 
-__all__ = ["HOPS", "BridgeTopic", "Direction", "hops_of", "outgoing_properties", "renamed"]
+__all__ = ["HOPS", "BridgeTopic", "Direction", "bridge_client_id", "hops_of", "outgoing_properties", "renamed"]
 
 HOPS: Final = "penstock-bridge-hops"
 """User property of a bridged message: how many bridges it has crossed."""
+
+
+def bridge_client_id(name: str) -> str:
+    """The client identifier of the bridge of that name on its own node."""
+    return f"$bridge/{name}"
 
 
 class Direction(StrEnum):

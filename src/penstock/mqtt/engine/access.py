@@ -88,7 +88,8 @@ class Credentials:
     """What a CONNECT brings to be judged by. ``client_id`` is final: assigned already where the client had none.
 
     ``method`` and ``data``: enhanced authentication. ``previous``: set in a re-authentication, where ``client_id``,
-    ``username`` and the rest are those of the connection and only ``data`` is new; the answer must have its name.
+    ``username`` and the rest are those of the connection and only ``data`` is new; the answer must have its name, and
+    may well be it, brought up to date: who else remembers it learns of that then.
     """
 
     client_id: str

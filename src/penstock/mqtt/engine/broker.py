@@ -93,6 +93,9 @@ class Broker:
         self._refusing = self.limits.when_queue_full is QueueFull.REFUSE
         self._dirty: list[BrokerConnection] = []
         self._throttled: list[BrokerConnection] = []
+        self.recall: Callable[[str, str], Rights | None] | None = None
+        """Asked, where there is somebody to ask, for the rights of a session that a start brought back and nobody has
+        resumed: by its owner and its client identifier. None: whoever that was may do nothing any more."""
         self.ended: list[BrokerConnection] = []
         """Connections that a service ended since the last flush."""
         self._unpromised: dict[BrokerConnection, None] = {}
@@ -345,11 +348,11 @@ class Broker:
                 self._check_again(session, now)
 
     def set_rights(self, session: Session, rights: Rights, now: int) -> None:
-        """The client of the session is somebody with other rights now."""
-        before, session.rights = session.rights, rights
-        if before is None or before.principal is not rights.principal:
+        """The client of the session has other rights now, be it as somebody else or as who it was."""
+        session.rights = rights
+        if session.subscriptions:
             self.router.forget_all()
-            self._check_again(session, now)
+        self._check_again(session, now)
 
     # The connections' side
 
@@ -683,6 +686,11 @@ class Broker:
         if will is None:
             return
         rights = session.rights
+        if session.restored and self.recall is not None:
+            rights = self.recall(session.owner, session.client_id)
+            if rights is None:
+                self.stats.refused_unauthorized += 1
+                return
         if rights is not None and not rights.may_publish(will.topic, will.qos, retain=will.retain):
             self.stats.refused_unauthorized += 1
             return
@@ -701,7 +709,7 @@ class Broker:
                     session.client_id,
                     now + self.wall_offset,
                     username=session.username,
-                    principal=UNKNOWN if session.restored else None if rights is None else rights.principal,
+                    principal=(UNKNOWN if session.restored else None) if rights is None else rights.principal,
                 )
             )
 

@@ -28,9 +28,11 @@ class Timed:
 class Timers:
     """A heap of (milliseconds, tie-break, owner)."""
 
-    __slots__ = ("_gone", "_heap", "_sequence")
+    __slots__ = ("_gone", "_heap", "_sequence", "sooner")
 
     def __init__(self) -> None:
+        self.sooner = False
+        """Set when an entry came before all others; the shell, whose timer is later, looks and clears it."""
         self._heap: list[tuple[int, int, Timed]] = []
         self._sequence = 0
         self._gone = 0
@@ -44,7 +46,10 @@ class Timers:
             return
         owner.armed_for = when
         self._sequence += 1
-        heappush(self._heap, (when, self._sequence, owner))
+        heap = self._heap
+        if not heap or when < heap[0][0]:
+            self.sooner = True
+        heappush(heap, (when, self._sequence, owner))
 
     def remove(self, owner: Timed) -> None:
         """``owner`` is gone for good."""

@@ -7,12 +7,16 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from penstock.errors import RefusedError
 from penstock.mqtt.bridge import Bridge, BridgeSettings, BridgeTopic, Direction
 from penstock.mqtt.bridge.topics import HOPS
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.gatekeeper import GateStats, PartGate, Rulebook
+from penstock.mqtt.password_checks import PasswordChecks
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.service import Inbound
+from penstock.security.policy_file import parse_policy
 
 DEADLINE_S = 15
 STATE = "$SYS/broker/bridge/plant/state"
@@ -217,9 +221,41 @@ async def test_retained_messages_cross(sites: Sites) -> None:
         assert (message.payload, message.retain) == (b"before", True)
 
 
-async def test_a_session_of_a_bridge_is_nobody_elses(sites: Sites) -> None:
-    from penstock.errors import RefusedError
+async def test_a_bridge_that_acts_for_a_user_is_bound_by_its_policies(sites: Sites) -> None:
+    policy = parse_policy("""
+rules:
+  - principals: {usernames: [plant]}
+    brokerResources:
+      - {method: Subscribe, topics: ["out/#"]}
+      - {method: Publish, topics: ["in/ok"]}
+""")
+    checks = PasswordChecks()
+    gate = PartGate("plant", "$bridge/plant", Rulebook(policy=policy), checks, GateStats(), sites.here.now)
+    settings = BridgeSettings(
+        "plant",
+        f"mqtt://127.0.0.1:{sites.port}",
+        (BridgeTopic("out/#", Direction.OUT), BridgeTopic("in/#", Direction.IN)),
+    )
+    bridge = sites.bridge = Bridge(settings, sites.here, gate)
+    await bridge.start()
+    await until(lambda: bridge.stats.connected == 1)
+    async with sites.at_there.subscription("out/#") as there, sites.at_here.subscription("in/#") as here:
+        await sites.at_here.publish("out/1", b"x")
+        assert (await anext(there)).topic == "out/1"
+        await sites.at_there.publish("in/no", b"refused")
+        await sites.at_there.publish("in/ok", b"accepted")
+        assert (await anext(here)).payload == b"accepted"
+    await until(lambda: bridge.stats.dropped_refused == 1)
+    gate.rulebook = Rulebook(policy=parse_policy("rules: []"))
+    sites.here.reauthorise()
+    assert sites.here.subscriptions_of("$bridge/plant") == []
+    refused = Bridge(BridgeSettings("other", settings.url, (BridgeTopic("out/#"),)), sites.here, gate)
+    with pytest.raises(RefusedError, match="out/#"):
+        await refused.start()
+    checks.close()
 
+
+async def test_a_session_of_a_bridge_is_nobody_elses(sites: Sites) -> None:
     bridge = await sites.run_bridge(BridgeTopic("a"))
     await until(lambda: bridge.stats.connected == 1)
     with pytest.raises(RefusedError) as caught:
