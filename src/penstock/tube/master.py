@@ -214,7 +214,7 @@ class TubeMaster:
         return future
 
     def _answer(self, request: Request, peer: Peer) -> bytes:
-        body = self.engine.answer(request, self._clock(), peer.address, tls=peer.tls)
+        body = self.engine.answer(request, self._clock(), peer.address, tls=peer.tls, connection=peer.connection)
         self._forget_removed()
         if self._timer is None:
             self._arm()

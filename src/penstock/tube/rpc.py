@@ -31,10 +31,11 @@ _SMALL_FRAME = 1 << 20
 
 
 class Peer(NamedTuple):
-    """Who asks: its address, and whether over TLS."""
+    """Who asks: its address, whether over TLS, and the connection, as ``address:port``."""
 
     address: str
     tls: bool
+    connection: str
 
 
 class Peers:
@@ -244,4 +245,4 @@ class AnsweringProtocol(ServerConnection):
         except RemoteProtocolError as error:
             self.put(serial, encode_error(exceptions.EXCEPTION, error.what, fatal=True))
             return
-        self.put(serial, self._answer(request, Peer(self.peer, self.tls)))
+        self.put(serial, self._answer(request, Peer(self.peer, self.tls, self.place)))

@@ -22,21 +22,23 @@ def master(*topics: Topic, config: MasterConfig | None = None, active: bool = Tr
     return MasterEngine(topics or [Topic("demo")], NOW, config=config, address="m:1", active=active)
 
 
-def raw(engine: MasterEngine, request: Request, now: int = NOW) -> Response:
+def raw(engine: MasterEngine, request: Request, now: int = NOW, connection: str = "") -> Response:
     """One request through the envelope, both ways."""
-    body = engine.answer(decode_request(7, encode_request(request)), now)
+    body = engine.answer(decode_request(7, encode_request(request)), now, connection=connection)
     return decode_response(7, body)
 
 
-def ask(engine: MasterEngine, method: MethodId, message: Message, now: int = NOW) -> Any:
+def ask(engine: MasterEngine, method: MethodId, message: Message, now: int = NOW, *, connection: str = "") -> Any:
     """The decoded answer; the engine must not answer with an exception."""
-    response = raw(engine, Request(7, 1, method, message.SerializeToString()), now)
+    response = raw(engine, Request(7, 1, method, message.SerializeToString()), now, connection)
     assert response.status == 0, (response.exception, response.text)
     assert response.method == method
     return decode(METHODS[method].response, response.payload)
 
 
-def join_broker(engine: MasterEngine, now: int = NOW, *, number: int = 1, port: int = 8123) -> None:
+def join_broker(
+    engine: MasterEngine, now: int = NOW, *, number: int = 1, port: int = 8123, connection: str = ""
+) -> None:
     """A broker registers as Apache's does: offline first, then online with what it was told to serve."""
     told = ask(
         engine,
@@ -53,12 +55,13 @@ def join_broker(engine: MasterEngine, now: int = NOW, *, number: int = 1, port: 
             tlsPort=8124,
         ),
         now,
+        connection=connection,
     )
     assert told.takeConfInfo
-    report(engine, told, now, number=number)
+    report(engine, told, now, number=number, connection=connection)
 
 
-def report(engine: MasterEngine, told: Any, now: int = NOW, *, number: int = 1) -> Any:
+def report(engine: MasterEngine, told: Any, now: int = NOW, *, number: int = 1, connection: str = "") -> Any:
     """The heartbeat with which a broker says that it serves what ``told`` (an answer with configuration) says."""
     return ask(
         engine,
@@ -76,10 +79,11 @@ def report(engine: MasterEngine, told: Any, now: int = NOW, *, number: int = 1) 
             brokerTopicSetConfInfo=told.brokerTopicSetConfInfo,
         ),
         now,
+        connection=connection,
     )
 
 
-def broker_beat(engine: MasterEngine, now: int = NOW, *, number: int = 1) -> Any:
+def broker_beat(engine: MasterEngine, now: int = NOW, *, number: int = 1, connection: str = "") -> Any:
     """A heartbeat without news, in step with the master as far as the test knows."""
     broker = engine.cluster.brokers.get(number)
     return ask(
@@ -96,4 +100,5 @@ def broker_beat(engine: MasterEngine, now: int = NOW, *, number: int = 1) -> Any
             takeRemovedTopicInfo=False,
         ),
         now,
+        connection=connection,
     )

@@ -154,6 +154,29 @@ def test_broker_that_moved_changes_the_version_of_the_list() -> None:
     assert engine.cluster.topic_info("demo") is None
 
 
+def test_a_broker_that_was_cut_off_does_not_renew_its_successors_session() -> None:
+    engine = master()
+    join_broker(engine, connection="old")
+    late = NOW + 30_000
+    engine.tick(late)
+    join_broker(engine, late, port=9999, connection="new")
+    known = engine.cluster.brokers[1]
+    # The cut is over: its heartbeat says no more than the number. It has to register, and is told that it is taken.
+    assert broker_beat(engine, late + 5_000, connection="old").errCode == 411
+    with pytest.raises(AssertionError):
+        join_broker(engine, late + 5_000, connection="old")
+    ask(engine, MethodId.BROKER_CLOSE, pb.CloseRequestB2M(brokerId="1"), late + 5_000, connection="old")
+    assert (known.online, known.last_seen, known.info.port) == (True, late, 9999)
+    # The successor itself over another connection registers again and is the same.
+    assert broker_beat(engine, late + 6_000, connection="newer").errCode == 411
+    join_broker(engine, late + 6_000, port=9999, connection="newer")
+    assert broker_beat(engine, late + 7_000, connection="newer").errCode == 200
+    engine.tick(late + 36_999)
+    assert known.online
+    engine.tick(late + 37_000)
+    assert not known.online
+
+
 def test_a_second_broker_with_a_number_that_is_taken_is_refused() -> None:
     engine = master()
     join_broker(engine)

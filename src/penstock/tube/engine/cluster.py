@@ -72,6 +72,7 @@ class Broker:
     __slots__ = (
         "check_sum",
         "config_id",
+        "connection",
         "info",
         "last_seen",
         "need_report",
@@ -92,6 +93,7 @@ class Broker:
         self.tls_port = 0
         self.web_address = ""  # of its administration; blank where it does not say
         self.online = False  # has a session: registered and neither closed nor expired
+        self.connection = ""  # on which it registered
         self.last_seen = 0
         self.config_id = config_id
         self.check_sum = 0

@@ -102,11 +102,12 @@ class MasterEngine:
         """Message size of topics that say none."""
         return self._hall.max_message_bytes
 
-    def answer(self, request: Request, now: int, peer: str = "", *, tls: bool = False) -> bytes:
+    def answer(self, request: Request, now: int, peer: str = "", *, tls: bool = False, connection: str = "") -> bytes:
         """The body of the frame that answers ``request``; errors are answers too, nothing is raised.
 
         ``peer``: the address it came from; what requests say of their host is not to be trusted. ``tls``: it came over
-        TLS, so brokers are named with their TLS ports.
+        TLS, so brokers are named with their TLS ports. ``connection``: a name of its own for each: a broker's session
+        is that of the connection on which it registered.
         """
         self.requests += 1
         row = METHODS.get(request.method)
@@ -129,6 +130,7 @@ class MasterEngine:
         except RemoteProtocolError as error:
             return encode_error(exceptions.EXCEPTION, error.what, version=request.version, fatal=True)
         self._hall.peer = peer
+        self._hall.connection = connection
         self._hall.tls = tls
         try:
             answer = self._handlers[row.id](message, now)

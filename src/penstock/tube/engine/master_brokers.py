@@ -55,6 +55,7 @@ class BrokerDesk:
         if setting is not None:
             _check_setting(setting, info, request.tlsPort)
         broker = cluster.register(info, now)
+        broker.connection = self._hall.connection
         self.order(broker)
         broker.tls_port = request.tlsPort
         broker.web_address = request.webAddress if len(request.webAddress) <= _MAX_ADDRESS else ""
@@ -85,7 +86,9 @@ class BrokerDesk:
         cluster = self._hall.cluster
         self._hall.admit(request, None, now)
         broker = cluster.brokers.get(parse_broker_id(request.brokerId))
-        if broker is None or not broker.online:
+        # A heartbeat has the broker's number alone. One that was cut off while a successor took its number would renew
+        # that one's session: it has to register, and is told then that the number is taken.
+        if broker is None or not broker.online or broker.connection != self._hall.connection:
             raise RefusedRequest(ErrCode.HB_NO_NODE, f"broker {request.brokerId} is not registered, register again")
         broker.last_seen = now
         if request.takeConfInfo or request.readStatusRpt != broker.read_status:
@@ -116,7 +119,7 @@ class BrokerDesk:
     def close(self, request: pb.CloseRequestB2M, now: int) -> Message:
         self._hall.admit(request, None, now)
         broker = self._hall.cluster.brokers.get(parse_broker_id(request.brokerId))
-        if broker is not None:
+        if broker is not None and broker.connection == self._hall.connection:
             self._hall.cluster.lost(broker)
         return pb.CloseResponseM2B(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
 

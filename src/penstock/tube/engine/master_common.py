@@ -65,7 +65,10 @@ class RefusedRequest(Exception):  # noqa: N818 - an answer, not an error of ours
 
 
 class Hall:
-    """What every part of the master sees. ``access`` None: nobody has to sign. ``peer``: who asks just now."""
+    """What every part of the master sees. ``access`` None: nobody has to sign.
+
+    ``peer``: who asks just now, over which ``connection``.
+    """
 
     def __init__(
         self, config: MasterConfig, cluster: Cluster, controls: Controls, access: Access | None, now: int
@@ -75,6 +78,7 @@ class Hall:
         self.controls = controls
         self.access = access
         self.peer = ""
+        self.connection = ""
         self.tls = False
         self.visit_token = self.fresh_token = now
         self._token_at = now

@@ -105,7 +105,9 @@ class ConsumerDesk:
         reported = None
         if request.reportSubscribeInfo:
             reported = self._held(request.subscribeInfo)
-        done = request.HasField("event") and request.event.rebalanceId > 0
+        event = member.processing
+        # A report that comes twice, because the answer to the first was lost, is not one about the next order.
+        done = event is not None and request.HasField("event") and request.event.rebalanceId == event.rebalance_id
         group.heartbeat(member, now, done=done, reported=reported)
         self._rebalance(group, now)
         answer = pb.HeartResponseM2C(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
