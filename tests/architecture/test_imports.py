@@ -89,7 +89,7 @@ RULES = [
             *("spark", "tube.reader", "tube.registered", "tube.web"),
             *("tube.producer", "tube.record", "tube.codec.message"),
             *("runtime.login", "runtime.loop_thread", "runtime.tls"),
-            *("statestore.client", "statestore.hlc"),
+            *("statestore.client", "statestore.errors", "statestore.glob", "statestore.hlc"),
             *("mqtt.client", "mqtt.codec.properties", "mqtt.codec.topics", "mqtt.url"),
         ),
     ),
@@ -98,7 +98,7 @@ RULES = [
     Rule(
         "penstock.pipelines",
         (
-            *("pipelines", "spark", "runtime.config", "runtime.loop_thread"),
+            *("pipelines", "spark", "runtime.clock", "runtime.config", "runtime.loop_thread", "runtime.metrics"),
             *("tube.producer", "tube.reader", "tube.record"),
             *("statestore.client", "statestore.errors", "statestore.lock", "statestore.hlc", "mqtt.client"),
         ),

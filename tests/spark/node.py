@@ -13,6 +13,7 @@ from penstock.errors import PenstockError
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.server import MqttServer
+from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture
 from penstock.runtime.durability import Durability
 from penstock.statestore.client import StateStoreClient
 from penstock.statestore.commands import Extension
@@ -26,14 +27,17 @@ from penstock.tube.storage.store import StoreLimits
 T = TypeVar("T")
 
 SEGMENT_RECORDS = 200
+CAPTURE_TOPIC = "statestore_changes"
+"""The tube topic that gets the changes of the state store."""
 _WEEKS_MS = 30 * 24 * 3_600_000
 
 
 class Node:
     """Started by ``with``; the methods block."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, extensions: Extension = Extension.NONE) -> None:
         self._directory = directory
+        self._extensions = extensions | Extension.SCAN | Extension.TTL | Extension.PREFIX_FENCE
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="node", daemon=True)
 
@@ -85,13 +89,23 @@ class Node:
 
         self._run(expire())
 
-    def set_keys(self, values: dict[str, bytes]) -> None:
+    def set_keys(self, values: dict[str, bytes], *, ttl_ms: int | None = None, writer: str | None = None) -> None:
         async def set_all() -> None:
-            async with StateStoreClient.connect(self.mqtt) as store:
+            async with StateStoreClient.connect(self.mqtt, client_id=writer) as store:
                 for key, value in values.items():
-                    await store.set(key, value)
+                    await store.set(key, value, ttl_ms=ttl_ms)
 
         self._run(set_all())
+
+    def wait_captured(self, count: int) -> None:
+        """Until so many changes of the state store are in their topic."""
+
+        async def wait() -> None:
+            async with asyncio.timeout(20):
+                while self.capture.stats.captured < count:
+                    await asyncio.sleep(0.01)
+
+        self._run(wait())
 
     def get(self, key: str) -> bytes | None:
         async def get() -> bytes | None:
@@ -133,9 +147,17 @@ class Node:
         await self._broker.start("127.0.0.1", 0)
         assert self._broker.registered is not None
         await asyncio.wait_for(self._broker.registered.wait(), 10)
-        extensions = Extension.SCAN | Extension.TTL | Extension.PREFIX_FENCE
+        await self._master.create_topic(CAPTURE_TOPIC, 1, 1)
+        self._broker.poke()
+        await self._master.wait_topic(CAPTURE_TOPIC, 10)
+        self.capture = ChangeCapture(
+            CAPTURE_TOPIC, CAPTURE_PARTITION, self._broker.append_run, self._loop.call_later, last=None
+        )
         self._store = StateStoreService(
-            self._directory / "statestore", Durability.FLUSHED, options=StoreOptions(extensions=extensions)
+            self._directory / "statestore",
+            Durability.FLUSHED,
+            options=StoreOptions(extensions=self._extensions),
+            capture=self.capture,
         )
         self._mqtt = MqttServer(services=[self._store])
         await self._store.start(self._mqtt)

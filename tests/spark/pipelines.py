@@ -46,11 +46,11 @@ class Setup:
     def send(self, *messages: Record | bytes) -> None:
         self.node.append(self.topic, [(0, m) for m in messages])
 
-    def run(self, stop: threading.Event | None = None, *, available_now: bool = True) -> None:
+    def run(self, stop: threading.Event | None = None, *, available_now: bool = True, **options: Any) -> None:
         running.run(
             self.pipeline,
             state=self.state,
-            available_now=available_now,
+            options=running.Options(available_now=available_now, **options),
             emit=self.events.append,
             stop=stop or threading.Event(),
         )

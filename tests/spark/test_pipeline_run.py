@@ -14,13 +14,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, DataLossError, PenstockError, UnavailableError
-from penstock.pipelines import dead
+from penstock.pipelines import control, dead
 from penstock.pipelines import run as running
+from penstock.pipelines.control import lease_holder
 from penstock.pipelines.model import Pipeline
 from penstock.pipelines.reconcile import reconcile, tube_count
 from penstock.pipelines.table import read
 from penstock.pipelines.values import REDRIVE, REDRIVE_STEP, lease_key
-from penstock.pipelines.writeback import Change, WriteBack, lease_holder
+from penstock.pipelines.writeback import Change, WriteBack
 from penstock.runtime import config
 from penstock.tube.record import Record
 from tests.spark.node import Node
@@ -184,6 +185,49 @@ def test_a_run_that_is_told_to_stop_ends_between_batches(setup: Setup) -> None:
     setup.run()
     assert len(setup.rows()) == len(set(setup.rows())) == 300
     assert setup.ledger.sums("alarms").read == 300
+
+
+def test_it_is_stopped_from_elsewhere_and_a_second_run_is_told_who_holds_the_lease(setup: Setup) -> None:
+    setup.send(*(message(f"m{n}", n) for n in range(150)))
+    name, broker = setup.pipeline.name, setup.node.mqtt
+    results: list[control.Stopped] = []
+    refused: list[str] = []
+
+    def elsewhere() -> None:
+        second = Setup(setup.node, setup.topic, setup.lake / "second", FILE)
+        try:
+            second.run(wait_s=0.0)
+        except UnavailableError as error:
+            refused.append(str(error))
+        results.append(control.stop_run(broker, name, timeout_s=60.0, answer_s=10.0, told=lambda _: None))
+
+    class ElsewhereAfterFirst(list[dict[str, Any]]):
+        def append(self, event: dict[str, Any]) -> None:
+            super().append(event)
+            if event["event"] == "batch" and event["sink"] == "rows" and event["batch"] == 1:
+                thread.start()
+
+    thread = threading.Thread(target=elsewhere)
+    setup.events = ElsewhereAfterFirst()
+    setup.run(available_now=False, progress_s=0.01)
+    thread.join()
+    run = setup.events[0]["run"]
+    assert f"run {run} (host " in refused[0]
+    assert results == [control.Stopped(run, clean=True)]
+    assert setup.events[-1]["event"] == "stopped"
+    progress = [event["sinks"] for event in setup.events if event["event"] == "progress"]
+    last = progress[-1]["rows"]
+    assert (last["read"], last["lag_records"], last["waiting_records"]) == (150, 0, 0)
+    assert last["batch_s"] > 0
+    assert last["state_rows"] == 150
+    holder = lease_holder(broker, name, 10.0)
+    assert holder.run is None
+    assert holder.record is not None
+    assert (holder.record.run, holder.record.state, holder.record.progress["sinks"]["rows"]["out"]) == (
+        run,
+        control.STOPPED,
+        150,
+    )
 
 
 def test_a_table_of_another_checkpoint_is_refused(setup: Setup, tmp_path: Path) -> None:

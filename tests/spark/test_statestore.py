@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.spark.node import Node
+from penstock.spark.store_options import SnapshotOptions
+from penstock.spark.store_snapshot import StoreReader
+from penstock.statestore.commands import Extension
+from tests.spark.node import CAPTURE_TOPIC, Node
 
 
 def write(frame: DataFrame, node: Node, **options: str) -> None:
@@ -18,8 +23,21 @@ def write(frame: DataFrame, node: Node, **options: str) -> None:
 def read(spark: SparkSession, node: Node, **options: str) -> dict[bytes, bytes]:
     source = spark.read.format("aio-statestore").option("statestore.broker", node.mqtt).options(**options).load()
     rows = source.collect()
-    assert all(row.version for row in rows)
+    assert all(row.version and row.operation == "SNAPSHOT" and row.timestamp for row in rows)
     return {bytes(row.key): bytes(row.value) for row in rows}
+
+
+def run_once(stream: DataFrame, directory: Path) -> None:
+    """What there is now into a Parquet table."""
+    query = (
+        stream.writeStream.format("parquet")
+        .option("path", f"{directory}/out")
+        .option("checkpointLocation", f"{directory}/checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination(60)
+    assert query.exception() is None
 
 
 def test_rows_become_keys_and_keys_rows(spark: SparkSession, node: Node) -> None:
@@ -64,6 +82,62 @@ def test_a_stream_writes_each_batch(spark: SparkSession, node: Node, tmp_path: P
         query.awaitTermination(60)
         assert query.exception() is None
         assert read(spark, node, keys="stream/*") == {b"stream/%d" % n: b"%d" % n for n in range(20)}
+
+
+def test_a_stream_has_the_keys_and_then_every_change(spark: SparkSession, node: Node, tmp_path: Path) -> None:
+    node.set_keys({"feed/a": b"1", "feed/b": b"2"}, writer="setter")
+    options = {"statestore.broker": node.mqtt, "tubemq.master": node.master, "tubemq.topic": CAPTURE_TOPIC}
+    stream = spark.readStream.format("aio-statestore").options(**options, keys="feed/*", minPartitions="2").load()
+    run_once(stream, tmp_path)
+    before = node.capture.stats.captured
+    node.set_keys({"feed/a": b"3", "other": b"x", "feed/a%,=": b""}, ttl_ms=600_000, writer="setter")
+    node.delete("feed/a")
+    node.wait_captured(before + 4)
+    for _ in range(2):  # the second run finds nothing new
+        run_once(stream, tmp_path)
+    rows = spark.read.parquet(f"{tmp_path}/out").orderBy("version").collect()
+    found = [(bytes(r.key), None if r.value is None else bytes(r.value), r.operation, r.writer) for r in rows]
+    changes = [row for row in found if row[2] != "SNAPSHOT"]
+    assert sorted(set(found) - set(changes)) == [
+        (b"feed/a", b"1", "SNAPSHOT", None),
+        (b"feed/b", b"2", "SNAPSHOT", None),
+    ]
+    # What was set while or shortly before the snapshot was read may come again.
+    again = [(b"feed/a", b"1", "SET", "setter"), (b"feed/b", b"2", "SET", "setter")]
+    assert [row for row in changes if row not in again] == [
+        (b"feed/a", b"3", "SET", "setter"),
+        (b"feed/a%,=", b"", "SET", "setter"),
+        (b"feed/a", None, "DELETE", changes[-1][3]),
+    ]
+    assert [row.expires_at is not None for row in rows][-3:] == [True, True, False]
+
+
+def test_a_stream_needs_the_topic_of_the_changes(spark: SparkSession, node: Node, tmp_path: Path) -> None:
+    options = {"statestore.broker": node.mqtt, "tubemq.master": node.master, "tubemq.topic": "nowhere"}
+    stream = spark.readStream.format("aio-statestore").options(**options).load()
+    with pytest.raises(PySparkException, match=r"set statestore.capture_topic: nowhere"):
+        run_once(stream, tmp_path)
+
+
+def keys_of(options: SnapshotOptions) -> list[dict[str, Any]]:
+    reader = StoreReader(options)
+    return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("extensions", [Extension.NONE, Extension.MGET])
+def test_a_snapshot_of_many_keys(tmp_path: Path, extensions: Extension) -> None:
+    """With a request a key, and with one for many."""
+    with Node(tmp_path, extensions=extensions) as node:
+        node.set_keys({f"many/{number}": b"%d" % number for number in range(150)})
+        node.set_keys({"many/short": b"lived"}, ttl_ms=600_000)
+        found = keys_of(SnapshotOptions(node.mqtt, "many/*", 3, include_expiry=True))
+        assert {row["key"]: row["value"] for row in found} == {
+            **{b"many/%d" % number: b"%d" % number for number in range(150)},
+            b"many/short": b"lived",
+        }
+        (expiry,) = [row["expires_at"] for row in found if row["expires_at"] is not None]
+        assert 0 < (expiry - datetime.now(UTC)).total_seconds() < 601
+        assert keys_of(SnapshotOptions(node.mqtt, "none/*", 3)) == []
 
 
 @pytest.mark.parametrize(

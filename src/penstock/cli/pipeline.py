@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import signal
+import re
 import sys
-import threading
-from typing import Annotated, Any
+from pathlib import Path
 
 import typer
 
-from penstock.cli import pipeline_books
-from penstock.cli.output import note, print_json
-from penstock.cli.pipeline_books import File, Json, StateDir, state_of
+from penstock.cli import pipeline_books, pipeline_run
+from penstock.cli.output import print_json
+from penstock.cli.pipeline_books import File, Json
 from penstock.errors import ConfigError
 
 __all__ = ["app"]
@@ -20,17 +19,27 @@ __all__ = ["app"]
 app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True, help="Check and run pipelines.")
 
 
+_PROBLEM = re.compile(r".*?:(?P<line>\d+):(?P<column>\d+): (?:option '(?P<option>.*?)': )?(?P<text>.*)")
+
+
 @app.command()
 def validate(file: File, as_json: Json = False) -> None:
     """Check a pipeline file without Spark.
 
     Options, values, names, references, schemas, and the step that a statement reads; a mistake is reported with line
-    and column. SQL and the columns that it names are checked when the pipeline is run.
+    and column. SQL and the columns that it names are checked when the pipeline is run. Exit status 2 where the file
+    cannot be used; with --json its problems are on standard output, too.
     """
     from penstock.pipelines.model import load
     from penstock.pipelines.plan import plan
 
-    pipeline = load(file)
+    try:
+        pipeline = load(file)
+    except ConfigError as error:
+        if not as_json:
+            raise
+        print_json(_as_json(error, file))
+        raise typer.Exit(2) from None
     plans = plan(pipeline)
     if as_json:
         sinks = {p.sink.name: [step.name for step in p.steps] for p in plans}
@@ -67,104 +76,26 @@ def schema() -> None:
     sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
 
 
-@app.command()
-def run(
-    file: File,
-    spark_master: Annotated[
-        str, typer.Option(help="Spark's master: local[N], spark://HOST:PORT, yarn ...", metavar="MASTER")
-    ] = "local[2]",
-    conf: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="An option of Spark's; repeatable.", show_default=False),
-    ] = None,
-    state_dir: StateDir = None,
-    available_now: Annotated[
-        bool, typer.Option("--available-now", help="Process what the log holds now, then end.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Run a pipeline until it is told to stop.
-
-    SIGTERM and Ctrl-C end it between two batches, with exit status 0; a second one ends it at once.
-
-    One run at a time: it holds a lease in the state store, and everything it writes there is fenced with it.
-    """
-    from penstock.pipelines.model import load
-
-    pipeline = load(file)
-    try:
-        from penstock.pipelines.run import run as run_pipeline
-    except ImportError as error:
-        raise ConfigError(
-            f"Spark is not installed: {error}", do='pip install "penstock[spark]" (and [java] where Java is missing)'
-        ) from error
-
-    stop = _stop_on_signals()
-    emit = print_json if as_json else _tell
-    run_pipeline(
-        pipeline,
-        state=state_of(pipeline.name, state_dir),
-        spark_master=spark_master,
-        spark_conf=_options(conf or []),
-        available_now=available_now,
-        emit=emit,
-        stop=stop,
-    )
-
-
+app.command()(pipeline_run.run)
+app.command()(pipeline_run.stop)
 app.command()(pipeline_books.status)
 app.command()(pipeline_books.reconcile)
 app.add_typer(pipeline_books.dead, name="dead")
 
 
-def _options(given: list[str]) -> dict[str, str]:
-    options = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name.startswith("spark."):
-            raise ConfigError(
-                f"--conf {text!r} is not an option of Spark's", option="conf", do="write spark.NAME=VALUE"
-            )
-        options[name] = value
-    return options
-
-
-def _stop_on_signals() -> threading.Event:
-    """An event that the first SIGTERM or SIGINT sets; the second one ends the process as usual."""
-    stop = threading.Event()
-
-    def handle(number: int, _frame: Any) -> None:
-        stop.set()
-        signal.signal(number, signal.SIG_DFL)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, handle)
-    return stop
-
-
-def _tell(event: dict[str, Any]) -> None:
-    """An event of a run as a line for people."""
-    match event["event"]:
-        case "starting":
-            note(f"pipeline {event['pipeline']}: starting Spark, state in {event['state_dir']}")
-        case "started":
-            note(f"pipeline {event['pipeline']}: running {', '.join(event['sinks'])}; lease {event['fencing_token']}")
-            for prefix in event["not_fenced"]:
-                note(f"{prefix}: this state store fences no prefixes; keys are fenced as they are written")
-        case "batch":
-            left = ", ".join(
-                f"{event[name]} {name}" for name in ("dead", "filtered", "duplicates", "late") if event[name]
-            )
-            lag = "" if event["lag"] is None else f", lag {event['lag']}"
-            sys.stdout.write(
-                f"{event['sink']} batch {event['batch']}: {event['read']} read, {event['out']} out"
-                f"{', ' + left if left else ''}{lag}\n"
-            )
-            sys.stdout.flush()
-        case "rows":
-            sys.stdout.writelines(f"{event['sink']}: {row}\n" for row in event["rows"])
-            sys.stdout.flush()
-        case "retry":
-            note(f"{event['sink']}: trying again in {event['in_s']:g} s: {event['why']}")
-        case "stopped":
-            note(f"pipeline {event['pipeline']}: stopped")
+def _as_json(error: ConfigError, file: Path) -> dict[str, object]:
+    """What is wrong with a pipeline file, for programs: each line of the error taken apart."""
+    problems = []
+    for line in error.what.split("\n"):
+        match = _PROBLEM.fullmatch(line)
+        problems.append(
+            {"line": None, "column": None, "option": None, "text": line}
+            if match is None
+            else {
+                "line": int(match["line"]),
+                "column": int(match["column"]),
+                "option": match["option"],
+                "text": match["text"],
+            }
+        )
+    return {"ok": False, "file": str(file), "problems": problems, "why": error.why, "do": error.do}

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.output import bytes_fields, note, print_json, print_table, shown
+from penstock.cli.pipeline_display import duration
 from penstock.errors import ConfigError, PenstockError
+
+if TYPE_CHECKING:
+    from penstock.pipelines.control import Holder, RunRecord
 
 __all__ = ["File", "Json", "StateDir", "dead", "reconcile", "state_of", "status"]
 
@@ -30,6 +35,7 @@ dead = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=
 
 _STORE_TIMEOUT_S = 2.0
 """The books are here; who holds the lease is worth a short wait only."""
+_NOW = ("rows_per_s", "lag_records", "lag_s", "batch_s", "state_rows", "state_bytes")
 _SUMS = ("batches", "read", "out", "dead", "filtered", "duplicates", "late")
 
 
@@ -41,11 +47,13 @@ def state_of(name: str, given: Path | None) -> Path:
 def status(file: File, state_dir: StateDir = None, as_json: Json = False) -> None:
     """Show what each sink's query has done so far, from the ledger, and which run holds the lease, if the store says.
 
-    With --json each line has the lease: held, free, or unknown where the store does not answer.
+    While a run holds the lease: where it runs and since when, and for each sink its lag in records and seconds, rows a
+    second, and how long a batch takes. With --json each line has the lease: held, free, or unknown where the store does
+    not answer.
     """
+    from penstock.pipelines.control import lease_holder
     from penstock.pipelines.ledger import Ledger
     from penstock.pipelines.model import load
-    from penstock.pipelines.writeback import Holder, lease_holder
 
     pipeline = load(file)
     ledger = Ledger(state_of(pipeline.name, state_dir) / "ledger")
@@ -53,21 +61,45 @@ def status(file: File, state_dir: StateDir = None, as_json: Json = False) -> Non
     try:
         holder = lease_holder(pipeline.statestore.broker, pipeline.name, _STORE_TIMEOUT_S)
         lease = "free" if holder.run is None else "held"
-        text = "no run holds the lease" if holder.run is None else f"run {holder.run} holds the lease"
+        text = "no run holds the lease" if holder.run is None else f"{holder} holds the lease"
     except PenstockError as error:
         lease, text = "unknown", f"whether a run holds the lease is unknown: {error.what}"
     run = None if holder is None else holder.run
-    rows: list[dict[str, str | int | None]] = []
+    record = None if holder is None else holder.record
+    rows: list[dict[str, Any]] = []
     for sink in pipeline.sinks:
-        sums = ledger.sums(sink.name)
+        sums, last = ledger.sums(sink.name), ledger.last(sink.name)
         counts = {name: getattr(sums, name) for name in _SUMS}
-        rows.append({"sink": sink.name, **counts, "lease": lease, "run": run})
-    if not as_json:
-        left = (
-            "" if holder is None or holder.left_ms is None else f", {holder.left_ms / 1000:.1f} s unless it renews it"
-        )
-        note(f"{text}{left}")
-    print_table(rows, ["sink", *_SUMS], as_json=as_json)
+        # What only the run itself knows; where none runs, nothing is known of now.
+        said = record.progress.get("sinks", {}).get(sink.name, {}) if record is not None and run is not None else {}
+        now = {name: said.get(name) for name in _NOW}
+        batch = None if last is None else last.batch
+        rows.append({"sink": sink.name, "batch": batch, **counts, **now, "lease": lease, "run": run})
+    if as_json:
+        for row in rows:
+            print_json({**row, "record": None if record is None else asdict(record)})
+        return
+    left = "" if holder is None or holder.left_ms is None else f", {holder.left_ms / 1000:.1f} s unless it renews it"
+    note(f"{text}{left}")
+    if run is None and record is not None:
+        note(f"the last one, run {record.run} on {record.host}: {_end(record)}")
+    shown_rows = [
+        {
+            **row,
+            "lag": "-" if row["lag_records"] is None else f"{row['lag_records']} ({duration(row['lag_s'])})",
+            "rows/s": row["rows_per_s"],
+            "batch_time": duration(row["batch_s"]),
+        }
+        for row in rows
+    ]
+    columns = ["sink", "batch", *_SUMS, *(["lag", "rows/s", "batch_time"] if run is not None else [])]
+    print_table(shown_rows, columns, as_json=False)
+
+
+def _end(record: RunRecord) -> str:
+    if record.state == "running":
+        return f"ended without a word, last heard of {record.at or record.since}"
+    return f"{record.state} {record.at}" + (f": {record.why}" if record.why else "")
 
 
 def reconcile(file: File, state_dir: StateDir = None, as_json: Json = False) -> None:

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as sf
@@ -24,7 +25,7 @@ from penstock.pipelines.stages import INTERNAL, WithLookup, alive, apply, key_co
 from penstock.pipelines.table import Table
 from penstock.pipelines.writeback import Change
 
-__all__ = ["Context", "Drained", "FencedStore", "Gate", "SinkBatches"]
+__all__ = ["Context", "Drained", "FencedStore", "Gate", "SinkBatches", "UnderWay"]
 
 COORDINATES = ("topic", "broker", "partition", "offset", "timestamp")
 """Fields of ``_source`` that a table keeps of every row, as ``_topic`` and so on, beside ``_id``."""
@@ -99,6 +100,14 @@ class _Counts:
     filtered: int
 
 
+class UnderWay(NamedTuple):
+    """The batch that is being carried out: since when (``time.monotonic``), and where it ends."""
+
+    batch: int
+    since: float
+    end: Offsets
+
+
 class SinkBatches:
     """The batches of one sink's query."""
 
@@ -107,17 +116,24 @@ class SinkBatches:
         self.checkpoint = checkpoint
         self.last_finished: int | None = None
         """The last batch that went through; Spark commits it a moment later."""
+        self.under_way: UnderWay | None = None
         self._context = context
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
         """Carry out one batch. Everything in it is idempotent by batch id."""
         with self._context.gate:
             start, end = self._range(batch)
-            entry = (
-                self._windows(rows, batch, start, end) if self.plan.windowed else self._rows(rows, batch, start, end)
-            )
-            self._context.ledger.write(entry)
-            self.last_finished = batch
+            self.under_way = UnderWay(batch, time.monotonic(), end)
+            try:
+                entry = (
+                    self._windows(rows, batch, start, end)
+                    if self.plan.windowed
+                    else self._rows(rows, batch, start, end)
+                )
+                self._context.ledger.write(entry)
+                self.last_finished = batch
+            finally:
+                self.under_way = None
         self._context.report(entry)
 
     def _range(self, batch: int) -> tuple[Offsets, Offsets]:

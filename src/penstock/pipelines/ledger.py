@@ -83,6 +83,11 @@ class Ledger:
         found = [_entry(path) for path in (self.path / sink).glob("[0-9]*.json")]
         return sorted(found, key=lambda entry: entry.batch)
 
+    def last(self, sink: str) -> Entry | None:
+        """The newest batch of ``sink``; None where it has not run."""
+        newest = max((self.path / sink).glob("[0-9]*.json"), key=lambda path: int(path.stem), default=None)
+        return None if newest is None else _entry(newest)
+
     def sums(self, sink: str) -> Sums:
         """The counts of ``sink`` over all its batches."""
         total = Sums()

@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
+import os
 import queue
-import re
 import signal
+import socket
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DataLossError, PenstockError, UnavailableError
 from penstock.pipelines.batches import Context, Gate
 from penstock.pipelines.build import BuiltQuery, build
+from penstock.pipelines.causes import cause, is_named_by_spark, whole
+from penstock.pipelines.checkpoint import Offsets
+from penstock.pipelines.control import FAILED, STOPPED, RunRecord
+from penstock.pipelines.lag import LagMeter
 from penstock.pipelines.ledger import Entry, Ledger
 from penstock.pipelines.lookups import lookups
+from penstock.pipelines.metrics import serve
 from penstock.pipelines.model import Pipeline
 from penstock.pipelines.source import TubeSource
 from penstock.pipelines.values import duration_ms
+from penstock.pipelines.watch import Watch, now_text
 from penstock.pipelines.writeback import WriteBack
+from penstock.runtime.clock import wall_clock_ms
 from penstock.spark import session
+from penstock.statestore.hlc import Hlc
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Event", "cause", "run"]
+__all__ = ["LEASE_WAIT_S", "Event", "Options", "run"]
 
 Event = dict[str, Any]
 
@@ -42,46 +52,12 @@ NAMED_TRIES = 3
 """How often in a row an error is tried again that Spark has a name for: mostly one of data or SQL, which stays."""
 STRANGE_TRIES = 8
 """The same for any other error of Spark's own: half a minute, since such a state may pass."""
-CAUSES_SHOWN = 10
+PROGRESS_S = 10.0
+"""How often progress is told, unless somebody looks on."""
+LONGEST_WAIT_S = 1e8
 LONGEST_PAUSE_S = 5.0
 DRAIN_S = 60.0
 POLL_S = 0.1
-
-_OURS = re.compile(r"penstock\.[a-z_.]+\.(?P<kind>[A-Z]\w+): (?P<text>.+(?:\n +(?:why|do): .*)*)")
-_SPARKS = re.compile(r"\[(?P<name>[A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)*)\] \S.*")
-"""An error condition of Spark's, as in ``[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column ...``."""
-_WRAPPERS = {"FOREACH_BATCH_USER_FUNCTION_ERROR", "STREAM_FAILED"}
-_PYTHONS = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception): \S.*", re.MULTILINE)
-
-
-def cause(text: str) -> tuple[str, str]:
-    """The kind and the words of the error that ended a query, out of Spark's stack of tracebacks.
-
-    Errors of ours come through Python workers, the JVM and back as text only; the last one is the one that was raised.
-    Kind is empty for errors of others: there the last condition that Spark names is the cause, else the last error of a
-    Python traceback, else the first line.
-    """
-    found = list(_OURS.finditer(text))
-    if found:
-        return found[-1]["kind"], found[-1]["text"]
-    conditions = [match[0] for match in _SPARKS.finditer(text) if match["name"] not in _WRAPPERS]
-    if conditions or (conditions := _PYTHONS.findall(text)):
-        return "", str(conditions[-1]).rstrip(" ;")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    deeper = [line for line in lines if line.startswith("Caused by:")]
-    return "", " / ".join([*lines[:1], *deeper[-1:]]) or "the query ended without a reason"
-
-
-def _whole(error: BaseException) -> str:
-    """What an error of Spark's says, and what each of its causes in the JVM says: its own text leaves those out."""
-    texts = [str(error)]
-    # Spark keeps the causes of a query's error here and nowhere else.
-    while (deeper := getattr(error, "_cause", None)) is not None and len(texts) < CAUSES_SHOWN:
-        error = deeper
-        # The first line; what Spark appends to it is the stack.
-        kind = re.search(r"^[\w.$]+(?:Exception|Error)\b", getattr(error, "_stackTrace", None) or "")
-        texts.append(f"Caused by: {kind[0] + ': ' if kind else ''}{error}")
-    return "\n".join(texts)
 
 
 @contextmanager
@@ -114,92 +90,172 @@ class _Running:
         self.pause_s = 0.25
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to run a pipeline; see :func:`run`."""
+
+    spark_master: str = "local[2]"
+    spark_conf: Mapping[str, str] | None = None
+    available_now: bool = False
+    wait_s: float = LEASE_WAIT_S
+    progress_s: float = PROGRESS_S
+    metrics: tuple[str, int] | None = None
+
+
 class _Run:
     """The loop that owns the queries. All of it runs in one thread; batches report through a queue."""
 
     def __init__(
-        self,
-        pipeline: Pipeline,
-        emit: Callable[[Event], None],
-        stop: threading.Event,
-        *,
-        available_now: bool,
-        conf: Mapping[str, str],
+        self, pipeline: Pipeline, emit: Callable[[Event], None], stop: threading.Event, options: Options, state: Path
     ) -> None:
         self._pipeline = pipeline
         self._emit = emit
         self._stop = stop
-        self._available_now = available_now
-        self._conf = conf
+        self._options = options
+        self._state = state
         self._done: queue.SimpleQueue[Entry | Event] = queue.SimpleQueue()
         self._gate = Gate()
+        self._ledger = Ledger(state / "ledger")
+        self._source = TubeSource(pipeline.source, state / "starts")
         self._queries: dict[str, _Running] = {}
+        self._run = uuid.uuid4().hex[:12]
+        self._store = WriteBack(pipeline.statestore.broker, pipeline.name, run_id=self._run)
+        self._watch = Watch(
+            LagMeter(self._source.open, self._source.checked.topics, wall_clock_ms),
+            RunRecord(self._run, socket.gethostname(), os.getpid(), now_text()),
+            tell=self._store.tell,
+            show=lambda fields: self._tell_event("progress", **fields),
+            progress_s=options.progress_s,
+        )
 
-    def execute(self, spark_master: str, state: Path) -> None:
-        pipeline = self._pipeline
-        run_id = uuid.uuid4().hex[:12]
-        store = WriteBack(pipeline.statestore.broker, pipeline.name, run_id=run_id)
+    def execute(self) -> None:
+        pipeline, store = self._pipeline, self._store
+        self._tell_event("starting", state_dir=str(self._state))
+        try:
+            # A wrong address or topic is told now, not when Spark has started.
+            store.connect()
+            self._source.check()
+            with serve(self._options.metrics, pipeline.name, lambda: self._watch.latest) as address:
+                if address is not None:
+                    self._tell_event("metrics", address=address)
+                self._hold_lease_and_work()
+        finally:
+            store.close()
+
+    def _hold_lease_and_work(self) -> None:
+        token, waiting = self._begin_to_acquire()
         conf = {
             "spark.sql.streaming.stopTimeout": f"{int(DRAIN_S * 1000)}",
             # Instants, which every reader of Parquet takes for such; the default has no zone.
             "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-            **self._conf,
+            **(self._options.spark_conf or {}),
         }
-        source = TubeSource(pipeline.source, state / "starts")
-        self._emit({"event": "starting", "pipeline": pipeline.name, "run": run_id, "state_dir": str(state)})
         try:
-            # A wrong address or topic is told now, not when Spark has started.
-            store.connect()
-            source.check()
-            with ThreadPoolExecutor(1, thread_name_prefix="lease") as pool:
-                # Both take seconds: Spark to start, the lease to expire where the run before us died.
-                lease = pool.submit(store.acquire, LEASE_WAIT_S)
-                with _own_interrupt():
-                    spark = session(
-                        f"penstock-{pipeline.name}", spark_master, conf, checkpoint=str(state), log_level="FATAL"
-                    )
-                token = lease.result()
-            wanted = sorted({p for sink in pipeline.sinks if sink.statestore for p in sink.statestore.fence_prefixes})
-            fenced = store.fence(wanted)
+            # Both take seconds: Spark to start, the lease to expire where the run before us died.
+            with _own_interrupt():
+                spark = session(
+                    f"penstock-{self._pipeline.name}",
+                    self._options.spark_master,
+                    conf,
+                    checkpoint=str(self._state),
+                    log_level="FATAL",
+                )
             try:
-                context = Context(
-                    pipeline=pipeline,
-                    source=source,
-                    ledger=Ledger(state / "ledger"),
-                    gate=self._gate,
-                    report=self._done.put,
-                    show=self._show,
-                    with_lookup=lookups(pipeline.statestore.broker),
-                    store=store,
-                    dead_letters=Path(pipeline.dead_letters.path) if pipeline.dead_letters is not None else None,
-                )
-                self._queries = {q.name: _Running(q) for q in build(pipeline, spark, state, context)}
-                self._emit(
-                    {
-                        "event": "started",
-                        "pipeline": pipeline.name,
-                        "run": run_id,
-                        "fencing_token": str(token),
-                        "fenced": fenced,
-                        "not_fenced": [prefix for prefix in wanted if prefix not in fenced],
-                        "sinks": list(self._queries),
-                    }
-                )
-                self._supervise(store, source)
-                self._drain()
-                self._report(source)
-                for running in self._queries.values():
-                    _check_nothing_dropped(running)
+                token = token or self._acquired(waiting)
+                if token is not None:
+                    self._work(spark, token)
             finally:
-                self._drain()
                 spark.stop()
         finally:
-            store.close()
+            if waiting is not None:
+                waiting.cancel()
 
-    def _supervise(self, store: WriteBack, source: TubeSource) -> None:
+    def _begin_to_acquire(self) -> tuple[Hlc | None, Future[Hlc] | None]:
+        """The token, or where another run holds the lease the word of who it is, and a wait for it."""
+        token = self._store.try_acquire()
+        if token is not None:
+            return token, None
+        holder, wait_s = self._store.holder(), min(self._options.wait_s, LONGEST_WAIT_S)
+        if wait_s <= 0:
+            raise UnavailableError(
+                f"pipeline {self._pipeline.name!r} is run by {holder.run or 'another run'} already",
+                applied=False,
+                why=None if holder.run is None else f"{holder} holds the lease",
+                do="stop it first (penstock pipeline stop), or wait for its end with --wait SECONDS",
+            )
+        record = holder.record
+        self._tell_event(
+            "waiting",
+            holder=holder.run,
+            host=None if record is None else record.host,
+            pid=None if record is None else record.pid,
+            since=None if record is None else record.since,
+            left_ms=holder.left_ms,
+            wait_s=wait_s,
+            text=str(holder),
+        )
+        return None, self._store.acquiring(wait_s)
+
+    def _acquired(self, waiting: Future[Hlc] | None) -> Hlc | None:
+        """The token of the lease that was waited for; None where the run was told to stop meanwhile."""
+        assert waiting is not None
+        while not waiting.done():
+            if self._stop.wait(POLL_S):
+                return None
+        return waiting.result()
+
+    def _work(self, spark: SparkSession, token: Hlc) -> None:
+        pipeline, store = self._pipeline, self._store
+        wanted = sorted({p for sink in pipeline.sinks if sink.statestore for p in sink.statestore.fence_prefixes})
+        self._watch.record = replace(self._watch.record, since=now_text())
+        store.tell(self._watch.record)
+        fenced = store.fence(wanted)
+        context = Context(
+            pipeline=pipeline,
+            source=self._source,
+            ledger=self._ledger,
+            gate=self._gate,
+            report=self._done.put,
+            show=self._show,
+            with_lookup=lookups(pipeline.statestore.broker),
+            store=store,
+            dead_letters=Path(pipeline.dead_letters.path) if pipeline.dead_letters is not None else None,
+        )
+        state, why = FAILED, ""
+        try:
+            self._queries = {q.name: _Running(q) for q in build(pipeline, spark, self._state, context)}
+            self._tell_event(
+                "started",
+                fencing_token=str(token),
+                fenced=fenced,
+                not_fenced=[prefix for prefix in wanted if prefix not in fenced],
+                sinks=list(self._queries),
+            )
+            self._watch.start({name: self._reached(name) for name in self._queries})
+            self._supervise()
+            self._drain()
+            self._report()
+            for running in self._queries.values():
+                _check_nothing_dropped(running)
+            state = STOPPED
+        except PenstockError as error:
+            why = error.what
+            raise
+        finally:
+            self._drain()
+            store.last_words(self._watch.end(self._running_queries(), state, why))
+
+    def _tell_event(self, event: str, **fields: Any) -> None:
+        self._emit({"event": event, "pipeline": self._pipeline.name, "run": self._run, **fields})
+
+    def _reached(self, sink: str) -> Offsets:
+        last = self._ledger.last(sink)
+        return self._source.start(sink) if last is None else last.end
+
+    def _supervise(self) -> None:
         """Until the run is told to stop, every query has ended (available now), or one cannot go on."""
-        while not self._stop.is_set() and not all(running.ended for running in self._queries.values()):
-            if store.lost.is_set():
+        while not self._is_over():
+            if self._store.lost.is_set():
                 raise PenstockError(
                     f"the run of {self._pipeline.name!r} lost its lease and stops",
                     why="it could not renew the lease in time, so another run may hold it by now",
@@ -207,8 +263,19 @@ class _Run:
                 )
             for running in self._queries.values():
                 self._look_after(running)
-            self._report(source)
+            self._report()
+            self._watch.look(
+                self._running_queries(),
+                {name: running.built.batches.under_way for name, running in self._queries.items()},
+            )
             self._stop.wait(POLL_S)
+
+    def _running_queries(self) -> dict[str, StreamingQuery | None]:
+        return {name: running.query for name, running in self._queries.items()}
+
+    def _is_over(self) -> bool:
+        asked = self._stop.is_set() or self._store.stop_asked.is_set()
+        return asked or all(running.ended for running in self._queries.values())
 
     def _look_after(self, running: _Running) -> None:
         if running.ended:
@@ -216,7 +283,7 @@ class _Run:
         if running.query is None:
             if time.monotonic() >= running.restart_at:
                 running.query = running.built.start(
-                    duration_ms(self._pipeline.trigger), available_now=self._available_now
+                    duration_ms(self._pipeline.trigger), available_now=self._options.available_now
                 )
             return
         if running.query.isActive:
@@ -225,7 +292,7 @@ class _Run:
         if error is None:
             running.ended = True
             return
-        self._failed(running, _whole(error))
+        self._failed(running, whole(error))
 
     def _failed(self, running: _Running, text: str) -> None:
         """Start the query again after a pause where what it needs was away; otherwise the run is over."""
@@ -236,7 +303,7 @@ class _Run:
         # What Spark itself stumbles over may be gone at the next try ("Task not serializable" was seen where two
         # queries start at once); a batch is idempotent, so trying is safe. Our own errors say whether trying helps.
         running.strange += not kind
-        tries = NAMED_TRIES if _SPARKS.match(words) else STRANGE_TRIES
+        tries = NAMED_TRIES if is_named_by_spark(words) else STRANGE_TRIES
         if (kind and kind != UnavailableError.__name__) or running.strange > tries:
             raise PenstockError(
                 f"sink {name!r}: {words}",
@@ -250,6 +317,7 @@ class _Run:
             )
         running.query = None
         running.restarts += 1
+        self._watch.restarted(name)
         running.restart_at = now + running.pause_s
         self._emit(
             {"event": "retry", "sink": name, "in_s": running.pause_s, "restarts": running.restarts, "why": words}
@@ -261,7 +329,7 @@ class _Run:
         if rows:
             self._done.put({"event": "rows", "sink": sink, "batch": batch, "rows": rows})
 
-    def _report(self, source: TubeSource) -> None:
+    def _report(self) -> None:
         while True:
             try:
                 entry = self._done.get_nowait()
@@ -273,9 +341,17 @@ class _Run:
             running = self._queries[entry.sink]
             running.progressed()
             _check_nothing_dropped(running)
+            self._watch.finished(entry)
+            lag = self._watch.lag(entry.sink)
             shown = {name: value for name, value in asdict(entry).items() if name not in {"start", "end"}}
-            lag = source.lag(entry.end) if self._done.empty() else None
-            self._emit({"event": "batch", **shown, "lag": lag})
+            self._emit(
+                {
+                    "event": "batch",
+                    **shown,
+                    "lag": None if lag is None else lag.records,
+                    "lag_s": None if lag is None or lag.seconds is None else round(lag.seconds, 3),
+                }
+            )
 
     def _drain(self) -> None:
         """Stop each query between two batches: no batch is begun, the one under way is finished and committed."""
@@ -321,25 +397,29 @@ def run(
     pipeline: Pipeline,
     *,
     state: Path,
-    spark_master: str = "local[2]",
-    spark_conf: Mapping[str, str] | None = None,
-    available_now: bool = False,
+    options: Options | None = None,
     emit: Callable[[Event], None],
     stop: threading.Event,
 ) -> None:
-    """Run ``pipeline`` until ``stop`` is set, or with ``available_now`` until what the log holds now is done.
+    """Run ``pipeline`` until ``stop`` is set, or somebody asks its run to stop (``control.stop_run``).
 
-    ``emit`` gets events in the calling thread: ``starting``, ``started`` (with the fencing token), ``batch`` (the
-    ledger's counts of one batch, and the lag in records), ``rows`` (of a console sink, as JSON), ``retry``,
-    ``stopped``. Checkpoints, ledger and starts are kept under ``state``; a run with the same directory goes on where
-    the last one ended.
+    ``options``: ``available_now`` ends it when what the log holds now is done; ``wait_s`` is how long to wait for the
+    lease that another run holds (0: not at all); ``progress_s`` how often ``progress`` is told (0: never);
+    ``metrics`` the host and port to serve Prometheus metrics on.
+
+    ``emit`` gets events in the calling thread: ``starting``, ``metrics`` (their address), ``waiting`` (who holds the
+    lease), ``started`` (with the fencing token), ``batch`` (the ledger's counts of one batch, and the lag),
+    ``progress`` (:class:`~penstock.pipelines.progress.SinkProgress` of each sink), ``rows`` (of a console sink, as
+    JSON), ``retry``, ``stopped``. Checkpoints, ledger and starts are kept under ``state``; a run with the same
+    directory goes on where the last one ended.
 
     Raises:
-        ConfigError: a step cannot be built.
+        ConfigError: a step cannot be built, or metrics cannot be served there.
         UnavailableError: node or tube stayed away, or another run holds the lease.
         DataLossError: a dedupe by arrival left records out, see its message.
         PenstockError: the lease was lost, or a query failed for good.
     """
     state.mkdir(parents=True, exist_ok=True)
-    _Run(pipeline, emit, stop, available_now=available_now, conf=spark_conf or {}).execute(spark_master, state)
+    running = _Run(pipeline, emit, stop, options or Options(), state)
+    running.execute()
     emit({"event": "stopped", "pipeline": pipeline.name})

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.errors import PenstockError
 from penstock.pipelines.checkpoint import Offsets
 from penstock.pipelines.durable import read_json, write_json
+from penstock.pipelines.lag import TIMEOUT_MS
 from penstock.pipelines.model import Source
 from penstock.spark.cluster import Tube, count_rows
 from penstock.spark.marks import marks_of, with_marks
@@ -18,8 +18,6 @@ from penstock.spark.options import SourceOptions, canonical_names
 
 __all__ = ["TubeSource"]
 
-LAG_TIMEOUT_MS = 1_000
-"""Lag is for people to look at: a node that is restarting must not hold the run up."""
 FIRST_LOOK_MS = 10_000
 """Before Spark is started: a wrong address or topic is told at once, a node that is just starting is waited for."""
 
@@ -31,6 +29,10 @@ class TubeSource:
         self.options = canonical_names(source.all_options())
         self.checked = SourceOptions.parse(self.options)
         self._starts = starts
+
+    def open(self) -> Tube:
+        """The tube, for questions that nobody waits long for."""
+        return Tube.of(self.checked, timeout_ms=TIMEOUT_MS)
 
     def check(self) -> None:
         """Look whether the tube answers and has the topics.
@@ -87,17 +89,3 @@ class TubeSource:
     def count(self, start: Offsets, end: Offsets) -> int:
         """How many records are in ``[start, end)``, counted by the brokers."""
         return count_rows(self.options, start, end)
-
-    def lag(self, end: Offsets) -> int | None:
-        """How many records the log has after ``end`` now; None where the tube does not say at once.
-
-        Apache's brokers count no partition's own: there it is those of the whole store.
-        """
-        try:
-            with Tube.of(self.checked, timeout_ms=LAG_TIMEOUT_MS) as tube:
-                bounds = tube.bounds(tube.partitions(self.checked.topics))
-            newest = to_json({partition: bound.end for partition, bound in bounds.items()})
-            options = self.options | {"tubemq.timeoutMs": str(LAG_TIMEOUT_MS)}
-            return count_rows(options, end, newest, exact=False)
-        except PenstockError:
-            return None

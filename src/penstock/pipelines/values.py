@@ -22,7 +22,9 @@ __all__ = [
     "duration_ms",
     "lease_key",
     "pieces",
+    "run_key",
     "sink_letter",
+    "stop_key",
 ]
 
 _UNITS_MS = {"millisecond": 1, "second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
@@ -66,6 +68,16 @@ BrokerUrl = Annotated[
 def lease_key(pipeline: str) -> str:
     """The state store key that a run of ``pipeline`` holds while it runs."""
     return f"penstock/pipeline/{pipeline}/lease"
+
+
+def run_key(pipeline: str) -> str:
+    """Where the run that holds the lease of ``pipeline`` says where it runs and how far it is."""
+    return f"penstock/pipeline/{pipeline}/run"
+
+
+def stop_key(pipeline: str) -> str:
+    """Where a run of ``pipeline`` is asked to stop."""
+    return f"penstock/pipeline/{pipeline}/stop"
 
 
 def sink_letter(sink: str) -> str:

@@ -6,14 +6,17 @@ The driver's callbacks are plain threads of Spark's, the clients are asyncio: a 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import uuid
 from collections.abc import Coroutine, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from penstock.errors import PenstockError, RefusedError, UnavailableError
-from penstock.pipelines.values import lease_key
+from penstock.errors import PenstockError, UnavailableError
+from penstock.pipelines.control import Holder, RunRecord, read_holder
+from penstock.pipelines.values import lease_key, run_key, stop_key
 from penstock.runtime.loop_thread import LoopThread
 from penstock.spark.store_writes import Change, write_changes
 from penstock.statestore.client import StateStoreClient
@@ -21,15 +24,20 @@ from penstock.statestore.errors import InvalidRequestError
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.lock import Lease
 
-__all__ = ["LEASE_MS", "Change", "Holder", "WriteBack", "collapse", "lease_holder"]
+__all__ = ["LEASE_MS", "Change", "WriteBack", "collapse"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger("penstock.pipelines")
+
+_OBSERVE_AGAIN_S = 1.0
 
 LEASE_MS = 10_000
 """How long a driver that died keeps others out."""
 CONNECT_TIMEOUT_S = 30.0
 WRITE_TIMEOUT_S = 60.0
 CLOSE_TIMEOUT_S = 5.0
+TELL_TIMEOUT_S = 5.0
 
 
 def collapse(changes: Iterable[Change]) -> dict[str | bytes, list[Change]]:
@@ -42,60 +50,26 @@ def collapse(changes: Iterable[Change]) -> dict[str | bytes, list[Change]]:
     return found
 
 
-class Holder(NamedTuple):
-    """Which run holds the lease; None: none does. ``left_ms``: until it expires, where the store tells."""
-
-    run: str | None
-    left_ms: int | None
-
-
-def lease_holder(broker: str, pipeline: str, timeout_s: float) -> Holder:
-    """Who holds the lease of ``pipeline`` now.
-
-    Raises:
-        UnavailableError: the store does not answer within ``timeout_s``.
-    """
-    return asyncio.run(_lease_holder(broker, lease_key(pipeline), timeout_s))
-
-
-async def _lease_holder(broker: str, key: str, timeout_s: float) -> Holder:
-    try:
-        async with (
-            asyncio.timeout(timeout_s),
-            StateStoreClient.connect(broker, client_id=f"pipeline-status-{uuid.uuid4().hex[:12]}") as client,
-        ):
-            entry = await client.get(key)
-            if entry is None:
-                return Holder(None, None)
-            try:
-                left_ms = (await client.expiry(key)).left_ms
-            except RefusedError:
-                # A store without the extension does not tell.
-                left_ms = None
-            return Holder(entry.value.decode(errors="replace"), left_ms)
-    except TimeoutError:
-        raise UnavailableError(
-            f"the state store at {broker} did not answer within {timeout_s:g} s", do="start the node, or look there"
-        ) from None
-
-
 class WriteBack:
     """Holds the lease of ``pipeline`` from ``acquire`` to ``close`` and writes for its run.
 
-    ``on_lost`` is called once, from the loop's thread, when the lease is lost: from then on another run may hold it,
-    and the store refuses our token as soon as that one has written.
+    ``lost`` is set when the lease is lost: from then on another run may hold it, and the store refuses our token as
+    soon as that one has written. ``stop_asked`` is set when somebody asks this run to stop.
     """
 
     def __init__(self, broker: str, pipeline: str, *, run_id: str | None = None) -> None:
         self.pipeline = pipeline
         self.lost = threading.Event()
+        self.stop_asked = threading.Event()
         self._broker = broker
         self.run_id = run_id or uuid.uuid4().hex[:12]
         self._thread: LoopThread | None = None
         self._client: StateStoreClient | None = None
         self._lease: Lease | None = None
         self._token: Hlc | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._waited = False
+        self._watches: list[asyncio.Task[None]] = []
+        self._telling: Future[None] | None = None
 
     @property
     def token(self) -> Hlc:
@@ -114,6 +88,22 @@ class WriteBack:
         self._thread = LoopThread("penstock-writeback")
         self._run(self._connect(), CONNECT_TIMEOUT_S)
 
+    def holder(self) -> Holder:
+        """Which run holds the lease now.
+
+        Raises:
+            UnavailableError: the store does not answer.
+        """
+        return self._run(self._holder(), CONNECT_TIMEOUT_S)
+
+    def try_acquire(self) -> Hlc | None:
+        """Take the lease if it is free: the token of the run, or None where another run holds it.
+
+        Raises:
+            UnavailableError: the store does not answer.
+        """
+        return self._run(self._try_acquire(), CONNECT_TIMEOUT_S)
+
     def acquire(self, timeout_s: float) -> Hlc:
         """Wait for the lease, which a run before us may hold until it expires; the token of the run.
 
@@ -121,6 +111,22 @@ class WriteBack:
             UnavailableError: the lease was held by another run all the time, or the store does not answer.
         """
         return self._run(self._acquire(timeout_s), timeout_s + 10.0)
+
+    def acquiring(self, timeout_s: float) -> Future[Hlc]:
+        """The same without waiting here; a future that is cancelled leaves the lease to others."""
+        assert self._thread is not None, "connect() comes first"
+        return self._thread.submit(self._acquire(timeout_s))
+
+    def tell(self, record: RunRecord) -> None:
+        """Let others see ``record``, if the store is there; left out while the one before it is under way."""
+        if self._telling is None or self._telling.done():
+            assert self._thread is not None, "connect() comes first"
+            self._telling = self._thread.submit(self._tell(record))
+
+    def last_words(self, record: RunRecord) -> None:
+        """As ``tell``, and wait until the store has it or does not answer: what ``stop`` waits for."""
+        with suppress(PenstockError):
+            self._run(self._tell(record), TELL_TIMEOUT_S)
 
     def fence(self, prefixes: Sequence[str]) -> list[str]:
         """Raise the run's token over all keys that start with ``prefixes``, missing ones too; those where it is raised.
@@ -151,6 +157,7 @@ class WriteBack:
         with suppress(PenstockError, OSError):
             self._run(self._close(), CLOSE_TIMEOUT_S)
         self._thread.close()
+        self._thread = None
 
     def _run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
         async def within() -> T:
@@ -171,17 +178,65 @@ class WriteBack:
         client = StateStoreClient.connect(self._broker, client_id=f"pipeline-{self.pipeline}-{self.run_id}")
         self._client = await client.__aenter__()
 
-    async def _acquire(self, timeout_s: float) -> Hlc:
+    def _new_lease(self) -> Lease:
         assert self._client is not None
-        lease = Lease(self._client, lease_key(self.pipeline), holder=self.run_id, ttl_ms=LEASE_MS)
-        self._token = await lease.acquire(timeout_s=timeout_s)
+        return Lease(self._client, lease_key(self.pipeline), holder=self.run_id, ttl_ms=LEASE_MS)
+
+    async def _holder(self) -> Holder:
+        assert self._client is not None
+        return await read_holder(self._client, self.pipeline)
+
+    async def _try_acquire(self) -> Hlc | None:
+        lease = self._new_lease()
+        token = await lease.try_acquire()
+        return None if token is None else self._held(lease, token)
+
+    async def _acquire(self, timeout_s: float) -> Hlc:
+        lease = self._new_lease()
+        self._waited = True
+        return self._held(lease, await lease.acquire(timeout_s=timeout_s))
+
+    def _held(self, lease: Lease, token: Hlc) -> Hlc:
+        self._token = token
         self._lease = lease
-        self._watch = asyncio.create_task(self._tell_when_lost(lease), name="lease-watch")
-        return self._token
+        self._watches = [
+            asyncio.create_task(self._tell_when_lost(lease), name="lease-watch"),
+            asyncio.create_task(self._tell_when_asked_to_stop(), name="stop-watch"),
+        ]
+        return token
 
     async def _tell_when_lost(self, lease: Lease) -> None:
         await lease.lost.wait()
         self.lost.set()
+
+    async def _tell_when_asked_to_stop(self) -> None:
+        """Observe the key by which others ask; a broken connection is the client's to mend."""
+        assert self._client is not None
+        mine = self.run_id.encode()
+        while not self.stop_asked.is_set():
+            try:
+                async with self._client.observe(stop_key(self.pipeline)) as changes:
+                    value = None if changes.entry is None else changes.entry.value
+                    if value != mine:
+                        async for change in changes:
+                            if change.value == mine:
+                                value = mine
+                                break
+                    if value == mine:
+                        self.stop_asked.set()
+            except PenstockError as error:
+                _log.warning("pipeline %s: cannot see requests to stop: %s", self.pipeline, error.what)
+            await asyncio.sleep(_OBSERVE_AGAIN_S)
+
+    async def _tell(self, record: RunRecord) -> None:
+        assert self._client is not None
+        try:
+            await self._client.set(
+                run_key(self.pipeline), record.encode(), fencing_token=self._token, timeout_s=TELL_TIMEOUT_S
+            )
+        except PenstockError as error:
+            # For people to look at; what the run writes for the pipeline has its own errors.
+            _log.debug("pipeline %s: status not written: %s", self.pipeline, error.what)
 
     async def _fence(self, prefixes: Sequence[str]) -> list[str]:
         assert self._client is not None
@@ -204,9 +259,12 @@ class WriteBack:
         return await write_changes(self._client, by_key, self.token)
 
     async def _close(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
+        for watch in self._watches:
+            watch.cancel()
         if self._lease is not None:
             await self._lease.release()
+        elif self._waited and self._client is not None:
+            # The wait may have been broken off between a SET and its answer.
+            await self._client.vdelete(lease_key(self.pipeline), self.run_id)
         if self._client is not None:
             await self._client.__aexit__(None, None, None)

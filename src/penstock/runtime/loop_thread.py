@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 from penstock.errors import LocalProtocolError
@@ -43,7 +43,7 @@ class LoopThread:
                 "it was closed" if self._closed else "this call comes from its own thread, which would wait for itself"
             )
             raise LocalProtocolError(f"{self._name}: nothing can be run here", why=why)
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self.submit(work)
         try:
             return future.result()
         except CancelledError:
@@ -51,6 +51,10 @@ class LoopThread:
         except BaseException:
             future.cancel()
             raise
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run ``work`` in the loop without waiting for it; cancelling the future cancels the work."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self) -> None:
         """Cancel what is under way and end the thread; may be called again."""

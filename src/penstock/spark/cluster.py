@@ -212,7 +212,7 @@ class Tube:
 
     def count(self, piece: Slice) -> int:
         """The messages in ``piece`` that :meth:`read` gives, counted by the broker where it can."""
-        if self._types or not self._has_ranges(piece.partition):
+        if self._types or not self.has_ranges(piece.partition):
             return sum(len(batch.offsets) for batch in self.read(piece))
         return self.weigh(piece)
 
@@ -317,7 +317,7 @@ class Tube:
             self._https[place] = reader.http
         return reader
 
-    def _has_ranges(self, partition: Partition) -> bool:
+    def has_ranges(self, partition: Partition) -> bool:
         return self._ask(partition, lambda reader: not reader.http)
 
     def _forget(self, partition: Partition) -> None:

@@ -1,7 +1,6 @@
-"""``format("aio-statestore")``: the keys of a state store as a batch source, and a sink that sets and deletes them.
+"""``format("aio-statestore")``: the keys of a state store as a batch, their changes as a stream, and a sink.
 
-The source lists the keys that match (SCAN) when Spark plans the job and reads their values (GET) in the tasks: each
-row is a value that the key had while the job ran, not all of them at one moment.
+The source is in ``store_snapshot`` (the keys as they are) and ``store_feed`` (what changes).
 
 The sink takes one row a key and batch: tasks only collect, the driver writes once all of them have succeeded, so a
 failed batch writes nothing. What it writes depends on the rows alone, so a repeated batch leaves the store as it was.
@@ -19,33 +18,47 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceArrowWriter,
-    DataSourceReader,
     DataSourceStreamArrowWriter,
-    InputPartition,
     WriterCommitMessage,
 )
-from pyspark.sql.types import AtomicType, BinaryType, IntegerType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    AtomicType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from penstock.errors import ConfigError
 from penstock.spark import rows
+from penstock.spark.store_feed import StoreStreamReader
 from penstock.spark.store_options import StoreReadOptions, StoreWriteOptions
+from penstock.spark.store_snapshot import StoreReader, connect
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.spark.store_writes import Row
-    from penstock.statestore.client import StateStoreClient
 
-__all__ = ["KeysPartition", "StateStoreDataSource", "StoreReader", "StoreStreamWriter", "StoreWriter", "WrittenRows"]
+__all__ = ["StateStoreDataSource", "StoreStreamWriter", "StoreWriter", "WrittenRows"]
 
 NAME = "aio-statestore"
 """Not ``statestore``: Spark has a source of its own by that name, which reads the state of streaming queries."""
-KEYS_A_BATCH = 1_000
-"""Keys read at once and handed over as one Arrow batch."""
-CONCURRENT_GETS = 64
 
 _SCHEMA = StructType(
-    [StructField("key", BinaryType()), StructField("value", BinaryType()), StructField("version", StringType())]
+    [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("operation", StringType()),
+        StructField("version", StringType()),
+        StructField("writer", StringType()),
+        StructField("timestamp", TimestampType()),
+        StructField("expires_at", TimestampType()),
+        StructField("omitted_bytes", LongType()),
+    ]
 )
 _TAKEN = rows.Taken(
     NAME,
@@ -63,19 +76,20 @@ class StateStoreDataSource(DataSource):
         return NAME
 
     def schema(self) -> StructType:
-        """``key`` and ``value`` binary, ``version`` the text of the hybrid logical clock."""
+        """What a key is (``operation`` SNAPSHOT) or what happened to it (SET, DELETE, also where it expired).
+
+        ``version`` is the text of the hybrid logical clock, ``timestamp`` its wall clock. ``writer`` is the client id
+        of who made a change, null where the key expired, and for what a key is. ``value`` is null for a delete, and
+        for a value too large for the topic of the changes: then ``omitted_bytes`` says how large.
+        """
         StoreReadOptions.parse(self.options)
         return _SCHEMA
 
     def reader(self, schema: StructType) -> StoreReader:
-        if schema != _SCHEMA:
-            raise ConfigError(
-                f"the statestore source cannot read into the schema {schema.simpleString()}",
-                option="schema",
-                why=f"its columns are {_SCHEMA.simpleString()}",
-                do="leave .schema(...) out and select what is needed from the data frame",
-            )
-        return StoreReader(StoreReadOptions.parse(self.options))
+        return StoreReader(self._read_options(schema).for_batch())
+
+    def streamReader(self, schema: StructType) -> StoreStreamReader:  # noqa: N802 - Spark's name
+        return StoreStreamReader(self._read_options(schema).for_stream())
 
     def writer(self, schema: StructType, overwrite: bool) -> StoreWriter:  # noqa: FBT001 - Spark's signature
         if overwrite:
@@ -89,6 +103,16 @@ class StateStoreDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> StoreStreamWriter:  # noqa: FBT001, N802, ARG002 - Spark's
         return StoreStreamWriter(self._write_options(schema))
 
+    def _read_options(self, schema: StructType) -> StoreReadOptions:
+        if schema != _SCHEMA:
+            raise ConfigError(
+                f"the {NAME} source cannot read into the schema {schema.simpleString()}",
+                option="schema",
+                why=f"its columns are {_SCHEMA.simpleString()}",
+                do="leave .schema(...) out and select what is needed from the data frame",
+            )
+        return StoreReadOptions.parse(self.options)
+
     def _write_options(self, schema: StructType) -> StoreWriteOptions:
         options = StoreWriteOptions.parse(self.options)
         taken, required = _TAKEN, ["key", "value"]
@@ -97,73 +121,6 @@ class StateStoreDataSource(DataSource):
             required.append(options.order_by)
         taken.check(schema, required)
         return options
-
-
-class KeysPartition(InputPartition):
-    """What one task reads: some of the keys."""
-
-    def __init__(self, keys: Sequence[bytes]) -> None:
-        super().__init__(keys)
-        self.keys = keys
-
-
-class StoreReader(DataSourceReader):
-    """The values of the keys that match, as they are while the job runs."""
-
-    def __init__(self, options: StoreReadOptions) -> None:
-        self._options = options
-
-    def partitions(self) -> list[InputPartition]:
-        import asyncio
-
-        keys = asyncio.run(self._keys())
-        tasks = max(1, min(self._options.min_partitions, len(keys)))
-        return [KeysPartition(keys[number::tasks]) for number in range(tasks)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        import asyncio
-
-        import pyarrow as pa
-
-        assert isinstance(partition, KeysPartition)
-        columns: list[pa.Field[Any]] = [
-            pa.field("key", pa.binary()),
-            pa.field("value", pa.binary()),
-            pa.field("version", pa.string()),
-        ]
-        schema = pa.schema(columns)
-        with asyncio.Runner() as runner:
-            store = runner.run(_opened(self._options.broker, self._options.timeout_s))
-            try:
-                for start in range(0, len(partition.keys), KEYS_A_BATCH):
-                    keys, values, versions = runner.run(_values(store, partition.keys[start : start + KEYS_A_BATCH]))
-                    arrays: list[pa.Array[Any]] = [
-                        pa.array(keys, pa.binary()),
-                        pa.array(values, pa.binary()),
-                        pa.array(versions, pa.string()),
-                    ]
-                    yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-            finally:
-                runner.run(store.__aexit__(None, None, None))
-
-    async def _keys(self) -> list[bytes]:
-        async with _client(self._options.broker, self._options.timeout_s) as store:
-            return [key async for key in store.scan(self._options.keys)]
-
-
-async def _values(store: StateStoreClient, keys: Sequence[bytes]) -> tuple[list[bytes], list[bytes], list[str]]:
-    """Keys, values and versions of those that still exist."""
-    import asyncio
-
-    limit = asyncio.Semaphore(CONCURRENT_GETS)
-
-    async def one(key: bytes) -> tuple[bytes, bytes, str] | None:
-        async with limit:
-            entry = await store.get(key)
-            return None if entry is None else (key, entry.value, str(entry.version))
-
-    found = [row for row in await asyncio.gather(*map(one, keys)) if row is not None]
-    return [key for key, _, _ in found], [value for _, value, _ in found], [version for _, _, version in found]
 
 
 @dataclass
@@ -227,18 +184,8 @@ def _store(options: StoreWriteOptions, messages: Sequence[WriterCommitMessage | 
     changes = last_of_each(written, options.order_by)
 
     async def write() -> None:
-        async with _client(options.broker, options.timeout_s) as store:
+        async with connect(options.broker, options.timeout_s) as store:
             await write_changes(store, changes, options.token)
 
     if changes:
         asyncio.run(write())
-
-
-def _client(broker: str, timeout_s: float) -> StateStoreClient:
-    from penstock.statestore.client import StateStoreClient
-
-    return StateStoreClient.connect(broker, timeout_s=timeout_s)
-
-
-async def _opened(broker: str, timeout_s: float) -> StateStoreClient:
-    return await _client(broker, timeout_s).__aenter__()

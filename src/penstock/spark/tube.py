@@ -51,20 +51,13 @@ from penstock.spark.offsets import (
 from penstock.spark.options import COLUMNS, HEADERS, SourceOptions
 from penstock.spark.published import Published
 from penstock.spark.sink_options import SinkOptions
+from penstock.spark.triggers import SupportsTriggerAvailableNow
 from penstock.spark.tube_client import Address, Batch, Client
 from penstock.spark.tube_sink import TubeStreamWriter, TubeWriter, check_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
-else:
-    try:
-        from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
-    except ImportError:  # Spark 4.1
-
-        class SupportsTriggerAvailableNow:
-            """Stands in where Spark has no such mixin."""
-
+    from pyspark.sql.streaming.datasource import ReadLimit
 
 __all__ = [
     "RangePartition",

@@ -7,6 +7,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.demo.data import example
+from penstock.pipelines import control
 
 
 def test_validate_names_the_chains(capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,3 +55,55 @@ def test_an_option_that_is_not_sparks_is_misuse(capsys: pytest.CaptureFixture[st
 def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pipeline", "schema"]) == 0
     assert json.loads(capsys.readouterr().out)["title"] == "Pipeline"
+
+
+def test_validate_says_what_is_wrong_as_json_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text("name: p\nsource: {topics: [t]}\nsinks: [{name: S, from: nowhere, tabel: {path: x}}]\n")
+    assert main(["pipeline", "validate", "--json", str(path)]) == 2
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    found = json.loads(printed.out)
+    assert (found["ok"], found["file"]) == (False, str(path))
+    problems = {problem["option"]: problem for problem in found["problems"]}
+    assert (problems["sinks[0].tabel"]["line"], problems["sinks[0].tabel"]["column"]) == (3, 34)
+    assert problems["sinks[0].tabel"]["text"].startswith("is not known")
+    assert "sinks[0].name" in problems
+    assert main(["pipeline", "validate", "--json", str(tmp_path / "none.yaml")]) == 2
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert (problem["line"], "none.yaml" in problem["text"]) == (None, True)
+
+
+def test_metrics_need_an_address(capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("9108", "host:99999", ":1"):
+        assert main(["pipeline", "run", "--metrics", text, str(example("pipeline.yaml"))]) == 2
+        assert "is not HOST:PORT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("stopped", "status", "words"),
+    [
+        (control.Stopped(None, clean=True), 0, "no run holds the lease"),
+        (control.Stopped("abc", clean=True), 0, "run abc has stopped"),
+        (control.Stopped("abc", clean=False, why="the disk is full"), 1, "has ended, but not because it was asked"),
+    ],
+)
+def test_stop(
+    stopped: control.Stopped,
+    status: int,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def stop(broker: str, pipeline: str, **_: object) -> control.Stopped:
+        asked.append((broker, pipeline))
+        return stopped
+
+    monkeypatch.setattr(control, "stop_run", stop)
+    assert main(["pipeline", "stop", str(example("pipeline.yaml"))]) == status
+    assert words in capsys.readouterr().out
+    assert main(["pipeline", "stop", "water", "--broker", "mqtt://edge:1883", "--json"]) == status
+    assert json.loads(capsys.readouterr().out)["stopped"] is stopped.clean
+    assert asked == [("mqtt://127.0.0.1:1883", "water"), ("mqtt://edge:1883", "water")]

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from penstock.cli.main import main
 from penstock.errors import UnavailableError
-from penstock.pipelines import reconcile, writeback
+from penstock.pipelines import control, reconcile
 from penstock.pipelines.durable import write_json
 from tests.unit.pipelines.books import Books
 
@@ -25,17 +26,24 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
 def test_status(books: Books, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str]] = []
 
-    def holder(broker: str, pipeline: str, _timeout_s: float) -> writeback.Holder:
+    def holder(broker: str, pipeline: str, _timeout_s: float) -> control.Holder:
         asked.append((broker, pipeline))
         if len(asked) == 2:
             raise UnavailableError("nobody answers")
-        return writeback.Holder("abc", 5_000)
+        sink = {"rows_per_s": 2.5, "lag_records": 7, "lag_s": 130.0, "batch_s": 0.4}
+        record = control.RunRecord("abc", "edge-7", 42, "2024-05-01T00:00:00Z", progress={"sinks": {"rows": sink}})
+        return control.Holder("abc", 5_000, record)
 
-    monkeypatch.setattr(writeback, "lease_holder", holder)
+    monkeypatch.setattr(control, "lease_holder", holder)
     assert main(["pipeline", "status", str(books.file), "--state-dir", str(books.state), "--json"]) == 0
-    assert lines(capsys) == [
+    (line,) = lines(capsys)
+    record = line.pop("record")
+    assert isinstance(record, dict)
+    assert (record["host"], record["pid"], record["state"]) == ("edge-7", 42, "running")
+    assert [line] == [
         {
             "sink": "rows",
+            "batch": 1,
             "batches": 2,
             "read": 10,
             "out": 7,
@@ -43,6 +51,12 @@ def test_status(books: Books, capsys: pytest.CaptureFixture[str], monkeypatch: p
             "filtered": 0,
             "duplicates": 1,
             "late": 0,
+            "rows_per_s": 2.5,
+            "lag_records": 7,
+            "lag_s": 130.0,
+            "batch_s": 0.4,
+            "state_rows": None,
+            "state_bytes": None,
             "lease": "held",
             "run": "abc",
         }
@@ -51,7 +65,24 @@ def test_status(books: Books, capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert main(["pipeline", "status", str(books.file), "--state-dir", str(books.state)]) == 0
     assert "whether a run holds the lease is unknown: nobody answers" in capsys.readouterr().err
     assert main(["pipeline", "status", str(books.file), "--state-dir", str(books.state)]) == 0
-    assert "run abc holds the lease, 5.0 s unless it renews it" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    held_by = "run abc (host edge-7, process 42, since 2024-05-01T00:00:00Z)"
+    assert f"{held_by} holds the lease, 5.0 s unless it renews it" in printed.err
+    assert "7 (2 min 10 s)" in printed.out
+
+
+def test_status_of_a_run_that_has_ended(
+    books: Books, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = control.RunRecord("abc", "edge-7", 42, since="2024-05-01T00:00:00Z", at="2024-05-01T01:00:00Z")
+    command = ["pipeline", "status", str(books.file), "--state-dir", str(books.state)]
+    for changed, words in [
+        (record, "run abc on edge-7: ended without a word, last heard of 2024-05-01T01:00:00Z"),
+        (replace(record, state="failed", why="no"), "run abc on edge-7: failed 2024-05-01T01:00:00Z: no"),
+    ]:
+        monkeypatch.setattr(control, "lease_holder", lambda *_, r=changed: control.Holder(None, None, r))
+        assert main(command) == 0
+        assert words in capsys.readouterr().err
 
 
 def test_reconcile(books: Books, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import PenstockError, RefusedError
-from penstock.pipelines import writeback
+from penstock.pipelines import control
 from penstock.pipelines.writeback import Change, WriteBack, collapse
 from penstock.statestore.errors import FencingError, InvalidRequestError
 from penstock.statestore.hlc import Hlc
@@ -60,7 +60,7 @@ def test_a_store_that_fences_no_prefixes_is_told_and_a_later_run_is_an_error(hel
 
 def test_who_holds_the_lease_is_unknown_where_nobody_answers() -> None:
     with pytest.raises(PenstockError):
-        writeback.lease_holder("mqtt://127.0.0.1:1", "p", 0.3)
+        control.lease_holder("mqtt://127.0.0.1:1", "p", 0.3)
 
 
 def test_deletes_that_follow_a_delete_are_left_out() -> None:

@@ -68,3 +68,21 @@ def test_a_call_from_the_loops_own_thread_is_refused() -> None:
     with pytest.raises(LocalProtocolError, match="would wait for itself"):
         thread.run(nested())
     thread.close()
+
+
+def test_work_that_nobody_waits_for_can_be_cancelled() -> None:
+    thread = LoopThread("mine")
+    assert thread.submit(where()).result(10) == "mine"
+    cancelled = threading.Event()
+
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    future = thread.submit(wait())
+    thread.run(where())
+    future.cancel()
+    assert cancelled.wait(10)
+    thread.close()

@@ -43,6 +43,8 @@ class FakeBroker:
     oldest: dict[str, int] = field(default_factory=dict)
     batch: int = 3
     is_damaged: bool = False
+    flag: int = 0
+    """Of every message."""
     http: str = ""
     """Set: a broker of Apache's, without ranges."""
     oldest_data: int = 0
@@ -157,7 +159,7 @@ class FakeReader:
             yield Columns(
                 [offset for offset, _ in part],
                 [FIRST_MS + offset for offset, _ in part],
-                [0] * len(part),
+                [self.broker.flag] * len(part),
                 [payload for _, payload in part],
                 part[-1][0] + INDEX_RECORD_BYTES,
             )

@@ -1,0 +1,229 @@
+"""How `penstock pipeline run` shows a run: a live table on a terminal, lines elsewhere, events as JSON lines."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from penstock.cli.output import note, print_json, use_colour
+
+__all__ = ["Display", "LineDisplay", "LiveDisplay", "amount", "display", "duration", "size"]
+
+Event = Mapping[str, Any]
+
+LIVE_S = 1.0
+LINES_S = 10.0
+
+
+class Display(Protocol):
+    """Where the events of a run go. ``progress_s``: how often it wants to be told of progress."""
+
+    progress_s: float
+
+    def tell(self, event: dict[str, Any]) -> None:
+        """One event."""
+
+
+class JsonDisplay:
+    """Each event as a line of JSON on standard output."""
+
+    progress_s = LINES_S
+
+    def tell(self, event: dict[str, Any]) -> None:
+        print_json(event)
+
+
+class LineDisplay:
+    """Batches and rows on standard output, everything else on standard error."""
+
+    progress_s = LINES_S
+
+    def __init__(self) -> None:
+        self._shown: dict[str, Any] = {}
+
+    def tell(self, event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "batch":
+                self._write(_batch(event))
+            case "rows":
+                for row in event["rows"]:
+                    self._write(f"{event['sink']}: {row}")
+            case "progress":
+                self._progress(event["sinks"])
+            case _:
+                for line in _words(event):
+                    self._note(line)
+
+    def _progress(self, sinks: Mapping[str, Mapping[str, Any]]) -> None:
+        for name, sink in sinks.items():
+            # A sink that has nothing to do is told of once.
+            idle = {key: sink[key] for key in ("batches", "lag_records", "in_batch_records", "restarts")}
+            if self._shown.get(name) != idle or sink["in_batch_records"] or sink["lag_records"]:
+                self._shown[name] = idle
+                self._note(_progress(name, sink))
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+    def _note(self, text: str) -> None:
+        note(text)
+
+
+class LiveDisplay(LineDisplay):
+    """A table of the sinks, drawn anew in place; everything but single batches scrolls above it."""
+
+    progress_s = LIVE_S
+
+    def __init__(self) -> None:
+        super().__init__()
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(stderr=True, highlight=False)
+        self.live = Live(console=self._console, refresh_per_second=4, transient=False)
+
+    def tell(self, event: dict[str, Any]) -> None:
+        if event["event"] != "batch":
+            super().tell(event)
+
+    def _progress(self, sinks: Mapping[str, Mapping[str, Any]]) -> None:
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False)
+        for index, head in enumerate(HEADS):
+            table.add_column(head, justify="right" if index else "left")
+        for name, sink in sinks.items():
+            table.add_row(name, *_cells(sink))
+        self.live.update(table)
+
+    def _write(self, text: str) -> None:
+        self._print(text)
+
+    def _note(self, text: str) -> None:
+        self._print(text)
+
+    def _print(self, text: str) -> None:
+        from rich.text import Text
+
+        self._console.print(Text(text))
+
+
+HEADS = (
+    "sink",
+    "batch",
+    "read",
+    "out",
+    "dead",
+    "rows/s",
+    "waiting",
+    "oldest",
+    "in batch",
+    "since",
+    "batch time",
+    "state",
+)
+
+
+@contextmanager
+def display(*, as_json: bool) -> Iterator[Display]:
+    """The display that suits where the output goes."""
+    if as_json:
+        yield JsonDisplay()
+    elif sys.stdout.isatty() and use_colour(sys.stderr):
+        live = LiveDisplay()
+        with live.live:
+            yield live
+    else:
+        yield LineDisplay()
+
+
+def amount(value: float | None) -> str:
+    """A count or rate for people, a dash where it is not known."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}"
+
+
+def duration(seconds: float | None) -> str:
+    """``0.3 s``, ``12 s``, ``4 min 10 s``, ``3 h 20 min``; a dash where it is not known."""
+    if seconds is None:
+        return "-"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7_200:
+        return f"{whole // 60} min {whole % 60} s"
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def size(count: float | None) -> str:
+    """Bytes for people."""
+    if count is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def _cells(sink: Mapping[str, Any]) -> list[str]:
+    state = "-" if sink["state_rows"] is None else f"{amount(sink['state_rows'])} rows, {size(sink['state_bytes'])}"
+    return [
+        amount(sink["batch"]),
+        *(amount(sink[name]) for name in ("read", "out", "dead", "rows_per_s", "waiting_records")),
+        duration(sink["waiting_s"]),
+        amount(sink["in_batch_records"]),
+        duration(sink["in_batch_s"]),
+        duration(sink["batch_s"]),
+        state,
+    ]
+
+
+def _batch(event: Event) -> str:
+    left = ", ".join(f"{event[name]} {name}" for name in ("dead", "filtered", "duplicates", "late") if event[name])
+    lag = "" if event["lag"] is None else f", lag {event['lag']} ({duration(event['lag_s'])})"
+    return (
+        f"{event['sink']} batch {event['batch']}: {event['read']} read, {event['out']} out"
+        f"{', ' + left if left else ''}{lag}"
+    )
+
+
+def _progress(name: str, sink: Mapping[str, Any]) -> str:
+    return (
+        f"{name}: {amount(sink['rows_per_s'])} rows/s, {amount(sink['read'])} read, {amount(sink['out'])} out; "
+        f"waiting {amount(sink['waiting_records'])} (oldest {duration(sink['waiting_s'])}), "
+        f"in the batch {amount(sink['in_batch_records'])} ({duration(sink['in_batch_s'])}); "
+        f"last batch {duration(sink['batch_s'])}; state {amount(sink['state_rows'])} rows, {size(sink['state_bytes'])}"
+    )
+
+
+def _words(event: Event) -> Iterator[str]:
+    """An event as lines for people."""
+    match event["event"]:
+        case "starting":
+            yield f"pipeline {event['pipeline']}: run {event['run']} starts Spark, state in {event['state_dir']}"
+        case "metrics":
+            yield f"pipeline {event['pipeline']}: metrics at http://{event['address']}/metrics"
+        case "waiting":
+            left = (
+                "" if event["left_ms"] is None else f", for another {event['left_ms'] / 1000:.1f} s unless it renews it"
+            )
+            yield (
+                f"pipeline {event['pipeline']}: {event['text']} holds the lease{left}; "
+                f"waiting {'up to ' + duration(event['wait_s']) if event['wait_s'] < 1e7 else 'for ever'}"
+            )
+        case "started":
+            yield f"pipeline {event['pipeline']}: running {', '.join(event['sinks'])}; lease {event['fencing_token']}"
+            for prefix in event["not_fenced"]:
+                yield f"{prefix}: this state store fences no prefixes; keys are fenced as they are written"
+        case "retry":
+            yield f"{event['sink']}: trying again in {event['in_s']:g} s: {event['why']}"
+        case "stopped":
+            yield f"pipeline {event['pipeline']}: stopped"

@@ -1,0 +1,179 @@
+"""The keys of a state store as they are: the batch of ``format("aio-statestore")``, and the start of its stream.
+
+The driver lists the keys that match (SCAN), the tasks read their values: each row is a value that the key had while the
+job ran, not all of them at one moment. Where the store offers MGET, many keys are read with one request.
+
+Imports stand where they are used: Spark imports this module for every user of any data source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from penstock.errors import ConfigError
+from penstock.spark.store_options import SnapshotOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.spark.store_rows import KeyRow
+    from penstock.statestore.client import StateStoreClient
+
+__all__ = ["KeysPartition", "StoreReader", "connect", "plan_keys", "read_keys"]
+
+KEYS_A_BATCH = 1_000
+"""Keys read at once and handed over as one Arrow batch."""
+CONCURRENT_REQUESTS = 64
+KEYS_A_REQUEST = 64
+"""Keys of one MGET: enough to make the request cheap, few enough for an answer with values of a megabyte."""
+
+
+class KeysPartition(InputPartition):
+    """What one task reads: some of the keys."""
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        super().__init__(keys)
+        self.keys = keys
+
+    def __repr__(self) -> str:
+        return f"{len(self.keys)} keys"
+
+
+class StoreReader(DataSourceReader):
+    """The values of the keys that match, as they are while the job runs."""
+
+    def __init__(self, options: SnapshotOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        return list(plan_keys(self._options)) or [KeysPartition([])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, KeysPartition)
+        return read_keys(self._options, partition)
+
+
+def plan_keys(options: SnapshotOptions) -> list[KeysPartition]:
+    """The keys that match now, dealt out to the tasks; no task has none."""
+    import asyncio
+
+    async def scan() -> list[bytes]:
+        async with connect(options.broker, options.timeout_s) as store:
+            return [key async for key in store.scan(options.keys)]
+
+    keys = asyncio.run(scan())
+    tasks = min(options.tasks, len(keys))
+    return [KeysPartition(keys[number::tasks]) for number in range(tasks)]
+
+
+def read_keys(options: SnapshotOptions, partition: KeysPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of one task. Keys that are gone by now have none."""
+    import asyncio
+
+    from penstock.spark.store_rows import key_batch
+
+    keys = partition.keys
+    with asyncio.Runner() as runner:
+        reader = _KeyRows(options)
+        runner.run(reader.open())
+        try:
+            for start in range(0, len(keys), KEYS_A_BATCH):
+                yield key_batch(runner.run(reader.read(keys[start : start + KEYS_A_BATCH])))
+        finally:
+            runner.run(reader.close())
+
+
+def connect(broker: str, timeout_s: float) -> StateStoreClient:
+    """A client of the state store, opened by ``async with``."""
+    from penstock.statestore.client import StateStoreClient
+
+    return StateStoreClient.connect(broker, timeout_s=timeout_s)
+
+
+class _KeyRows:
+    """Reads many keys with requests side by side."""
+
+    def __init__(self, options: SnapshotOptions) -> None:
+        self._include_expiry = options.include_expiry
+        self._store = connect(options.broker, options.timeout_s)
+        self._reads_many: bool | None = None
+        """Whether the store has MGET; None: it was not asked yet."""
+
+    async def open(self) -> None:
+        await self._store.__aenter__()
+
+    async def close(self) -> None:
+        await self._store.__aexit__(None, None, None)
+
+    async def read(self, keys: Sequence[bytes]) -> list[KeyRow]:
+        """The rows of those of ``keys`` that there are, in order."""
+        import asyncio
+
+        limit = asyncio.Semaphore(CONCURRENT_REQUESTS)
+        found: dict[bytes, KeyRow] = {}
+
+        async def of_many(some: Sequence[bytes]) -> None:
+            async with limit:
+                found.update(await self._many(some))
+
+        async def of_one(key: bytes) -> None:
+            async with limit:
+                row = await self._one(key)
+                if row is not None:
+                    found[key] = row
+
+        async def expiry_of(row: KeyRow) -> None:
+            async with limit:
+                found[row.key] = row._replace(expires_at_ms=await self._expires_at_ms(row.key))
+
+        pieces = [keys[start : start + KEYS_A_REQUEST] for start in range(0, len(keys), KEYS_A_REQUEST)]
+        if self._reads_many is None:
+            # A store without MGET is asked once, for one key.
+            self._reads_many = await self._can_read_many(keys[0])
+        if self._reads_many:
+            await asyncio.gather(*map(of_many, pieces))
+        else:
+            await asyncio.gather(*map(of_one, keys))
+        if self._include_expiry:
+            await asyncio.gather(*map(expiry_of, list(found.values())))
+        return [found[key] for key in keys if key in found]
+
+    async def _can_read_many(self, key: bytes) -> bool:
+        from penstock.statestore.errors import InvalidRequestError
+
+        try:
+            await self._store.get_many([key])
+        except InvalidRequestError:
+            return False
+        return True
+
+    async def _many(self, keys: Sequence[bytes]) -> dict[bytes, KeyRow]:
+        from penstock.spark.store_rows import KeyRow
+
+        entries = (await self._store.get_many(keys)).entries
+        return {key: KeyRow(key, entry.value, entry.version) for key, entry in entries.items() if entry is not None}
+
+    async def _one(self, key: bytes) -> KeyRow | None:
+        from penstock.spark.store_rows import KeyRow
+
+        entry = await self._store.get(key)
+        return None if entry is None else KeyRow(key, entry.value, entry.version)
+
+    async def _expires_at_ms(self, key: bytes) -> int | None:
+        import time
+
+        from penstock.statestore.errors import InvalidRequestError
+
+        try:
+            left_ms = (await self._store.expiry(key)).left_ms
+        except InvalidRequestError as error:
+            raise ConfigError(
+                "the state store does not tell when keys expire",
+                option="includeExpiry",
+                why=error.what,
+                do="name the extension ttl in the node's statestore.extensions, or leave includeExpiry out",
+            ) from error
+        return None if left_ms is None else int(time.time() * 1000) + left_ms

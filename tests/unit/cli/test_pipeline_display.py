@@ -1,0 +1,72 @@
+"""What a run looks like for people."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from penstock.cli.pipeline_display import LineDisplay, LiveDisplay, amount, display, duration, size
+from penstock.pipelines.progress import SinkProgress
+
+BUSY = SinkProgress(
+    batch=4, batches=5, read=1_200, out=1_100, rows_per_s=120.5, waiting_records=30, waiting_s=4.2, in_batch_records=10,
+    in_batch_s=0.3, batch_s=0.25, lag_records=40, lag_s=4.2, state_rows=17, state_bytes=2_048,
+)  # fmt: skip
+
+
+def progress(**sinks: SinkProgress) -> dict[str, Any]:
+    return {"event": "progress", "sinks": {name: asdict(sink) for name, sink in sinks.items()}}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (0.04, "0.0 s"), (9.94, "9.9 s"), (12.4, "12 s"), (250, "4 min 10 s"), (12_000, "3 h 20 min"),
+     (90_000 * 2, "2 d 2 h")],
+)  # fmt: skip
+def test_durations(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_amounts_and_sizes() -> None:
+    assert [amount(x) for x in (None, 0, 3.25, 120.5, 1_234_567)] == ["-", "0", "3.2", "120", "1,234,567"]
+    assert [size(x) for x in (None, 12, 2_048, 5 << 20, 7 << 30)] == ["-", "12 B", "2.0 KiB", "5.0 MiB", "7.0 GiB"]
+
+
+def test_progress_as_lines_and_an_idle_sink_once(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = LineDisplay()
+    for _ in range(2):
+        lines.tell(progress(rows=BUSY, alarms=SinkProgress(lag_records=0, in_batch_records=0)))
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in said] == ["rows", "alarms", "rows"]
+    assert said[0] == (
+        "rows: 120 rows/s, 1,200 read, 1,100 out; waiting 30 (oldest 4.2 s), in the batch 10 (0.3 s); "
+        "last batch 0.2 s; state 17 rows, 2.0 KiB"
+    )
+
+
+def test_a_run_that_waits_says_at_once_for_whom(capsys: pytest.CaptureFixture[str]) -> None:
+    event = {"event": "waiting", "pipeline": "water", "text": "run abc (host edge-7)", "left_ms": 7_500, "wait_s": 60.0}
+    with display(as_json=False) as screen:
+        screen.tell(event)
+        screen.tell({**event, "left_ms": None, "wait_s": 1e8})
+    first, second = capsys.readouterr().err.splitlines()
+    held = "pipeline water: run abc (host edge-7) holds the lease"
+    assert first == f"{held}, for another 7.5 s unless it renews it; waiting up to 60 s"
+    assert second.endswith("holds the lease; waiting for ever")
+
+
+def test_the_live_table_holds_every_sink(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    live = LiveDisplay()
+    live.tell(progress(rows=BUSY, alarms=SinkProgress()))
+    console = Console(width=160, record=True, file=None, quiet=False)
+    with console.capture() as captured:
+        console.print(live.live.renderable)
+    text = captured.get()
+    assert "rows" in text
+    assert "4.2 s" in text
+    assert "17 rows, 2.0 KiB" in text
+    assert "alarms" in text
