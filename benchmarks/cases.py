@@ -12,6 +12,7 @@ import uvloop
 from benchmarks import servers
 from benchmarks.connections import connections_possible, memory_of_connections
 from benchmarks.figures import Figure, Settings, alternate
+from benchmarks.keys import keys
 from benchmarks.mqtt import mqtt
 from benchmarks.statestore import state_store
 from benchmarks.tube import fill, tube
@@ -84,4 +85,5 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "statestore": state_store,
     "tube": tube,
     "spark": spark_source,
+    "keys": keys,
 }

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -49,13 +49,19 @@ def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 20) -
 
 
 @contextmanager
-def penstock(durability: str, topics: Sequence[str] = ()) -> Iterator[dict[str, str]]:
-    """``penstock up`` in a temporary data directory; yields its ready line (addresses as host:port)."""
+def penstock(
+    durability: str, topics: Sequence[str] = (), statestore: Mapping[str, object] | None = None
+) -> Iterator[dict[str, str]]:
+    """``penstock up`` in a temporary data directory; yields its ready line (addresses as host:port).
+
+    ``statestore``: that section of the configuration.
+    """
     with tempfile.TemporaryDirectory() as folder:
         zero = "127.0.0.1:0"
         listeners = [f"--{name}={zero}" for name in ("mqtt", "tube-master", "tube-broker", "tube-broker-http", "http")]
         settings = Path(folder) / "penstock.yaml"
-        settings.write_text(json.dumps({"tube": {"topics": {topic: {} for topic in topics}}}), encoding="utf-8")
+        sections = {"tube": {"topics": {topic: {} for topic in topics}}, "statestore": statestore or {}}
+        settings.write_text(json.dumps(sections), encoding="utf-8")
         argv = [str(Path(sys.executable).parent / "penstock"), "up", "--json", f"--data-dir={folder}/data"]
         argv += [f"--config={settings}", "--log-level=warning"]
         process = subprocess.Popen([*argv, f"--durability={durability}", *listeners], stdout=subprocess.PIPE)

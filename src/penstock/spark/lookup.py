@@ -2,7 +2,8 @@
 
 Each Python worker keeps one connection per store, in a thread of its own so that keep alive is answered while the
 worker waits for rows. Workers are reused over micro-batches, so a connection outlives many batches; one that broke is
-made again. The distinct keys of an Arrow batch are fetched at the same time.
+made again. The distinct keys of an Arrow batch are fetched at the same time, many with one request where the store has
+MGET.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError, UnavailableError
 from penstock.runtime.loop_thread import LoopThread
+from penstock.spark.store_reads import ManyKeys, Store
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
-__all__ = ["Connect", "Entry", "KeyReader", "Store", "values_of", "with_lookup"]
+__all__ = ["Connect", "KeyReader", "values_of", "with_lookup"]
 
 _TIMEOUT_MS = 30_000
-_CONCURRENT = 256  # gets under way at once; the broker's receive maximum may allow fewer, the client then waits
 _KEPT = 100_000  # values a worker keeps for refresh_ms; the oldest go first
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
@@ -63,19 +64,6 @@ def with_lookup(
     function = arrow_udf(look_up, BinaryType()).asNondeterministic()  # type: ignore[call-overload]  # needs no kind
     name = key_column.replace("`", "``")
     return df.withColumn(output_column, function(sf.col(f"`{name}`")))
-
-
-class Entry(Protocol):
-    """What is needed of :class:`penstock.statestore.client.Entry`."""
-
-    @property
-    def value(self) -> bytes: ...
-
-
-class Store(Protocol):
-    """What is needed of :class:`penstock.statestore.client.StateStoreClient`."""
-
-    async def get(self, key: bytes, /) -> Entry | None: ...
 
 
 Connect = Callable[[], AbstractAsyncContextManager[Store]]
@@ -159,20 +147,9 @@ class KeyReader:
             opened = self._connect()
             self._store = await opened.__aenter__()
             self._open = opened
-        store, values, waiting = self._store, dict[bytes, bytes | None](), iter(keys)
-
-        async def work() -> None:
-            for key in waiting:  # shared: each key is taken by one worker
-                entry = await store.get(key)
-                values[key] = None if entry is None else entry.value
-
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(min(_CONCURRENT, len(keys))):
-                    group.create_task(work())
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return values
+            self._many = ManyKeys(self._store)
+        found = await self._many.read(keys)
+        return {key: None if (entry := found.get(key)) is None else entry.value for key in keys}
 
     async def _disconnect(self) -> None:
         opened, self._open, self._store = self._open, None, None

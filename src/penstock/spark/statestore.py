@@ -168,9 +168,16 @@ def _rows(options: StoreWriteOptions, batch: pa.RecordBatch) -> Iterator[Row]:
     for key, value, ttl_ms, order in rows.read_rows(batch, columns):
         if not key:
             raise ConfigError(
-                f"the statestore sink got a row with {'no' if key is None else 'an empty'} key",
+                f"the {NAME} sink got a row with {'no' if key is None else 'an empty'} key",
                 option="key",
                 do="leave such rows out: .where(\"key <> ''\")",
+            )
+        if ttl_ms is not None and ttl_ms < 1:
+            raise ConfigError(
+                f"the {NAME} sink got a row with ttl_ms {ttl_ms}",
+                option="ttl_ms",
+                why="a key lives for at least a millisecond",
+                do="leave ttl_ms null for a key that stays, or make the value null to delete the key",
             )
         yield Row(Change(rows.as_bytes(key), None if value is None else rows.as_bytes(value), ttl_ms), order)
 

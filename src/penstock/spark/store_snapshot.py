@@ -27,8 +27,6 @@ __all__ = ["KeysPartition", "StoreReader", "connect", "plan_keys", "read_keys"]
 KEYS_A_BATCH = 1_000
 """Keys read at once and handed over as one Arrow batch."""
 CONCURRENT_REQUESTS = 64
-KEYS_A_REQUEST = 64
-"""Keys of one MGET: enough to make the request cheap, few enough for an answer with values of a megabyte."""
 
 
 class KeysPartition(InputPartition):
@@ -94,13 +92,14 @@ def connect(broker: str, timeout_s: float) -> StateStoreClient:
 
 
 class _KeyRows:
-    """Reads many keys with requests side by side."""
+    """Rows of keys, read over one connection."""
 
     def __init__(self, options: SnapshotOptions) -> None:
+        from penstock.spark.store_reads import ManyKeys
+
         self._include_expiry = options.include_expiry
         self._store = connect(options.broker, options.timeout_s)
-        self._reads_many: bool | None = None
-        """Whether the store has MGET; None: it was not asked yet."""
+        self._many = ManyKeys(self._store)
 
     async def open(self) -> None:
         await self._store.__aenter__()
@@ -112,55 +111,19 @@ class _KeyRows:
         """The rows of those of ``keys`` that there are, in order."""
         import asyncio
 
+        from penstock.spark.store_rows import KeyRow
+
+        found = await self._many.read(keys)
+        rows = [KeyRow(key, entry.value, entry.version) for key in keys if (entry := found.get(key)) is not None]
+        if not self._include_expiry:
+            return rows
         limit = asyncio.Semaphore(CONCURRENT_REQUESTS)
-        found: dict[bytes, KeyRow] = {}
 
-        async def of_many(some: Sequence[bytes]) -> None:
+        async def with_expiry(row: KeyRow) -> KeyRow:
             async with limit:
-                found.update(await self._many(some))
+                return row._replace(expires_at_ms=await self._expires_at_ms(row.key))
 
-        async def of_one(key: bytes) -> None:
-            async with limit:
-                row = await self._one(key)
-                if row is not None:
-                    found[key] = row
-
-        async def expiry_of(row: KeyRow) -> None:
-            async with limit:
-                found[row.key] = row._replace(expires_at_ms=await self._expires_at_ms(row.key))
-
-        pieces = [keys[start : start + KEYS_A_REQUEST] for start in range(0, len(keys), KEYS_A_REQUEST)]
-        if self._reads_many is None:
-            # A store without MGET is asked once, for one key.
-            self._reads_many = await self._can_read_many(keys[0])
-        if self._reads_many:
-            await asyncio.gather(*map(of_many, pieces))
-        else:
-            await asyncio.gather(*map(of_one, keys))
-        if self._include_expiry:
-            await asyncio.gather(*map(expiry_of, list(found.values())))
-        return [found[key] for key in keys if key in found]
-
-    async def _can_read_many(self, key: bytes) -> bool:
-        from penstock.statestore.errors import InvalidRequestError
-
-        try:
-            await self._store.get_many([key])
-        except InvalidRequestError:
-            return False
-        return True
-
-    async def _many(self, keys: Sequence[bytes]) -> dict[bytes, KeyRow]:
-        from penstock.spark.store_rows import KeyRow
-
-        entries = (await self._store.get_many(keys)).entries
-        return {key: KeyRow(key, entry.value, entry.version) for key, entry in entries.items() if entry is not None}
-
-    async def _one(self, key: bytes) -> KeyRow | None:
-        from penstock.spark.store_rows import KeyRow
-
-        entry = await self._store.get(key)
-        return None if entry is None else KeyRow(key, entry.value, entry.version)
+        return list(await asyncio.gather(*map(with_expiry, rows)))
 
     async def _expires_at_ms(self, key: bytes) -> int | None:
         import time

@@ -11,8 +11,9 @@ from penstock.statestore.hlc import Hlc
 
 __all__ = ["Change", "Row", "Store", "last_of_each", "write_changes"]
 
-CONCURRENT_KEYS = 64
-"""Requests under way at once: enough to fill the store's group commit, few enough for any receive maximum."""
+CONCURRENT_KEYS = 256
+"""Requests under way at once, over one connection: enough to fill the store's group commit. Where the broker's receive
+maximum allows fewer, the client waits."""
 
 
 class Change(NamedTuple):
@@ -52,10 +53,13 @@ def last_of_each(rows: Iterable[Row], order_by: str | None) -> dict[str | bytes,
         if other is None:
             last[key] = row
             continue
-        if order_by is None or None in (row.order, other.order):
+        nowhere = None if order_by is None else _nowhere(row.order, other.order)
+        if order_by is None or nowhere is not None:
             raise PenstockError(
                 f"state store sink: a batch has two rows of key {_shown(key)}",
-                why="no column says which is the last" if order_by is None else f"{order_by} is null in one of them",
+                why="no column says which is the last"
+                if order_by is None
+                else f"{order_by} is {nowhere} in one of them",
                 do="name a column in orderBy, or keep one row of each key",
             )
         if row.order == other.order and row.change != other.change:
@@ -69,6 +73,13 @@ def last_of_each(rows: Iterable[Row], order_by: str | None) -> dict[str | bytes,
     return {key: [row.change] for key, row in last.items()}
 
 
+def _nowhere(*orders: Any) -> str | None:
+    """What has no place in the order: null, and the number that is none (it differs from itself)."""
+    if None in orders:
+        return "null"
+    return "NaN" if any(order != order for order in orders) else None  # noqa: PLR0124
+
+
 async def write_changes(store: Store, by_key: Mapping[Any, Sequence[Change]], token: Hlc | None) -> int:
     """Carry out the changes, those of one key in their order; how many requests that took.
 
@@ -76,20 +87,28 @@ async def write_changes(store: Store, by_key: Mapping[Any, Sequence[Change]], to
         UnavailableError: the store did not answer; what of it was applied is unknown, and may be sent again.
         PenstockError: the store refused one, most likely since a later run has a higher token.
     """
-    limit = asyncio.Semaphore(CONCURRENT_KEYS)
+    waiting = iter(by_key.values())
+    requests, failed = 0, False
 
-    async def write_key(changes: Sequence[Change]) -> int:
-        async with limit:
+    async def work() -> None:
+        nonlocal requests, failed
+        for changes in waiting:  # shared: the changes of a key are taken by one worker
+            if failed:
+                return
             for change in changes:
-                await _write(store, change, token)
-        return len(changes)
+                try:
+                    await _write(store, change, token)
+                except BaseException:
+                    failed = True
+                    raise
+                requests += 1
 
-    # All are awaited before an error is raised: nothing of this batch may be under way when it is repeated.
-    done = await asyncio.gather(*map(write_key, by_key.values()), return_exceptions=True)
-    for result in done:
+    # All end before an error is raised: nothing of this batch may be under way when it is repeated.
+    workers = (work() for _ in range(min(CONCURRENT_KEYS, len(by_key))))
+    for result in await asyncio.gather(*workers, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result
-    return sum(result for result in done if isinstance(result, int))
+    return requests
 
 
 async def _write(store: Store, change: Change, token: Hlc | None) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pyarrow as pa
@@ -9,12 +9,13 @@ import pytest
 
 from penstock.errors import RefusedError, UnavailableError
 from penstock.spark import lookup
-from penstock.spark.lookup import KeyReader, Store
+from penstock.spark.lookup import KeyReader
+from penstock.spark.store_reads import Store
+from penstock.statestore.client import Entry, Snapshot
+from penstock.statestore.errors import InvalidRequestError
+from penstock.statestore.hlc import Hlc
 
-
-class Entry:
-    def __init__(self, value: bytes) -> None:
-        self.value = value
+VERSION = Hlc(1, 0, "StateStore")
 
 
 class FakeStore:
@@ -27,6 +28,8 @@ class FakeStore:
         self.at_once = 0
         self.most_at_once = 0
         self.is_silent = False
+        self.has_mget = False
+        self.pieces: list[int] = []
 
     def connect(self) -> AbstractAsyncContextManager[Store]:
         return self._connection()
@@ -52,7 +55,14 @@ class FakeStore:
         await (asyncio.Event().wait() if self.is_silent else asyncio.sleep(0))
         self.at_once -= 1
         value = self.data.get(key)
-        return None if value is None else Entry(value)
+        return None if value is None else Entry(value, VERSION)
+
+    async def get_many(self, keys: Sequence[bytes], /) -> Snapshot:
+        if not self.has_mget:
+            raise InvalidRequestError("no such command", text="unknown command")
+        self.pieces.append(len(keys))
+        found = {key: self.data.get(key) for key in keys}
+        return Snapshot({key: None if v is None else Entry(v, VERSION) for key, v in found.items()}, VERSION)
 
 
 class Clock:
@@ -90,6 +100,16 @@ def test_keys_are_read_at_the_same_time_over_one_connection(reader: KeyReader, s
     assert store.most_at_once == 256
     reader.values([b"7"], refresh_ms=0, timeout_ms=1000)
     assert store.connections == 1
+
+
+def test_many_keys_are_read_with_one_request_where_the_store_can(reader: KeyReader, store: FakeStore) -> None:
+    store.has_mget = True
+    store.data = {b"%d" % number: b"v%d" % number for number in range(130)}
+    values = reader.values([*store.data, b"missing"], refresh_ms=0, timeout_ms=1000)
+    assert values == store.data | {b"missing": None}
+    assert (sorted(store.pieces), store.asked) == ([1, 3, 64, 64], [])
+    assert reader.values([b"7", b"8"], refresh_ms=0, timeout_ms=1000) == {b"7": b"v7", b"8": b"v8"}
+    assert store.pieces[-1] == 2
 
 
 def test_values_are_used_again_until_they_are_too_old(reader: KeyReader, store: FakeStore, clock: Clock) -> None:

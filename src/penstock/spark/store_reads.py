@@ -1,0 +1,85 @@
+"""Reading many keys of a state store: with one request for many where it offers MGET, else with one for each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import Protocol
+
+from penstock.statestore.client import Entry, Snapshot
+from penstock.statestore.errors import InvalidRequestError
+
+__all__ = ["ManyKeys", "Store"]
+
+CONCURRENT_GETS = 256
+"""Requests for one key under way at once; the broker's receive maximum may allow fewer, the client then waits."""
+CONCURRENT_MGETS = 16
+KEYS_A_REQUEST = 64
+"""Keys of one MGET: enough to make the request cheap, few enough for an answer with values of a megabyte."""
+
+
+class Store(Protocol):
+    """What is needed of :class:`penstock.statestore.client.StateStoreClient`."""
+
+    async def get(self, key: bytes, /) -> Entry | None: ...
+    async def get_many(self, keys: Sequence[bytes], /) -> Snapshot: ...
+
+
+class ManyKeys:
+    """Reads keys over one connection; asks once whether the store has MGET."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._has_mget: bool | None = None
+
+    async def read(self, keys: Collection[bytes]) -> Mapping[bytes, Entry]:
+        """The entries of those of ``keys`` (each once) that exist; not all of one moment.
+
+        Raises:
+            UnavailableError: the store did not answer.
+            RefusedError: the store refuses a key.
+        """
+        named = list(keys)
+        if self._has_mget is None and len(named) > 1:
+            self._has_mget = await self._offers_mget(named[0])
+        if not self._has_mget:
+            return await self._one_by_one(named)
+        found: dict[bytes, Entry] = {}
+        waiting = iter(range(0, len(named), KEYS_A_REQUEST))
+
+        async def work() -> None:
+            for start in waiting:  # shared: each piece is taken by one worker
+                snapshot = await self._store.get_many(named[start : start + KEYS_A_REQUEST])
+                found.update((key, entry) for key, entry in snapshot.entries.items() if entry is not None)
+
+        await _side_by_side(work, min(CONCURRENT_MGETS, -(-len(named) // KEYS_A_REQUEST)))
+        return found
+
+    async def _one_by_one(self, keys: Sequence[bytes]) -> dict[bytes, Entry]:
+        found: dict[bytes, Entry] = {}
+        waiting = iter(keys)
+
+        async def work() -> None:
+            for key in waiting:
+                entry = await self._store.get(key)
+                if entry is not None:
+                    found[key] = entry
+
+        await _side_by_side(work, min(CONCURRENT_GETS, len(keys)))
+        return found
+
+    async def _offers_mget(self, key: bytes) -> bool:
+        try:
+            await self._store.get_many([key])
+        except InvalidRequestError:
+            return False
+        return True
+
+
+async def _side_by_side(work: Callable[[], Coroutine[None, None, None]], count: int) -> None:
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(count):
+                group.create_task(work())
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
