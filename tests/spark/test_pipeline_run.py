@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -19,7 +20,8 @@ from penstock.pipelines import run as running
 from penstock.pipelines.control import lease_holder
 from penstock.pipelines.model import Pipeline
 from penstock.pipelines.reconcile import reconcile, tube_count
-from penstock.pipelines.table import read
+from penstock.pipelines.replay import begun, plan_replay
+from penstock.pipelines.table import files, read
 from penstock.pipelines.values import REDRIVE, REDRIVE_STEP, lease_key
 from penstock.pipelines.writeback import Change, WriteBack
 from penstock.runtime import config
@@ -228,6 +230,42 @@ def test_it_is_stopped_from_elsewhere_and_a_second_run_is_told_who_holds_the_lea
         control.STOPPED,
         150,
     )
+
+
+def test_a_stretch_is_replayed_twice_beside_the_run_with_equal_rows(setup: Setup, tmp_path: Path) -> None:
+    setup.send(*(message(f"m{n}", n) for n in range(40)), message("m3", 3), b"nope")
+    (first,) = setup.node.append(setup.topic, [(0, message("begin", 41))])
+    setup.send(*(message(f"n{n}", n) for n in range(150)), message("n3", 3), b"nope")
+    (last,) = setup.node.append(setup.topic, [(0, message("end", 42))])
+    live = WriteBack(setup.node.mqtt, setup.pipeline.name)
+    live.connect()
+    try:
+        # The run of the pipeline holds its lease meanwhile.
+        live.acquire(10.0)
+        tables = []
+        for name in ("a", "b"):
+            begin, end = (json.dumps({setup.topic: {"1:0": position}}) for position in (first, last))
+            replay = plan_replay(setup.pipeline, tmp_path / name, begin, end, live=False)
+            running.run(
+                replay.pipeline,
+                state=replay.state,
+                options=running.Options(available_now=True, span=replay.span, lease=replay.lease, wait_s=0.0),
+                emit=setup.events.append,
+                stop=threading.Event(),
+            )
+            again, state = begun(setup.pipeline, tmp_path / name)
+            (account,) = reconcile(again, state, tube_count(again))
+            assert (account.off, account.unknown) == ((), ())
+            assert (account.sums.read, account.sums.out, account.sums.dead, account.sums.duplicates) == (153, 151, 1, 1)
+            path = tmp_path / name / "tables" / "rows"
+            rows = [row for file in files(path) for row in pq.ParquetFile(file).read().to_pylist()]
+            tables.append(sorted(rows, key=lambda row: (row["_topic"], row["_partition"], row["_offset"])))
+        assert tables[0] == tables[1]
+        assert [row["_id"] for row in tables[0]] == ["begin", *(f"n{n}" for n in range(150))]
+        assert [e["sinks"] for e in setup.events if e["event"] == "started"] == [["rows"], ["rows"]]
+        assert setup.rows() == []
+    finally:
+        live.close()
 
 
 def test_a_table_of_another_checkpoint_is_refused(setup: Setup, tmp_path: Path) -> None:

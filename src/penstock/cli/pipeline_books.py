@@ -17,7 +17,7 @@ from penstock.errors import ConfigError, PenstockError
 if TYPE_CHECKING:
     from penstock.pipelines.control import Holder, RunRecord
 
-__all__ = ["File", "Json", "StateDir", "dead", "reconcile", "state_of", "status"]
+__all__ = ["File", "Into", "Json", "StateDir", "dead", "reconcile", "state_of", "status"]
 
 File = Annotated[Path, typer.Argument(help="The pipeline file (YAML).", metavar="FILE", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
@@ -29,6 +29,10 @@ StateDir = Annotated[
         metavar="PATH",
         show_default=False,
     ),
+]
+Into = Annotated[
+    Path | None,
+    typer.Option("--into", help="The directory of a replay.", metavar="PATH", show_default=False),
 ]
 
 dead = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True, help="Records that failed.")
@@ -102,17 +106,22 @@ def _end(record: RunRecord) -> str:
     return f"{record.state} {record.at}" + (f": {record.why}" if record.why else "")
 
 
-def reconcile(file: File, state_dir: StateDir = None, as_json: Json = False) -> None:
+def reconcile(file: File, state_dir: StateDir = None, into: Into = None, as_json: Json = False) -> None:
     """Prove that every record read is accounted for; exit status 1 where it is not.
 
     Compares the ledger with the tube (the brokers count each range), with the rows in the tables, and each batch with
-    the one before it.
+    the one before it. With --into: the books of a replay there.
     """
     from penstock.pipelines import reconcile as books
     from penstock.pipelines.model import load
 
     pipeline = load(file)
-    accounts = books.reconcile(pipeline, state_of(pipeline.name, state_dir), books.tube_count(pipeline))
+    state = state_of(pipeline.name, state_dir)
+    if into is not None:
+        from penstock.pipelines.replay import begun
+
+        pipeline, state = begun(pipeline, into)
+    accounts = books.reconcile(pipeline, state, books.tube_count(pipeline))
     for account in accounts:
         sums = {name: getattr(account.sums, name) for name in _SUMS}
         if as_json:

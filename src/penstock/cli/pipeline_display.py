@@ -223,6 +223,8 @@ def _words(event: Event) -> Iterator[str]:
             yield f"pipeline {event['pipeline']}: running {', '.join(event['sinks'])}; lease {event['fencing_token']}"
             for prefix in event["not_fenced"]:
                 yield f"{prefix}: this state store fences no prefixes; keys are fenced as they are written"
+        case "warning":
+            yield f"pipeline {event['pipeline']}: {event['text']}"
         case "retry":
             yield f"{event['sink']}: trying again in {event['in_s']:g} s: {event['why']}"
         case "stopped":

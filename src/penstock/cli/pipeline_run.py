@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.output import note, print_json
-from penstock.cli.pipeline_books import File, Json, StateDir, state_of
+from penstock.cli.pipeline_books import File, Into, Json, StateDir, state_of
 from penstock.cli.pipeline_display import display
 from penstock.errors import ConfigError
 
@@ -34,6 +34,19 @@ def run(
     ] = "local[2]",
     conf: Conf = None,
     state_dir: StateDir = None,
+    begin: Annotated[
+        str | None,
+        typer.Option("--from", help="Replay from this place on; see above.", metavar="PLACE", show_default=False),
+    ] = None,
+    end: Annotated[
+        str | None,
+        typer.Option("--to", help="Replay up to this place, without it.", metavar="PLACE", show_default=False),
+    ] = None,
+    into: Into = None,
+    live: Annotated[
+        bool,
+        typer.Option("--live", help="The sinks that are not tables, too, where they are: needs the run to be stopped."),
+    ] = False,
     once: Annotated[
         bool, typer.Option("--once", "--available-now", help="Process what the log holds now, then end.")
     ] = False,
@@ -65,6 +78,10 @@ def run(
 
     One run at a time: it holds a lease in the state store, and everything it writes there is fenced with it. A second
     run says who holds the lease, and waits for it.
+
+    With --from, --to and --into it replays a stretch of the log into new tables beside the run, and ends. A place is a
+    time at which the tube took records (2024-05-01, 2024-05-01T06:00Z, ms since 1970), offsets as JSON, earliest or
+    latest.
     """
     from penstock.pipelines.model import load
 
@@ -78,11 +95,30 @@ def run(
             f"Spark is not installed: {error}", do='pip install "penstock[spark]" (and [java] where Java is missing)'
         ) from error
 
+    state, lease, span = state_of(pipeline.name, state_dir), None, None
+    if into is not None:
+        from penstock.pipelines.replay import plan_replay
+
+        if state_dir is not None:
+            raise ConfigError(
+                "--state-dir and --into are given", option="--into", do="leave --state-dir out: a replay has its own"
+            )
+        pipeline, span, state, lease, left_out = plan_replay(pipeline, into, begin, end, live=live)
+        once = True
+        if left_out and not as_json:
+            note(f"pipeline {pipeline.name}: replay without {', '.join(left_out)}, which others look at (--live)")
+    elif begin is not None or end is not None or live:
+        raise ConfigError(
+            "a replay needs a target of its own",
+            option="--into",
+            why="the tables of the pipeline have these records already",
+            do="name a new directory with --into",
+        )
     stop = _stop_on_signals()
     with display(as_json=as_json) as screen:
         run_pipeline(
             pipeline,
-            state=state_of(pipeline.name, state_dir),
+            state=state,
             options=Options(
                 spark_master=spark_master,
                 spark_conf=spark_conf,
@@ -90,6 +126,8 @@ def run(
                 wait_s=0.0 if no_wait else wait,
                 progress_s=screen.progress_s if progress is None else progress,
                 metrics=address,
+                span=span,
+                lease=lease,
             ),
             emit=screen.tell,
             stop=stop,

@@ -59,12 +59,17 @@ def measure(tube: Tube, bounds: Mapping[Partition, Bounds], end: Offsets, now_ms
 class LagMeter:
     """Measures in a thread of its own, as often as it is asked to and never twice at once.
 
-    ``open_tube`` opens the tube, ``topics`` are those of the pipeline, ``clock`` gives ms since 1970.
+    ``open_tube`` opens the tube, ``bounds`` says what there is to read in it, ``clock`` gives ms since 1970.
     """
 
-    def __init__(self, open_tube: Callable[[], Tube], topics: tuple[str, ...], clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        open_tube: Callable[[], Tube],
+        bounds: Callable[[Tube], Mapping[Partition, Bounds]],
+        clock: Callable[[], int],
+    ) -> None:
         self._open = open_tube
-        self._topics = topics
+        self._bounds = bounds
         self._clock = clock
         self._asked = threading.Event()
         self._closed = False
@@ -105,7 +110,7 @@ class LagMeter:
 
     def _measure(self, tube: Tube, ends: Mapping[str, Offsets]) -> dict[str, Lag]:
         try:
-            bounds = tube.bounds(tube.partitions(self._topics, max_age_s=TIMEOUT_MS / 1000))
+            bounds = self._bounds(tube)
             now_ms = self._clock()
             return {sink: measure(tube, bounds, end, now_ms) for sink, end in ends.items()}
         except PenstockError:

@@ -27,6 +27,7 @@ from penstock.pipelines.ledger import Entry, Ledger
 from penstock.pipelines.lookups import lookups
 from penstock.pipelines.metrics import serve
 from penstock.pipelines.model import Pipeline
+from penstock.pipelines.replay import Span
 from penstock.pipelines.source import TubeSource
 from penstock.pipelines.values import duration_ms
 from penstock.pipelines.watch import Watch, now_text
@@ -100,6 +101,8 @@ class Options:
     wait_s: float = LEASE_WAIT_S
     progress_s: float = PROGRESS_S
     metrics: tuple[str, int] | None = None
+    span: Span | None = None
+    lease: str | None = None
 
 
 class _Run:
@@ -116,12 +119,12 @@ class _Run:
         self._done: queue.SimpleQueue[Entry | Event] = queue.SimpleQueue()
         self._gate = Gate()
         self._ledger = Ledger(state / "ledger")
-        self._source = TubeSource(pipeline.source, state / "starts")
+        self._source = TubeSource(pipeline.source, state / "starts", options.span)
         self._queries: dict[str, _Running] = {}
         self._run = uuid.uuid4().hex[:12]
-        self._store = WriteBack(pipeline.statestore.broker, pipeline.name, run_id=self._run)
+        self._store = WriteBack(pipeline.statestore.broker, options.lease or pipeline.name, run_id=self._run)
         self._watch = Watch(
-            LagMeter(self._source.open, self._source.checked.topics, wall_clock_ms),
+            LagMeter(self._source.open, self._source.bounds, wall_clock_ms),
             RunRecord(self._run, socket.gethostname(), os.getpid(), now_text()),
             tell=self._store.tell,
             show=lambda fields: self._tell_event("progress", **fields),
@@ -231,6 +234,8 @@ class _Run:
                 not_fenced=[prefix for prefix in wanted if prefix not in fenced],
                 sinks=list(self._queries),
             )
+            for text in self._source.doubts:
+                self._tell_event("warning", text=text)
             self._watch.start({name: self._reached(name) for name in self._queries})
             self._supervise()
             self._drain()
@@ -405,10 +410,11 @@ def run(
 
     ``options``: ``available_now`` ends it when what the log holds now is done; ``wait_s`` is how long to wait for the
     lease that another run holds (0: not at all); ``progress_s`` how often ``progress`` is told (0: never);
-    ``metrics`` the host and port to serve Prometheus metrics on.
+    ``metrics`` the host and port to serve Prometheus metrics on. Of a replay: the ``span`` to read, and the name of
+    the ``lease`` where it is not the pipeline's own.
 
     ``emit`` gets events in the calling thread: ``starting``, ``metrics`` (their address), ``waiting`` (who holds the
-    lease), ``started`` (with the fencing token), ``batch`` (the ledger's counts of one batch, and the lag),
+    lease), ``started`` (with the fencing token), ``warning`` (``text``), ``batch`` (the ledger's counts, and the lag),
     ``progress`` (:class:`~penstock.pipelines.progress.SinkProgress` of each sink), ``rows`` (of a console sink, as
     JSON), ``retry``, ``stopped``. Checkpoints, ledger and starts are kept under ``state``; a run with the same
     directory goes on where the last one ended.

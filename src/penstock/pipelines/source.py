@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
@@ -11,9 +12,10 @@ from penstock.pipelines.checkpoint import Offsets
 from penstock.pipelines.durable import read_json, write_json
 from penstock.pipelines.lag import TIMEOUT_MS
 from penstock.pipelines.model import Source
+from penstock.pipelines.replay import Span
 from penstock.spark.cluster import Tube, count_rows
 from penstock.spark.marks import marks_of, with_marks
-from penstock.spark.offsets import from_json, to_json
+from penstock.spark.offsets import Bounds, Partition, Positions, Times, check_kept, from_json, to_json
 from penstock.spark.options import SourceOptions, canonical_names
 
 __all__ = ["TubeSource"]
@@ -23,12 +25,18 @@ FIRST_LOOK_MS = 10_000
 
 
 class TubeSource:
-    """What a pipeline reads. ``starts`` is the directory that keeps where each query began."""
+    """What a pipeline reads. ``starts`` is the directory that keeps where each query began.
 
-    def __init__(self, source: Source, starts: Path) -> None:
+    With a ``span`` it ends, at a place that is decided once, too.
+    """
+
+    def __init__(self, source: Source, starts: Path, span: Span | None = None) -> None:
         self.options = canonical_names(source.all_options())
         self.checked = SourceOptions.parse(self.options)
+        self.doubts: list[str] = []
+        """What a replay may lack, found when it begins."""
         self._starts = starts
+        self._span = span
 
     def open(self) -> Tube:
         """The tube, for questions that nobody waits long for."""
@@ -57,13 +65,47 @@ class TubeSource:
             pass
         with Tube.of(self.checked) as tube:
             bounds = tube.bounds(tube.partitions(self.checked.topics))
-            start = to_json(tube.positions(self.checked.for_stream(), bounds, "startingOffsets"))
+            wanted = self.checked.for_stream() if self._span is None else self._span.begin
+            positions = tube.positions(wanted, bounds, "startingOffsets")
+        if self._span is not None:
+            self._look_for_gaps(positions, bounds)
+        start = to_json(positions)
         write_json(path, start)
         return start
+
+    def end(self) -> Offsets | None:
+        """Where the span ends, decided once and kept: "latest" and times come to mean another place. None without."""
+        if self._span is None:
+            return None
+        path = self._starts / "_end.json"
+        try:
+            return dict(read_json(path))
+        except FileNotFoundError:
+            pass
+        with Tube.of(self.checked) as tube:
+            bounds = tube.bounds(tube.partitions(self.checked.topics))
+            positions = tube.positions(self._span.end, bounds, "endingOffsets")
+            for partition, position in positions.items():
+                check_kept(position, Bounds(0, bounds[partition].end), partition)
+        end = to_json(positions)
+        write_json(path, end)
+        return end
+
+    def bounds(self, tube: Tube) -> dict[Partition, Bounds]:
+        """What there is to read now: from the oldest record kept to the end of the log, or of the span."""
+        bounds = tube.bounds(tube.partitions(self.checked.topics, max_age_s=TIMEOUT_MS / 1000))
+        end = self.end()
+        if end is None:
+            return bounds
+        last = from_json(end)
+        return {p: Bounds(b.oldest, min(b.end, last[p])) for p, b in bounds.items() if p in last}
 
     def stream(self, spark: SparkSession, query: str) -> DataFrame:
         """The stream of ``query``, from where it began; a query with a checkpoint goes on from there."""
         options = self.options | {"startingOffsets": json.dumps(self.start(query))}
+        end = self.end()
+        if end is not None:
+            options |= {"endingOffsets": json.dumps(end)}
         return spark.readStream.format("tubemq").options(**options).load()
 
     def batch(self, spark: SparkSession, start: Offsets, end: Offsets) -> DataFrame | None:
@@ -89,3 +131,15 @@ class TubeSource:
     def count(self, start: Offsets, end: Offsets) -> int:
         """How many records are in ``[start, end)``, counted by the brokers."""
         return count_rows(self.options, start, end)
+
+    def _look_for_gaps(self, positions: Positions, bounds: Mapping[Partition, Bounds]) -> None:
+        """Positions that are gone are an error; of a time before the oldest record nobody knows what it had."""
+        assert self._span is not None
+        for partition, position in positions.items():
+            if self.checked.fail_on_data_loss:
+                check_kept(position, bounds[partition], partition)
+            if isinstance(self._span.begin, Times) and position == bounds[partition].oldest > 0:
+                self.doubts.append(
+                    f"{partition}: the log begins at position {position} now; what it had of the time before that "
+                    "retention has removed, and the replay lacks it"
+                )

@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 from penstock.runtime.login import ANYBODY, Login
 from penstock.spark import names
 from penstock.spark.login_options import LOGIN_OPTIONS, parse_login
-from penstock.spark.offsets import Partition, Times, Wanted, is_selected, parse_times, parse_wanted
+from penstock.spark.offsets import Named, Partition, Times, Wanted, is_selected, parse_times, parse_wanted
 from penstock.spark.tube_client import DEFAULT_GROUP, Peer
 
 __all__ = ["COLUMNS", "HEADERS", "OPTIONS", "UNSUPPORTED", "SourceOptions", "canonical_names", "check_masters"]
@@ -41,7 +41,7 @@ OPTIONS: Mapping[str, str] = {
     "subscribePattern": "topics to read, as a regular expression that matches the whole name; new ones are picked up",
     "assign": 'partitions to read, as JSON: {"topic": ["<brokerId>:<partitionId>", ...]}',
     "startingOffsets": "where a batch or a new query starts: earliest (batch), latest (stream) or JSON",
-    "endingOffsets": "where a batch ends: latest (default) or JSON; batches only",
+    "endingOffsets": "where a batch ends: latest (default) or JSON; a stream reads up to positions in JSON",
     "startingTimestamp": "start at the first message that the brokers took at this time or later, in ms since 1970",
     "endingTimestamp": "end before the first message that they took at this time or later; batches only",
     "startingOffsetsByTimestamp": 'the same for each partition: {"topic": {"<brokerId>:<partitionId>": ms}}',
@@ -163,15 +163,23 @@ class SourceOptions:
         """Where a new query starts. A query with a checkpoint goes on from there, whatever this says.
 
         Raises:
-            ConfigError: an end was given.
+            ConfigError: an end was given, and not as positions.
         """
-        if self.ending is not None:
+        if self.ending is not None and self.last_positions() is None:
             raise ConfigError(
-                "an end (endingOffsets, endingTimestamp) has no meaning for a stream, which does not end",
+                "an end (endingOffsets, endingTimestamp) of a stream must be positions",
                 option="endingOffsets",
-                do="leave it out; to stop at what is there now, use trigger(availableNow=True)",
+                why="words and times would come to mean another place with each batch",
+                do="name positions in JSON; to stop at what is there now, use trigger(availableNow=True)",
             )
         return "latest" if self.starting is None else self.starting
+
+    def last_positions(self) -> Named | None:
+        """Where a stream ends, which reads only the partitions that are named; None where it does not end."""
+        if not isinstance(self.ending, dict):
+            return None
+        codes = [code for named in self.ending.values() for code in named.values() if code < 0]
+        return None if codes else self.ending
 
 
 def canonical_names(options: Mapping[str, str]) -> dict[str, str]:

@@ -337,11 +337,16 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What may be read of each partition: from where to where, without a limit.
 
         A partition that is new to the query gets its oldest position as both: the batch notes where it begins, the
-        next one reads. Partitions of topics that are no longer subscribed do not appear.
+        next one reads. Partitions of topics that are no longer subscribed do not appear. Of a stream with an end, a
+        partition that the end does not name is not read.
         """
+        named = self._options.last_positions()
+        last = None if named is None else from_json(named)
         reachable: dict[Partition, Bounds] = {}
         for partition, bound in bounds.items():
             position, end = begin.get(partition), bound.end
+            if last is not None:
+                end = min(end, last.get(partition, position or 0))
             if position is None:
                 if self._target is None or partition in self._target:
                     reachable[partition] = Bounds(bound.oldest, bound.oldest)

@@ -80,6 +80,20 @@ def test_metrics_need_an_address(capsys: pytest.CaptureFixture[str]) -> None:
         assert "is not HOST:PORT" in capsys.readouterr().err
 
 
+def test_a_replay_needs_a_target_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["pipeline", "run", str(example("pipeline.yaml"))]
+    for options, words in [
+        (["--from", "2024-05-01"], "a replay needs a target of its own"),
+        (["--live"], "a replay needs a target of its own"),
+        (["--into", str(tmp_path / "a"), "--to", "never"], "is no place in the log"),
+        (["--into", str(tmp_path / "a"), "--state-dir", "s"], "a replay has its own"),
+    ]:
+        assert main([*command, *options]) == 2
+        assert words in capsys.readouterr().err
+    assert main(["pipeline", "reconcile", str(example("pipeline.yaml")), "--into", str(tmp_path)]) == 2
+    assert "holds no replay" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("stopped", "status", "words"),
     [

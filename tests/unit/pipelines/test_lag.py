@@ -57,6 +57,10 @@ class Numbers:
         return [p for p in range(piece.start, piece.end, 28) if self.records[p // 28][0] == piece.partition]
 
 
+def there_is(tube: Tube) -> Mapping[Partition, Bounds]:
+    return tube.bounds(tube.partitions(["t"], max_age_s=0.0))
+
+
 def lag(tube: Numbers, end: dict[str, int]) -> Lag:
     return measure(cast(Tube, tube), tube.bounds([P0, P1]), {"t": end}, NOW_MS)
 
@@ -88,7 +92,7 @@ def test_the_meter_measures_when_asked_and_a_last_time() -> None:
         measured.set()
         return NOW_MS
 
-    meter = LagMeter(lambda: cast(Tube, tube), ("t",), clock)
+    meter = LagMeter(lambda: cast(Tube, tube), there_is, clock)
     meter.start()
     ends: dict[str, Any] = {"rows": {"t": {"1:0": 0, "1:1": 0}}}
     assert meter.of("rows") is None
@@ -97,11 +101,11 @@ def test_the_meter_measures_when_asked_and_a_last_time() -> None:
     meter.end({"rows": {"t": {"1:0": 28, "1:1": 28}}})
     assert meter.of("rows") == Lag(0, 0.0)
     tube.away = True
-    other = LagMeter(lambda: cast(Tube, tube), ("t",), clock)
+    other = LagMeter(lambda: cast(Tube, tube), there_is, clock)
     other.start()
     other.end(ends)
     assert other.of("rows") is None
 
 
 def test_a_meter_that_was_never_started_ends() -> None:
-    LagMeter(lambda: cast(Tube, Numbers()), ("t",), lambda: 0).end({})
+    LagMeter(lambda: cast(Tube, Numbers()), there_is, lambda: 0).end({})

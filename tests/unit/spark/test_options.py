@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from penstock.errors import ConfigError
@@ -122,6 +124,15 @@ def test_a_batch_cannot_start_at_the_latest(starting: str) -> None:
     with pytest.raises(ConfigError, match="would select nothing"):
         options.for_batch()
     assert options.for_stream()
+
+
+def test_a_stream_ends_at_positions_only() -> None:
+    ending = {"a": {"1:0": 28}}
+    options = SourceOptions.parse(BASE | {"endingOffsets": json.dumps(ending)})
+    assert (options.for_stream(), options.last_positions()) == ("latest", ending)
+    assert SourceOptions.parse(BASE).last_positions() is None
+    with pytest.raises(ConfigError, match="must be positions"):
+        SourceOptions.parse(BASE | {"endingOffsets": '{"a": {"1:0": -1}}'}).for_stream()
 
 
 def test_a_stream_has_no_end() -> None:

@@ -460,3 +460,15 @@ def test_only_the_columns_asked_for(fake: FakeTube, broker: FakeBroker) -> None:
     reader = batch(fake, columns="offset,value")
     [first, _] = reader.partitions()
     assert [made.to_pydict() for made in reader.read(first)] == [{"offset": [0], "value": [b"0"]}]
+
+
+def test_a_stream_with_an_end_reads_up_to_it_and_no_other_partition(fake: FakeTube, broker: FakeBroker) -> None:
+    append(broker, 0, 1, 0, 1, 0)
+    reader = stream(fake, endingOffsets=json.dumps({"a": {"1:0": 84, "1:1": 56}}))
+    reader.prepareForTriggerAvailableNow()
+    start = reader.initialOffset()
+    assert [row for _, rows in drain(reader, start, ReadMaxRows(2)) for row in rows] == [b"0", b"1", b"2"]
+    append(broker, 0, 1)
+    assert drain(reader, {"a": {"1:0": 84, "1:1": 56}}, ReadAllAvailable()) == []
+    only = stream(fake, endingOffsets=json.dumps({"a": {"1:1": 140}}))
+    assert [row for _, rows in drain(only, only.initialOffset(), ReadAllAvailable()) for row in rows] == [b"1", b"3"]
