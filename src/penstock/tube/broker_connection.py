@@ -55,6 +55,7 @@ class BrokerConnection(ServerConnection):
         broker = self._broker
         broker.bytes_out += self.bytes_out
         self.bytes_out = 0
-        if broker.engine.dirty_stores or broker.engine.offsets.dirty:
+        engine = broker.engine
+        if engine.dirty_stores or engine.offsets.dirty or engine.transactions.dirty:
             broker.schedule()
         broker.arm()

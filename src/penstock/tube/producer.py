@@ -12,7 +12,7 @@ import contextlib
 import random
 import ssl
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -21,8 +21,15 @@ from penstock.runtime.clock import monotonic_ms
 from penstock.tube.addresses import Address, local_ipv4, parse_masters
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.methods import MethodId
-from penstock.tube.codec.proto import master_pb2
-from penstock.tube.codec.strings import DEFAULT_BROKER_PORT, DEFAULT_BROKER_TLS_PORT, check_client_id, ipv4_to_int
+from penstock.tube.codec.proto import broker_pb2, master_pb2
+from penstock.tube.codec.strings import (
+    DEFAULT_BROKER_PORT,
+    DEFAULT_BROKER_TLS_PORT,
+    BrokerInfo,
+    Partition,
+    check_client_id,
+    ipv4_to_int,
+)
 from penstock.tube.delivery import Delivery, Outcome, Outgoing, SendResult, Settings
 from penstock.tube.engine.producer import Routes
 from penstock.tube.engine.send_requests import SendWriter
@@ -134,6 +141,55 @@ class Producer:
     def topics(self) -> frozenset[str]:
         """The topics that are published now."""
         return frozenset(self._routes.topics)
+
+    # What a client beside this one needs that asks brokers in its name (penstock.tube.staging).
+
+    @property
+    def brokers(self) -> Mapping[int, BrokerInfo]:
+        """All brokers that the master announces, by their ids."""
+        return self._routes.brokers
+
+    @property
+    def links(self) -> Links:
+        """Its connections."""
+        return self._links
+
+    @property
+    def request_timeout_s(self) -> float:
+        """How long one request may take."""
+        return self._settings.request_timeout_s
+
+    async def partitions(self, topic: str) -> list[Partition]:
+        """All partitions of ``topic``, which it publishes if it did not before. Raises as :meth:`publish`."""
+        if not self._routes.partitions(topic):
+            await self.publish(topic)
+        return self._routes.partitions(topic)
+
+    def choose(self, topic: str, key: bytes | None, partition: int | None) -> Partition:
+        """Where a record of a published topic goes.
+
+        Raises:
+            RefusedError: the topic has no such partition, or (just now) none at all.
+        """
+        target = self._routes.choose(topic, key, partition, monotonic_ms())
+        if target is None:
+            raise self._unknown(topic)
+        return target
+
+    def max_bytes(self, topic: str) -> int:
+        """The largest body that brokers take for a published topic."""
+        return self._routes.max_bytes(topic)
+
+    def stamped(self, asked: broker_pb2.Transaction) -> broker_pb2.SendMessageRequestP2B:
+        """A request of this client, signed if it has a user."""
+        return self._writer.transaction(asked, (self._routes.token, self._routes.broker_token()))
+
+    async def sign_again(self) -> None:
+        """A broker refused its token: get another. Errors are those of the next request."""
+        if self._routes.credentials is not None:
+            self._routes.credentials.refused()
+        with contextlib.suppress(PenstockError):
+            await self._heartbeat()
 
     async def start(self) -> None:
         """Register at the master.

@@ -75,6 +75,13 @@ class SendWriter:
         request.batch.SetInParent()
         return request.SerializeToString()
 
+    def transaction(self, asked: pb.Transaction, token: Token) -> pb.SendMessageRequestP2B:
+        """A request that stages rows or commits them: it has no message of its own."""
+        request = self._tail(0, None, None, token)
+        request.clientId, request.topicName, request.partitionId, request.data = self._client_id, "", 0, b""
+        request.transaction.CopyFrom(asked)
+        return request
+
     def _head(self, target: Partition) -> pb.SendMessageRequestP2B:
         return pb.SendMessageRequestP2B(clientId=self._client_id, topicName=target.topic, partitionId=target.id)
 

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from penstock.tube.engine.settling import Known, Undecided, commits, transaction_id, undecided
+
+BOTH = ("1:h:1", "2:h:2")
+
+
+def held(*, publishing: bool = False, committed: int = -1) -> Known:
+    return Known(committed, "t", 5, publishing, BOTH)
+
+
+def test_what_is_prepared_everywhere_is_committed() -> None:
+    states = {1: held(), 2: held()}
+    (item,) = undecided(states)
+    assert item == Undecided("t", 5, BOTH, (1, 2))
+    assert commits(item, [1, 2], states)
+
+
+def test_what_is_not_prepared_everywhere_is_let_go() -> None:
+    states = {1: held(), 2: Known(4)}
+    (item,) = undecided(states)
+    assert item.holders == (1,)
+    assert not commits(item, [1, 2], states)
+    assert not commits(item, [1, 2], {1: held(), 2: Known(4, "other", 5, publishing=True)})
+
+
+def test_what_one_has_begun_to_publish_is_committed() -> None:
+    for other in (Known(5), Known(7), held(publishing=True)):
+        states = {1: held(), 2: other}
+        assert commits(undecided(states)[0], [1, 2], states)
+
+
+def test_transactions_come_in_the_order_of_their_batches() -> None:
+    states = {1: Known(3, "new", 5), 2: Known(3, "old", 4), 3: Known(4)}
+    assert [item.transaction for item in undecided(states)] == ["old", "new"]
+    assert undecided({1: Known(), 2: Known(9)}) == []
+
+
+def test_the_name_depends_on_what_is_published() -> None:
+    winners = [(0, "a", 3), (1, "b", 4)]
+    name = transaction_id("run", 1, winners)
+    assert name == transaction_id("run", 1, winners[::-1])
+    others = [
+        ("other", 1, winners),
+        ("run", 2, winners),
+        ("run", 1, winners[:1]),
+        ("run", 1, [(0, "a", 3), (1, "b", 5)]),
+    ]
+    assert len({name, *(transaction_id(*other) for other in others)}) == 5
