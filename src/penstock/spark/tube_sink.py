@@ -1,8 +1,9 @@
 """Rows into a tube: the sink of ``format("tubemq")``, for batches and streams, with any TubeMQ server.
 
-Delivery: at least once. A task ends when every row of it is acknowledged; a task or batch that failed is run again, and
-its rows are stored again. Rows that bring no id of their own get one that names query, batch, task and row: where the
-rows of a task are the same each time (a source that replays exactly, no shuffle without an order) copies have equal
+Delivery: exactly once with penstock's brokers, see :mod:`penstock.spark.staged_writes`. At least once with others, or
+where that is asked for: a task ends when every row of it is acknowledged; a task or batch that failed is run again, and
+its rows are stored again. There rows that bring no id of their own get one that names query, batch, task and row: where
+the rows of a task are the same each time (a source that replays exactly, no shuffle without an order) copies have equal
 ids, and a reader drops them by it.
 
 Imports stand where they are used: Spark imports this module for every user of any data source.
@@ -14,7 +15,7 @@ by the names that the source gives them, so that what the source reads the sink 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +27,10 @@ from penstock.spark import rows
 from penstock.spark.sink_options import SinkOptions
 
 if TYPE_CHECKING:
-    import asyncio
-
     import pyarrow as pa
 
     from penstock.tube.record import Record
+    from penstock.tube.staging import Batch, Staged
 
 __all__ = ["SentRows", "TubeStreamWriter", "TubeWriter", "check_columns"]
 
@@ -47,7 +47,6 @@ _TAKEN = rows.Taken(
     "headers (array<struct<key: string, value: binary>>)",
     '"machine AS key", "to_json(struct(*)) AS value"',
 )
-_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:
@@ -61,9 +60,11 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
 
 @dataclass
 class SentRows(WriterCommitMessage):
-    """How many rows of one task were acknowledged."""
+    """What one task did: how many rows it wrote, and what of them it staged (of which batch) for the commit."""
 
     rows: int
+    batch: Batch
+    staged: Staged
 
 
 class TubeWriter(DataSourceArrowWriter):
@@ -74,51 +75,80 @@ class TubeWriter(DataSourceArrowWriter):
         self._job = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return _sent(self._options, iterator, self._job)
+        return _write(self._options, iterator, self._job, streaming=False)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        _finish(self._options, messages, commit=True)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        _finish(self._options, messages, commit=False)
 
 
 class TubeStreamWriter(DataSourceStreamArrowWriter):
     """Rows of micro-batches into a tube."""
 
     def __init__(self, options: SinkOptions) -> None:
+        if options.transaction is not None:
+            raise ConfigError(
+                "txnAppId and txnVersion are for batch writes",
+                option="txnAppId",
+                why="a stream is named by its query id and numbers its batches by itself",
+                do="leave them out",
+            )
         self._options = options
+        self._job = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return _sent(self._options, iterator, "")
+        return _write(self._options, iterator, self._job, streaming=True)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
+        _finish(self._options, messages, commit=True)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
+        # Called after a commit that failed, too: what was decided cannot be undone, and is not.
+        _finish(self._options, messages, commit=False)
 
 
-def _sent(options: SinkOptions, batches: Iterator[pa.RecordBatch], job: str) -> SentRows:
+def _write(options: SinkOptions, batches: Iterator[pa.RecordBatch], job: str, *, streaming: bool) -> SentRows:
     import asyncio
 
     from pyspark import TaskContext
 
+    from penstock.spark import staged_writes
+
     context = TaskContext.get()
     assert context is not None, "a task of Spark's"
-    name = "/".join(filter(None, (context.getLocalProperty(_QUERY) or job, context.getLocalProperty(_BATCH))))
-    return asyncio.run(_send(options, batches, f"{name}/{context.partitionId()}"))
+    batch = staged_writes.batch_of(options, context.getLocalProperty, job, streaming=streaming)
+    task = context.partitionId()
+    # An id says where a row comes from, also in a batch write inside of a query's batch.
+    query, number = context.getLocalProperty(staged_writes.QUERY) or job, context.getLocalProperty(staged_writes.BATCH)
+    name = "/".join(filter(None, (query, number, str(task))))
+
+    def records() -> Iterator[list[tuple[str, int | None, Record, str]]]:
+        first = 0
+        for rows_of in batches:
+            yield list(_records(options, rows_of, name, first))
+            first += rows_of.num_rows
+
+    written, staged = asyncio.run(staged_writes.write(options, batch, task, records()))
+    return SentRows(written, batch, staged)
 
 
-async def _send(options: SinkOptions, batches: Iterator[pa.RecordBatch], name: str) -> SentRows:
-    from penstock.tube.producer import Producer
+def _finish(options: SinkOptions, messages: Iterable[WriterCommitMessage | None], *, commit: bool) -> None:
+    import asyncio
 
-    sent = 0
-    async with Producer(options.masters, delivery_timeout_s=options.timeout_s, **options.login.client()) as producer:
-        waiting: list[asyncio.Future[Any]] = []
-        for batch in batches:
-            for topic, partition, record in _records(options, batch, name, sent):
-                waiting.append(await producer.queue(topic, record, partition))
-            sent += batch.num_rows
-            # Arrow batch by Arrow batch, so that a task of any size keeps only one in memory.
-            for future in waiting:
-                await future
-            waiting.clear()
-    return SentRows(sent)
+    from penstock.spark import staged_writes
+
+    told = [message for message in messages if isinstance(message, SentRows)]
+    if told:
+        staged = [message.staged for message in told]
+        asyncio.run(staged_writes.finish(options, told[0].batch, staged, commit=commit))
 
 
 def _records(
     options: SinkOptions, batch: pa.RecordBatch, name: str, first: int
-) -> Iterator[tuple[str, int | None, Record]]:
-    """Topic, partition (None: by key) and record of each row."""
+) -> Iterator[tuple[str, int | None, Record, str]]:
+    """Topic, partition (None: by key) and record of each row, and the id for one that has none of its own."""
     from penstock.spark.headers import record_of
 
     columns = ("value", "key", "topic", "partition", "headers")
@@ -132,6 +162,4 @@ def _records(
             )
         named = [(header["key"], rows.as_bytes(header["value"] or b"")) for header in headers or ()]
         record = record_of(rows.as_bytes(value), None if key is None else rows.as_bytes(key), named)
-        if record.id is None:
-            record.id = f"{name}/{number}"
-        yield wanted, partition, record
+        yield wanted, partition, record, f"{name}/{number}"

@@ -45,7 +45,7 @@ def test_columns_that_cannot(schema: StructType, options: SinkOptions, message: 
         check_columns(schema, options)
 
 
-def rows(options: SinkOptions, **given: list[Any]) -> list[tuple[str, int | None, Record]]:
+def rows(options: SinkOptions, **given: list[Any]) -> list[tuple[str, int | None, Record, str]]:
     kinds = {"partition": pa.int32(), "headers": HEADERS}
     batch = pa.record_batch({name: pa.array(values, kinds.get(name)) for name, values in given.items()})
     return list(_records(options, batch, "query/7/0", 10))
@@ -54,8 +54,8 @@ def rows(options: SinkOptions, **given: list[Any]) -> list[tuple[str, int | None
 def test_topic_key_and_partition_of_rows() -> None:
     found = rows(TOPIC, value=["a", "b"], key=["k", None], topic=["one", None], partition=[3, None])
     assert found == [
-        ("one", 3, Record(b"a", b"k", id="query/7/0/10")),
-        ("all", None, Record(b"b", id="query/7/0/11")),
+        ("one", 3, Record(b"a", b"k"), "query/7/0/10"),
+        ("all", None, Record(b"b"), "query/7/0/11"),
     ]
 
 
@@ -69,7 +69,7 @@ def test_headers_are_attributes_where_the_record_has_them() -> None:
         ("id", b"again"),
         ("content-type", b"\xff"),
     ]
-    (_, _, record), (_, _, other) = rows(
+    (_, _, record, _), (_, _, other, _) = rows(
         TOPIC,
         value=[b"a", b"b"],
         headers=[[{"key": name, "value": value} for name, value in headers], [{"key": "event-time", "value": b"noon"}]],
