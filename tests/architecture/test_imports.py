@@ -87,7 +87,7 @@ RULES = [
         "penstock.spark",
         (
             *("spark", "tube.reader", "tube.registered", "tube.web"),
-            *("tube.producer", "tube.record", "tube.codec.message"),
+            *("tube.committing", "tube.producer", "tube.record", "tube.staging", "tube.codec.message"),
             *("runtime.login", "runtime.loop_thread", "runtime.tls"),
             *("statestore.client", "statestore.errors", "statestore.glob", "statestore.hlc"),
             *("mqtt.client", "mqtt.codec.properties", "mqtt.codec.topics", "mqtt.url"),
