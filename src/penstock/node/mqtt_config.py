@@ -48,6 +48,7 @@ _BOUNDS: Final[dict[str, tuple[int, int | None]]] = {
     "max_packet_size": (1024, 256 * 1024 * 1024),
     "receive_maximum": (1, 65_535),
     "max_inflight": (1, 65_535),
+    "max_inflight_bytes": (1024, None),
     "max_output_bytes": (1024, None),
     "write_stall_ms": (100, None),
     "max_topic_levels": (1, None),

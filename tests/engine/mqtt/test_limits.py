@@ -21,6 +21,7 @@ from penstock.mqtt.codec.packets import (
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.limits import BrokerLimits, QueueFull, TooFast
 from tests.engine.mqtt.harness import Bench, Peer, RecordingService
+from tests.engine.mqtt.test_access import Gate
 
 TEXT = Properties(payload_format_indicator=1)
 NOT_TEXT = b"\xff\xfe"
@@ -521,3 +522,73 @@ def test_high_priority_passes_the_rate() -> None:
     urgent = Properties(user_properties=[("$high_priority", "")])
     peer.send(*burst(2), *(Publish("a", b"", 1, packet_id=n, properties=urgent) for n in (7, 8, 9)))
     assert peer.take() == [PubAck(1, 0x10), PubAck(2, 0x97), *(PubAck(n, 0x10) for n in (7, 8, 9))]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_bytes_in_flight_are_bounded(qos: int) -> None:
+    limits = BrokerLimits(max_inflight_bytes=10_000)
+    bench = Bench(limits=limits)
+    sender = bench.connect("p")
+    receiver = bench.connect("r", expiry=100)
+    receiver.subscribe(Subscription("t", qos))
+    sender.send(*(Publish("t", bytes(6_000), 1, packet_id=n) for n in range(1, 8)))
+    small = [Publish("t", bytes(10), 1, packet_id=n) for n in range(8, 11)]
+    first = receiver.publishes()
+    assert [len(message.payload) for message in first] == [6_000, 6_000], "the one that goes beyond still goes"
+    sender.send(*small)
+    assert receiver.publishes() == [], "what is behind keeps its place"
+    session = bench.broker.sessions["r"]
+    assert session.inflight.bytes == 12_000
+    receiver.send(PubAck(first[0].packet_id), PubAck(first[1].packet_id))
+    second = receiver.publishes()
+    assert len(second) == 2
+    receiver.drop()
+    receiver = bench.connect("r", expiry=100, clean_start=False)
+    again = receiver.publishes()
+    assert [message.packet_id for message in again] == [message.packet_id for message in second]
+    got = len(first) + len(second)
+    fresh = again
+    while fresh:
+        receiver.send(*(PubAck(message.packet_id) for message in fresh))
+        fresh = receiver.publishes()
+        got += len(fresh)
+    assert got == 10
+    assert session.inflight.bytes == 0
+
+
+def test_bytes_in_flight_end_with_pubrec() -> None:
+    bench = Bench()
+    sender, receiver = bench.connect("p"), bench.connect("r")
+    receiver.subscribe(Subscription("t", 2))
+    sender.send(Publish("t", bytes(5_000), 2, packet_id=1), Publish("t", bytes(5_000), 2, packet_id=2))
+    sender.take()
+    taken, refused = receiver.publishes()
+    inflight = bench.broker.sessions["r"].inflight
+    assert inflight.bytes == 10_000
+    receiver.send(PubRec(taken.packet_id), PubRec(taken.packet_id), PubRec(refused.packet_id, 0x80))
+    assert inflight.bytes == 0, "what is released holds no payload"
+
+
+URGENT = Properties(user_properties=[("$high_priority", "")])
+
+
+@pytest.mark.parametrize("policy", list(QueueFull))
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_message_that_may_hurry_passes_the_bounds_of_a_full_queue(policy: QueueFull, *, allowed: bool) -> None:
+    gate = Gate() if allowed else Gate(("hasty", "high_priority", "t"))
+    bench = Bench(limits=BrokerLimits(max_queued_messages=3, when_queue_full=policy), access=gate)
+    sender = bench.connect("p", username="hasty")
+    bench.connect("r", expiry=100, username="r").subscribe(Subscription("t", 1))
+    bench.peers[bench.broker.sessions["r"].connection].drop()  # type: ignore[index]
+    sender.send(*(Publish("t", b"%d" % n, 1, packet_id=n) for n in range(1, 4)))
+    sender.send(*(Publish("t", b"!%d" % n, 1, packet_id=n, properties=URGENT) for n in range(4, 9)))
+    codes = [packet.reason_code for packet in sender.take() if isinstance(packet, PubAck)]
+    got = [p.payload.decode() for p in bench.connect("r", expiry=100, clean_start=False, username="r").publishes()]
+    if policy is QueueFull.DROP_OLDEST:
+        assert got == ["!6", "!7", "!8"]
+    elif allowed:
+        assert got == ["1", "2", "3", "!4", "!5", "!6"], "twice the bound, and no further"
+    else:
+        assert got == ["1", "2", "3"]
+    refused = 0 if policy is not QueueFull.REFUSE else 2 if allowed else 5
+    assert codes == [0] * (8 - refused) + [0x97] * refused

@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol
 
+from penstock.mqtt.codec.packets import Publish
+
 __all__ = [
+    "HIGH_PRIORITY",
     "LOCAL",
     "UNKNOWN",
     "Access",
@@ -26,6 +29,7 @@ __all__ = [
     "Principal",
     "Refused",
     "Rights",
+    "may_hurry",
 ]
 
 RIGHTS_KEPT: Final = 1_000
@@ -147,6 +151,18 @@ class Access(Protocol):
     def allowed(self, principal: Principal, action: Action, topic: str, qos: int, *, retain: bool) -> bool:
         """Whether ``principal`` may do that. Asked once a session, topic, QoS and RETAIN flag; must be quick."""
         ...
+
+
+HIGH_PRIORITY: Final = "$high_priority"
+"""User property of messages that pass limits which hold back others; its presence counts."""
+
+
+def may_hurry(publish: Publish, rights: Rights | None) -> bool:
+    """Whether a message asks to pass limits that hold back others, and its publisher may have that."""
+    given = publish.optional_properties
+    if given is None or given.user_property(HIGH_PRIORITY) is None:
+        return False
+    return rights is None or rights.may_hurry(publish.topic)
 
 
 class Rights:

@@ -20,7 +20,7 @@ from penstock.mqtt.codec.packets import ConnAck, Connect, Publish, Subscribe, Su
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.runs import PublishRun
 from penstock.mqtt.codec.topics import filter_problem, validate_topic_filter, validate_topic_name
-from penstock.mqtt.engine.access import LOCAL, UNKNOWN, Access, Granted, Origin, Rights
+from penstock.mqtt.engine.access import LOCAL, UNKNOWN, Access, Granted, Origin, Rights, may_hurry
 from penstock.mqtt.engine.admission import capabilities, expiry_asked, will_problem
 from penstock.mqtt.engine.bulk import Bulk
 from penstock.mqtt.engine.connection import BrokerConnection
@@ -505,6 +505,9 @@ class Broker:
         if route.nobody and not publish.retain:
             return route.services, 0 if route.services else ReasonCode.NO_MATCHING_SUBSCRIBERS
         message = Message(publish, now)
+        given = publish.optional_properties
+        if given is not None and given.user_properties:
+            message.urgent = may_hurry(publish, publisher.rights)
         if self._refusing and publish.qos and not _has_room(route, message, publisher):
             self.stats.refused_queue_full += 1
             return [], ReasonCode.QUOTA_EXCEEDED
@@ -532,7 +535,9 @@ class Broker:
         for shared in route.shared:
             if any(member.session is publisher for member in shared.members):
                 return False
-        bulk = Bulk(run, version, now, many=route.many)
+        given = model.optional_properties
+        urgent = given is not None and may_hurry(model, publisher.rights)
+        bulk = Bulk(run, version, now, many=route.many, urgent=urgent)
         qos = model.qos
         for target in targets:
             granted = target.qos
@@ -716,10 +721,9 @@ class Broker:
 
 def _has_room(route: Route, message: Message, publisher: Session) -> bool:
     """Whether every receiver would get the message: where the publisher is to hear of the first who would not."""
-    size = message.size
     for target in route.targets:
         session = target.session
         chosen = target.as_publisher if session is publisher else target
-        if chosen is not None and chosen.qos and not session.has_room(size):
+        if chosen is not None and chosen.qos and not session.has_room(message):
             return False
-    return all(any(member.session.has_room(size) for member in shared.members) for shared in route.shared)
+    return all(any(member.session.has_room(message) for member in shared.members) for shared in route.shared)

@@ -51,13 +51,14 @@ class Form:
 class Bulk:
     """A :class:`PublishRun` of a client of protocol level ``version``; ``many``: for more than one receiver."""
 
-    __slots__ = ("_deliveries", "_forms", "_messages", "_now", "_version", "count", "many", "qos", "run")
+    __slots__ = ("_deliveries", "_forms", "_messages", "_now", "_urgent", "_version", "count", "many", "qos", "run")
 
-    def __init__(self, run: PublishRun, version: int, now: int, *, many: bool) -> None:
+    def __init__(self, run: PublishRun, version: int, now: int, *, many: bool, urgent: bool = False) -> None:
         self.run = run
         self.count = len(run)
         self.qos = run.model.qos
         self.many = many
+        self._urgent = urgent
         self._version = version
         self._now = now
         self._messages: list[Message] | None = None
@@ -70,6 +71,7 @@ class Bulk:
         messages = self._messages
         if messages is None:
             first = Message(self.run.model, self._now)
+            first.urgent = self._urgent
             if self.many:
                 first.stored = -1
             messages = self._messages = first.with_payloads(self.run.payloads)

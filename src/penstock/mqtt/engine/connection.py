@@ -32,7 +32,7 @@ from penstock.mqtt.codec.packets import (
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ALLOWED, PacketType, ReasonCode
 from penstock.mqtt.codec.runs import PubAckRun, PublishRun
-from penstock.mqtt.engine.access import LOCAL, Access, Credentials, Granted, Origin, Principal, Rights
+from penstock.mqtt.engine.access import LOCAL, Access, Credentials, Granted, Origin, Principal, Rights, may_hurry
 from penstock.mqtt.engine.aliases import AliasesIn, AliasesOut
 from penstock.mqtt.engine.handshake import Handshake, Reauthentication, check_method
 from penstock.mqtt.engine.kept import TAKEN
@@ -47,10 +47,7 @@ from penstock.mqtt.engine.words import OF_SUBSCRIPTIONS
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
 
-__all__ = ["HIGH_PRIORITY", "BrokerConnection"]
-
-HIGH_PRIORITY: Final = "$high_priority"
-"""User property of messages that pass limits which hold back others; its presence counts."""
+__all__ = ["BrokerConnection"]
 
 _NO_ANSWERS: Final[deque[PendingAnswer]] = deque(maxlen=0)
 _NO_IDENTIFIERS: Final[set[int]] = set()
@@ -383,9 +380,7 @@ class BrokerConnection(Output):
         rate, session = self.rate, self.session
         assert rate is not None
         assert session is not None
-        given = publish.optional_properties
-        urgent = given is not None and given.user_property(HIGH_PRIORITY) is not None
-        if urgent and (session.rights is None or session.rights.may_hurry(publish.topic)):
+        if may_hurry(publish, session.rights):
             rate.give_back()
             return 0
         self._stats.rate_exceeded += 1

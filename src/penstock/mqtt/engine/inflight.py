@@ -13,11 +13,13 @@ class Inflight(dict[int, T]):
     """Packet identifier -> what was sent with it. The owner bounds it; identifiers go round so that a late
     acknowledgement of an old message does not hit a new one."""
 
-    __slots__ = ("_last",)
+    __slots__ = ("_last", "bytes")
 
     def __init__(self) -> None:
         super().__init__()
         self._last = 0
+        self.bytes = 0
+        """Of the large payloads among them; the owner counts."""
 
     def free_id(self) -> int:
         """A packet identifier that is free now [MQTT-2.2.1-3], [MQTT-2.2.1-4]. The owner keeps fewer than 65,535."""

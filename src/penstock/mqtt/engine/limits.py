@@ -53,6 +53,8 @@ class BrokerLimits:
     """Announced in CONNACK: QoS 1 and 2 messages of one client that are not done; beyond it 0x93."""
     max_inflight: int = 1024
     """QoS 1 and 2 messages on their way to one client; its own Receive Maximum may lower it. More only adds memory."""
+    max_inflight_bytes: int = 64 * 1024 * 1024
+    """Bytes of them, of payloads from 4 KiB on (smaller ones are bounded by their number); one message always goes."""
     max_output_bytes: int = 1024 * 1024
     """Of messages for one connection in one loop turn; the rest waits in its session for the next turn."""
     write_stall_ms: int = 120_000

@@ -29,6 +29,7 @@ class Message:
     """One accepted application message. ``expires_at``: instant in ms, 0 = never. ``qos`` as published.
 
     ``publish`` has its topic and properties; of a run it is the first one's, and ``payload`` is each message's own.
+    ``urgent``: it passes the first bound of a queue that is full, since its publisher may have it hurry.
     ``stored`` and ``receivers`` are the journal's: 0 = stored with each delivery, -1 = to be stored once for all, else
     the number under which it is stored, and for how many deliveries.
     """
@@ -44,6 +45,7 @@ class Message:
         "retain",
         "stored",
         "topic_wire",
+        "urgent",
     )
 
     def __init__(self, publish: Publish, now: int) -> None:
@@ -56,6 +58,7 @@ class Message:
         self.expires_at = 0
         self.stored = 0
         self.receivers = 0
+        self.urgent = False
         properties = publish.optional_properties
         if properties is None:
             self.properties_wire = b"\x00"
@@ -72,7 +75,7 @@ class Message:
         """Messages like this one; none of them has been stored."""
         publish, qos, retain, stored = self.publish, self.qos, self.retain, self.stored
         topic, properties = self.topic_wire, self.properties_wire
-        accepted_at, expires_at = self.accepted_at, self.expires_at
+        accepted_at, expires_at, urgent = self.accepted_at, self.expires_at, self.urgent
         messages: list[Message] = []
         for payload in payloads:  # written out: __init__ takes half as long again
             message = _new(Message)
@@ -86,6 +89,7 @@ class Message:
             message.expires_at = expires_at
             message.stored = stored
             message.receivers = 0
+            message.urgent = urgent
             messages.append(message)
         return messages
 

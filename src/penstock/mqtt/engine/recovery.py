@@ -14,7 +14,7 @@ from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.journal import DeliveryRow, MessageRow, ProgressRow, Recovered, SessionRow, Stage
 from penstock.mqtt.engine.kept import ROUTED, Kept
 from penstock.mqtt.engine.message import Message
-from penstock.mqtt.engine.session import NEVER, Session, SessionSubscription
+from penstock.mqtt.engine.session import LARGE, NEVER, Session, SessionSubscription
 from penstock.mqtt.engine.waiting import RELEASED, Delivery
 
 __all__ = ["restore"]
@@ -104,6 +104,8 @@ class _Deliveries:
         delivery = (message, row.qos, row.retain, row.identifiers, group, row.number)
         if packet_id:
             session.inflight[packet_id] = delivery
+            if len(message.payload) >= LARGE:
+                session.inflight.bytes += len(message.payload)
             return
         dropped = message.expired(self._now)
         if dropped:

@@ -29,10 +29,13 @@ if TYPE_CHECKING:
     from penstock.mqtt.engine.kept import Kept
     from penstock.mqtt.engine.shared import SharedGroup
 
-__all__ = ["NEVER", "Delivery", "Session", "SessionSubscription"]
+__all__ = ["LARGE", "NEVER", "Delivery", "Session", "SessionSubscription"]
 
 NEVER: Final = 0xFFFFFFFF
 """Session Expiry Interval of a session that does not expire."""
+
+LARGE: Final = 4096
+"""Bytes of a payload from which on it counts for what is in flight."""
 
 _NOTHING: Final[deque[int]] = deque(maxlen=0)
 """Nothing to send again: shared by all, since a deque of one's own takes 760 bytes."""
@@ -190,6 +193,7 @@ class Session(Timed):
             or not connection.writable
             or self.waiting.reliable
             or len(inflight) >= connection.send_maximum
+            or inflight.bytes >= self._limits.max_inflight_bytes
         ):
             if self.ending:
                 return  # it ended while the message was on its way to others
@@ -204,18 +208,22 @@ class Session(Timed):
                 if qos == 2:
                     kept.hold_back(connection)
             inflight[packet_id] = (message, qos, retain, identifiers, group, number)
+            if len(message.payload) >= LARGE:
+                inflight.bytes += len(message.payload)
 
     def deliver_bulk(self, bulk: Bulk, qos: int, identifiers: bytes, now: int) -> None:
         """:meth:`deliver` for each message of a run: all at once where all can leave at once."""
         connection = self.connection
         if connection is not None and connection.writable:
             form = bulk.form(qos, identifiers, connection.version)
-            if connection.takes_run(form):
+            if form.largest < LARGE and connection.takes_run(form):
                 if qos == 0:
                     connection.send_run(form, 0)
                     return
-                room = connection.send_maximum - len(self.inflight)
-                first = self.inflight.free_ids(bulk.count) if room >= bulk.count and not self.waiting.reliable else 0
+                inflight = self.inflight
+                room = len(inflight) + bulk.count <= connection.send_maximum and not self.waiting.reliable
+                room = room and inflight.bytes < self._limits.max_inflight_bytes
+                first = inflight.free_ids(bulk.count) if room else 0
                 if first:
                     connection.send_run(form, first)
                     self._in_flight(bulk, first, identifiers)
@@ -245,9 +253,9 @@ class Session(Timed):
             if connection is not None:
                 connection.disconnect(ReasonCode.QUOTA_EXCEEDED, now, "too many messages wait for this client")
 
-    def has_room(self, size: int) -> bool:
-        """Whether a QoS 1 or 2 message of that size would be sent or kept."""
-        return self.keeps_up() or self.waiting.has_room(size)
+    def has_room(self, message: Message) -> bool:
+        """Whether a QoS 1 or 2 message would be sent or kept."""
+        return self.keeps_up() or self.waiting.has_room(message)
 
     def keeps_up(self) -> bool:
         """Whether a message would leave at once."""
@@ -256,8 +264,19 @@ class Session(Timed):
             connection is not None
             and connection.writable
             and not self.waiting.reliable
-            and len(self.inflight) < connection.send_maximum
+            and self._window_open(connection)
         )
+
+    def _window_open(self, connection: BrokerConnection) -> bool:
+        """Whether another message may be in flight."""
+        inflight = self.inflight
+        return len(inflight) < connection.send_maximum and inflight.bytes < self._limits.max_inflight_bytes
+
+    def _landed(self, delivery: Delivery) -> None:
+        """What was in flight is not any more; called where there are large ones."""
+        size = len(delivery[0].payload)
+        if size >= LARGE:
+            self.inflight.bytes -= size
 
     def acknowledge(self, packet_id: int, now: int) -> bool:
         """A PUBACK came in, of success or not: done either way [MQTT-4.4.0-2]. False for an unknown identifier.
@@ -271,6 +290,8 @@ class Session(Timed):
         if delivery[1] != 1:
             self.inflight[packet_id] = delivery
             raise protocol_error("PUBACK for a message sent at QoS 2")
+        if self.inflight.bytes:
+            self._landed(delivery)
         if self.kept is not None:
             self.kept.done(delivery)
         if self.resend and packet_id in self.resend:  # late, for what an earlier connection carried
@@ -293,6 +314,8 @@ class Session(Timed):
             if delivery[1] != 1:
                 inflight[packet_id] = delivery
                 raise protocol_error("PUBACK for a message sent at QoS 2")
+            if inflight.bytes:
+                self._landed(delivery)
             if kept is not None:
                 kept.done(delivery)
             if resend and packet_id in resend:
@@ -311,6 +334,8 @@ class Session(Timed):
             return ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
         if delivery[1] != 2:
             raise protocol_error("PUBREC for a message sent at QoS 1")
+        if self.inflight.bytes:
+            self._landed(delivery)  # from here on without its payload
         if self.resend and packet_id in self.resend:
             self.resend.remove(packet_id)
         kept = self.kept
@@ -351,6 +376,8 @@ class Session(Timed):
         """Others deliver these."""
         gone = set(map(id, deliveries))
         for packet_id in [packet_id for packet_id, sent in self.inflight.items() if id(sent) in gone]:
+            if self.inflight.bytes:
+                self._landed(self.inflight[packet_id])
             del self.inflight[packet_id]
         self.waiting.remove(deliveries)
         if self.kept is not None:
@@ -397,11 +424,13 @@ class Session(Timed):
             delivery = inflight[packet_id]
             message, qos, retain, identifiers, _, _ = delivery
             if not connection.send_publish(message, packet_id, 0x38 | qos << 1 | retain, identifiers, now):
+                if inflight.bytes:
+                    self._landed(delivery)
                 del inflight[packet_id]
                 if self.kept is not None:
                     self.kept.done(delivery)
         waiting = self.waiting
-        while waiting.reliable and connection.writable and len(inflight) < connection.send_maximum:
+        while waiting.reliable and connection.writable and self._window_open(connection):
             self._start(waiting.take(), connection, now)
         if self.replays:
             self._send_retained(connection, now)
@@ -439,6 +468,8 @@ class Session(Timed):
             if qos == 2:
                 kept.hold_back(connection)
         inflight[packet_id] = delivery
+        if len(message.payload) >= LARGE:
+            inflight.bytes += len(message.payload)
 
     def _send_retained(self, connection: BrokerConnection, now: int) -> None:
         """Go on with the replays, as far as the connection takes them."""
@@ -451,7 +482,7 @@ class Session(Timed):
             while found:
                 message = found[0]
                 qos = min(subscription.qos, message.qos)
-                if not connection.writable or (qos and len(self.inflight) >= connection.send_maximum):
+                if not connection.writable or (qos and not self._window_open(connection)):
                     return
                 found.popleft()
                 # One that was replaced while the replay paused reached the subscription as it came.

@@ -27,6 +27,9 @@ has it (0: it has not)."""
 RELEASED: Final = Message(Publish("released"), 0)
 """Stands in flight for a QoS 2 message whose PUBREL was sent: the message itself is needed no more [MQTT-4.3.3-6]."""
 
+URGENT_SHARE: Final = 2
+"""How many times the session's bounds hold for messages that may hurry."""
+
 _EMPTY: Final[deque[Delivery]] = deque(maxlen=0)
 """The line of everybody for whom nothing ever waited: a deque of one's own takes 760 bytes."""
 
@@ -60,9 +63,10 @@ class Waiting:
     def __len__(self) -> int:
         return len(self.reliable) + len(self.qos0)
 
-    def has_room(self, size: int) -> bool:
-        """Whether a QoS 1 or 2 message of that size would be kept without another being dropped for it."""
-        return len(self) < self._limits.max_queued_messages and self._fits(size)
+    def has_room(self, message: Message) -> bool:
+        """Whether a QoS 1 or 2 message would be kept without another being dropped for it."""
+        share = URGENT_SHARE if message.urgent else 1
+        return len(self) < share * self._limits.max_queued_messages and self._fits(message.size, share)
 
     def room(self) -> tuple[int, int]:
         """Messages and bytes that would still be kept."""
@@ -72,25 +76,30 @@ class Waiting:
             min(limits.max_queued_bytes - self.bytes, limits.max_total_queued_bytes - totals.bytes),
         )
 
-    def _fits(self, size: int) -> bool:
+    def _fits(self, size: int, share: int = 1) -> bool:
         limits, totals = self._limits, self._totals
         return (
-            self.bytes + size <= limits.max_queued_bytes
+            self.bytes + size <= share * limits.max_queued_bytes
             and totals.bytes + size <= limits.max_total_queued_bytes
             and totals.messages < limits.max_total_queued_messages
         )
 
     def add(self, delivery: Delivery) -> bool:
-        """Keep ``delivery``, or drop what the policy names when there is no room; False when it was not kept."""
+        """Keep ``delivery``, or drop what the policy names when there is no room; False when it was not kept.
+
+        Where the policy would not take an urgent message, it goes beyond the session's bounds, up to twice as much.
+        """
         limits = self._limits
         size = delivery[0].size
+        drops_oldest = limits.when_queue_full is QueueFull.DROP_OLDEST
+        share = URGENT_SHARE if delivery[0].urgent and delivery[1] and not drops_oldest else 1
         if size > limits.max_queued_bytes:
             self._stats.dropped_queue_full += 1
             return False
-        while len(self) >= limits.max_queued_messages or not self._fits(size):
+        while len(self) >= share * limits.max_queued_messages or not self._fits(size, share):
             self._stats.dropped_queue_full += 1
             oldest = self.qos0 or self.reliable
-            if limits.when_queue_full is not QueueFull.DROP_OLDEST and not (delivery[1] and self.qos0):
+            if not drops_oldest and not (delivery[1] and self.qos0):
                 return False
             if not oldest or (oldest is self.reliable and not delivery[1]):
                 return False  # others fill the broker, or what waits is promised and this is not

@@ -177,7 +177,8 @@ class Link(asyncio.Protocol):
         """Close once what is buffered was sent; cut the connection where the peer does not take it.
 
         Our side closes first: bytes that come in on a socket that is closed reset the connection, and a client in the
-        middle of sending would never read the DISCONNECT that says why. ``linger`` False ends that, too.
+        middle of sending would never read the DISCONNECT that says why. ``linger`` False ends that, too. TLS does the
+        like by itself: its transport says goodbye, and reads on until the peer has as well.
         """
         transport = self.transport
         if transport is None or transport.is_closing():

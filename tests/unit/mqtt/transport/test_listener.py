@@ -246,3 +246,32 @@ async def test_an_address_that_is_taken(server: MqttServer) -> None:
     with pytest.raises(OSError, match="assign"):
         await server.start("192.0.2.1", 0)
     assert server.listeners == []
+
+
+async def test_a_client_in_the_middle_of_sending_reads_why_its_tls_connection_ends(
+    server: MqttServer, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.mqtt.transport.link.CLOSE_GRACE_S", 0.3)
+    host, port = await server.listen(tls_settings(authority, client_certificates=ClientCertificates.OPTIONAL))
+    context = ssl.create_default_context(cafile=str(authority.file))
+    async with asyncio.timeout(DEADLINE_S):
+        for closes in (True, False):
+            reader, writer = await asyncio.open_connection(host, port, ssl=context)
+            writer.write(CONNECT)
+            await reader.readexactly(2)
+            writer.write(b"\xf0\x00" + bytes(1 << 20))
+            said = b""
+            while b"\xe0" not in said:
+                more = await reader.read(4096)
+                assert more, "the connection ended without a word"
+                said += more
+            assert said[said.index(b"\xe0") + 2] == 0x82
+            if closes:
+                writer.close()
+            else:
+                with contextlib.suppress(ConnectionError):
+                    while await reader.read(4096):
+                        pass
+                writer.close()
+        while server.admission.connections:
+            await asyncio.sleep(0.01)
