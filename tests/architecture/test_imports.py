@@ -78,7 +78,7 @@ RULES = [
     Rule("penstock.tube.record", ("tube.codec",), IMPURE),
     Rule("penstock.tube.engine", ("tube.codec", "tube.engine", "tube.record"), IMPURE),
     Rule("penstock.tube.admin", ("tube.admin", "tube.codec", "tube.engine", "tube.record"), IMPURE - {"datetime"}),
-    Rule("penstock.tube.storage", ("tube.codec", "tube.storage"), IO | SPARK),
+    Rule("penstock.tube.storage", ("tube.codec", "tube.storage", "runtime"), IO | SPARK),
     Rule("penstock.tube", ("tube", "runtime", "security"), SPARK),
     Rule("penstock.runtime", ("runtime",), SPARK),
     Rule("penstock.security", ("security", "runtime.config", "runtime.document"), IO | SPARK),

@@ -126,6 +126,23 @@ class Environment:
                     do="look at the disk (space, health), then restart: what was acknowledged is kept",
                 ) from error
 
+    def read(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T:
+        """What ``look`` reads in one transaction.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        assert self._env is not None, "open() comes first"
+        try:
+            with self._env.begin() as transaction:
+                return look(transaction)
+        except lmdb.Error as error:
+            raise StorageError(
+                f"{self._name} cannot be read: {error}",
+                path=str(self.path),
+                do="look at the disk, or restore the directory from a copy",
+            ) from error
+
     def stored_bytes(self) -> int:
         """Size of what is in use, as of the last commit."""
         assert self._env is not None, "open() comes first"

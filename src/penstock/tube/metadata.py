@@ -18,6 +18,8 @@ from typing import Any
 import lmdb
 
 from penstock.errors import StorageError
+from penstock.runtime.durability import Durability
+from penstock.runtime.environment import Environment
 from penstock.tube.engine import settings as kinds
 from penstock.tube.engine.cluster import Topic
 from penstock.tube.engine.settings import Removal, Setting, key_of
@@ -26,7 +28,7 @@ from penstock.tube.storage.lock import DirectoryLock
 __all__ = ["SettingStore"]
 
 SCHEMA = 1
-MAP_STEP = 1 << 26
+_MAP_BYTES = 1 << 26
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
@@ -42,7 +44,7 @@ _KINDS: dict[str, type[Any]] = {
 class SettingStore:
     """Open with ``SettingStore(path)``: one open per process and path."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, map_bytes: int = _MAP_BYTES) -> None:
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -50,13 +52,16 @@ class SettingStore:
             raise StorageError(f"tube: {path} cannot be used: {error.strerror}", path=str(path)) from None
         # Two masters would each tell their brokers of their own topics only.
         self._lock = DirectoryLock(path)
+        self._environment = Environment(
+            path, "tube settings", "master that has them", ("meta", "settings"), schema=SCHEMA,
+            durability=Durability.DURABLE, map_bytes=map_bytes, many=True,
+        )  # fmt: skip
         try:
-            self._environment = lmdb.open(str(path), map_size=MAP_STEP, subdir=True, max_readers=8)
-        except lmdb.Error as error:
+            self._environment.open(lambda _: None)
+        except StorageError:
             self._lock.close()
-            raise StorageError(
-                f"tube: the master's topics in {path} cannot be opened: {error}", path=str(path)
-            ) from None
+            raise
+        self._table = self._environment.tables["settings"]
 
     def load(self) -> list[Setting]:
         """All topics, by name, and all settings.
@@ -64,37 +69,25 @@ class SettingStore:
         Raises:
             StorageError: a value is damaged or of a newer schema.
         """
-        found = []
-        try:
-            with self._environment.begin() as transaction:
-                for _, value in transaction.cursor():
-                    found.append(self._decode(bytes(value)))
-        except lmdb.Error as error:
-            raise StorageError(f"tube: topics cannot be read from {self.path}: {error}", path=str(self.path)) from None
-        return sorted(found, key=key_of)
+        values = self._environment.read(
+            lambda transaction: [bytes(value) for _, value in transaction.cursor(self._table)]
+        )
+        return sorted(map(self._decode, values), key=key_of)
 
     def put(self, settings: Sequence[Setting | Removal]) -> None:
         """Write ``settings``, in order, in one transaction; they are durable when this returns. StorageError."""
-        while True:
-            try:
-                with self._environment.begin(write=True) as transaction:
-                    for setting in settings:
-                        if isinstance(setting, Removal):
-                            transaction.delete(_key(setting))
-                        else:
-                            transaction.put(_key(setting), _encode(setting))
-                return
-            except lmdb.MapFullError:
-                # Sparse address space, not disk: grow and do the same again.
-                self._environment.set_mapsize(self._environment.info()["map_size"] + MAP_STEP)
-            except lmdb.Error as error:
-                raise StorageError(
-                    f"tube: topics cannot be written to {self.path}: {error}", path=str(self.path)
-                ) from None
+        self._environment.transact(lambda transaction: self._put(transaction, settings), f"storing {len(settings)}")
 
     def close(self) -> None:
         self._environment.close()
         self._lock.close()
+
+    def _put(self, transaction: lmdb.Transaction[bytes], settings: Sequence[Setting | Removal]) -> None:
+        for setting in settings:
+            if isinstance(setting, Removal):
+                transaction.delete(_key(setting), db=self._table)
+            else:
+                transaction.put(_key(setting), _encode(setting), db=self._table)
 
     def _decode(self, value: bytes) -> Setting:
         body = value[4:]

@@ -26,8 +26,8 @@ TOPICS: list[Setting] = [Topic("a", 1, 2, (1, 3)), Topic("b", accept_publish=Fal
 
 
 def damage(path: Path, name: str, value: bytes) -> None:
-    with lmdb.open(str(path)) as environment, environment.begin(write=True) as transaction:
-        transaction.put(hashlib.sha256(name.encode()).digest(), value)
+    with lmdb.open(str(path), max_dbs=2) as environment, environment.begin(write=True) as transaction:
+        transaction.put(hashlib.sha256(name.encode()).digest(), value, db=environment.open_db(b"settings", transaction))
 
 
 def test_topics_survive(tmp_path: Path) -> None:
@@ -89,9 +89,17 @@ def test_every_kind_of_setting_survives_and_can_be_removed(tmp_path: Path) -> No
     store.close()
 
 
-def test_more_than_the_first_map_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.tube.metadata.MAP_STEP", 1 << 16)
-    store = SettingStore(tmp_path)
+def test_more_than_the_first_map_holds(tmp_path: Path) -> None:
+    store = SettingStore(tmp_path, map_bytes=1 << 16)
     store.put([ConsumeControl(f"group-{n}", "t", reason="x" * 200) for n in range(1000)])
     assert len(store.load()) == 1000
     store.close()
+
+
+def test_a_directory_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    SettingStore(tmp_path).close()
+    with lmdb.open(str(tmp_path), max_dbs=2) as environment, environment.begin(write=True) as transaction:
+        transaction.put(b"schema", (99).to_bytes(4, "big"), db=environment.open_db(b"meta", transaction))
+    for _ in range(2):  # the lock is given back
+        with pytest.raises(StorageError, match="a newer version of penstock"):
+            SettingStore(tmp_path)

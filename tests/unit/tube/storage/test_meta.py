@@ -42,9 +42,36 @@ def test_damaged_values_are_named_and_skipped(tmp_path: Path) -> None:
     again.close()
 
 
-def test_another_version_s_directory_is_refused(tmp_path: Path) -> None:
+def test_a_newer_version_s_directory_is_refused(tmp_path: Path) -> None:
     MetaStore(tmp_path).close()
     with lmdb.open(str(tmp_path), max_dbs=4) as env, env.begin(write=True, db=env.open_db(b"meta")) as txn:
-        txn.put(b"schema", b"penstock tube broker 99")
-    with pytest.raises(StorageError, match="another version"):
+        txn.put(b"schema", (99).to_bytes(4, "big"))
+    with pytest.raises(StorageError, match="a newer version of penstock"):
         MetaStore(tmp_path)
+
+
+def test_more_than_the_first_map_holds(tmp_path: Path) -> None:
+    store = MetaStore(tmp_path, map_bytes=1 << 17)
+    store.commit([GroupOffset(f"group-{n}", "topic", 0, n, 5) for n in range(2000)], notes={"n": b"x" * 70_000})
+    assert len(store.offsets()) == 2000
+    store.close()
+
+
+def test_a_commit_is_all_of_it_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MetaStore(tmp_path)
+    store.commit([GroupOffset("a", "t", 0, 1, 1)], b"old", {"note": b"1"})
+    put = MetaStore._put
+
+    def broken(
+        self: MetaStore, transaction: lmdb.Transaction[bytes], puts: list[tuple[str, bytes, bytes | None]]
+    ) -> None:
+        put(self, transaction, puts)
+        raise lmdb.DiskError("mdb_txn_commit: No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MetaStore, "_put", broken)
+        with pytest.raises(StorageError, match="No space left") as caught:
+            store.commit([GroupOffset("a", "t", 0, 2, 2)], b"new", {"note": None})
+    assert caught.value.do is not None
+    assert ([found.offset for found in store.offsets()], store.config(), store.notes()) == ([1], b"old", {"note": b"1"})
+    store.close()
