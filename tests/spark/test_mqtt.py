@@ -59,6 +59,7 @@ def test_rows_are_published(spark: SparkSession, node: Node) -> None:
         "cast(id AS string) AS payload",
         "if(id = 3, 2, null) AS qos",
         "if(id = 3, 'text/plain', null) AS content_type",
+        "if(id = 3, 600, null) AS expiry_s",
         "if(id = 3, array(named_struct('key', 'unit', 'value', 'm3')), null) AS properties",
     )
     sink = rows.write.format("mqtt").mode("append").option("mqtt.broker", node.mqtt).option("retain", "true")
@@ -66,7 +67,10 @@ def test_rows_are_published(spark: SparkSession, node: Node) -> None:
     found = node.retained("sink/#", 20)
     assert [(message.topic, message.payload) for message in found] == [(f"sink/{n:02}", b"%d" % n) for n in range(20)]
     assert found[3].properties.content_type == "text/plain"
-    assert found[3].properties.user_properties == [("unit", "m3")]
+    assert found[3].properties.message_expiry_interval is not None
+    assert 0 < found[3].properties.message_expiry_interval <= 600
+    assert found[3].properties.user_properties[0] == ("unit", "m3")
+    assert len({message.properties.user_property("id") for message in found}) == 20
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,7 @@
 A broker keeps no history, so the source reads the tube topic that a rule of the node brings the messages to: a range is
 replayed exactly, and nothing is missed while no query runs. Where there is no such topic it says so.
 
-The sink publishes each row and waits for its acknowledgement: at least once with QoS 1 and 2, since Spark runs what
-failed again.
+The sink is in ``mqtt_sink``.
 
 Imports stand where they are used: Spark imports this module for every user of any data source.
 """
@@ -12,44 +11,35 @@ Imports stand where they are used: Spark imports this module for every user of a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
     DataSource,
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
     InputPartition,
-    WriterCommitMessage,
 )
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
-    BooleanType,
-    IntegerType,
     StringType,
     StructField,
     StructType,
     TimestampType,
 )
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, UnavailableError
 from penstock.spark import rows
 from penstock.spark.mqtt_options import MqttReadOptions, MqttWriteOptions
+from penstock.spark.mqtt_sink import MqttStreamWriter, MqttWriter, check_columns
 from penstock.spark.options import SourceOptions
 from penstock.spark.tube import TubeReader, TubeStreamReader, read_messages
+from penstock.spark.tube_client import Client
 
 if TYPE_CHECKING:
-    import asyncio
-
     import pyarrow as pa
 
-    from penstock.mqtt.codec.properties import Properties
 
-__all__ = ["MqttDataSource", "MqttReader", "MqttStreamReader", "MqttStreamWriter", "MqttWriter", "PublishedRows"]
-
-IN_FLIGHT = 500
-"""Messages of one task without acknowledgement."""
+__all__ = ["MqttDataSource", "MqttReader", "MqttStreamReader"]
 
 _PROPERTY = StructType([StructField("key", StringType()), StructField("value", StringType())])
 _SCHEMA = StructType(
@@ -61,20 +51,6 @@ _SCHEMA = StructType(
         StructField("content_type", StringType()),
         StructField("properties", ArrayType(_PROPERTY)),
     ]
-)
-_TAKEN = rows.Taken(
-    "mqtt",
-    {
-        "payload": rows.text,
-        "topic": rows.one_of(StringType),
-        "qos": rows.one_of(IntegerType),
-        "retain": rows.one_of(BooleanType),
-        "content_type": rows.one_of(StringType),
-        "properties": rows.pairs(rows.one_of(StringType)),
-    },
-    "payload (string or binary), and where wanted topic (string), qos (int), retain (boolean), content_type (string), "
-    "properties (array<struct<key: string, value: string>>)",
-    '"machine AS topic", "to_json(struct(*)) AS payload"',
 )
 
 
@@ -116,126 +92,70 @@ class MqttDataSource(DataSource):
 
     def _write_options(self, schema: StructType) -> MqttWriteOptions:
         options = MqttWriteOptions.parse(self.options)
-        _TAKEN.check(schema, ["payload", "topic"], topic=options.topic)
+        check_columns(schema, options)
         return options
 
 
 class MqttReader(TubeReader):
     """Messages between two positions of the tube topic."""
 
-    def __init__(self, options: MqttReadOptions) -> None:
-        super().__init__(options.tube)
+    def __init__(self, options: MqttReadOptions, client: Client | None = None) -> None:
+        super().__init__(options.tube, client)
         self._filter = options.topic_filter
 
+    def partitions(self) -> list[InputPartition]:
+        with _telling_of_rules(self._options):
+            return super().partitions()
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _messages(self._options, partition, self._filter)
+        return _messages(self._options, partition, self._filter, self._client)
 
 
 class MqttStreamReader(TubeStreamReader):
     """Messages as they come, with the offsets of the tube topic."""
 
-    def __init__(self, options: MqttReadOptions) -> None:
-        super().__init__(options.tube)
+    def __init__(self, options: MqttReadOptions, client: Client | None = None) -> None:
+        super().__init__(options.tube, client)
         self._filter = options.topic_filter
 
+    def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
+        with _telling_of_rules(self._options):
+            return super().initialOffset()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        with _telling_of_rules(self._options):
+            super().prepareForTriggerAvailableNow()
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _messages(self._options, partition, self._filter)
+        return _messages(self._options, partition, self._filter, self._client)
 
 
-def _messages(options: SourceOptions, partition: InputPartition, topic_filter: str) -> Iterator[pa.RecordBatch]:
+def _messages(
+    options: SourceOptions, partition: InputPartition, topic_filter: str, client: Client | None
+) -> Iterator[pa.RecordBatch]:
     from penstock.spark.mqtt_rows import message_batches
 
-    return message_batches(read_messages(options, partition), topic_filter)
+    return message_batches(read_messages(options, partition, client), topic_filter)
 
 
-@dataclass
-class PublishedRows(WriterCommitMessage):
-    """How many rows of one task were acknowledged."""
-
-    rows: int
-
-
-class MqttWriter(DataSourceArrowWriter):
-    """Publishes the rows of a batch."""
-
-    def __init__(self, options: MqttWriteOptions) -> None:
-        self._options = options
-
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return _published(self._options, iterator)
-
-
-class MqttStreamWriter(DataSourceStreamArrowWriter):
-    """Publishes the rows of micro-batches."""
-
-    def __init__(self, options: MqttWriteOptions) -> None:
-        self._options = options
-
-    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
-        return _published(self._options, iterator)
-
-
-def _published(options: MqttWriteOptions, batches: Iterator[pa.RecordBatch]) -> PublishedRows:
-    import asyncio
-
-    return asyncio.run(_publish(options, batches))
-
-
-async def _publish(options: MqttWriteOptions, batches: Iterator[pa.RecordBatch]) -> PublishedRows:
-    import asyncio
-    import uuid
-
-    from penstock.errors import UnavailableError
-    from penstock.mqtt.client import MqttClient
-
-    published = 0
-    async with MqttClient(options.broker, client_id=f"spark-{uuid.uuid4().hex}", session_expiry_s=60) as client:
-        for batch in batches:
-            room = asyncio.Semaphore(IN_FLIGHT)
-            try:
-                async with asyncio.timeout(options.timeout_s), asyncio.TaskGroup() as group:
-                    for topic, payload, qos, retain, properties in _rows(options, batch):
-                        await room.acquire()
-                        sending = client.publish(topic, payload, qos=qos, retain=retain, properties=properties)
-                        group.create_task(sending).add_done_callback(_freeing(room))
-            except TimeoutError:
-                raise UnavailableError(
-                    f"mqtt: {options.broker} did not acknowledge {batch.num_rows} messages in {options.timeout_s:g} s",
-                    do="start the broker, correct mqtt.broker, or raise mqtt.timeoutMs",
-                ) from None
-            except BaseExceptionGroup as failures:
-                raise failures.exceptions[0] from None
-            published += batch.num_rows
-    return PublishedRows(published)
-
-
-def _freeing(room: asyncio.Semaphore) -> Any:
-    return lambda _: room.release()
-
-
-def _rows(
-    options: MqttWriteOptions, batch: pa.RecordBatch
-) -> Iterator[tuple[str, bytes, int, bool, Properties | None]]:
-    """Topic, payload, QoS, retain flag and properties of each row."""
-    from penstock.mqtt.codec.properties import Properties
-
-    columns = ("topic", "payload", "qos", "retain", "content_type", "properties")
-    for topic, payload, qos, retain, content_type, pairs in rows.read_rows(batch, columns):
-        wanted = options.topic if topic is None else topic
-        if wanted is None or payload is None:
-            raise ConfigError(
-                f"the mqtt sink got a row without a {'topic' if wanted is None else 'payload'}",
-                option="topic" if wanted is None else "payload",
-                do="leave such rows out; an empty payload is b'', not null",
-            )
-        properties = None
-        if content_type is not None or pairs:
-            own = [(pair["key"], pair["value"] or "") for pair in pairs or ()]
-            properties = Properties(content_type=content_type, user_properties=own)
-        yield (
-            wanted,
-            rows.as_bytes(payload),
-            options.qos if qos is None else qos,
-            options.retain if retain is None else retain,
-            properties,
-        )
+@contextmanager
+def _telling_of_rules(options: SourceOptions) -> Iterator[None]:
+    """Where topic or tube are not there, say what they are for: a reader of MQTT may know of neither."""
+    try:
+        yield
+    except ConfigError as error:
+        if "does not exist" not in error.what:
+            raise
+        raise ConfigError(
+            f"{error.what}: no message can be read",
+            option="tubemq.topic",
+            why="an MQTT broker keeps no history, so messages are read from the tube topic that a rule fills",
+            do=f"add a rule to the node that brings them to {options.topics[0]}, or correct tubemq.topic",
+        ) from error
+    except UnavailableError as error:
+        raise UnavailableError(
+            f"the messages cannot be read without their tube: {error.what}",
+            applied=error.applied,
+            why=error.why,
+            do=f"start the node with its tube, or correct tubemq.master ({options.masters})",
+        ) from error

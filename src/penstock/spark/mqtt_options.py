@@ -27,6 +27,7 @@ WRITE_OPTIONS: Mapping[str, str] = {
     "topic": "topic of all rows; rows may have a column topic instead, and this is for those where it is null",
     "qos": "1 (default) or 2, or 0: without acknowledgement, so rows may be lost; a column qos comes first",
     "retain": "true: the broker keeps the last message of each topic (false); a column retain comes first",
+    "ids": "true (default): a message gets the user property id, by which copies are known, unless its row has one",
 }
 """Options of the sink."""
 
@@ -78,6 +79,7 @@ class MqttWriteOptions:
     topic: str | None = None
     qos: int = 1
     retain: bool = False
+    ids: bool = True
     timeout_s: float = _DEFAULT_TIMEOUT_MS / 1000
 
     @classmethod
@@ -101,5 +103,6 @@ class MqttWriteOptions:
             topic,
             int(qos),
             names.boolean("retain", named.get("retain", "false"), WRITE_OPTIONS["retain"]),
+            names.boolean("ids", named.get("ids", "true"), WRITE_OPTIONS["ids"]),
             names.positive("mqtt.timeoutMs", timeout, WRITE_OPTIONS["mqtt.timeoutMs"]) / 1000,
         )

@@ -17,7 +17,7 @@ from penstock.errors import ConfigError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Taken", "as_bytes", "one_of", "pairs", "read_rows", "refuse_overwrite", "text"]
+__all__ = ["Taken", "as_bytes", "one_of", "pairs", "read_rows", "refuse_overwrite", "task_name", "text"]
 
 Kind = Callable[[DataType], bool]
 """Whether a column may be of this type."""
@@ -88,6 +88,19 @@ def read_rows(batch: pa.RecordBatch, columns: Iterable[str]) -> Iterator[tuple[A
     nothing: list[Any] = [None] * batch.num_rows
     names = set(batch.schema.names)
     return zip(*(batch.column(name).to_pylist() if name in names else nothing for name in columns), strict=True)
+
+
+def task_name(job: str) -> str:
+    """What names the task that this runs in: query and batch of a stream, else ``job``; and the partition.
+
+    The same for every attempt at the task, and when a batch is repeated after a restart.
+    """
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None, "a task of Spark's"
+    query, batch = context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty("streaming.sql.batchId")
+    return "/".join(filter(None, (query or job, batch, str(context.partitionId()))))
 
 
 def as_bytes(value: str | bytes) -> bytes:

@@ -19,8 +19,17 @@ def test_a_read_is_a_read_of_the_tube_topic() -> None:
 
 def test_a_write() -> None:
     assert MqttWriteOptions.parse(WRITE) == MqttWriteOptions("mqtt://127.0.0.1:1883")
-    given = {"topic": "a/b", "qos": "2", "retain": "TRUE", "mqtt.timeoutms": "500", "checkpointLocation": "x"}
-    assert MqttWriteOptions.parse(WRITE | given) == MqttWriteOptions("mqtt://127.0.0.1:1883", "a/b", 2, True, 0.5)
+    given = {
+        "topic": "a/b",
+        "qos": "2",
+        "retain": "TRUE",
+        "mqtt.timeoutms": "500",
+        "checkpointLocation": "x",
+        "ids": "false",
+    }
+    assert MqttWriteOptions.parse(WRITE | given) == MqttWriteOptions(
+        "mqtt://127.0.0.1:1883", "a/b", 2, True, False, 0.5
+    )
 
 
 @pytest.mark.parametrize(
