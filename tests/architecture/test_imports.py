@@ -60,6 +60,7 @@ RULES = [
         for module in ("answer", "dialects", "fences", "glob", "history", "keyspace", "observers", "record")
     ),
     Rule("penstock.statestore.binding", ("statestore", "mqtt.codec"), IMPURE),
+    Rule("penstock.statestore.prepared", ("statestore", "mqtt.codec", "mqtt.service"), IMPURE),
     Rule("penstock.statestore.storage", ("statestore", "runtime"), IO | SPARK),
     Rule(
         "penstock.statestore",

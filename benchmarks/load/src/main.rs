@@ -3,6 +3,7 @@
 //! One thread, one line of JSON on standard output. `cpu` is the share of a core that the generator itself used while it
 //! measured: above 0.8 the figure says more about the generator than about the server. `bad` counts wrong answers.
 
+mod keyed;
 mod link;
 mod modes;
 mod mqtt;
@@ -10,8 +11,8 @@ mod run;
 
 use std::process::ExitCode;
 
-const MODES: &str = "qos0, qos1 (--window --pairs --subscribers), rate (--rate), reqresp, statestore, resp (--op set|get \
-                     --clients --window); all: --size --seconds";
+const MODES: &str = "qos0, qos1 (--window --pairs --subscribers), rate (--rate), reqresp, statestore, resp (--op \
+                     set|get|mix|fill --clients --window --keys --pid); all: --size --seconds";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -29,8 +30,8 @@ fn main() -> ExitCode {
             "qos1" => modes::publish(address, &options, 1).await,
             "rate" => modes::rate(address, &options).await,
             "reqresp" => modes::request_response(address, &options).await,
-            "statestore" => modes::state_store(address, &options).await,
-            "resp" => modes::resp(address, &options).await,
+            "statestore" => keyed::state_store(address, &options).await,
+            "resp" => keyed::resp(address, &options).await,
             _ => {
                 eprintln!("unknown mode {mode}\nmodes: {MODES}");
                 std::process::exit(2);

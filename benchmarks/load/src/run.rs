@@ -44,6 +44,8 @@ pub struct Run {
     pub room: Notify,
     pub bad: Cell<u64>,
     latencies: RefCell<Vec<u32>>,
+    /// Process id of the server, whose processor time is measured too; 0: it is not.
+    pub server: Cell<usize>,
 }
 
 impl Run {
@@ -57,6 +59,7 @@ impl Run {
             room: Notify::new(),
             bad: Cell::new(0),
             latencies: RefCell::new(Vec::new()),
+            server: Cell::new(0),
         })
     }
 
@@ -84,13 +87,19 @@ impl Run {
     /// Let the load run: a quarter of the time to warm up, then the measured window; prints the result.
     pub async fn measure(&self, mode: &str, seconds: f64) {
         tokio::time::sleep(Duration::from_secs_f64(seconds / 4.0)).await;
-        let cpu = cpu_seconds();
+        let cpu = cpu_seconds("self");
+        let server = self.server.get().to_string();
+        let server_cpu = cpu_seconds(&server);
         let begun = Instant::now();
         self.measuring.set(true);
         tokio::time::sleep(Duration::from_secs_f64(seconds)).await;
         self.measuring.set(false);
         let taken = begun.elapsed().as_secs_f64();
-        let busy = (cpu_seconds() - cpu) / taken;
+        let busy = (cpu_seconds("self") - cpu) / taken;
+        let server_us = match self.server.get() {
+            0 => "null".to_string(),
+            _ => format!("{:.2}", (cpu_seconds(&server) - server_cpu) * 1e6 / self.count.get().max(1) as f64),
+        };
         self.stop.set(true);
         let mut times = self.latencies.borrow_mut();
         times.sort_unstable();
@@ -100,7 +109,7 @@ impl Run {
         };
         println!(
             "{{\"mode\":\"{mode}\",\"per_s\":{:.1},\"seconds\":{taken:.3},\"p50_us\":{},\"p99_us\":{},\"max_us\":{},\
-             \"cpu\":{busy:.3},\"bad\":{}}}",
+             \"cpu\":{busy:.3},\"server_us\":{server_us},\"bad\":{}}}",
             self.count.get() as f64 / taken,
             at(0.5),
             at(0.99),
@@ -110,9 +119,9 @@ impl Run {
     }
 }
 
-/// User and system time of this process in seconds, from /proc (ticks of 10 ms).
-pub fn cpu_seconds() -> f64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+/// User and system time of a process in seconds, from /proc (ticks of 10 ms).
+pub fn cpu_seconds(process: &str) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
     let ticks = |i: usize| fields.get(i).and_then(|f| f.parse::<f64>().ok()).unwrap_or(0.0);
     (ticks(11) + ticks(12)) / 100.0

@@ -23,7 +23,7 @@ from penstock.mqtt.engine.recovery import restore
 from penstock.mqtt.gatekeeper import Certificate, Client
 from penstock.mqtt.inside import InsideLink
 from penstock.mqtt.persistence import Persistence
-from penstock.mqtt.service import Service
+from penstock.mqtt.service import Encoded, Service
 from penstock.mqtt.transport.admission import Admission, AdmissionLimits, AdmissionStats
 from penstock.mqtt.transport.link import CLOSE_GRACE_S, Link
 from penstock.mqtt.transport.listener import Listener, ListenerSettings
@@ -220,6 +220,10 @@ class MqttServer:
             LocalProtocolError: the topic or the properties cannot be sent.
         """
         return self._broker.respond(client_id, message, self.now())
+
+    def respond_encoded(self, client_id: str, message: Encoded) -> bool:
+        """The same with a message that is written already."""
+        return self._broker.respond_encoded(client_id, message, self.now())
 
     def deliver(self, client_id: str, message: Publish) -> bool:
         """Put a message straight into that client's session, exactly once, subscribed or not.

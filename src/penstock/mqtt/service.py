@@ -11,8 +11,25 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.codec.primitives import length_size
+from penstock.mqtt.codec.property_blocks import decode_properties
+from penstock.mqtt.codec.reasons import PacketType
+from penstock.mqtt.codec.shapes import LikePublish
 
-__all__ = ["NO_ANSWER", "Connection", "Inbound", "Outlet", "Service"]
+__all__ = [
+    "NO_ANSWER",
+    "Connection",
+    "Encoded",
+    "Inbound",
+    "Later",
+    "Outlet",
+    "Requester",
+    "Service",
+    "Taker",
+    "published",
+]
+
+_CONTEXT: Final = 1 << PacketType.PUBLISH
 
 NO_ANSWER: Final = -1
 """With which the broker is told that a message gets no answer: its publisher keeps it, and sends it again."""
@@ -37,6 +54,60 @@ class Connection(Protocol):
     def release(self) -> None:
         """Undo one :meth:`hold`."""
         ...
+
+
+Encoded = tuple[str, bytes, bytes, bytes, int | None]
+"""A message of the node itself as it is written, of QoS 1: its topic, that and the property block with their lengths,
+the payload, and the message expiry in seconds that is among the properties."""
+
+
+def published(message: Encoded) -> Publish:
+    """The message as a packet."""
+    topic, topic_wire, wire, payload, _ = message
+    properties = decode_properties(wire, length_size(wire), len(wire), _CONTEXT)
+    publish = Publish(topic, payload, 1, properties=properties)
+    publish.topic_wire, publish.properties_wire = topic_wire, wire
+    return publish
+
+
+class Later(Protocol):
+    """An acknowledgement that is still to come; the later ones of the connection wait for it."""
+
+    def settle(self, reason_code: int, reason_string: str) -> None:
+        """As :meth:`Inbound.settle`; exactly once."""
+        ...
+
+
+class Requester(Connection, Protocol):
+    """The network connection of a client whose requests a :data:`Taker` takes."""
+
+    @property
+    def principal(self) -> object:
+        """Who the client is for the policies, as :attr:`Inbound.principal`."""
+        ...
+
+    def accept(self, packet_id: int) -> None:
+        """Acknowledge the QoS 1 message now: its taker is done with it."""
+        ...
+
+    def accept_later(self, packet_id: int) -> Later:
+        """The taker works on the QoS 1 message and settles it later."""
+        ...
+
+    def respond(self, message: Encoded, now: int) -> bool:
+        """As :meth:`Outlet.respond_encoded`, to the session of this connection; ``now`` is the taker's."""
+        ...
+
+
+Taker = Callable[[LikePublish, Requester, int, int], bool]
+"""Takes a message of QoS 1 as it was cut up; the broker's ``now`` and the wall clock at its arrival follow. False,
+before anything was done with it: it is to go the way of every message.
+
+A service that was handed a message whose properties are :class:`~penstock.mqtt.codec.shapes.LikeProperties` may make
+itself the ``taker`` of their shape, which is that of one network connection and one topic. Then it gets the like
+messages without an :class:`Inbound`, as long as no other service wants them; rate and rights of the client have been
+looked at.
+"""
 
 
 class Inbound:
@@ -150,6 +221,10 @@ class Outlet(Protocol):
 
         No Local does not apply. False where the client has no session or none of its subscriptions matches.
         """
+        ...
+
+    def respond_encoded(self, client_id: str, message: Encoded) -> bool:
+        """As :meth:`respond`, with a message that is written already."""
         ...
 
     def deliver(self, client_id: str, message: Publish) -> bool:

@@ -22,7 +22,7 @@ from penstock.errors import ConfigError, PenstockError, RefusedError
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.service import Inbound
+from penstock.mqtt.service import Encoded, Inbound, published
 from penstock.runtime.clock import monotonic_ms, wall_clock_ms
 from penstock.statestore.binding import INVOKE, dialect_of, request, status_response
 from penstock.statestore.commands import Verb, parse_payload
@@ -173,6 +173,11 @@ class Attachment:
     def respond(self, _client_id: str, message: Publish) -> bool:
         """Send an answer; the broker gives it to whoever subscribes to the response topic."""
         self._send(message, "")
+        return True
+
+    def respond_encoded(self, _client_id: str, message: Encoded) -> bool:
+        """Send an answer that is written already."""
+        self._send(published(message), "")
         return True
 
     def deliver(self, client_id: str, message: Publish) -> bool:

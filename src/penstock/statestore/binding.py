@@ -44,6 +44,7 @@ __all__ = [
     "OLDER_INVOKE",
     "Ask",
     "Refusal",
+    "answer_parts",
     "client_response_topic",
     "dialect_named",
     "dialect_of",
@@ -364,16 +365,12 @@ def _answer(ask: Ask, dialect: Dialect, payload: bytes, version: Hlc | None, now
         left = (ask.expires_at - now_ms + 999) // 1000
     correlation = ask.correlation
     user = _STATUS.copy() if dialect.status else []
-    parts = [_CONTENT_TYPE_WIRE, b"\x09", len(correlation).to_bytes(2, "big"), correlation]
-    if left is not None:
-        parts[0] = b"\x02" + left.to_bytes(4, "big") + _CONTENT_TYPE_WIRE
-    if dialect.status:
-        parts.append(_STATUS_WIRE)
+    stamp = b""
     if version is not None:
-        name, text = dialect.timestamp_property, version.padded() if dialect.padded_versions else str(version)
-        user.append((name, text))
+        text = version.padded() if dialect.padded_versions else str(version)
+        user.append((dialect.timestamp_property, text))
         stamp = text.encode()
-        parts += (_STAMP_WIRES[name], len(stamp).to_bytes(2, "big"), stamp)
+    before, after = answer_parts(dialect, left, len(correlation), len(stamp))
     properties = SparseProperties.__new__(SparseProperties)
     properties.model = _NO_PROPERTIES
     properties.message_expiry_interval = left
@@ -383,9 +380,23 @@ def _answer(ask: Ask, dialect: Dialect, payload: bytes, version: Hlc | None, now
     properties.topic_alias = None
     properties.subscription_identifiers = _NO_IDENTIFIERS
     message = Publish(ask.response_topic, payload, 1, properties=properties)
-    block = b"".join(parts)
+    block = b"".join((before, correlation, after, stamp))
     message.properties_wire = encode_varint(len(block)) + block
     return message
+
+
+def answer_parts(dialect: Dialect, expiry_s: int | None, correlation_size: int, stamp_size: int) -> tuple[bytes, bytes]:
+    """What stands in the properties of an answer before the correlation data, and what between it and the version.
+
+    ``stamp_size`` 0: there is no version.
+    """
+    before = _CONTENT_TYPE_WIRE + b"\x09" + correlation_size.to_bytes(2, "big")
+    if expiry_s is not None:
+        before = b"\x02" + expiry_s.to_bytes(4, "big") + before
+    after = _STATUS_WIRE if dialect.status else b""
+    if stamp_size:
+        after += _STAMP_WIRES[dialect.timestamp_property] + stamp_size.to_bytes(2, "big")
+    return before, after
 
 
 _CONTENT_TYPE_WIRE: Final = b"\x03" + len(CONTENT_TYPE).to_bytes(2, "big") + CONTENT_TYPE.encode()

@@ -38,6 +38,7 @@ __all__ = [
     "encode_bulk",
     "encode_error",
     "encode_integer",
+    "read_plain",
 ]
 
 OK: Final = b"+OK\r\n"
@@ -123,9 +124,32 @@ def decode_array(payload: bytes) -> list[bytes]:
         if payload[end:position] != b"\r\n":
             raise _malformed(payload, start, f"{size} bytes and CRLF expected")
         elements.append(payload[start:end])
-    if position != len(payload):
-        raise _malformed(payload, position, f"{len(payload) - position} bytes too many")
+    _check_end(payload, position)
     return elements
+
+
+def read_plain(payload: bytes) -> tuple[bytes, bytes | None] | None:
+    """Key and value of a plain SET, key and None of a GET, as every client writes them; None for everything else.
+
+    What it takes, :func:`decode_array` takes with the same result; it leaves long ones to that, and all errors.
+    """
+    head = payload[:13]
+    is_set = head == _SET_LINES
+    if not is_set and head != _GET_LINES:
+        return None
+    start = payload.find(b"\n", 13, 20) + 1
+    size = _SIZES.get(payload[13:start])
+    if not size:
+        return None
+    end = start + size
+    key = payload[start:end]
+    if not is_set:
+        return (key, None) if payload[end:] == b"\r\n" else None
+    start = payload.find(b"\n", end + 2, end + 9) + 1
+    size = _SIZES.get(payload[end + 2 : start])
+    if size is None or payload[end : end + 2] != b"\r\n" or payload[start + size :] != b"\r\n":
+        return None
+    return key, payload[start:-2]
 
 
 def decode_reply(payload: bytes) -> Reply:
@@ -139,11 +163,9 @@ def decode_reply(payload: bytes) -> Reply:
     if payload == MISSING:
         return Reply(ReplyKind.MISSING)
     if payload.startswith(b"$"):
-        length, start = _header(payload, 0, _BULK)
-        end = start + length
-        if payload[end:] != b"\r\n":
-            raise _malformed(payload, start, f"{length} bytes and CRLF expected, and nothing more")
-        return Reply(ReplyKind.VALUE, data=payload[start:end])
+        data, position = _bulk(payload, 0)
+        _check_end(payload, position)
+        return Reply(ReplyKind.VALUE, data=data)
     if payload.endswith(b"\r\n"):
         line = payload[1:-2]
         if payload.startswith(b":"):
@@ -186,14 +208,9 @@ def decode_page(payload: bytes) -> tuple[list[bytes], bytes | None]:
         raise _malformed(payload, position, f"{count} keys cannot be here")
     found: list[bytes] = []
     for _ in range(count + elements - 1):
-        length, start = _header(payload, position, _BULK)
-        end = start + length
-        position = end + 2
-        if payload[end:position] != b"\r\n":
-            raise _malformed(payload, start, f"{length} bytes and CRLF expected")
-        found.append(payload[start:end])
-    if position != len(payload):
-        raise _malformed(payload, position, f"{len(payload) - position} bytes too many")
+        element, position = _bulk(payload, position)
+        found.append(element)
+    _check_end(payload, position)
     return (found, None) if elements == 1 else (found[:-1], found[-1])
 
 
@@ -212,14 +229,9 @@ def decode_values(payload: bytes) -> list[bytes | None]:
             found.append(None)
             position += len(MISSING)
             continue
-        length, start = _header(payload, position, _BULK)
-        end = start + length
-        position = end + 2
-        if payload[end:position] != b"\r\n":
-            raise _malformed(payload, start, f"{length} bytes and CRLF expected")
-        found.append(payload[start:end])
-    if position != len(payload):
-        raise _malformed(payload, position, f"{len(payload) - position} bytes too many")
+        element, position = _bulk(payload, position)
+        found.append(element)
+    _check_end(payload, position)
     return found
 
 
@@ -227,6 +239,8 @@ _SIZES: Final = {b"$%d\r\n" % size: size for size in range(1024)}
 """The lines of short elements, which most are: one look-up instead of reading digits."""
 _COUNTS: Final = {b"*%d\r\n" % count: count for count in range(1, 10)}
 """The same for the lines of short arrays."""
+_GET_LINES: Final = b"*2\r\n$3\r\nGET\r\n"
+_SET_LINES: Final = b"*3\r\n$3\r\nSET\r\n"
 
 
 def _header(payload: bytes, position: int, kind: int) -> tuple[int, int]:
@@ -239,6 +253,22 @@ def _header(payload: bytes, position: int, kind: int) -> tuple[int, int]:
     if not digits.isdigit() or (len(digits) > 1 and digits[0] == 0x30):
         raise _malformed(payload, position + 1, f"a length of at most {_MAX_DIGITS} digits and CRLF expected")
     return int(digits), end + 2
+
+
+def _bulk(payload: bytes, position: int) -> tuple[bytes, int]:
+    """The bulk string at ``position``, and where the next byte after it is."""
+    size, start = _header(payload, position, _BULK)
+    end = start + size
+    position = end + 2
+    # A slice past the end shortens silently and then is not CRLF either.
+    if payload[end:position] != b"\r\n":
+        raise _malformed(payload, start, f"{size} bytes and CRLF expected")
+    return payload[start:end], position
+
+
+def _check_end(payload: bytes, position: int) -> None:
+    if position != len(payload):
+        raise _malformed(payload, position, f"{len(payload) - position} bytes too many")
 
 
 def _malformed(payload: bytes, position: int, expected: str) -> RemoteProtocolError:

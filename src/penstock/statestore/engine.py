@@ -334,37 +334,78 @@ class Engine:
             and (condition is Condition.NX or record.value != command.expected)
         ):
             return Answer(AnswerKind.NOT_MET, version=record.version)
-        grown = len(command.value) - len(record.value) if record is not None else 0
-        if record is None:
-            grown = RECORD_BYTES + len(command.key) + len(command.value)
-        if (self.max_keys or self.max_bytes) and self._is_over_quota(record, grown):
-            changes += self.tick(now_ms, steady_ms)
+        if self.max_keys or self.max_bytes:
+            grown = self._growth(record, command.key, command.value)
             if self._is_over_quota(record, grown):
-                return _ERRORS[StoreError.QUOTA]
+                changes += self.tick(now_ms, steady_ms)
+                if self._is_over_quota(record, grown):
+                    return _ERRORS[StoreError.QUOTA]
         fence = record.fence if record is not None else None
         if fence is None or (token is not None and token > fence):
             fence = token
         version = self.clock = self.clock.following(timestamp, now_ms)
         expires_at = steady_ms + command.ttl_ms if command.ttl_ms else 0
-        new = Record(command.key, command.value, version, fence, expires_at)
         if record is not None and record.expires_at:
             self._volatile -= 1
-        self._records[command.key] = new
-        self.size += grown
-        if record is None and self._index is not None:
-            self._index.add(command.key)
-            if self._index.abandoned:
-                self._index = None
+        change = self._put(Record(command.key, command.value, version, fence, expires_at), record, context.client_id)
         if expires_at:
             self._volatile += 1
             heappush(self._deadlines, (expires_at, command.key))
             if len(self._deadlines) > 2 * self._volatile + _HEAP_SLACK:
                 self._rebuild_deadlines()
-        change = Change(command.key, new, version, self._observers.of(command.key), context.client_id)
-        if self.history is not None:
-            self.history.add(change, record)
         changes.append(change)
         return Answer(_OK, version=version)
+
+    def _put(self, new: Record, record: Record | None, writer: str) -> Change:
+        """Have ``new`` in place of ``record``; its expiry is the caller's to arm."""
+        key = new.key
+        self._records[key] = new
+        self.size += self._growth(record, key, new.value)
+        if record is None and self._index is not None:
+            self._index.add(key)
+            if self._index.abandoned:
+                self._index = None
+        change = Change(key, new, new.version, self._observers.of(key), writer)
+        if self.history is not None:
+            self.history.add(change, record)
+        return change
+
+    @staticmethod
+    def _growth(record: Record | None, key: bytes, value: bytes) -> int:
+        """By how many bytes the store grows."""
+        if record is None:
+            return RECORD_BYTES + len(key) + len(value)
+        return len(value) - len(record.value)
+
+    # The quick way: what a plain GET or SET comes to where nothing is out of the ordinary
+
+    def get_plainly(self, key: bytes, timestamp: Hlc) -> tuple[Record | None] | None:
+        """What :meth:`execute` finds for a GET of ``key`` by somebody who may read it; None: ask that.
+
+        ``timestamp`` is not too far ahead.
+        """
+        record = self._records.get(key)
+        if record is not None and record.expires_at:
+            return None
+        clock = self.clock
+        if timestamp > clock:
+            self.clock = Hlc(timestamp.wall_ms, timestamp.counter, clock.node)
+        return (record,)
+
+    def set_plainly(self, key: bytes, value: bytes, timestamp: Hlc, now_ms: int, writer: str) -> Change | None:
+        """What :meth:`execute` does for a SET without options and token by somebody who may write it; None: ask that.
+
+        ``timestamp`` is not too far ahead, and the store not read-only.
+        """
+        if self.fences.floors:
+            return None
+        record = self._records.get(key)
+        if record is not None and (record.expires_at or record.fence is not None):
+            return None
+        if (self.max_keys or self.max_bytes) and self._is_over_quota(record, self._growth(record, key, value)):
+            return None
+        version = self.clock = self.clock.following(timestamp, now_ms)
+        return self._put(Record(key, value, version), record, writer)
 
     def _is_over_quota(self, record: Record | None, grown: int) -> bool:
         if record is None and self.max_keys and len(self._records) >= self.max_keys:

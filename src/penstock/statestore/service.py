@@ -18,7 +18,7 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from penstock.errors import LocalProtocolError, StorageError
 from penstock.mqtt.codec.packets import Publish
@@ -45,8 +45,10 @@ from penstock.statestore.history import History
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.options import StoreOptions
 from penstock.statestore.ports import Capture, Policy, Stats
+from penstock.statestore.prepared import QuickWay
 from penstock.statestore.record import Change
 from penstock.statestore.storage import NODE, Recovered, Storage
+from penstock.statestore.waiting import Waiting
 from penstock.statestore.writer import ChangeWriter
 
 __all__ = ["StateStoreService"]
@@ -66,14 +68,6 @@ _LONGEST_TIMER_S: Final = 86_400.0
 """Timers are armed for a day at most: event loops do not take every number that PX does."""
 
 
-class _Waiting(NamedTuple):
-    """What is to be said to a request: the answer of the engine, or why it was not executed."""
-
-    message: Inbound
-    ask: Ask | Refusal
-    answer: Answer | None
-
-
 class StateStoreService:
     """The store in the directory ``path``, served through an :class:`~penstock.mqtt.service.Outlet`.
 
@@ -85,6 +79,7 @@ class StateStoreService:
         options: what an operator can choose.
         policy: what clients may do; None = everything.
         capture: takes every change, in order; None = nobody does.
+        quick: whether plain requests go the quick way; the answers are the same.
     """
 
     filters: Sequence[str] = (INVOKE, OLDER_INVOKE)
@@ -100,6 +95,7 @@ class StateStoreService:
         options: StoreOptions = DEFAULTS,
         policy: Policy | None = None,
         capture: Capture | None = None,
+        quick: bool = True,
     ) -> None:
         self.stats = Stats()
         self.recovered: Recovered | None = None
@@ -137,9 +133,18 @@ class StateStoreService:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for: int | None = None
-        self._waiting: dict[int, list[_Waiting]] = {}
-        self._waiting_requests = 0
-        self._last_wait: dict[str, int] = {}
+        self._waiting = Waiting()
+        self._prepares = quick
+        self._quick = QuickWay(
+            engine=self._engine,
+            writer=self._writer,
+            waiting=self._waiting,
+            stats=self.stats,
+            policy=policy,
+            clock=self._clock,
+            notify=self._notify,
+            max_waiting=options.max_waiting,
+        )
 
     @property
     def failure(self) -> StorageError | None:
@@ -164,7 +169,7 @@ class StateStoreService:
     @property
     def pending(self) -> int:
         """How many requests wait for a commit."""
-        return self._waiting_requests
+        return self._waiting.count
 
     @property
     def size(self) -> int:
@@ -188,9 +193,9 @@ class StateStoreService:
         self.stats.quarantined = len(recovered.quarantined)
         for name in recovered.quarantined:
             _log.error("quarantined path=%s name=%s: checksum does not match", self._storage.path, name)
-        self._outlet = outlet
+        self._outlet = self._quick.outlet = outlet
         self._writer.start(recovered.records)
-        self._serving = True
+        self._serving = self._quick.serving = True
         self.wake()
 
     def _keep_time(self, recovered: Recovered) -> None:
@@ -228,11 +233,12 @@ class StateStoreService:
     async def close(self) -> None:
         """Commit what is under way, let its answers go, close the files; may be called twice."""
         self._serving = False
+        self._quick.serving = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         await self._writer.close()
-        self._outlet = None
+        self._outlet = self._quick.outlet = None
         await asyncio.to_thread(self._storage.close)
 
     def receive(self, message: Inbound) -> None:
@@ -257,10 +263,12 @@ class StateStoreService:
         if isinstance(ask, Refusal):
             self._refuse(message, ask)
             return
-        if self._waiting_requests >= self.options.max_waiting and not self._is_urgent(ask):
+        if self._waiting.count >= self.options.max_waiting and not self._is_urgent(ask):
             self.stats.refused += 1
             message.settle(ReasonCode.QUOTA_EXCEEDED, "the disk does not keep up with the requests")
             return
+        if self._prepares:
+            self._quick.prepare(message, ask, self._is_asked_to_keep)
         command = parse_payload(message.publish.payload, self.options.extensions)
         if isinstance(command, StoreError):
             self._answer(message, ask, Answer(AnswerKind.ERROR, error=command), 0)
@@ -321,16 +329,11 @@ class StateStoreService:
         return self._writer.submit(changes, asked=asked)
 
     def _committed(self, number: int, changes: Sequence[Change], failure: StorageError | None) -> None:
-        waiting = self._waiting.pop(number, ())
-        self._waiting_requests -= len(waiting)
-        for item in waiting:
-            if self._last_wait.get(item.message.client_id) == number:
-                del self._last_wait[item.message.client_id]
-        for item in waiting:
+        for answer in self._waiting.take(number):
             if failure is None:
-                self._release(item.message, item.ask, item.answer)
+                answer.release()
             else:
-                self._fail(item.message, item.ask, item.answer)
+                answer.fail()
         if failure is None:
             self._notify(changes)
 
@@ -352,19 +355,16 @@ class StateStoreService:
 
     def _answer(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None, wait_for: int) -> None:
         """Let an answer go, now or with the commit ``wait_for``, never before an earlier one to the same client."""
-        client_id = message.client_id
-        if self._last_wait:
-            wait_for = max(wait_for, self._last_wait.get(client_id, 0))
+        wait_for = self._waiting.behind(message.client_id, wait_for)
         if not wait_for:
-            self._release(message, ask, answer)
+            self.release(message, ask, answer)
         elif self.failure is not None:
-            self._fail(message, ask, answer)
+            self.fail(message, ask, answer)
         else:
-            self._last_wait[client_id] = wait_for
-            self._waiting_requests += 1
-            self._waiting.setdefault(wait_for, []).append(_Waiting(message, ask, answer))
+            self._waiting.add(wait_for, _Later(self, message, ask, answer))
 
-    def _release(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None) -> None:
+    def release(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None) -> None:
+        """Settle the request and send its answer; the service's own, once what the answer shows is committed."""
         if isinstance(ask, Refusal):
             message.settle(ask.reason_code, ask.reason)
             self._send(message.client_id, ask.response)
@@ -374,11 +374,12 @@ class StateStoreService:
             for change in answer.missed:
                 self._tell(message.client_id, ask.dialect, change)
 
-    def _fail(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None) -> None:
+    def fail(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None) -> None:
+        """As :meth:`release`, where nothing will be committed any more."""
         if answer is not None:
             message.settle(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, StoreError.READ_ONLY)
             answer = Answer(AnswerKind.ERROR, error=StoreError.READ_ONLY)
-        self._release(message, ask, answer)
+        self.release(message, ask, answer)
 
     def _refuse(self, message: Inbound, refusal: Refusal) -> None:
         self.stats.refused += 1
@@ -419,6 +420,25 @@ class StateStoreService:
         self.stats.notifications += 1
         if not self._outlet.deliver(client_id, notification(change, client_id, dialect)):
             self.stats.undelivered += 1
+
+
+class _Later:
+    """An answer that waits for its commit: of the engine, or why the request was not executed."""
+
+    __slots__ = ("_answer", "_ask", "_message", "_service", "client_id")
+
+    def __init__(self, service: StateStoreService, message: Inbound, ask: Ask | Refusal, answer: Answer | None) -> None:
+        self._service = service
+        self._message = message
+        self._ask = ask
+        self._answer = answer
+        self.client_id = message.client_id
+
+    def release(self) -> None:
+        self._service.release(self._message, self._ask, self._answer)
+
+    def fail(self) -> None:
+        self._service.fail(self._message, self._ask, self._answer)
 
 
 def _cannot_observe(message: Inbound, command: Command) -> StoreError | None:

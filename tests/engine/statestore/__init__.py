@@ -10,7 +10,7 @@ from penstock.errors import StorageError
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.topics import validate_topic_name
-from penstock.mqtt.service import Inbound
+from penstock.mqtt.service import Encoded, Inbound, published
 from penstock.runtime.committer import GroupCommitter
 from penstock.runtime.durability import Durability
 from penstock.statestore.binding import INVOKE
@@ -78,6 +78,9 @@ class FakeOutlet:
         validate_topic_name(message.topic)
         self.deliveries.append(Delivery(None, message, client_id))
         return client_id not in self.gone
+
+    def respond_encoded(self, client_id: str, message: Encoded) -> bool:
+        return self.respond(client_id, published(message))
 
     def deliver(self, client_id: str, message: Publish) -> bool:
         self.deliveries.append(Delivery(client_id, message))
@@ -235,10 +238,11 @@ async def open_service(
     dialect: str = "auto",
     policy: Policy | None = None,
     options: StoreOptions | None = None,
+    quick: bool = True,
 ) -> StateStoreService:
     """A started service; with ``memory`` answers leave at once, which spares most tests the waiting."""
     service = StateStoreService(
-        path, durability, clock, options=options or StoreOptions(dialect=dialect), policy=policy
+        path, durability, clock, options=options or StoreOptions(dialect=dialect), policy=policy, quick=quick
     )
     if committer is not None:
         committer.on_failure = service._failed

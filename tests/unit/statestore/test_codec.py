@@ -23,6 +23,7 @@ from penstock.statestore.codec import (
     encode_bulk,
     encode_error,
     encode_integer,
+    read_plain,
 )
 from tests.vectors.statestore import vectors
 
@@ -190,3 +191,24 @@ def test_pages_of_scan(payload: bytes, keys: list[bytes], token: bytes | None) -
 def test_what_is_no_page_of_scan(payload: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_page(payload)
+
+
+@given(
+    st.sampled_from([b"GET", b"SET", b"get", b"DEL"]),
+    st.lists(st.sampled_from([b"", b"k", b"\r\n", b"x" * 1023, b"x" * 1024]), max_size=3),
+    st.integers(0, 60),
+    st.sampled_from([None, b"", b"0", b"\r", b"\n", b"$", b"9"]),
+)
+def test_what_is_read_plainly_is_what_the_array_holds(
+    verb: bytes, arguments: list[bytes], at: int, patch: bytes | None
+) -> None:
+    payload = encode_array((verb, *arguments))
+    if patch is not None:
+        payload = payload[:at] + patch + payload[at + 1 :]
+    plain = read_plain(payload)
+    if plain is not None:
+        key, value = plain
+        assert decode_array(payload) == ([b"GET", key] if value is None else [b"SET", key, value])
+        assert key
+    elif patch is None and verb in (b"GET", b"SET") and len(arguments) == (1 if verb == b"GET" else 2):
+        assert not arguments[0] or max(map(len, arguments)) == 1024

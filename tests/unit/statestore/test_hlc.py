@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.statestore.hlc import MAX_COUNTER, MAX_DRIFT_MS, Hlc, parse
+from penstock.statestore.hlc import MAX_COUNTER, MAX_DRIFT_MS, Hlc, StampReader, parse
 from tests.vectors.statestore import vectors
 
 NOW = 1_696_374_425_000
@@ -121,3 +121,24 @@ def test_following_is_greater_than_both_and_stays_printable(own: Hlc, other: Hlc
     assert version.wall_ms >= now_ms
     assert version.counter <= MAX_COUNTER
     assert version.node == own.node
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("001696374425000:00001:client", True),
+        ("999999999999999:99999:client", True),
+        ("1696374425000:1:client", False),
+        ("001696374425000:00001:other", False),
+        ("001696374425000:00001:clien", False),
+        ("+01696374425000:00001:client", False),
+        ("001696374425000: 0001:client", False),
+        ("001696374425000;00001:client", False),
+        ("001696374425000:00001;client", False),
+        ("0016963744250\u0665:00001:client", False),
+        ("", False),
+    ],
+)
+def test_a_stamp_as_the_sdks_write_it_is_read_as_any_other(text: str, *, read: bool) -> None:
+    value = StampReader("client").read(text.encode())
+    assert value == (parse(text) if read else None)

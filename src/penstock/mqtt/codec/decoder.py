@@ -19,7 +19,7 @@ from penstock.mqtt.codec.properties import Properties, message_properties
 from penstock.mqtt.codec.property_blocks import decode_properties
 from penstock.mqtt.codec.reasons import CLIENT_DISCONNECT, PacketType, reason_name
 from penstock.mqtt.codec.runs import PubAckRun, PublishRun, puback_run, publish_run
-from penstock.mqtt.codec.shapes import LONGEST, Learner, LikeProperties, Shape
+from penstock.mqtt.codec.shapes import LONGEST, Learner, LikeProperties, LikePublish, Shape
 from penstock.mqtt.codec.topics import has_wildcard
 from penstock.mqtt.codec.version311 import BODIES_311
 
@@ -215,7 +215,7 @@ class Decoder:
                 return position
             if kind == 3:
                 message = publish(data, first, start, end)
-                if end < size and data[end] == first and runs and not first & 13:
+                if end < size and data[end] == first and runs and not first & 13 and type(message) is not LikePublish:
                     run = self._run(data, position, start, end, message)
                     if run is not None:
                         packets.append(run)
@@ -262,6 +262,8 @@ class Decoder:
         if shape is not None and start + shape.size <= end and (first & 6 != 0) is shape.has_identifier:
             parts = shape.cut(data, start)
             if parts[::2] == shape.fixed and parts[1] != 0:
+                if shape.taker is not None:
+                    return _cut_up(shape, parts, data, first, start, end)
                 return _publish_like(shape, parts, data, first, start, end)
         position = start + 2
         if position > end:
@@ -371,6 +373,20 @@ class Decoder:
             raise protocol_error("a client does not send Server Reference")
         if not from_client and properties.session_expiry_interval is not None:
             raise protocol_error("a server does not send Session Expiry Interval on DISCONNECT [MQTT-3.14.2-2]")
+
+
+def _cut_up(shape: Shape, parts: tuple[Any, ...], data: bytes, first: int, start: int, end: int) -> LikePublish:
+    """A PUBLISH for the taker of its shape."""
+    publish = _new_like(LikePublish)
+    publish.first = first
+    publish.shape = shape
+    publish.parts = parts
+    publish.payload = data[start + shape.size : end]
+    publish.packet_id = parts[1] or 0
+    return publish
+
+
+_new_like = LikePublish.__new__
 
 
 def _publish_like(shape: Shape, parts: tuple[Any, ...], data: bytes, first: int, start: int, end: int) -> Publish:

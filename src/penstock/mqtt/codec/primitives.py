@@ -18,6 +18,7 @@ __all__ = [
     "encode_binary",
     "encode_string",
     "encode_varint",
+    "length_size",
     "malformed",
     "protocol_error",
 ]
@@ -52,6 +53,14 @@ def encode_varint(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
+
+
+def length_size(block: bytes) -> int:
+    """How many bytes the Variable Byte Integer takes that ``block`` begins with."""
+    size = 1
+    while block[size - 1] > 127:
+        size += 1
+    return size
 
 
 def encode_string(text: str, what: str) -> bytes:

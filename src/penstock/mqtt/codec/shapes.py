@@ -9,13 +9,15 @@ state store is decoded in a third of the time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import Struct
 from typing import Any, Final
 
+from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.primitives import Reader, decode_text
 from penstock.mqtt.codec.properties import BY_IDENTIFIER, Properties, SparseProperties, WireType
 
-__all__ = ["Learner", "LikeProperties", "Shape"]
+__all__ = ["Learner", "LikeProperties", "LikePublish", "Shape"]
 
 LONGEST: Final = 1024
 """Bytes of topic and properties above which nothing is learned: a connection keeps a copy of them."""
@@ -40,18 +42,24 @@ class Shape:
     ``size``: bytes of that. ``cut`` gives fixed and changing parts in turn, the packet identifier being the first that
     changes (an empty one at QoS 0). ``model``: the properties of the message it was learned from, not to be changed.
     ``changing_names``: the user properties whose values change. ``varies``: whether anything but the identifier does.
+    ``correlation_at`` and ``texts`` say where among the
+    parts the correlation data is (0: it does not change), and which user property has its value where: part, number of
+    the property, name.
+
+    ``taker`` is who wants its messages as they were cut up, as :class:`LikePublish`; None: nobody.
     """
 
     __slots__ = (
-        "_correlation_at",
-        "_texts",
         "changing_names",
+        "correlation_at",
         "cut",
         "fixed",
         "has_identifier",
         "model",
         "properties_at",
         "size",
+        "taker",
+        "texts",
         "topic",
         "topic_wire",
         "varies",
@@ -74,8 +82,9 @@ class Shape:
         self.size = len(wire)
         self.model = model
         self.varies = bool(changing)
-        self._correlation_at = 0
-        self._texts: list[tuple[int, int, str]] = []
+        self.correlation_at = 0
+        self.texts: list[tuple[int, int, str]] = []
+        self.taker: Callable[..., bool] | None = None
         layout = f">{topic_end}s" + ("H" if has_identifier else "0s")
         fixed = [self.topic_wire]
         position = self.properties_at
@@ -84,13 +93,13 @@ class Shape:
             fixed.append(wire[position:start])
             position = end
             if identifier == _CORRELATION_DATA:
-                self._correlation_at = 3 + 2 * number
+                self.correlation_at = 3 + 2 * number
             else:
-                self._texts.append((3 + 2 * number, index, model.user_properties[index][0]))
+                self.texts.append((3 + 2 * number, index, model.user_properties[index][0]))
         fixed.append(wire[position:])
         self.cut = Struct(layout + f"{len(wire) - position}s").unpack_from
         self.fixed = tuple(fixed)
-        self.changing_names = frozenset(name for _, _, name in self._texts)
+        self.changing_names = frozenset(name for _, _, name in self.texts)
 
     def properties(self, parts: tuple[Any, ...]) -> LikeProperties:
         """The properties of a message whose fixed parts are those of this shape.
@@ -107,15 +116,46 @@ class Shape:
         like.response_topic = model.response_topic
         like.topic_alias = model.topic_alias
         like.subscription_identifiers = model.subscription_identifiers
-        at = self._correlation_at
+        at = self.correlation_at
         like.correlation_data = parts[at] if at else model.correlation_data
         users = model.user_properties
-        if self._texts:
+        if self.texts:
             users = users.copy()
-            for at, index, name in self._texts:
+            for at, index, name in self.texts:
                 users[index] = (name, decode_text(parts[at]))
         like.user_properties = users
         return like
+
+
+class LikePublish(Publish):
+    """A PUBLISH cut up by the shape it has and looked at no further, for the ``taker`` of the shape.
+
+    ``first`` is its first byte, ``parts`` is what ``shape.cut`` gave; ``payload`` and ``packet_id`` are set too.
+    Everything else of it is there after :meth:`complete`, and must not be asked for before.
+    """
+
+    __slots__ = ("first", "parts", "shape")
+
+    first: int
+    parts: tuple[Any, ...]
+    shape: Shape
+
+    def complete(self) -> None:
+        """Make a whole PUBLISH of it.
+
+        Raises:
+            RemoteProtocolError: a text that changed is none.
+        """
+        shape, parts, first = self.shape, self.parts, self.first
+        self.topic = shape.topic
+        self.topic_wire = shape.topic_wire
+        self.qos = first >> 1 & 3
+        self.retain = first & 1 == 1
+        self.dup = first & 8 == 8
+        self.optional_properties = shape.properties(parts)
+        identifier = parts[1].to_bytes(2, "big") if shape.has_identifier else b""
+        wire = b"".join((parts[0], identifier, *parts[2:]))
+        self.properties_wire = wire[shape.properties_at :]
 
 
 _Value = tuple[int, int, int, int]

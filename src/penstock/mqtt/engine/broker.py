@@ -29,7 +29,7 @@ from penstock.mqtt.engine.handshake import Handshake
 from penstock.mqtt.engine.journal import PERSISTENCE_PROPERTY, Journal
 from penstock.mqtt.engine.kept import Kept
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueFull
-from penstock.mqtt.engine.message import Message, identifier_block
+from penstock.mqtt.engine.message import EncodedMessage, Message, identifier_block
 from penstock.mqtt.engine.retained import Retained
 from penstock.mqtt.engine.routes import Route, Router
 from penstock.mqtt.engine.session import NEVER, Session, SessionSubscription
@@ -38,7 +38,7 @@ from penstock.mqtt.engine.sharing import deliver_shared, leave_group, share_out,
 from penstock.mqtt.engine.timers import Timers
 from penstock.mqtt.engine.unpromised import Unpromised
 from penstock.mqtt.engine.waiting import WaitingTotals
-from penstock.mqtt.service import Inbound, Service
+from penstock.mqtt.service import Encoded, Inbound, Service
 
 __all__ = ["Broker", "Output"]
 
@@ -310,6 +310,17 @@ class Broker:
                 return True
         return False
 
+    def respond_encoded(self, client_id: str, encoded: Encoded, now: int) -> bool:
+        """The same with a message that is written already; its topic has been checked."""
+        topic = encoded[0]
+        route = self._routes.get(topic) or self.router.route(topic)
+        for target in route.targets:
+            session = target.session
+            if session.client_id == client_id:
+                session.deliver(EncodedMessage(encoded, now), 1 if target.qos else 0, 0, target.identifiers, now)
+                return True
+        return False
+
     def deliver(self, client_id: str, publish: Publish, now: int) -> bool:
         """Put a message straight into one session, subscribed or not.
 
@@ -548,6 +559,11 @@ class Broker:
                 if member is not None:
                     deliver_shared(member, shared.group, message, now)
         return True
+
+    def is_for_one(self, topic: str) -> bool:
+        """Whether messages of the topic are for one service and for nobody else."""
+        route = self._routes.get(topic) or self.router.route(topic)
+        return route.exclusive and len(route.services) == 1
 
     def services_for(self, publish: Publish) -> list[Service]:
         """The services that take a message whose subscribers have it already."""

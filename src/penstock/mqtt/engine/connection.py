@@ -32,6 +32,7 @@ from penstock.mqtt.codec.packets import (
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ALLOWED, PacketType, ReasonCode
 from penstock.mqtt.codec.runs import PubAckRun, PublishRun
+from penstock.mqtt.codec.shapes import LikePublish
 from penstock.mqtt.engine.access import LOCAL, Access, Credentials, Granted, Origin, Principal, Rights, may_hurry
 from penstock.mqtt.engine.aliases import AliasesIn, AliasesOut
 from penstock.mqtt.engine.handshake import Handshake, Reauthentication, check_method
@@ -40,9 +41,10 @@ from penstock.mqtt.engine.limits import TooFast
 from penstock.mqtt.engine.output import Output, diagnosis
 from penstock.mqtt.engine.pending import PendingAnswer
 from penstock.mqtt.engine.rate import Rate
-from penstock.mqtt.engine.receiving import take_publish, take_pubrel, take_run
+from penstock.mqtt.engine.receiving import take_like, take_publish, take_pubrel, take_run
 from penstock.mqtt.engine.session import Session
 from penstock.mqtt.engine.words import OF_SUBSCRIPTIONS
+from penstock.mqtt.service import Encoded
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
@@ -156,6 +158,8 @@ class BrokerConnection(Output):
                     session = self.session
                 elif kind is Publish:
                     take_publish(self, session, packet, now, wall_ms)  # type: ignore[arg-type]
+                elif kind is LikePublish:
+                    take_like(self, session, packet, now, wall_ms)  # type: ignore[arg-type]
                 elif kind is PubAck:
                     session.acknowledge(packet.packet_id, now)  # type: ignore[union-attr]
                 elif kind is PublishRun:
@@ -285,6 +289,32 @@ class BrokerConnection(Output):
         """Close after what is queued."""
         self.closing = True
         self.mark()
+
+    # For takers of messages
+
+    @property
+    def principal(self) -> object:
+        """Who the client is for the policies [Requester]."""
+        session = self.session
+        return None if session is None or session.rights is None else session.rights.principal
+
+    def accept(self, packet_id: int) -> None:
+        """Acknowledge a QoS 1 message, after those before it [Requester]."""
+        if self.pending:
+            self.accept_later(packet_id).settle(0, "")
+        else:
+            self.puback(packet_id, 0)
+
+    def accept_later(self, packet_id: int) -> PendingAnswer:
+        """Acknowledge a QoS 1 message once it is settled [Requester]."""
+        answer = PendingAnswer(self, packet_id, 1, 0, 1)
+        self.line_up(answer)
+        return answer
+
+    def respond(self, message: Encoded, now: int) -> bool:
+        """Send a message of the node to this connection's client, if it subscribes to it [Requester]."""
+        session = self.session
+        return session is not None and self.broker.respond_encoded(session.client_id, message, now)
 
     # Answers to messages
 
@@ -474,6 +504,8 @@ class BrokerConnection(Output):
                 if self.closing or session is None:
                     return
                 if isinstance(packet, Publish):
+                    if isinstance(packet, LikePublish):
+                        packet.complete()
                     take_publish(self, session, packet, now, wall_ms)
                 else:
                     self._other(session, packet, now)
