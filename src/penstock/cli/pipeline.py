@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from penstock.cli import pipeline_books, pipeline_run
+from penstock.cli import pipeline_books, pipeline_cases, pipeline_run, pipeline_submit
 from penstock.cli.output import print_json
 from penstock.cli.pipeline_books import File, Json
 from penstock.errors import ConfigError
@@ -76,8 +76,10 @@ def schema() -> None:
     sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
 
 
+app.command("test")(pipeline_cases.run_cases)
 app.command()(pipeline_run.run)
 app.command()(pipeline_run.stop)
+app.command()(pipeline_submit.submit)
 app.command()(pipeline_books.status)
 app.command()(pipeline_books.reconcile)
 app.add_typer(pipeline_books.dead, name="dead")

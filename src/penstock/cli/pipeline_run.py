@@ -30,7 +30,10 @@ Conf = Annotated[
 def run(
     file: File,
     spark_master: Annotated[
-        str, typer.Option(help="Spark's master: local[N], spark://HOST:PORT, yarn ...", metavar="MASTER")
+        str,
+        typer.Option(
+            help="Spark's master: local[N], spark://HOST:PORT, yarn; submitted: that of spark-submit.", metavar="MASTER"
+        ),
     ] = "local[2]",
     conf: Conf = None,
     state_dir: StateDir = None,

@@ -25,7 +25,7 @@ from penstock.pipelines.stages import INTERNAL, WithLookup, alive, apply, key_co
 from penstock.pipelines.table import Table
 from penstock.pipelines.writeback import Change
 
-__all__ = ["Context", "Drained", "FencedStore", "Gate", "SinkBatches", "UnderWay"]
+__all__ = ["Context", "Drained", "FencedStore", "Gate", "SinkBatches", "UnderWay", "changes_of"]
 
 COORDINATES = ("topic", "broker", "partition", "offset", "timestamp")
 """Fields of ``_source`` that a table keeps of every row, as ``_topic`` and so on, beside ``_id``."""
@@ -262,15 +262,20 @@ class SinkBatches:
         table.write(batch, letters, mine.count())
 
     def _write_back(self, rows: DataFrame, sink: StateStoreSink) -> int:
-        if sink.order_by is not None:
-            rows = rows.orderBy(sink.order_by)
-        columns = _data(rows)
-        made: list[Column] = []
-        for index, entry in enumerate(sink.entries):
-            value = sf.to_json(sf.struct(*(entry.value or columns)))
-            holds = sf.coalesce(sf.expr(entry.when), sf.expr("false"))
-            made += [key_column(rows, entry.key).alias(f"key{index}"), sf.when(holds, value).alias(f"value{index}")]
-        return self._context.store.write(list(_changes(rows.select(*made).collect(), len(sink.entries))))
+        return self._context.store.write(changes_of(rows, sink))
+
+
+def changes_of(rows: DataFrame, sink: StateStoreSink) -> list[Change]:
+    """What ``rows`` do in the state store, in order."""
+    if sink.order_by is not None:
+        rows = rows.orderBy(sink.order_by)
+    columns = _data(rows)
+    made: list[Column] = []
+    for index, entry in enumerate(sink.entries):
+        value = sf.to_json(sf.struct(*(entry.value or columns)))
+        holds = sf.coalesce(sf.expr(entry.when), sf.expr("false"))
+        made += [key_column(rows, entry.key).alias(f"key{index}"), sf.when(holds, value).alias(f"value{index}")]
+    return list(_changes(rows.select(*made).collect(), len(sink.entries)))
 
 
 def _changes(rows: list[Row], entries: int) -> Iterator[Change]:

@@ -16,7 +16,7 @@ from penstock.pipelines.model import Messages, Pipeline, Sink
 from penstock.pipelines.stages import INTERNAL, alive, key_column, mark_dead
 from penstock.pipelines.values import sink_letter
 
-__all__ = ["marked", "send", "sendable"]
+__all__ = ["as_messages", "marked", "send", "sendable"]
 
 ONE_TASK = 10_000
 """Up to so many rows one task sends them: one connection, and the order of the rows."""
@@ -52,44 +52,53 @@ def send(rows: DataFrame, sink: Sink, pipeline: Pipeline, count: int, *, batch: 
         return
     messages = sink.messages
     assert messages is not None
-    unique = f"{pipeline.name}.{sink.name}" + ("" if batch is None else f"/{batch}")
-    made = [
-        key_column(rows, messages.topic).alias("topic"),
-        sf.concat(sf.col("_id"), sf.lit(f"/{unique}")).alias("_message"),
-        _value(rows, messages).alias("_value"),
-    ]
     ordered = rows
     if messages.order_by is not None:
         ordered = rows.coalesce(1).sortWithinPartitions(messages.order_by)
     elif count <= ONE_TASK:
         ordered = rows.coalesce(1)
-    json = not isinstance(messages.value, str)
+    selected = as_messages(ordered, sink, pipeline, batch=batch)
     if sink.tubemq is not None:
-        key = sf.lit(None).cast("string") if sink.tubemq.key is None else key_column(rows, sink.tubemq.key)
-        named = sink.tubemq.headers
-        if json:
-            named = {"content-type": "application/json", **named}
-        selected = ordered.select(*made, key.alias("key"), _pairs(rows, named).alias("_pairs")).select(
-            "topic",
-            "key",
-            sf.col("_value").alias("value"),
-            _with_id("binary").alias("headers"),
-        )
         options = {"tubemq.master": sink.tubemq.master or pipeline.source.master}
         selected.write.format("tubemq").mode("append").options(**options).save()
         return
     assert sink.mqtt is not None
-    pairs = _pairs(rows, sink.mqtt.properties).alias("_pairs")
-    content_type = sf.lit("application/json" if json else None).cast("string").alias("content_type")
-    selected = ordered.select(*made, pairs, content_type).select(
-        "topic", sf.col("_value").alias("payload"), "content_type", _with_id("string").alias("properties")
-    )
     options = {
         "mqtt.broker": sink.mqtt.broker or pipeline.statestore.broker,
         "qos": str(sink.mqtt.qos),
         "retain": str(sink.mqtt.retain).lower(),
     }
     selected.write.format("mqtt").mode("append").options(**options).save()
+
+
+def as_messages(rows: DataFrame, sink: Sink, pipeline: Pipeline, *, batch: int | None) -> DataFrame:
+    """``rows``, all of which can be messages, as the columns of the format that sends them."""
+    messages = sink.messages
+    assert messages is not None
+    unique = f"{pipeline.name}.{sink.name}" + ("" if batch is None else f"/{batch}")
+    made = [
+        key_column(rows, messages.topic).alias("topic"),
+        sf.concat(sf.col("_id"), sf.lit(f"/{unique}")).alias("_message"),
+        _value(rows, messages).alias("_value"),
+    ]
+    json = not isinstance(messages.value, str)
+    if sink.tubemq is not None:
+        key = sf.lit(None).cast("string") if sink.tubemq.key is None else key_column(rows, sink.tubemq.key)
+        named = sink.tubemq.headers
+        if json:
+            named = {"content-type": "application/json", **named}
+        return rows.select(*made, key.alias("key"), _pairs(rows, named).alias("_pairs")).select(
+            "topic",
+            "key",
+            sf.col("_value").alias("value"),
+            _with_id("binary").alias("headers"),
+        )
+    assert sink.mqtt is not None
+    pairs = _pairs(rows, sink.mqtt.properties).alias("_pairs")
+    content_type = sf.lit("application/json" if json else None).cast("string").alias("content_type")
+    return rows.select(*made, pairs, content_type).select(
+        "topic", sf.col("_value").alias("payload"), "content_type", _with_id("string").alias("properties")
+    )
 
 
 def _holds(messages: Messages) -> Column:

@@ -285,7 +285,9 @@ def _dedupe(rows: DataFrame, dedupe: Dedupe, window: Window | None, sink: str | 
     else:
         assert window is not None
         timed = keyed.where(alive()).withWatermark(window.time, window.watermark)
-    return timed.dropDuplicatesWithinWatermark(["_copy_of"]).drop("_copy_of", "_arrived")
+    # A batch, as cases are run in, has no watermark within which to look.
+    once = timed.dropDuplicatesWithinWatermark if rows.isStreaming else timed.dropDuplicates
+    return once(["_copy_of"]).drop("_copy_of", "_arrived")
 
 
 def _window(rows: DataFrame, window: Window, *, timed: bool) -> DataFrame:

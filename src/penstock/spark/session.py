@@ -27,8 +27,10 @@ from penstock.spark.java import find_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["configuration", "is_local", "session"]
+__all__ = ["SUBMITTED", "configuration", "is_local", "session"]
 
+SUBMITTED = "submitted"
+"""Instead of a master: the process was started by ``spark-submit``, which has chosen it and started the JVM."""
 _LOOPBACK = "127.0.0.1"
 _LOCAL = re.compile(r"local(?:-cluster)?(?:\[(?P<threads>[^\],]*).*\])?", re.DOTALL)
 _LOOPBACK_MASTER = re.compile(r"spark://(127(\.\d+){3}|localhost|\[::1\])(:|$)")
@@ -51,6 +53,8 @@ def session(
     checkpoints, a path or URI: it decides whether the cheaper checkpoint manager is safe (local and HDFS only, since
     it relies on an atomic rename); without it, local masters are taken to keep them on a local disk.
 
+    With ``SUBMITTED`` as ``master`` only what a running session may still change is set.
+
     ``JAVA_HOME``, ``PYSPARK_PYTHON`` and, for masters on this machine, ``SPARK_LOCAL_IP`` are set in ``os.environ``,
     because Spark's launcher reads them there; the last two only where they are not set. A session that is already
     running is returned as Spark's own builder does: options of the session change, options of its JVM cannot.
@@ -66,7 +70,7 @@ def session(
         ) from error
 
     settings = configuration(app_name, master, conf, checkpoint=checkpoint, log_level=log_level)
-    if SparkSession.getActiveSession() is None:
+    if SparkSession.getActiveSession() is None and master != SUBMITTED:
         os.environ["JAVA_HOME"] = str(find_java().home)
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if is_local(master):
@@ -109,6 +113,11 @@ def configuration(
             option="log_level",
             do="use one of " + " ".join(_LOG_LEVELS),
         )
+    if master == SUBMITTED:
+        settings = {"spark.sql.session.timeZone": "UTC"}
+        if _renames_atomically(checkpoint, master):
+            settings["spark.sql.streaming.checkpointFileManagerClass"] = _CHECKPOINT_MANAGER
+        return settings | conf
     settings = {
         "spark.app.name": app_name,
         "spark.master": master,

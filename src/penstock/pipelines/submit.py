@@ -1,0 +1,135 @@
+"""The ``spark-submit`` line of a pipeline: for a standalone cluster, YARN or Kubernetes. Pure text."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.errors import ConfigError
+
+__all__ = ["Line", "Request", "kind_of", "submit_line"]
+
+ENVIRONMENT = "environment"
+"""The name under which an archive is unpacked beside each executor."""
+
+
+class Line(NamedTuple):
+    """What to run: variables set for it, and its words; an option and its value are one piece."""
+
+    environment: dict[str, str]
+    pieces: list[list[str]]
+
+    @property
+    def argv(self) -> list[str]:
+        """The words."""
+        return [word for piece in self.pieces for word in piece]
+
+    def shell(self) -> str:
+        """As a line for a shell, a piece a line."""
+        variables = "".join(f"{name}={shlex.quote(value)} " for name, value in self.environment.items())
+        return variables + " \\\n  ".join(map(shlex.join, self.pieces))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is to be submitted. ``program`` is our entry script, ``arguments`` go to ``pipeline run`` behind the file.
+
+    ``wheel``: ours, for executors that lack it; ``archive``: a packed virtual environment with all packages;
+    ``environment``: variables of the pipeline file, for the driver, and for executors.
+    """
+
+    spark_submit: str
+    program: str
+    file: Path
+    name: str
+    master: str
+    deploy_mode: str = "client"
+    python: str | None = None
+    wheel: str | None = None
+    archive: str | None = None
+    image: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    arguments: Sequence[str] = ()
+
+
+def kind_of(master: str) -> str:
+    """``standalone``, ``yarn``, ``kubernetes`` or ``local``.
+
+    Raises:
+        ConfigError: it is no master that a pipeline can be submitted to.
+    """
+    if master == "yarn":
+        return "yarn"
+    for start, kind in (("spark://", "standalone"), ("k8s://", "kubernetes"), ("local", "local")):
+        if master.startswith(start):
+            return kind
+    raise ConfigError(
+        f"{master!r} is no master of Spark's",
+        option="spark-master",
+        do="write spark://HOST:PORT, yarn, k8s://https://HOST:PORT or local[N]",
+    )
+
+
+def submit_line(request: Request) -> Line:
+    """The line of ``request``.
+
+    Raises:
+        ConfigError: what was asked for does not go together.
+    """
+    kind = kind_of(request.master)
+    is_cluster = request.deploy_mode == "cluster"
+    _check(request, kind)
+    conf: dict[str, str] = {}
+    python = request.python
+    if request.archive is not None:
+        python = python or f"./{ENVIRONMENT}/bin/python"
+    if python is not None:
+        conf["spark.pyspark.python"] = python
+    if request.image is not None:
+        conf["spark.kubernetes.container.image"] = request.image
+    driver = {"yarn": "spark.yarn.appMasterEnv.", "kubernetes": "spark.kubernetes.driverEnv."}.get(kind, "")
+    for name, value in request.environment.items():
+        if is_cluster:
+            conf[driver + name] = value
+        conf[f"spark.executorEnv.{name}"] = value
+    # Where penstock.spark.session would have set it: the JVM of the driver is started by spark-submit.
+    conf |= {"spark.sql.session.timeZone": "UTC", **request.conf}
+
+    pieces = [[request.spark_submit], ["--master", request.master], ["--deploy-mode", request.deploy_mode]]
+    pieces.append(["--name", f"penstock-{request.name}"])
+    pieces += [["--conf", f"{name}={value}"] for name, value in conf.items()]
+    if request.wheel is not None:
+        pieces.append(["--py-files", request.wheel])
+    if request.archive is not None:
+        pieces.append(["--archives", f"{request.archive}#{ENVIRONMENT}"])
+    file = str(request.file)
+    if is_cluster:
+        # The driver runs elsewhere: the file travels, and lies where the driver is started.
+        pieces.append(["--files", file])
+        file = request.file.name
+    pieces.append([request.program, file, *request.arguments])
+    return Line({} if is_cluster else dict(request.environment), pieces)
+
+
+def _check(request: Request, kind: str) -> None:
+    is_cluster = request.deploy_mode == "cluster"
+    if is_cluster and kind in {"standalone", "local"}:
+        raise ConfigError(
+            f"--deploy-mode cluster does not go with {request.master!r}",
+            option="deploy-mode",
+            why="there Spark runs the driver of a Python program only where it was submitted",
+            do="leave it out (client), and run the command on a machine near the cluster",
+        )
+    if request.image is not None and kind != "kubernetes":
+        raise ConfigError("--image is for Kubernetes", option="image", do="leave it out, or name a k8s:// master")
+    if kind == "kubernetes" and request.image is None and "spark.kubernetes.container.image" not in request.conf:
+        raise ConfigError(
+            "Kubernetes needs an image", option="image", do="name one that has Spark, Python and penstock: --image"
+        )
+    for name in request.environment:
+        if not name.isidentifier() or not name.isascii():
+            raise ConfigError(f"--env {name!r} is no name of a variable", option="env", do="write NAME=VALUE")

@@ -1,0 +1,170 @@
+"""Cases run in one local Spark session, in batch form, through the stages that a run has.
+
+A batch has no watermark: no event is late in it, a dedupe drops every copy, and a window comes out once, as it is when
+all of the input is in it. What the pipeline would read or write elsewhere is in memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from penstock.errors import ConfigError
+from penstock.pipelines.batches import changes_of
+from penstock.pipelines.cases import Case, Difference, Rows, compare
+from penstock.pipelines.messages import as_messages, marked, sendable
+from penstock.pipelines.model import Pipeline
+from penstock.pipelines.plan import SinkPlan, plan
+from penstock.pipelines.stages import INTERNAL, Lookup, WithLookup, alive, apply, rows_of
+from penstock.spark import session
+
+__all__ = ["Outcome", "session_for_cases", "try_case"]
+
+_SOURCE = (
+    "topic string, broker int, partition int, offset long, timestamp timestamp, key binary, value binary, "
+    "headers array<struct<key: string, value: binary>>"
+)
+_FIRST = datetime(2024, 1, 1, tzinfo=UTC)
+_NULLS = {"ignoreNullFields": "false"}
+
+
+@contextmanager
+def session_for_cases(name: str) -> Iterator[SparkSession]:
+    """A local session for cases: small, and stopped at the end."""
+    conf = {
+        "spark.sql.shuffle.partitions": "1",
+        # A short life: Java's second compiler would cost more time than its code gives back.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
+    spark = session(f"penstock-test-{name}", "local[1]", conf, log_level="OFF")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+class Outcome(NamedTuple):
+    """What came out of one case, and what of it was not expected."""
+
+    case: str
+    found: dict[str, Any]
+    dead_letters: Rows
+    differences: list[Difference]
+
+
+def try_case(spark: SparkSession, pipeline: Pipeline, case: Case) -> Outcome:
+    """Run ``case`` through ``pipeline``.
+
+    Raises:
+        ConfigError: a step or a sink cannot be built, or an expression fails.
+    """
+    source = _records(spark, pipeline, case).persist()
+    try:
+        found: dict[str, Any] = {}
+        letters: Rows = []
+        for sink_plan in plan(pipeline):
+            try:
+                found[sink_plan.sink.name] = _run(source, pipeline, sink_plan, _lookup(spark, case), letters)
+            except PySparkException as error:
+                raise ConfigError(
+                    f"case {case.name!r}: sink {sink_plan.sink.name!r} fails",
+                    why=(error.getMessage() or str(error)).split("\n\n")[0].strip(),
+                ) from error
+    finally:
+        source.unpersist()
+    differences = [compare(f"sink {name}", expected, found[name]) for name, expected in case.expect.items()]
+    differences.append(compare("dead letters", case.dead_letters, letters))
+    return Outcome(case.name, found, letters, [difference for difference in differences if difference is not None])
+
+
+def _records(spark: SparkSession, pipeline: Pipeline, case: Case) -> DataFrame:
+    """The input as the tubemq source gives it."""
+    rows = []
+    at = _FIRST
+    for number, record in enumerate(case.input):
+        at = record.taken_at or at + timedelta(seconds=1)
+        headers = [(name, value.encode()) for name, value in record.headers.items()]
+        headers.append(("id", (record.id or f"record-{number}").encode()))
+        key = None if record.key is None else record.key.encode()
+        topic = record.topic or pipeline.source.topics[0]
+        rows.append((topic, 1, 0, 28 * number, at, key, record.payload, headers))
+    return rows_of(spark.createDataFrame(rows, _SOURCE).coalesce(1))
+
+
+def _lookup(spark: SparkSession, case: Case) -> WithLookup:
+    values = [(key, _bytes(value)) for key, value in case.keys.items() if value is not None]
+
+    def look_up(rows: DataFrame, lookup: Lookup) -> DataFrame:
+        known = spark.createDataFrame(values, f"_looked_up string, {lookup.into} binary")
+        joined = rows.join(sf.broadcast(known), rows[lookup.key].eqNullSafe(known["_looked_up"]), "left")
+        return joined.drop("_looked_up")
+
+    return look_up
+
+
+def _bytes(value: object) -> bytes:
+    return (value if isinstance(value, str) else json.dumps(value)).encode()
+
+
+def _run(source: DataFrame, pipeline: Pipeline, sink_plan: SinkPlan, with_lookup: WithLookup, letters: Rows) -> object:
+    """What the sink gets; dead letters of the query are added to ``letters``."""
+    sink = sink_plan.sink
+    rows = apply(source, sink_plan.steps, with_lookup, sink=sink.name)
+    if sink_plan.windowed:
+        rows = rows if sink.messages is None else sendable(rows, sink)
+    else:
+        rows = marked(rows, sink).persist()
+        letters += _dead(rows, sink_plan)
+        rows = rows.where(alive())
+    if sink.statestore is not None:
+        written: dict[str, Any] = {}
+        for change in changes_of(rows, sink.statestore):
+            written[str(change.key)] = None if change.value is None else json.loads(change.value)
+        return written
+    if sink.messages is not None:
+        return list(_messages(as_messages(rows, sink, pipeline, batch=0 if sink_plan.windowed else None)))
+    data = [column for column in rows.columns if column not in INTERNAL]
+    return _collect(rows, data)
+
+
+def _dead(rows: DataFrame, sink_plan: SinkPlan) -> Rows:
+    mine = rows.where(sf.col("_dead.step").isin(*sorted(sink_plan.dead_letters_of)))
+    value = sf.col("_source.value").alias("value")
+    chosen = mine.select("_dead.step", "_dead.reason", sf.col("_id").alias("id"), value)
+    return [{**row.asDict(), "value": _plain(row["value"])} for row in chosen.collect()]
+
+
+def _messages(made: DataFrame) -> Iterator[dict[str, Any]]:
+    """Messages with their value as JSON where it is, headers or properties by name."""
+    for row in made.collect():
+        message: dict[str, Any] = row.asDict()
+        body = "payload" if "payload" in message else "value"
+        message[body] = _value(message[body])
+        for named in ("headers", "properties"):
+            if named in message:
+                message[named] = {pair["key"]: _plain(pair["value"]) for pair in message[named]}
+        yield message
+
+
+def _value(value: bytes | bytearray | str) -> object:
+    text = _plain(value)
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _plain(value: bytes | bytearray | str) -> str:
+    return value if isinstance(value, str) else bytes(value).decode(errors="replace")
+
+
+def _collect(rows: DataFrame, columns: Sequence[str]) -> Rows:
+    made = rows.select(sf.to_json(sf.struct(*columns), _NULLS).alias("line"))
+    return [json.loads(row["line"]) for row in made.collect()]

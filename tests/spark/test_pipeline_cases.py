@@ -1,0 +1,100 @@
+"""`penstock pipeline test`: cases through the stages of a run, in the session of the suite."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.cli.main import main
+from penstock.demo.data import example
+from penstock.pipelines import trial
+
+FILE = """\
+name: sends
+source: {topics: [t]}
+steps:
+  - name: parsed
+    parse: {schema: "place STRING NOT NULL, celsius DOUBLE"}
+  - name: known
+    enrich: {key: "limits/{place}", as: limits, schema: high DOUBLE, missing: dead_letter}
+sinks:
+  - name: hot
+    tubemq: {topic: "hot-{place}", key: "{place}", when: celsius > limits.high, headers: {site: "{place}"}}
+  - name: panel
+    mqtt: {topic: "panel/{place}", value: celsius}
+  - name: look
+    console: {}
+"""
+CASES = """\
+cases:
+  - name: messages
+    keys: {limits/a: {high: 20.0}, limits/b: "broken"}
+    input:
+      - {id: x, key: k, value: {place: a, celsius: 30.0}}
+      - {id: y, value: {place: a, celsius: null}, at: 2024-05-01T06:00:00Z}
+      - {id: z, value: {place: c, celsius: 1.0}}
+      - {id: v, value: {place: b, celsius: 1.0}}
+    expect:
+      hot: [{topic: hot-a, key: a, value: {celsius: 30.0}, headers: {id: x/sends.hot, site: a}}]
+      panel: [{topic: panel/a, payload: 30.0, properties: {id: x/sends.panel}}]
+      look: [{place: a, celsius: 30.0, limits: {high: 20.0}}, {place: a, celsius: null}]
+    dead_letters:
+      - {id: y, step: "sink:panel", reason: the value is null}
+      - {id: z, step: known, reason: the state store has no key limits/c}
+      - {id: v, step: known, reason: the value of key limits/b is not JSON}
+  - name: wrong on purpose
+    input: [{value: {place: a}}]
+    expect: {look: [{place: b}]}
+"""
+
+
+@pytest.fixture(autouse=True)
+def shared(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def session(_name: str) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr(trial, "session_for_cases", session)
+
+
+def test_the_cases_of_the_example_hold(capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["pipeline", "test", str(example("pipeline.yaml"))])
+    printed = capsys.readouterr()
+    assert status == 0, printed.out + printed.err
+    assert printed.out.splitlines()[-1] == "3 ok, 0 off"
+
+
+def test_messages_dead_letters_and_a_diff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "p.yaml").write_text(FILE)
+    (tmp_path / "p.test.yaml").write_text(CASES)
+    command = ["pipeline", "test", str(tmp_path / "p.yaml")]
+    assert main(command) == 1
+    assert capsys.readouterr().out == (
+        "ok  messages\n"
+        "off wrong on purpose\n"
+        "    sink look:\n"
+        '      - {"place": "b"}\n'
+        "    dead letters:\n"
+        '      + {"step": "known", "reason": "the state store has no key limits/a", "id": "record-0", '
+        '"value": "{\\"place\\": \\"a\\"}"}\n'
+        "1 ok, 1 off\n"
+    )
+    assert main([*command, "--case", "messages", "--json"]) == 0
+    (line,) = [json.loads(text) for text in capsys.readouterr().out.splitlines()]
+    assert (line["case"], line["ok"], line["differences"], len(line["found"]["look"])) == ("messages", True, [], 2)
+    assert main([*command, "--case", "none"]) == 2
+    assert "is none of the cases" in capsys.readouterr().err
+
+
+def test_what_cannot_be_built_names_case_and_sink(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "p.yaml").write_text(FILE.replace("value: celsius", "value: celcius"))
+    (tmp_path / "p.test.yaml").write_text(CASES)
+    assert main(["pipeline", "test", str(tmp_path / "p.yaml")]) == 2
+    printed = capsys.readouterr().err
+    assert "case 'messages': sink 'panel' fails" in printed
+    assert "celcius" in printed
