@@ -10,6 +10,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.spark.options import SourceOptions
 from penstock.spark.store_options import SnapshotOptions
 from penstock.spark.store_snapshot import StoreReader
 from penstock.statestore.commands import Extension
@@ -129,14 +130,19 @@ def test_a_snapshot_of_many_keys(tmp_path: Path, extensions: Extension) -> None:
     """With a request a key, and with one for many."""
     with Node(tmp_path, extensions=extensions) as node:
         node.set_keys({f"many/{number}": b"%d" % number for number in range(150)})
-        node.set_keys({"many/short": b"lived"}, ttl_ms=600_000)
-        found = keys_of(SnapshotOptions(node.mqtt, "many/*", 3, include_expiry=True))
+        node.set_keys({"many/short": b"lived"}, ttl_ms=600_000, writer="setter")
+        node.wait_captured(151)
+        changes = SourceOptions.parse({"tubemq.master": node.master, "subscribe": CAPTURE_TOPIC})
+        found = keys_of(SnapshotOptions(node.mqtt, "many/*", 3, include_expiry=True, changes=changes))
+        assert all(row["writer"] for row in found)
+        assert [row["key"] for row in found if row["writer"] == "setter"] == [b"many/short"]
         assert {row["key"]: row["value"] for row in found} == {
             **{b"many/%d" % number: b"%d" % number for number in range(150)},
             b"many/short": b"lived",
         }
         (expiry,) = [row["expires_at"] for row in found if row["expires_at"] is not None]
         assert 0 < (expiry - datetime.now(UTC)).total_seconds() < 601
+        assert {row["writer"] for row in keys_of(SnapshotOptions(node.mqtt, "many/1*"))} == {None}
         assert keys_of(SnapshotOptions(node.mqtt, "none/*", 3)) == []
 
 

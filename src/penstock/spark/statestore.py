@@ -79,8 +79,8 @@ class StateStoreDataSource(DataSource):
         """What a key is (``operation`` SNAPSHOT) or what happened to it (SET, DELETE, also where it expired).
 
         ``version`` is the text of the hybrid logical clock, ``timestamp`` its wall clock. ``writer`` is the client id
-        of who made a change, null where the key expired, and for what a key is. ``value`` is null for a delete, and
-        for a value too large for the topic of the changes: then ``omitted_bytes`` says how large.
+        of who made a change, null where the key expired; for what a key is see the option includeWriter. ``value`` is
+        null for a delete, and for a value too large for the topic of the changes: ``omitted_bytes`` says how large.
         """
         StoreReadOptions.parse(self.options)
         return _SCHEMA

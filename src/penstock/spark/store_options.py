@@ -36,6 +36,8 @@ READ_OPTIONS: Mapping[str, str] = {
     "minPartitions": "read in so many tasks (1); a stream cuts its ranges into so many",
     "includeExpiry": "true: batches and snapshots have expires_at, one more request for each key; needs the store's "
     "extension ttl (false)",
+    "includeWriter": "true: batches and snapshots have writer, found by reading the topic of the changes once; null "
+    "where it does not go back so far; needs tubemq.topic (false)",
     "startingVersion": "where a new stream starts: snapshot (default: all keys as they are, then what changes), "
     "earliest, latest, a version MILLISECONDS:COUNTER:NODE or a time in ms: what changed then or later",
     "tubemq.topic": "tube topic that gets the changes, statestore.capture_topic of the node (required for streams)",
@@ -75,6 +77,8 @@ class SnapshotOptions:
     tasks: int = 1
     timeout_s: float = _DEFAULT_TIMEOUT_MS / 1000
     include_expiry: bool = False
+    changes: SourceOptions | None = None
+    """Where to look for who wrote what; None: nowhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +100,7 @@ class StoreReadOptions:
     tasks: int
     timeout_s: float
     include_expiry: bool
+    include_writer: bool
     starting: Starting | None
 
     @classmethod
@@ -117,6 +122,7 @@ class StoreReadOptions:
             names.positive("minPartitions", given.get("minPartitions", "1"), READ_OPTIONS["minPartitions"]),
             _timeout_s(given),
             names.boolean("includeExpiry", given.get("includeExpiry", "false"), READ_OPTIONS["includeExpiry"]),
+            names.boolean("includeWriter", given.get("includeWriter", "false"), READ_OPTIONS["includeWriter"]),
             _starting(given["startingVersion"]) if "startingVersion" in given else None,
         )
 
@@ -140,22 +146,26 @@ class StoreReadOptions:
         Raises:
             ConfigError: no tube, no topic, or no broker for the snapshot.
         """
+        starting: Starting = "snapshot" if self.starting is None else self.starting
+        source = self._changes("a stream reads the tube topic that gets its changes")
+        return FeedOptions(source, self.keys, starting, self._snapshot() if starting == "snapshot" else None)
+
+    def _snapshot(self) -> SnapshotOptions:
+        broker = names.broker_url(self.given, "statestore.broker")
+        changes = self._changes("the tube topic that gets its changes tells who wrote") if self.include_writer else None
+        return SnapshotOptions(broker, self.keys, self.tasks, self.timeout_s, self.include_expiry, changes)
+
+    def _changes(self, why: str) -> SourceOptions:
         topic = self.given.get("tubemq.topic", "").strip()
         if not topic:
             raise ConfigError(
                 "tubemq.topic is not set",
                 option="tubemq.topic",
-                why="the state store keeps no history for readers: a stream reads the tube topic that gets its changes",
+                why=f"the state store keeps no history for readers: {why}",
                 do="set statestore.capture_topic in the node's configuration and name the same topic here",
             )
-        starting: Starting = "snapshot" if self.starting is None else self.starting
         of_tube = {name: self.given[name] for name in (*_OF_TUBE, "minPartitions") if name in self.given}
-        source = SourceOptions.parse(of_tube | {"subscribe": topic, "includeHeaders": "true"})
-        return FeedOptions(source, self.keys, starting, self._snapshot() if starting == "snapshot" else None)
-
-    def _snapshot(self) -> SnapshotOptions:
-        broker = names.broker_url(self.given, "statestore.broker")
-        return SnapshotOptions(broker, self.keys, self.tasks, self.timeout_s, self.include_expiry)
+        return SourceOptions.parse(of_tube | {"subscribe": topic, "includeHeaders": "true"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,12 +42,13 @@ _SCHEMA = pa.schema(_COLUMNS)
 
 
 class KeyRow(NamedTuple):
-    """A key as it is; ``expires_at_ms`` None: it does not expire, or nobody asked."""
+    """A key as it is; ``expires_at_ms`` None: it does not expire, or nobody asked; ``writer`` None: not known."""
 
     key: bytes
     value: bytes
     version: Hlc
     expires_at_ms: int | None = None
+    writer: str | None = None
 
 
 class _Layout(NamedTuple):
@@ -83,7 +84,7 @@ def key_batch(rows: Sequence[KeyRow]) -> pa.RecordBatch:
         pa.array([row.value for row in rows], pa.binary()),
         pa.repeat(pa.scalar(SNAPSHOT, pa.string()), count),
         pa.array([str(row.version) for row in rows], pa.string()),
-        pa.nulls(count, pa.string()),
+        pa.array([row.writer for row in rows], pa.string()),
         _times([row.version.wall_ms for row in rows]),
         _times([row.expires_at_ms for row in rows]),
         pa.nulls(count, pa.int64()),

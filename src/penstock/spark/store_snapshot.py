@@ -8,12 +8,13 @@ Imports stand where they are used: Spark imports this module for every user of a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from penstock.errors import ConfigError
+from penstock.spark.options import SourceOptions
 from penstock.spark.store_options import SnapshotOptions
 
 if TYPE_CHECKING:
@@ -22,19 +23,27 @@ if TYPE_CHECKING:
     from penstock.spark.store_rows import KeyRow
     from penstock.statestore.client import StateStoreClient
 
-__all__ = ["KeysPartition", "StoreReader", "connect", "plan_keys", "read_keys"]
+__all__ = ["KeysPartition", "StoreReader", "Written", "connect", "plan_keys", "read_keys"]
 
 KEYS_A_BATCH = 1_000
 """Keys read at once and handed over as one Arrow batch."""
 CONCURRENT_REQUESTS = 64
 
 
-class KeysPartition(InputPartition):
-    """What one task reads: some of the keys."""
+class Written(NamedTuple):
+    """The last change of a key that the topic of the changes has."""
 
-    def __init__(self, keys: Sequence[bytes]) -> None:
+    version: str
+    writer: str | None
+
+
+class KeysPartition(InputPartition):
+    """What one task reads: some of the keys. ``writers``: who made which version of them, where that is wanted."""
+
+    def __init__(self, keys: Sequence[bytes], writers: Mapping[bytes, Written] | None = None) -> None:
         super().__init__(keys)
         self.keys = keys
+        self.writers = writers or {}
 
     def __repr__(self) -> str:
         return f"{len(self.keys)} keys"
@@ -63,8 +72,26 @@ def plan_keys(options: SnapshotOptions) -> list[KeysPartition]:
             return [key async for key in store.scan(options.keys)]
 
     keys = asyncio.run(scan())
+    writers = _writers(options.changes, options.keys) if options.changes is not None else {}
     tasks = min(options.tasks, len(keys))
-    return [KeysPartition(keys[number::tasks]) for number in range(tasks)]
+    pieces = [keys[number::tasks] for number in range(tasks)]
+    return [KeysPartition(piece, {key: writers[key] for key in piece if key in writers}) for piece in pieces]
+
+
+def _writers(changes: SourceOptions, keys: str) -> dict[bytes, Written]:
+    """Who made the last change of each key that matches, by all that the topic has."""
+    from penstock.spark.cluster import Tube
+    from penstock.spark.offsets import Slice
+    from penstock.spark.store_rows import change_batches
+
+    found: dict[bytes, Written] = {}
+    with Tube.of(changes) as tube:
+        for partition, bound in tube.bounds(tube.partitions(changes.topics)).items():
+            messages = tube.read(Slice(partition, bound.oldest, bound.end), fail_on_data_loss=changes.fail_on_data_loss)
+            for batch in change_batches(partition.topic, messages, keys):
+                columns = (batch.column(name).to_pylist() for name in ("key", "version", "writer"))
+                found.update((key, Written(version, writer)) for key, version, writer in zip(*columns, strict=True))
+    return found
 
 
 def read_keys(options: SnapshotOptions, partition: KeysPartition) -> Iterator[pa.RecordBatch]:
@@ -79,9 +106,17 @@ def read_keys(options: SnapshotOptions, partition: KeysPartition) -> Iterator[pa
         runner.run(reader.open())
         try:
             for start in range(0, len(keys), KEYS_A_BATCH):
-                yield key_batch(runner.run(reader.read(keys[start : start + KEYS_A_BATCH])))
+                rows = runner.run(reader.read(keys[start : start + KEYS_A_BATCH]))
+                yield key_batch([_with_writer(row, partition.writers.get(row.key)) for row in rows])
         finally:
             runner.run(reader.close())
+
+
+def _with_writer(row: KeyRow, last: Written | None) -> KeyRow:
+    """Only where the last change in the topic is what the key is: a later one may be another client's."""
+    if last is None or last.version != str(row.version):
+        return row
+    return row._replace(writer=last.writer)
 
 
 def connect(broker: str, timeout_s: float) -> StateStoreClient:

@@ -22,6 +22,15 @@ def test_options_of_a_batch() -> None:
         StoreReadOptions.parse({}).for_batch()
 
 
+def test_who_wrote_is_told_by_the_topic_of_the_changes() -> None:
+    given = BASE | {"includeWriter": "true"}
+    with pytest.raises(ConfigError, match=r"tubemq\.topic is not set"):
+        StoreReadOptions.parse(given).for_batch()
+    changes = StoreReadOptions.parse(given | TUBE).for_batch().changes
+    assert changes is not None
+    assert changes.topics == ("changes",)
+
+
 TUBE = {"tubemq.master": "127.0.0.1:8715", "tubemq.topic": "changes"}
 
 
