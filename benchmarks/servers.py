@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["find", "free_port", "mosquitto", "mosquitto_process", "penstock", "redis"]
+__all__ = ["find", "free_port", "mosquitto", "mosquitto_process", "penstock", "penstock_in", "redis"]
 
 
 def free_port() -> int:
@@ -56,21 +56,29 @@ def penstock(
 
     ``statestore``: that section of the configuration.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        zero = "127.0.0.1:0"
-        listeners = [f"--{name}={zero}" for name in ("mqtt", "tube-master", "tube-broker", "tube-broker-http", "http")]
-        settings = Path(folder) / "penstock.yaml"
-        sections = {"tube": {"topics": {topic: {} for topic in topics}}, "statestore": statestore or {}}
-        settings.write_text(json.dumps(sections), encoding="utf-8")
-        argv = [str(Path(sys.executable).parent / "penstock"), "up", "--json", f"--data-dir={folder}/data"]
-        argv += [f"--config={settings}", "--log-level=warning"]
-        process = subprocess.Popen([*argv, f"--durability={durability}", *listeners], stdout=subprocess.PIPE)
-        with ended(process):
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            if not line:
-                raise SystemExit("penstock up ended before it was ready")
-            yield json.loads(line)
+    with tempfile.TemporaryDirectory() as folder, penstock_in(folder, durability, topics, statestore) as ready:
+        yield ready
+
+
+@contextmanager
+def penstock_in(
+    folder: str, durability: str, topics: Sequence[str] = (), statestore: Mapping[str, object] | None = None
+) -> Iterator[dict[str, str]]:
+    """As :func:`penstock`, over a folder that outlives it: a second start finds what the first one stored."""
+    zero = "127.0.0.1:0"
+    listeners = [f"--{name}={zero}" for name in ("mqtt", "tube-master", "tube-broker", "tube-broker-http", "http")]
+    settings = Path(folder) / "penstock.yaml"
+    sections = {"tube": {"topics": {topic: {} for topic in topics}}, "statestore": statestore or {}}
+    settings.write_text(json.dumps(sections), encoding="utf-8")
+    argv = [str(Path(sys.executable).parent / "penstock"), "up", "--json", f"--data-dir={folder}/data"]
+    argv += [f"--config={settings}", "--log-level=warning"]
+    process = subprocess.Popen([*argv, f"--durability={durability}", *listeners], stdout=subprocess.PIPE)
+    with ended(process):
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise SystemExit("penstock up ended before it was ready")
+        yield json.loads(line)
 
 
 @contextmanager

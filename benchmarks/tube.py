@@ -21,9 +21,11 @@ import pytest
 import uvloop
 
 from benchmarks import servers
+from benchmarks.connections import resident_bytes
 from benchmarks.figures import Figure, Settings, alternate
 from penstock.tube.consumer import Consumer
 from penstock.tube.producer import Producer
+from penstock.tube.web import call
 from tests.interop.tube_java.clients import JavaClients
 from tests.interop.tube_java.jars import prepare
 from tests.interop.tube_java.server import JavaTube
@@ -31,9 +33,12 @@ from tests.interop.tube_java.server import JavaTube
 __all__ = ["fill", "tube"]
 
 APACHE = "Apache TubeMQ"
+_CHANGE = {"createUser": "bench", "confModAuthToken": "abc"}
 MESSAGES = 50_000
 SINGLE = 2_000
 PROBES = 200
+PRODUCERS = 4
+PARTITIONS = 1_000
 
 
 def tube(settings: Settings) -> list[Figure]:
@@ -60,6 +65,11 @@ def tube(settings: Settings) -> list[Figure]:
             compare(f"produce {size} B ({note})", "messages/s", partial(_run, fill, topic, size))
             if java is not None:
                 compare(f"produce {size} B, Java client ({note})", "messages/s", partial(_java_fill, java, topic, size))
+            compare(
+                f"produce {size} B, {PRODUCERS} producers ({note})",
+                "messages/s",
+                partial(_run, fill_together, topic, size),
+            )
             compare(f"consume {size} B", "messages/s", partial(_run, drain, topic, size))
             if java is not None:
                 compare(f"consume {size} B, Java client", "messages/s", partial(_java_drain, java, topic))
@@ -74,7 +84,61 @@ def tube(settings: Settings) -> list[Figure]:
         compare("group's start to first message", "ms", partial(_run, first_message, "s100", 100))
         if java is not None:
             compare("group's start to first message, Java client", "ms", partial(_java_first, java), repeats=1)
+            compare("end to end, median, Java client", "us", partial(_java_latency, java))
+        figures += [*_from_files(settings, java, masters), *_of_penstock_alone(settings)]
     return figures
+
+
+def _from_files(settings: Settings, java: JavaClients | None, masters: Mapping[str, str]) -> list[Figure]:
+    """Reading what no server has in memory: ours was started anew, Apache's keeps 3 MB of the 50 that were written."""
+    figures: list[Figure] = []
+    clients: dict[str, Callable[[str], float]] = {"": partial(_run, drain, "s1024", 1024)}
+    if java is not None:
+        clients[", Java client"] = partial(_java_drain, java, "s1024")
+    with tempfile.TemporaryDirectory() as folder:
+        with servers.penstock_in(folder, settings.durability, ["s1024"]) as ready:
+            _run(fill, "s1024", 1024, ready["tube_master"])
+        for name, read in clients.items():
+
+            def ours(read: Callable[[str], float] = read) -> float:
+                with servers.penstock_in(folder, settings.durability, ["s1024"]) as again:
+                    return read(again["tube_master"])
+
+            runners: dict[str, Callable[[], float]] = {"penstock": ours}
+            if APACHE in masters:
+                runners[APACHE] = partial(read, masters[APACHE])
+            figures += alternate(settings, f"consume 1024 B from files{name}", "messages/s", runners)
+    return figures
+
+
+def _of_penstock_alone(settings: Settings) -> list[Figure]:
+    """What Apache's server takes its fixed 35 seconds for, and memory that its heap's size decides."""
+    with servers.penstock(settings.durability, topics=["small"]) as ready:
+        new = alternate(settings, "new topic to its first message", "ms", {"penstock": partial(_new_topic, ready)})
+        pid = int(ready["pid"])
+        before = resident_bytes(pid)
+        call(
+            ready["http"],
+            "admin_add_new_topic_record",
+            {**_CHANGE, "topicName": "wide", "numPartitions": str(PARTITIONS)},
+        )
+        uvloop.run(fill_each(ready["tube_master"], "wide", PARTITIONS))
+        used = (resident_bytes(pid) - before) / 1024
+    return [*new, Figure(f"memory of {PARTITIONS} partitions in use", "penstock", "KiB", [used])]
+
+
+def _new_topic(ready: Mapping[str, str]) -> float:
+    """Milliseconds from creating a topic to a message of it that is acknowledged."""
+    topic = f"new_{uuid.uuid4().hex[:8]}"
+
+    async def first() -> None:
+        async with Producer(ready["tube_master"]) as producer:
+            await producer.send(topic, b"x")
+
+    started = time.perf_counter()
+    call(ready["http"], "admin_add_new_topic_record", {**_CHANGE, "topicName": topic})
+    uvloop.run(first())
+    return (time.perf_counter() - started) * 1000
 
 
 @contextmanager
@@ -110,6 +174,30 @@ async def fill(master: str, topic: str, size: int) -> float:
         started = time.perf_counter()
         await producer.send_all(topic, (body for _ in range(MESSAGES)))
         return MESSAGES / (time.perf_counter() - started)
+
+
+async def fill_together(master: str, topic: str, size: int) -> float:
+    """Messages a second of several producers, each with its own connections."""
+    body = bytes(size)
+    each = MESSAGES // PRODUCERS
+    producers = [Producer(master) for _ in range(PRODUCERS)]
+    try:
+        for producer in producers:
+            await producer.start()
+            await producer.send(topic, body)
+        started = time.perf_counter()
+        await asyncio.gather(*(producer.send_all(topic, (body for _ in range(each))) for producer in producers))
+        return MESSAGES / (time.perf_counter() - started)
+    finally:
+        for producer in producers:
+            await producer.close()
+
+
+async def fill_each(master: str, topic: str, partitions: int) -> None:
+    """A message in every partition."""
+    async with Producer(master) as producer, asyncio.TaskGroup() as group:
+        for partition in range(partitions):
+            group.create_task(producer.send(topic, bytes(100), partition=partition))
 
 
 async def one_by_one(master: str, topic: str, size: int) -> float:
@@ -187,6 +275,10 @@ def _java_drain(java: JavaClients, topic: str, master: str) -> float:
     # Numbered bodies of the Java producer only: another size was written by ours, so a topic holds both.
     answer = java.measure(master, _group(), topic, MESSAGES, unchecked="", timeout_ms=200_000).result(300)
     return MESSAGES / _times(answer)["seconds"]
+
+
+def _java_latency(java: JavaClients, master: str) -> float:
+    return _times(java.latency(master, _group(), "latency", PROBES).result(300))["median_us"]
 
 
 def _java_first(java: JavaClients, master: str) -> float:

@@ -19,6 +19,7 @@ from penstock.tube.broker import TubeBroker
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.engine.history import history_place
+from penstock.tube.engine.membership import Orders
 from penstock.tube.engine.topics import HISTORY_TOPIC
 from penstock.tube.storage.disk import Disk
 from penstock.tube.storage.store import StoreLimits
@@ -165,7 +166,7 @@ async def test_a_removal_that_was_interrupted_is_finished(tmp_path: Path) -> Non
 async def test_a_topic_made_anew_knows_nothing_of_the_old_producers(tmp_path: Path) -> None:
     async with broker(tmp_path) as (running, client):
         await send(client, b"0", b"1", sequence=0)
-        running._remove_topic("demo")
+        running.orders.obey(Orders(removed_topics=["demo"]))
         running.create_topic("demo")
         await running.committed()
         assert (await send(client, b"0", sequence=0)).result.duplicates == 0

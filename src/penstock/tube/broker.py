@@ -15,55 +15,35 @@ from pathlib import Path
 from typing import Any
 
 import penstock
-from penstock.errors import ConfigError, PenstockError, StorageError
+from penstock.errors import PenstockError, StorageError
 from penstock.runtime.addresses import parse_address
 from penstock.runtime.clock import steady_clock
-from penstock.runtime.committer import GroupCommitter
 from penstock.runtime.durability import Durability
 from penstock.runtime.logs import error_fields
 from penstock.tube.admin import broker as broker_admin
 from penstock.tube.broker_connection import BrokerConnection
-from penstock.tube.codec.codes import ErrCode
-from penstock.tube.codec.envelope import encode_response
-from penstock.tube.codec.methods import METHODS, MethodId
-from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import DEFAULT_BROKER_TLS_PORT, TopicConfig
+from penstock.tube.commits import AppendDone, Commits
 from penstock.tube.engine.access import Access
 from penstock.tube.engine.broker import AppendResult, BrokerEngine
-from penstock.tube.engine.flow import parse_rules
-from penstock.tube.engine.membership import BrokerConfig, Membership, Orders
+from penstock.tube.engine.membership import BrokerConfig, Membership
 from penstock.tube.engine.offsets import GroupOffsets
-from penstock.tube.engine.publishing import Publication
 from penstock.tube.engine.staging import StagingLimits
 from penstock.tube.engine.topics import Topics
 from penstock.tube.listeners import Listeners
 from penstock.tube.member import Member
+from penstock.tube.orders import OrderDesk
 from penstock.tube.rpc import Peers
-from penstock.tube.storage.disk import Commit, Disk
+from penstock.tube.storage.disk import Disk
 from penstock.tube.storage.files import Files
-from penstock.tube.storage.meta import GroupOffset
-from penstock.tube.storage.store import Store, StoreLimits, Work
-from penstock.tube.upkeep import DurabilityOf, Opened, Upkeep, open_logs
+from penstock.tube.storage.store import Store, StoreLimits
+from penstock.tube.upkeep import DurabilityOf, Opened, Upkeep, newest, open_logs
 
 __all__ = ["AppendDone", "AppendResult", "TubeBroker"]
 
 _log = logging.getLogger("penstock.tube.broker")
 
-AppendDone = Callable[["AppendResult | PenstockError"], None]
-
 _RETENTION_S = 60.0
-
-
-class _Waiting:
-    """What leaves, or is told, when the commit of this turn returned."""
-
-    __slots__ = ("appended", "futures", "replies")
-
-    def __init__(self) -> None:
-        # (connection, serial, method, body, expires at or 0)
-        self.replies: list[tuple[BrokerConnection, int, int, bytes, int]] = []
-        self.appended: list[tuple[AppendDone, AppendResult]] = []
-        self.futures: list[asyncio.Future[None]] = []
 
 
 class TubeBroker:
@@ -100,7 +80,6 @@ class TubeBroker:
     ) -> None:
         self.broker_id = broker_id
         self.durability = durability
-        self.failure: StorageError | None = None
         self.on_failure: Callable[[StorageError], None] | None = None
         self.clock = clock if clock is not None else steady_clock()
         self.peers = Peers(f"broker {broker_id}")
@@ -123,15 +102,12 @@ class TubeBroker:
         self._files = files
         self._disk: Disk | None = None
         self._engine: BrokerEngine | None = None
-        self._committer: GroupCommitter[Commit] | None = None
+        self._commits: Commits | None = None
+        self._orders: OrderDesk | None = None
         self._listeners = Listeners(lambda: BrokerConnection(self))
         self._member: Member | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiting = _Waiting()
-        self._next = Commit()
-        self._snapshot_due = False
         self._upkeep: Upkeep | None = None
-        self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._retention_timer: asyncio.TimerHandle | None = None
@@ -141,6 +117,17 @@ class TubeBroker:
         """The state behind the connections; for administration and tests."""
         assert self._engine is not None, "start() comes first"
         return self._engine
+
+    @property
+    def commits(self) -> Commits:
+        """What makes changes durable; for the connections."""
+        assert self._commits is not None, "start() comes first"
+        return self._commits
+
+    @property
+    def failure(self) -> StorageError | None:
+        """Why nothing is stored any more; None while it is."""
+        return None if self._commits is None else self._commits.failure
 
     @property
     def disk(self) -> Disk:
@@ -160,6 +147,12 @@ class TubeBroker:
         return self._upkeep
 
     @property
+    def orders(self) -> OrderDesk:
+        """What carries out a master's orders; for tests."""
+        assert self._orders is not None, "start() comes first"
+        return self._orders
+
+    @property
     def registered(self) -> asyncio.Event | None:
         """Set once a master took this broker; None without masters."""
         return self._member.registered if self._member else None
@@ -167,7 +160,7 @@ class TubeBroker:
     @property
     def stats(self) -> dict[str, int]:
         """Counters and gauges as plain integers."""
-        engine, committer, disk = self.engine, self._committer, self.disk
+        engine, disk = self.engine, self.disk
         stores = list(disk.stores.values())
         return {
             "connections": len(self.peers.open),
@@ -192,7 +185,7 @@ class TubeBroker:
             "damaged_reads": sum(store.damaged_reads for store in stores),
             "recovered_torn_bytes": disk.recovery.torn_bytes,
             "recovered_losses": sum(len(store.recovery.losses) for store in stores),
-            "commits": committer.commits if committer else 0,
+            "commits": self.commits.count,
             "failed": int(self.failure is not None),
         }
 
@@ -235,10 +228,13 @@ class TubeBroker:
             self._disk.close(clean=True)
             self._disk = None
             raise
-        self._committer = GroupCommitter(self._disk.commit, name=f"tube-{self.broker_id}", on_failure=self._failed)
-        self._committer.start()
+        self._commits = Commits(
+            self._disk, self._engine, self._upkeep, name=f"tube-{self.broker_id}", clock=self.clock,
+            durability_of=self.durability_of, failed=self._failed, lost=self._lost,
+        )  # fmt: skip
         self._retention_timer = loop.call_later(_RETENTION_S, self._retain)
-        self.schedule()  # what was being published when an earlier process ended goes on
+        self._orders = OrderDesk(self._disk, self._engine, self._upkeep, self._commits, self.broker_id, self.clock)
+        self._commits.schedule()  # what was being published when an earlier process ended goes on
         for key, offset, end in self.upkeep.reset_beyond_end(offsets):
             text = f"group {key[0]} stood at offset {offset} of partition {key[2]} of {key[1]}, the log ends at {end}"
             self._lost(text)
@@ -256,8 +252,8 @@ class TubeBroker:
             self._member = Member(
                 membership,
                 self._masters,
-                self._obey,
-                self._status,
+                self._orders.obey,
+                self._orders.status,
                 heartbeat_s=self._heartbeat_s,
                 user=self._master_user,
                 tls=self._master_tls,
@@ -267,7 +263,7 @@ class TubeBroker:
 
     async def close(self) -> None:
         """Leave the cluster, answer what was received, sync and close. Twice is harmless."""
-        if self._disk is None or self._committer is None:
+        if self._disk is None or self._commits is None:
             return
         if self._member is not None:
             await self._member.close()
@@ -277,15 +273,11 @@ class TubeBroker:
                 timer.cancel()
         for connection in self.peers.open:
             connection.stop()
-        if self._engine is not None and self._engine.sending.producers.changed and self.failure is None:
-            self._snapshot_due = self._scheduled = True
-        if self._scheduled:
-            self._flush()
-        await self._committer.close()
+        await self._commits.close()
         for connection in list(self.peers.open):
             connection.close()
         await self._listeners.closed()
-        disk, self._disk, self._committer = self._disk, None, None
+        disk, self._disk = self._disk, None
         clean = self.failure is None
         await asyncio.get_running_loop().run_in_executor(None, lambda: disk.close(clean=clean))
 
@@ -306,8 +298,8 @@ class TubeBroker:
         if self.durability_of(topic) is Durability.MEMORY:
             self._loop.call_soon(done, result)
         else:
-            self._waiting.appended.append((done, result))
-        self.schedule()
+            self.commits.tell(done, result)
+        self.commits.schedule()
 
     def append_run(
         self,
@@ -342,43 +334,17 @@ class TubeBroker:
                 else:
                     done(stored, refused)
 
-            self._waiting.appended.append((committed, result))
+            self.commits.tell(committed, result)
         if stored:
-            self.schedule()
+            self.commits.schedule()
 
     def newest(self, topic: str, partition: int) -> tuple[bytes, int] | None:
         """Data and flag of the last durable message of a partition; None where there is none."""
-        topics = self.engine.topics
-        served = topics.by_name.get(topic)
-        if served is None or not served.has(partition):
-            return None
-        store = topics.store(served, partition)
-        assert isinstance(store, Store)
-        _, count = store.plan(partition, store.min_offset, None, 1 << 62)
-        if not count:
-            return None
-        start, _ = store.plan(partition, store.min_offset, None, count - 1)
-        found = store.read(partition, start, max_messages=1)
-        if not found.messages:
-            raise StorageError(
-                f"tube: the last message of topic {topic!r}, partition {partition}, cannot be read",
-                path=str(store.directory),
-                do="run penstock tube fsck on the data directory",
-            )
-        (message,) = pb.GetMessageResponseB2C.FromString(found.messages[0]).messages
-        return message.payLoadData, message.flag
+        return newest(self.engine.topics, topic, partition)
 
     async def committed(self) -> None:
         """Return when all that was changed until now is durable. Raises StorageError when it cannot be made so."""
-        assert self._loop is not None, "start() comes first"
-        if self.failure is not None:
-            raise self.failure
-        if self._committer is None:
-            raise StorageError("tube: the broker is closed")
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.futures.append(future)
-        self.schedule()
-        await future
+        await self.commits.committed()
 
     async def webapi(self, params: Mapping[str, str]) -> dict[str, Any]:
         """Answer a request to ``/broker.htm``; changes are durable when this returns."""
@@ -395,7 +361,7 @@ class TubeBroker:
         """Serve a topic that no master announced (a broker by itself, and tests)."""
         config = TopicConfig(name, partitions=partitions, stores=stores)
         self.engine.topics.apply(self.engine.topics.default, [config])
-        self.schedule()
+        self.commits.schedule()
 
     def poke(self) -> None:
         """Heartbeat to the master now, for example because a topic was created there."""
@@ -441,129 +407,7 @@ class TubeBroker:
     def _lost(self, what: object) -> None:
         _log.error("tube data lost", extra={"fields": {"broker_id": self.broker_id, "what": str(what)}})
 
-    # Commits
-
-    def wait(self, connection: BrokerConnection, serial: int, method: int, body: bytes, expires_ms: int) -> None:
-        """Send ``body`` after the commit of this loop turn."""
-        self._waiting.replies.append((connection, serial, method, body, expires_ms))
-        self.schedule()
-
-    def schedule(self) -> None:
-        """Commit at the end of this loop turn what it changed."""
-        if not self._scheduled:
-            self._scheduled = True
-            assert self._loop is not None
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._scheduled = False
-        if self._committer is None:
-            return
-        engine = self.engine
-        commit, self._next = self._next, Commit()
-        if self.failure is None:
-            self._publish()
-        decided = self.upkeep.take_staged(commit)
-        if engine.sending.producers.changed:
-            self.upkeep.note_producers(commit)
-        works: list[tuple[Store, Work]] = []
-        # A dict keeps the order of first use, so the same run writes the same way again.
-        for store in engine.dirty_stores:
-            assert isinstance(store, Store)
-            works.append((store, store.take()))
-        engine.dirty_stores.clear()
-        commit.works += [(store, work, self._must_sync(store)) for store, work in works]
-        if self._snapshot_due:
-            self._snapshot_due = False
-            self.upkeep.snapshot_producers(commit, self.clock())
-        now = self.clock()
-        engine.readable([store for store, _ in works if store.immediate], now)
-        commit.offsets = [GroupOffset(*key, offset, now) for key, offset in engine.offsets.take_dirty()]
-        waiting, self._waiting = self._waiting, _Waiting()
-        self._answer_committed(waiting)
-        touched: dict[BrokerConnection, None] = {}
-        self._answer_ready(touched)
-        for connection in touched:
-            connection.flush()
-        try:
-            self._committer.submit(commit, lambda error: self._committed(works, waiting, error, commit, decided))
-        except StorageError as error:  # closing: what came too late is told so
-            self._committed(works, waiting, error, commit, decided)
-
-    def _publish(self) -> None:
-        try:
-            self.engine.transactions.publish(self.clock())
-        except OSError as error:
-            # Decided, and not to be read: nothing may come behind it; a restart carries it out.
-            what = f"tube: staged rows cannot be read: {error.strerror}"
-            self._failed(StorageError(what, path=str(error.filename or self._directory)))
-
-    def _must_sync(self, store: Store) -> bool:
-        topic = store.directory.name.rpartition("-")[0]
-        return self.durability_of(topic) is Durability.DURABLE
-
-    def _answer_committed(self, waiting: _Waiting) -> None:
-        """Answers to commits of staged rows leave with the commit of their last rows."""
-        transactions = self.engine.transactions
-        for address, serial, body in transactions.answered:
-            if isinstance(address, BrokerConnection):
-                waiting.replies.append((address, serial, MethodId.SEND_MESSAGE, body, 0))
-        transactions.answered.clear()
-        publishing = transactions.publishing
-        if publishing is not None and publishing.lost:
-            for text in publishing.lost:
-                self._lost(text)
-            publishing.lost.clear()
-
-    def _committed(
-        self,
-        works: list[tuple[Store, Work]],
-        waiting: _Waiting,
-        error: StorageError | None,
-        commit: Commit,
-        decided: list[Publication],
-    ) -> None:
-        if error is None:
-            for store, work in works:
-                store.written(work)
-            self.upkeep.staged(commit, decided)
-            if self.engine.transactions.dirty:
-                self.schedule()
-        now = self.clock()
-        if error is None and works:
-            self.engine.readable([store for store, _ in works], now)
-        touched: dict[BrokerConnection, None] = {}
-        self._answer_ready(touched)
-        for connection, serial, method, body, expires_ms in waiting.replies:
-            if expires_ms and now >= expires_ms:
-                self.engine.dropped_late += 1
-                continue
-            answer = body if error is None else _unavailable(method, error)
-            connection.put(serial, answer)
-            touched[connection] = None
-        for connection in touched:
-            connection.flush()
-            connection.turned()
-        for done, result in waiting.appended:
-            done(result if error is None else error)
-        for future in waiting.futures:
-            if future.done():
-                continue
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
-    def _answer_ready(self, touched: dict[BrokerConnection, None]) -> None:
-        """Collect the answers to gets that waited; the connections they are for go into ``touched``."""
-        for address, serial, answer in self.engine.ready:
-            assert isinstance(address, BrokerConnection)
-            address.put(serial, answer.body)
-            touched[address] = None
-        self.engine.ready.clear()
-
     def _failed(self, error: StorageError) -> None:
-        self.failure = self.engine.failure = error
         fields = {"broker_id": self.broker_id, **error_fields(error)}
         _log.error("tube broker stores nothing any more", extra={"fields": fields})
         if self.on_failure is not None:
@@ -586,13 +430,9 @@ class TubeBroker:
     def _tick(self) -> None:
         self._timer = None
         self.engine.tick(self.clock())
-        touched: dict[BrokerConnection, None] = {}
-        self._answer_ready(touched)
-        for connection in touched:
-            connection.flush()
-            connection.turned()
+        self.commits.answer_ready()
         if self.engine.offsets.dirty:
-            self.schedule()
+            self.commits.schedule()
         self.arm()
 
     def _retain(self) -> None:
@@ -605,54 +445,8 @@ class TubeBroker:
         """Let expired segments go, write the offset history, note what producers sent; called every minute."""
         wrote = self.upkeep.write_history(now_ms)
         if self.upkeep.let_staged_go(now_ms):
-            self.schedule()
+            self.commits.schedule()
         if self.engine.sending.producers.changed:
-            self._snapshot_due = True
-        if self.upkeep.retain(self._next, now_ms) or wrote or self._snapshot_due:
-            self.schedule()
-
-    # Membership
-
-    def _status(self) -> tuple[int, int]:
-        engine = self.engine
-        return int(engine.read_stopped), -1 if self.failure is not None else int(engine.write_stopped)
-
-    def _obey(self, orders: Orders) -> None:
-        engine = self.engine
-        engine.read_stopped = orders.stop_read
-        engine.write_stopped = orders.stop_write
-        engine.add_tokens(orders.tokens)
-        if orders.check_tokens is not None:
-            engine.check_tokens = orders.check_tokens
-        if orders.max_message_bytes is not None:
-            engine.topics.cluster_bytes = orders.max_message_bytes
-        if orders.flow_rules is not None:
-            self._limit_readers(orders.flow_rules)
-        if orders.config is not None:
-            engine.topics.apply(*orders.config.parsed())
-            self._next.config = orders.config.to_json()
-            fields = {"broker_id": self.broker_id, "topics": len(orders.config.topics)}
-            _log.info("tube broker configured", extra={"fields": fields})
-            self.schedule()
-        for name in orders.removed_topics:
-            if name in engine.topics.by_name:
-                self._remove_topic(name)
-
-    def _limit_readers(self, text: str) -> None:
-        try:
-            self.engine.reading.rules = parse_rules(text)
-        except ConfigError as error:
-            _log.error("flow control rules are not in force", extra={"fields": {"error": error.what}})
-
-    def _remove_topic(self, name: str) -> None:
-        self.upkeep.forget(name, self._next)
-        self.engine.remove_topic(name, self.clock())
-        self._next.removed_topics.append((name, self.disk.forget(name)))
-        self.schedule()
-        _log.info("tube topic removed", extra={"fields": {"broker_id": self.broker_id, "topic": name}})
-
-
-def _unavailable(method: int, error: StorageError) -> bytes:
-    """The answer to a request whose commit failed: whether it reached the disk is unknown."""
-    response = METHODS[method].response(success=False, errCode=ErrCode.SERVICE_UNAVAILABLE, errMsg=error.what)
-    return encode_response(method, response.SerializeToString())
+            self.commits.snapshot_due = True
+        if self.upkeep.retain(self.commits.next, now_ms) or wrote or self.commits.snapshot_due:
+            self.commits.schedule()

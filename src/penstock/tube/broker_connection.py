@@ -47,7 +47,7 @@ class BrokerConnection(ServerConnection):
             return
         if answer.wait:
             expires_ms = self.arrived_ms + request.timeout if request.timeout else 0
-            broker.wait(self, serial, request.method, answer.body, expires_ms)
+            broker.commits.wait(self, serial, request.method, answer.body, expires_ms)
         else:
             self.put(serial, answer.body)
 
@@ -57,5 +57,5 @@ class BrokerConnection(ServerConnection):
         self.bytes_out = 0
         engine = broker.engine
         if engine.dirty_stores or engine.offsets.dirty or engine.transactions.dirty:
-            broker.schedule()
+            broker.commits.schedule()
         broker.arm()

@@ -13,20 +13,21 @@ from pathlib import Path
 
 from penstock.errors import StorageError
 from penstock.runtime.durability import Durability
+from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.engine.broker import BrokerEngine
 from penstock.tube.engine.history import group_history
 from penstock.tube.engine.offsets import GroupOffsets, Key
 from penstock.tube.engine.publishing import Publication
 from penstock.tube.engine.staging import Staging, StagingLimits
-from penstock.tube.engine.topics import HISTORY_TOPIC
+from penstock.tube.engine.topics import HISTORY_TOPIC, Topics
 from penstock.tube.storage import epochs, sequences
 from penstock.tube.storage.disk import Commit, Disk, boot_id
 from penstock.tube.storage.files import Files
 from penstock.tube.storage.recovery import Loss
 from penstock.tube.storage.retention import Retention, parse_policy
-from penstock.tube.storage.store import StoreLimits
+from penstock.tube.storage.store import Store, StoreLimits
 
-__all__ = ["DurabilityOf", "Opened", "Upkeep", "open_logs"]
+__all__ = ["DurabilityOf", "Opened", "Upkeep", "newest", "open_logs"]
 
 _log = logging.getLogger("penstock.tube.broker")
 
@@ -53,6 +54,28 @@ class Opened:
     disk: Disk
     producers: list[tuple[str, list[sequences.Row]]]
     staging: Staging
+
+
+def newest(topics: Topics, topic: str, partition: int) -> tuple[bytes, int] | None:
+    """Data and flag of the last durable message of a partition; None where there is none. Raises StorageError."""
+    served = topics.by_name.get(topic)
+    if served is None or not served.has(partition):
+        return None
+    store = topics.store(served, partition)
+    assert isinstance(store, Store)
+    _, count = store.plan(partition, store.min_offset, None, 1 << 62)
+    if not count:
+        return None
+    start, _ = store.plan(partition, store.min_offset, None, count - 1)
+    found = store.read(partition, start, max_messages=1)
+    if not found.messages:
+        raise StorageError(
+            f"tube: the last message of topic {topic!r}, partition {partition}, cannot be read",
+            path=str(store.directory),
+            do="run penstock tube fsck on the data directory",
+        )
+    (message,) = pb.GetMessageResponseB2C.FromString(found.messages[0]).messages
+    return message.payLoadData, message.flag
 
 
 def open_logs(

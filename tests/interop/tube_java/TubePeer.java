@@ -23,6 +23,7 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.Executor;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.atomic.AtomicInteger;
 import org.apache.inlong.tubemq.client.common.ConfirmResult;
 import org.apache.inlong.tubemq.client.common.ConsumeResult;
@@ -79,6 +80,9 @@ public final class TubePeer {
                     break;
                 case "consume":
                     answer(id, "ok", new Consume(options).run());
+                    break;
+                case "latency":
+                    answer(id, "ok", latency(options));
                     break;
                 case "stores":
                     stores(Paths.get(options.get("folder")), options.get("password").toCharArray());
@@ -142,6 +146,89 @@ public final class TubePeer {
         try (OutputStream out = Files.newOutputStream(folder.resolve("keys.jks"))) {
             keys.store(out, password);
         }
+    }
+
+    /** From send to receipt: a body is the time at which it was sent. The consumer waits 1 ms where nothing is there. */
+    private static String latency(Map<String, String> options) throws Throwable {
+        int count = Integer.parseInt(options.get("count"));
+        String topic = options.get("topic");
+        List<Long> times = Collections.synchronizedList(new ArrayList<>());
+        CountDownLatch done = new CountDownLatch(1);
+        AtomicBoolean started = new AtomicBoolean();
+        ConsumerConfig config = new ConsumerConfig(options.get("masters"), options.get("group"));
+        config.setConsumePosition(ConsumePosition.CONSUMER_FROM_LATEST_OFFSET);
+        config.setMsgNotFoundWaitPeriodMs(1);
+        MessageSessionFactory reading = factory(config, options);
+        MessageSessionFactory writing = factory(new TubeClientConfig(options.get("masters")), options);
+        try {
+            PushMessageConsumer consumer = reading.createPushConsumer(config);
+            consumer.subscribe(topic, null, new MessageListener() {
+
+                @Override
+                public void receiveMessages(PeerInfo peer, List<Message> messages) {
+                    long now = System.nanoTime();
+                    for (Message message : messages) {
+                        long sent = Long.parseLong(new String(message.getData(), StandardCharsets.US_ASCII).trim());
+                        if (sent < 0) {
+                            started.set(true);
+                        } else {
+                            times.add(now - sent);
+                        }
+                    }
+                    if (times.size() >= count) {
+                        done.countDown();
+                    }
+                }
+
+                @Override
+                public Executor getExecutor() {
+                    return null;
+                }
+
+                @Override
+                public void stop() {
+                }
+            });
+            consumer.completeSubscribe();
+            MessageProducer producer = writing.createProducer();
+            producer.publish(topic);
+            long deadline = System.currentTimeMillis() + 60_000;
+            while (!started.get()) { // every partition is read once one of these came from each
+                for (int probe = 0; probe < 6; probe++) {
+                    trySend(producer, new Message(topic, padded(-1)));
+                }
+                Thread.sleep(200);
+                if (System.currentTimeMillis() > deadline) {
+                    throw new IllegalStateException("nothing came");
+                }
+            }
+            Thread.sleep(1500);
+            for (int sent = 0; sent < count; sent++) {
+                producer.sendMessage(new Message(topic, padded(System.nanoTime())));
+                Thread.sleep(2);
+            }
+            if (!done.await(30, TimeUnit.SECONDS)) {
+                throw new IllegalStateException(times.size() + " of " + count + " came");
+            }
+            Collections.sort(times);
+            consumer.shutdown();
+            return "median_us=" + times.get(times.size() / 2) / 1e3;
+        } finally {
+            writing.shutdown();
+            reading.shutdown();
+        }
+    }
+
+    private static void trySend(MessageProducer producer, Message message) {
+        try {
+            producer.sendMessage(message);
+        } catch (Exception error) {
+            System.err.println("not yet: " + error);
+        }
+    }
+
+    private static byte[] padded(long number) {
+        return Arrays.copyOf(String.format("%-100d", number).getBytes(StandardCharsets.US_ASCII), 100);
     }
 
     private static void secure(TubeClientConfig config, Map<String, String> options) throws Exception {

@@ -81,6 +81,10 @@ class JavaClients:
         """As :meth:`consume`, with times instead of messages."""
         return self._ask("consume", masters=masters, group=group, topic=topic, count=count, quiet="", **options)
 
+    def latency(self, masters: str, group: str, topic: str, count: int, **options: object) -> Future[str]:
+        """Send ``count`` messages, 500 a second, to a consumer in the same JVM; the median from send to receipt."""
+        return self._ask("latency", masters=masters, group=group, topic=topic, count=count, **options)
+
     def make_stores(self, folder: Path, password: str) -> Future[str]:
         """Make ``trust.jks`` and ``keys.jks`` of the ``ca.pem`` and ``client.p12`` in ``folder``."""
         return self._ask("stores", folder=folder, password=password)
