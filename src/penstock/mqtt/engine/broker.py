@@ -11,42 +11,36 @@ Source: MQTT 5.0 chapters 3 and 4.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Final
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.mqtt.codec.decoder import TopicNames
-from penstock.mqtt.codec.packets import ConnAck, Connect, Publish, Subscribe, Subscription
+from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.runs import PublishRun
-from penstock.mqtt.codec.topics import filter_problem, validate_topic_filter, validate_topic_name
-from penstock.mqtt.engine.access import LOCAL, UNKNOWN, Access, Granted, Origin, Rights, may_hurry
-from penstock.mqtt.engine.admission import capabilities, expiry_asked, will_problem
+from penstock.mqtt.codec.topics import validate_topic_filter, validate_topic_name
+from penstock.mqtt.engine.access import LOCAL, Access, Origin, Rights, may_hurry
 from penstock.mqtt.engine.bulk import Bulk
 from penstock.mqtt.engine.connection import BrokerConnection
-from penstock.mqtt.engine.figures import FIGURES_PREFIX, Figures
-from penstock.mqtt.engine.handshake import Handshake
-from penstock.mqtt.engine.journal import PERSISTENCE_PROPERTY, Journal
-from penstock.mqtt.engine.kept import Kept
+from penstock.mqtt.engine.figures import Figures
+from penstock.mqtt.engine.journal import Journal
+from penstock.mqtt.engine.lifecycle import Lifecycle
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueFull
-from penstock.mqtt.engine.message import EncodedMessage, Message, identifier_block
+from penstock.mqtt.engine.message import EncodedMessage, Message
+from penstock.mqtt.engine.outbound import Outbound, Output
 from penstock.mqtt.engine.retained import Retained
 from penstock.mqtt.engine.routes import Route, Router
-from penstock.mqtt.engine.session import NEVER, Session, SessionSubscription
+from penstock.mqtt.engine.session import Session
 from penstock.mqtt.engine.shared import SharedGroup
-from penstock.mqtt.engine.sharing import deliver_shared, leave_group, share_out, take_over
+from penstock.mqtt.engine.sharing import deliver_shared, take_over
 from penstock.mqtt.engine.timers import Timers
-from penstock.mqtt.engine.unpromised import Unpromised
 from penstock.mqtt.engine.waiting import WaitingTotals
 from penstock.mqtt.service import Encoded, Inbound, Service
 
-__all__ = ["Broker", "Output"]
+__all__ = ["Broker"]
 
 NODE: Final = "penstock"
 """Client identifier of what the node itself publishes, for the services that take it."""
-
-Output = tuple[BrokerConnection, bytes, bool]
-"""Write the bytes to the connection, then close it if the flag says so."""
 
 
 class Broker:
@@ -87,20 +81,14 @@ class Broker:
         self.wall_offset = 0
         self._access = access
         self._new_client_id = new_client_id
-        self._wake = wake
-        self._services: list[Service] = []
+        self.services: list[Service] = []
         self._routes = self.router.routes
         self._refusing = self.limits.when_queue_full is QueueFull.REFUSE
-        self._dirty: list[BrokerConnection] = []
-        self._throttled: list[BrokerConnection] = []
         self.recall: Callable[[str, str], Rights | None] | None = None
         """Asked, where there is somebody to ask, for the rights of a session that a start brought back and nobody has
         resumed: by its owner and its client identifier. None: whoever that was may do nothing any more."""
-        self.ended: list[BrokerConnection] = []
-        """Connections that a service ended since the last flush."""
-        self._unpromised: dict[BrokerConnection, None] = {}
-        """Connections with output that waits for a commit."""
-        self._committed = 0
+        self.outbound = Outbound(self, wake)
+        self.lifecycle = Lifecycle(self)
         self._connections = 0
         for service in services:
             self.add_service(service)
@@ -115,7 +103,7 @@ class Broker:
         """Hand the messages of the service's filters to it from now on."""
         for topic_filter in service.filters:
             validate_topic_filter(topic_filter)
-        self._services.append(service)
+        self.services.append(service)
         self.router.add_service(service)
 
     def open(
@@ -143,92 +131,11 @@ class Broker:
 
     def flush(self, now: int) -> list[Output]:
         """What is to be written, one piece a connection. ``wake`` was called when there is more in the next turn."""
-        if self.ended:
-            ended, self.ended = self.ended, []
-            for connection in ended:
-                self.connection_ended(connection, now)
-        throttled = self._throttled
-        if throttled:
-            self._throttled = []
-            for connection in throttled:
-                connection.end_throttle(now)
-        dirty = self._dirty
-        self._dirty = []
-        outputs: list[Output] = []
-        committed = self.journal.committed
-        if committed != self._committed:
-            self._committed = committed
-            self._keep_promises(outputs)
-        for connection in dirty:
-            data = b"".join(connection.out)
-            connection.out.clear()
-            connection.out_bytes = 0
-            connection.dirty = False
-            self.stats.bytes_sent += len(data)
-            if connection.gate > committed or connection.unpromised is not None:
-                self._hold_back(connection, data, now)
-                continue
-            if connection.throttled:
-                self._throttled.append(connection)
-            outputs.append((connection, data, connection.closing))
-        if self._throttled:
-            self._wake()
-        return outputs
+        return self.outbound.flush(now)
 
     def storage_failed(self, now: int) -> None:
         """No commit will be done any more: end the connections whose output waits for one."""
-        for connection in list(self._unpromised):
-            self._give_up(connection, now)
-
-    def _hold_back(self, connection: BrokerConnection, data: bytes, now: int) -> None:
-        """The output waits for the commit of what it promises, and what is larger than one turn's for its end."""
-        unpromised = connection.unpromised
-        if unpromised is None:
-            unpromised = connection.unpromised = Unpromised()
-            self._unpromised[connection] = None
-        unpromised.add(connection.gate, data)
-        if self.journal.failure:
-            self._give_up(connection, now)
-        elif unpromised.bytes > self.limits.max_output_bytes:
-            connection.throttled = True
-            connection.writable = False
-        elif connection.throttled:
-            self._throttled.append(connection)
-
-    def _keep_promises(self, outputs: list[Output]) -> None:
-        """A commit is done: what waited for it leaves."""
-        for connection in list(self._unpromised):
-            unpromised = connection.unpromised
-            assert unpromised is not None
-            data = unpromised.take(self._committed)
-            done = not unpromised
-            if done:
-                connection.unpromised = None
-                del self._unpromised[connection]
-            if connection.throttled and unpromised.bytes <= self.limits.max_output_bytes:
-                self._throttled.append(connection)
-            if data or done:
-                outputs.append((connection, data, connection.closing and done and not connection.dirty))
-
-    def _give_up(self, connection: BrokerConnection, now: int) -> None:
-        """What the output promises will never be durable: say nothing of it, so that the client keeps its messages."""
-        self._unpromised.pop(connection, None)
-        unpromised, connection.unpromised = connection.unpromised, None
-        connection.out.clear()
-        connection.gate = 0
-        if connection.closing:
-            connection.mark()
-        elif unpromised is not None and unpromised.first_is_connack:
-            connection.close()
-            self.connection_ended(connection, now)
-        else:
-            connection.disconnect(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, now, "the broker's disk failed")
-
-    def mark_dirty(self, connection: BrokerConnection) -> None:
-        """Called by a connection that has output for the first time since it was flushed."""
-        self._dirty.append(connection)
-        if len(self._dirty) == 1:
-            self._wake()
+        self.outbound.storage_failed(now)
 
     def next_deadline(self) -> int | None:
         """When :meth:`tick` has something to do, or None."""
@@ -255,16 +162,16 @@ class Broker:
         return stats
 
     def publish_wills(self, now: int) -> None:
-        """The broker ends: publish the wills of connected clients that are not to wait, while services still run.
+        """The broker ends: publish the wills of connected clients that are not to wait, while services still run."""
+        self.lifecycle.publish_wills(now)
 
-        A will with a delay stays with its session, for the next start.
+    def policies_changed(self, now: int) -> None:
+        """Who decides about access decides otherwise from now on: ask again, also for what waits.
+
+        Subscriptions and waiting messages that are not allowed any more go; a client that may not connect any more is
+        the Access's to :meth:`disconnect`.
         """
-        for session in list(self.sessions.values()):
-            will = session.will
-            if session.connection is None or will is None:
-                continue
-            if not (session.expiry_s and will.properties.will_delay_interval):
-                self._publish_will(session, now)
+        self.lifecycle.policies_changed(now)
 
     def shut_down(self, now: int) -> None:
         """End every connection with DISCONNECT 0x8B."""
@@ -346,25 +253,6 @@ class Broker:
         if session is not None and session.connection is not None:
             session.connection.disconnect(reason_code, now, reason_string)
 
-    def policies_changed(self, now: int) -> None:
-        """Who decides about access decides otherwise from now on: ask again, also for what waits.
-
-        Subscriptions and waiting messages that are not allowed any more go; a client that may not connect any more is
-        the Access's to :meth:`disconnect`.
-        """
-        self.router.forget_all()
-        for session in list(self.sessions.values()):
-            if session.rights is not None:
-                session.rights.forget()
-                self._check_again(session, now)
-
-    def set_rights(self, session: Session, rights: Rights, now: int) -> None:
-        """The client of the session has other rights now, be it as somebody else or as who it was."""
-        session.rights = rights
-        if session.subscriptions:
-            self.router.forget_all()
-        self._check_again(session, now)
-
     # The connections' side
 
     def new_client_id(self) -> str:
@@ -374,137 +262,13 @@ class Broker:
             client_id = self._new_client_id()
         return client_id
 
-    def connect(
-        self, connection: BrokerConnection, handshake: Handshake, granted: Granted | None, keep_alive_s: int, now: int
-    ) -> None:
-        """Make a session of a CONNECT that was let pass, or refuse it after all [MQTT 5.0 section 3.1.4]."""
-        packet = handshake.packet
-        client_id = handshake.credentials.client_id
-        rights = connection.rights_of(granted)
-        will = packet.will
-        problem = will_problem(will, rights, self.router.route(will.topic).refusal) if will is not None else None
-        if problem is not None:
-            self.stats.refused_unauthorized += problem[0] == ReasonCode.NOT_AUTHORIZED
-            connection.refuse(*problem)
-            return
-        journal = self.journal
-        promises = journal.promises
-        if journal.failure and self._wants_promises(packet):
-            connection.refuse(ReasonCode.SERVER_UNAVAILABLE, "the broker's disk failed")
-            return
-        owner = "" if granted is None else granted.principal.name
-        session = self.sessions.get(client_id)
-        if session is None and len(self.sessions) >= self.limits.max_sessions:
-            connection.refuse(ReasonCode.QUOTA_EXCEEDED, "too many sessions")
-            return
-        if session is not None and session.owner != owner:
-            self.stats.refused_unauthorized += 1
-            connection.refuse(ReasonCode.NOT_AUTHORIZED, "the client identifier belongs to another principal")
-            return
-        if session is not None and session.connection is not None:  # [MQTT-3.1.4-3]
-            session.connection.disconnect(ReasonCode.SESSION_TAKEN_OVER, now)
-            session = self.sessions.get(client_id)
-        present = session is not None and not packet.clean_start
-        if session is not None and not present:
-            self._discard(session, now)
-            session = None
-        if session is None:
-            session = Session(self, client_id, self.limits, self.stats)
-            session.owner = owner
-            self.sessions[client_id] = session
-        session.expiry_s = min(expiry_asked(packet), self.limits.max_session_expiry_s)
-        session.username = packet.username
-        session.ends_at = session.will_at = 0
-        session.will = packet.will  # a will that was still waiting is cancelled [MQTT-3.1.3-9]
-        if rights is not None:
-            self.set_rights(session, rights, now)
-        session.restored = False
-        session.connection = connection
-        connection.session = session
-        if journal.enabled:
-            self._keep(session, packet)
-            if journal.promises != promises:
-                connection.gate = journal.number
-        answer = capabilities(self.limits, handshake, session, keep_alive_s, granted)
-        if not connection.send(ConnAck(present, 0, answer)):
-            # The client's Maximum Packet Size leaves no way to say what it must know, so nothing else may be said.
-            session.will = None
-            connection.close()
-            self.connection_ended(connection, now)
-            return
-        session.resume(now)
-        for subscription in session.subscriptions.values():
-            if subscription.group is not None:
-                take_over(subscription.group, now)
-
-    def _wants_promises(self, packet: Connect) -> bool:
-        """Whether the client's session is kept and its acknowledgements wait for the disk."""
-        if not min(expiry_asked(packet), self.limits.max_session_expiry_s):
-            return False
-        return self.journal.promise_all or PERSISTENCE_PROPERTY in packet.properties.user_properties
-
-    def _keep(self, session: Session, packet: Connect) -> None:
-        """Have the session outlive the process, or not any more, as this CONNECT says."""
-        kept = session.kept
-        if not session.expiry_s:
-            if kept is not None:
-                kept.forget(session)
-                session.kept = session.waiting.kept = None
-            return
-        if kept is None:
-            kept = Kept(self.journal, self.journal.new_number(), promised=False)
-            session.kept = session.waiting.kept = kept
-        kept.promised |= self._wants_promises(packet)
-        kept.save(session)
-
-    def connection_ended(self, connection: BrokerConnection, now: int) -> None:
-        """A connection is closing or gone: its session goes offline, its will gets ready, or all of it ends."""
-        session = connection.session
-        if session is None or session.connection is not connection:
-            return
-        session.connection = None
-        for service in self._services:
-            service.disconnected(session.client_id)
-        share_out(session, now)
-        will = session.will
-        if will is not None:
-            delay_s = min(will.properties.will_delay_interval or 0, session.expiry_s)
-            if delay_s and session.expiry_s:
-                session.will_at = now + delay_s * 1000
-                self.timers.arm(session, session.will_at)
-            else:
-                self._publish_will(session, now)
-        if not session.expiry_s:
-            self._discard(session, now)
-            return
-        if session.expiry_s != NEVER:
-            session.ends_at = now + session.expiry_s * 1000
-            self.timers.arm(session, session.ends_at)
-        if session.kept is not None:
-            session.kept.save(session)
-
     def connection_lost(self, connection: BrokerConnection, now: int) -> None:
         """The network connection is gone for good; called once a connection."""
         self._connections -= 1
-        self._unpromised.pop(connection, None)
-        self.connection_ended(connection, now)
+        self.outbound.forget(connection)
+        self.lifecycle.connection_ended(connection, now)
         connection.closing = True
         self.timers.remove(connection)
-
-    def session_due(self, session: Session, now: int) -> None:
-        """Will delay or expiry of an offline session has come."""
-        if session.connection is not None:
-            return
-        if session.will is not None and session.will_at and session.will_at <= now:
-            self._publish_will(session, now)
-        if session.ends_at and session.ends_at <= now:
-            self._discard(session, now)
-            return
-        waiting = [at for at in (session.will_at, session.ends_at) if at]
-        if waiting:  # the entry was of an earlier connection
-            self.timers.arm(session, min(waiting))
-        if session.kept is not None:
-            session.kept.save(session)
 
     def route(self, publish: Publish, publisher: Session, now: int) -> tuple[list[Service], int]:
         """Route a client's message; the services that take it, and the reason code for its PUBACK or PUBREC."""
@@ -569,61 +333,6 @@ class Broker:
         """The services that take a message whose subscribers have it already."""
         return self.router.route(publish.topic).services
 
-    def subscribe(self, session: Session, packet: Subscribe, now: int) -> list[int]:
-        """Add subscriptions; a reason code each. The retained messages wait in ``session.replays`` for the SUBACK."""
-        identifier = identifier_block(packet.properties.subscription_identifiers)
-        return [self._subscribe(session, wanted, identifier, now) for wanted in packet.subscriptions]
-
-    def subscribed(self, session: Session, packet: Subscribe, now: int) -> None:
-        """The SUBACK is on its way: send what new subscriptions bring at once."""
-        for wanted in packet.subscriptions:
-            subscription = session.subscriptions.get(wanted.topic_filter)
-            if subscription is not None and subscription.group is not None:
-                take_over(subscription.group, now)
-        if session.replays:
-            session.send_waiting(now)
-
-    def _subscribe(self, session: Session, wanted: Subscription, identifier: bytes, now: int) -> int:
-        topic_filter = wanted.topic_filter
-        limits = self.limits
-        if (
-            topic_filter.count("/") >= limits.max_topic_levels
-            or len(topic_filter.encode(errors="replace")) > limits.max_topic_bytes
-            or filter_problem(topic_filter) is not None
-        ):
-            return ReasonCode.TOPIC_FILTER_INVALID
-        if session.rights is not None and not session.rights.may_subscribe(topic_filter, wanted.qos):
-            self.stats.refused_unauthorized += 1
-            return limits.refused_subscription
-        new = topic_filter not in session.subscriptions
-        if new and (
-            len(session.subscriptions) >= limits.max_subscriptions or len(self.router) >= limits.max_total_subscriptions
-        ):
-            return ReasonCode.QUOTA_EXCEEDED
-        subscription = SessionSubscription(session, wanted, wanted.qos, identifier)
-        session.subscriptions[topic_filter] = subscription
-        if topic_filter.startswith(FIGURES_PREFIX):
-            self.figures.renew(now)
-        self.router.add(subscription)
-        if session.kept is not None:
-            session.kept.subscribed(subscription)
-        wants_retained = wanted.retain_handling == 0 or (wanted.retain_handling == 1 and new)  # [MQTT-3.3.1-9 to -11]
-        if wants_retained and subscription.group is None:  # a shared subscription gets none
-            session.replay(subscription)
-        return wanted.qos
-
-    def unsubscribe(self, session: Session, topic_filters: list[str], now: int) -> list[int]:
-        """End subscriptions; a reason code each."""
-        codes: list[int] = []
-        for topic_filter in topic_filters:
-            subscription = session.subscriptions.get(topic_filter)
-            if subscription is None:
-                codes.append(ReasonCode.NO_SUBSCRIPTION_EXISTED)
-            else:
-                self._end_subscription(session, subscription, now)
-                codes.append(0)
-        return codes
-
     def take_over(self, group: SharedGroup, now: int) -> None:
         """A member of the group has room again for what waits for members that are away."""
         take_over(group, now)
@@ -657,82 +366,6 @@ class Broker:
             member = shared.group.choose(message.publish, shared.members)
             if member is not None:
                 deliver_shared(member, shared.group, message, now)
-
-    def _end_subscription(self, session: Session, subscription: SessionSubscription, now: int) -> None:
-        del session.subscriptions[subscription.topic_filter]
-        self.router.remove(subscription)
-        if session.kept is not None:
-            session.kept.unsubscribed(subscription.topic_filter)
-        session.end_replay(subscription.topic_filter)  # [MQTT-3.10.4-2]
-        group = subscription.group
-        if group is not None:
-            leave_group(session, group, now)
-
-    def _check_again(self, session: Session, now: int) -> None:
-        """Take away what the session's rights do not cover any more."""
-        rights = session.rights
-        if rights is None:
-            return
-        for subscription in list(session.subscriptions.values()):
-            if not rights.may_subscribe(subscription.topic_filter, subscription.qos):
-                self._end_subscription(session, subscription, now)
-        waiting = session.waiting
-        unwanted = [d for d in (*waiting.reliable, *waiting.qos0) if not rights.may_receive(d[0].publish.topic)]
-        if unwanted:
-            waiting.remove(unwanted)
-            if session.kept is not None:
-                for delivery in unwanted:
-                    session.kept.done(delivery)
-            self.stats.dropped_unauthorized += len(unwanted)
-
-    def _discard(self, session: Session, now: int) -> None:
-        """End a session: its subscriptions, its messages; a will that was waiting goes out now [MQTT-4.1.0-2]."""
-        if session.will is not None and session.connection is None:
-            self._publish_will(session, now)
-        for subscription in session.subscriptions.values():
-            self.router.remove(subscription)
-        session.ending = True
-        share_out(session, now)
-        if session.kept is not None:
-            session.kept.forget(session)
-        session.subscriptions.clear()
-        session.clear()
-        self.timers.remove(session)
-        self.sessions.pop(session.client_id, None)
-
-    def _publish_will(self, session: Session, now: int) -> None:
-        will = session.will
-        session.will = None
-        session.will_at = 0
-        if will is None:
-            return
-        rights = session.rights
-        if session.restored and self.recall is not None:
-            rights = self.recall(session.owner, session.client_id)
-            if rights is None:
-                self.stats.refused_unauthorized += 1
-                return
-        if rights is not None and not rights.may_publish(will.topic, will.qos, retain=will.retain):
-            self.stats.refused_unauthorized += 1
-            return
-        publish = Publish(
-            will.topic,
-            will.payload,
-            will.qos,
-            retain=will.retain,
-            properties=replace(will.properties, will_delay_interval=None),
-        )
-        services, _ = self.route(publish, session, now)
-        for service in services:
-            service.receive(
-                Inbound(
-                    publish,
-                    session.client_id,
-                    now + self.wall_offset,
-                    username=session.username,
-                    principal=(UNKNOWN if session.restored else None) if rights is None else rights.principal,
-                )
-            )
 
 
 def _has_room(route: Route, message: Message, publisher: Session) -> bool:

@@ -6,9 +6,8 @@ afterwards [MQTT 5.0 section 4.13].
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.decoder import LARGEST_PACKET, Decoder, Role
@@ -35,34 +34,28 @@ from penstock.mqtt.codec.runs import PubAckRun, PublishRun
 from penstock.mqtt.codec.shapes import LikePublish
 from penstock.mqtt.engine.access import LOCAL, Access, Credentials, Granted, Origin, Principal, Rights, may_hurry
 from penstock.mqtt.engine.aliases import AliasesIn, AliasesOut
+from penstock.mqtt.engine.answers import Answers
 from penstock.mqtt.engine.handshake import Handshake, Reauthentication, check_method
-from penstock.mqtt.engine.kept import TAKEN
 from penstock.mqtt.engine.limits import TooFast
-from penstock.mqtt.engine.output import Output, diagnosis
-from penstock.mqtt.engine.pending import PendingAnswer
+from penstock.mqtt.engine.output import diagnosis
 from penstock.mqtt.engine.rate import Rate
 from penstock.mqtt.engine.receiving import take_like, take_publish, take_pubrel, take_run
 from penstock.mqtt.engine.session import Session
+from penstock.mqtt.engine.subscribing import subscribe, subscribed, unsubscribe
 from penstock.mqtt.engine.words import OF_SUBSCRIPTIONS
-from penstock.mqtt.service import Encoded
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
 
 __all__ = ["BrokerConnection"]
 
-_NO_ANSWERS: Final[deque[PendingAnswer]] = deque(maxlen=0)
-_NO_IDENTIFIERS: Final[set[int]] = set()
-"""Shared by the connections that never had any, since their own would take a kilobyte; never added to."""
 
-
-class BrokerConnection(Output):
+class BrokerConnection(Answers):
     """Made by :meth:`Broker.open`; the shell feeds :meth:`receive` and takes the output from :meth:`Broker.flush`."""
 
     __slots__ = (
         "_access",
         "_aliases_in",
-        "_crowded",
         "_deciding",
         "_decoder",
         "_full_since",
@@ -75,15 +68,10 @@ class BrokerConnection(Output):
         "checked",
         "connected_at",
         "credentials",
-        "holds",
         "keep_alive_ms",
         "name",
-        "open_qos2",
-        "pending",
         "rate",
-        "receive_maximum",
         "send_maximum",
-        "session",
     )
 
     def __init__(
@@ -104,8 +92,6 @@ class BrokerConnection(Output):
         self._access = access
         self._handshake: Handshake | None = None
         self._reauthentication: Reauthentication | None = None
-        self._crowded = False
-        """Held until some of its messages are answered."""
         self._deciding = False
         """Held until the decision about CONNECT is there."""
         self._resume_at = 0
@@ -120,20 +106,12 @@ class BrokerConnection(Output):
         self.keep_alive_ms = 0
         self.credentials: Credentials | None = None
         """What it was accepted with, without the password."""
-        self.session: Session | None = None
-        self.pending = _NO_ANSWERS
-        """Answers to messages that cannot leave yet, in the order of the messages."""
-        self.open_qos2 = _NO_IDENTIFIERS
-        """QoS 2 messages that this connection brought and that have no PUBREL yet."""
-        self.receive_maximum = limits.receive_maximum
         self.rate: Rate | None = None
         self.checked = access is not None
         """Whether its messages are looked at one by one: by their rate, or by who may publish what."""
         self.send_maximum = 65_535
         self._was_held = False
         """Whether it was held since the last look at its keep alive."""
-        self.holds = 0
-        """While it is not 0 the shell reads nothing: a service cannot take more, or the client waits for a decision."""
 
     # Input
 
@@ -176,11 +154,6 @@ class BrokerConnection(Output):
                 raise self._decoder.error
         except RemoteProtocolError as e:
             self._fail(e, now)
-
-    @property
-    def unacknowledged(self) -> int:
-        """QoS 1 and 2 messages that came in and have no PUBACK or PUBREC yet."""
-        return len(self.pending)
 
     def pause(self, now: int) -> None:
         """The transport is full."""
@@ -249,7 +222,7 @@ class BrokerConnection(Output):
         """There is something to flush."""
         if not self.dirty:
             self.dirty = True
-            self.broker.mark_dirty(self)
+            self.broker.outbound.mark(self)
 
     def disconnect(self, reason_code: int, now: int, reason_string: str = "") -> None:
         """End the connection: DISCONNECT with the code once it is accepted, just a close before [MQTT-3.14.0-1].
@@ -259,7 +232,7 @@ class BrokerConnection(Output):
         if self.closing:
             return
         self._say_goodbye(reason_code, reason_string)
-        self.broker.connection_ended(self, now)
+        self.broker.lifecycle.connection_ended(self, now)
 
     def end(self, reason_code: int, reason_string: str) -> None:
         """As :meth:`disconnect`, for who does not know the time: the session goes offline with the next flush."""
@@ -267,7 +240,7 @@ class BrokerConnection(Output):
             return
         self._say_goodbye(reason_code, reason_string)
         self.writable = False  # nothing may follow: messages wait in the session
-        self.broker.ended.append(self)
+        self.broker.outbound.ended.append(self)
 
     def hold(self) -> None:
         """Have the shell read nothing more until :meth:`release` was called as often."""
@@ -289,114 +262,6 @@ class BrokerConnection(Output):
         """Close after what is queued."""
         self.closing = True
         self.mark()
-
-    # For takers of messages
-
-    @property
-    def principal(self) -> object:
-        """Who the client is for the policies [Requester]."""
-        session = self.session
-        return None if session is None or session.rights is None else session.rights.principal
-
-    def accept(self, packet_id: int) -> None:
-        """Acknowledge a QoS 1 message, after those before it [Requester]."""
-        if self.pending:
-            self.accept_later(packet_id).settle(0, "")
-        else:
-            self.puback(packet_id, 0)
-
-    def accept_later(self, packet_id: int) -> PendingAnswer:
-        """Acknowledge a QoS 1 message once it is settled [Requester]."""
-        answer = PendingAnswer(self, packet_id, 1, 0, 1)
-        self.line_up(answer)
-        return answer
-
-    def respond(self, message: Encoded, now: int) -> bool:
-        """Send a message of the node to this connection's client, if it subscribes to it [Requester]."""
-        session = self.session
-        return session is not None and self.broker.respond_encoded(session.client_id, message, now)
-
-    # Answers to messages
-
-    def line_up(self, answer: PendingAnswer) -> None:
-        """The answer leaves after those that wait already."""
-        if self.pending is _NO_ANSWERS:
-            self.pending = deque()
-        self.pending.append(answer)
-
-    def opened(self, packet_id: int) -> None:
-        """A QoS 2 message that has no PUBREL yet came on this connection."""
-        if self.open_qos2 is _NO_IDENTIFIERS:
-            self.open_qos2 = set()
-        self.open_qos2.add(packet_id)
-
-    def answer_settled(self, answer: PendingAnswer) -> None:
-        """The takers of a message are done: send the answers that are ready, in the order of the messages."""
-        if answer.qos == 2:
-            self._keep_identifier(answer)
-        if self.closing:
-            return
-        pending = self.pending
-        while pending and not pending[0].waiting:
-            ready = pending.popleft()
-            self.gate = max(self.gate, ready.gate)
-            if ready.qos == 2:
-                self.pubrec(ready.packet_id, ready.reason_code, ready.reason_string)
-            else:
-                self.puback(ready.packet_id, ready.reason_code, ready.reason_string)
-        if self._crowded and len(pending) < self.receive_maximum:
-            self._crowded = False
-            self.release()
-
-    def take_back(self, answer: PendingAnswer, reason_string: str) -> None:
-        """A taker wants the message on another connection: this one ends without an answer to it.
-
-        A QoS 2 message is looked at again when it comes again, by the services alone.
-        """
-        session = self.session
-        if answer.qos == 2 and session is not None and session.incoming.get(answer.packet_id) is answer:
-            del session.incoming[answer.packet_id]
-            self.open_qos2.discard(answer.packet_id)
-            session.was_routed(answer.packet_id)
-        self.end(ReasonCode.SERVER_BUSY, reason_string)
-
-    def _keep_identifier(self, answer: PendingAnswer) -> None:
-        """From its PUBREC on a QoS 2 identifier stands until PUBREL; after a refusal it is free [MQTT-4.3.3-9].
-
-        MQTT 3.1.1 knows no refusal: its clients go on to PUBREL.
-        """
-        session = self.session
-        if session is None or session.incoming.get(answer.packet_id) is not answer:
-            return
-        kept = session.kept
-        session.routed.discard(answer.packet_id)
-        if answer.reason_code >= 0x80 and self.version == 5:
-            del session.incoming[answer.packet_id]
-            self.open_qos2.discard(answer.packet_id)
-            if kept is not None:
-                kept.incoming_done(answer.packet_id)
-        else:
-            session.incoming[answer.packet_id] = None
-            if kept is not None:
-                kept.incoming(answer.packet_id, TAKEN)
-        if kept is not None and kept.promised:
-            answer.gate = kept.journal.number
-
-    def check_open(self) -> None:
-        """Raise when another QoS 1 or 2 message would be one too many [MQTT-3.3.4-7].
-
-        A client of MQTT 3.1.1 was told no maximum: nothing is read from it until there is room.
-        """
-        if self.version != 5:
-            if len(self.pending) >= self.receive_maximum and not self._crowded:
-                self._crowded = True
-                self.hold()
-            return
-        if len(self.pending) + len(self.open_qos2) < self.receive_maximum:
-            return  # at most, since a QoS 2 message may stand in both
-        waiting_qos1 = sum(answer.qos == 1 for answer in self.pending)
-        if waiting_qos1 + len(self.open_qos2) >= self.receive_maximum:
-            raise RemoteProtocolError("mqtt: more messages without an answer than Receive Maximum", reason_code=0x93)
 
     def resolve_alias(self, publish: Publish, alias: int) -> None:
         """Learn or look up a Topic Alias of the client."""
@@ -489,7 +354,7 @@ class BrokerConnection(Output):
             self.checked = True
             self.rate = Rate(limits.max_publish_rate, limits.max_publish_burst or limits.max_publish_rate, now)
         self._decoder.runs = True
-        self.broker.connect(self, handshake, granted, keep_alive, now)
+        self.broker.lifecycle.connect(self, handshake, granted, keep_alive, now)
         if self.session is None:
             return
         if self.keep_alive_ms:
@@ -538,14 +403,14 @@ class BrokerConnection(Output):
             self._stats.answers_sent += 1
             self.mark()
         elif isinstance(packet, Subscribe):
-            codes = broker.subscribe(session, packet, now)
+            codes = subscribe(broker, session, packet, now)
             if session.kept is not None:
                 session.kept.hold_back(self)
             refused = next((code for code in codes if code >= 0x80), 0)
             self.send(SubAck(packet.packet_id, codes, self.explained(OF_SUBSCRIPTIONS.get(refused, ""))))
-            broker.subscribed(session, packet, now)
+            subscribed(session, packet, now)
         elif isinstance(packet, Unsubscribe):
-            codes = broker.unsubscribe(session, packet.topic_filters, now)
+            codes = unsubscribe(broker, session, packet.topic_filters, now)
             if session.kept is not None:
                 session.kept.hold_back(self)
             self.send(UnsubAck(packet.packet_id, codes))
@@ -583,7 +448,7 @@ class BrokerConnection(Output):
         """A re-authentication ended well: from here on the new principal's rights count."""
         self._reauthentication = None
         if self.session is not None and self._access is not None:
-            self.broker.set_rights(self.session, Rights(self._access, principal), now)
+            self.broker.lifecycle.set_rights(self.session, Rights(self._access, principal), now)
 
     def _disconnect(self, packet: Disconnect, now: int) -> None:
         session = self.session
@@ -596,7 +461,7 @@ class BrokerConnection(Output):
         if packet.reason_code == 0:
             session.will = None  # [MQTT-3.1.2-10], [MQTT-3.14.4-3]
         self.close()
-        self.broker.connection_ended(self, now)
+        self.broker.lifecycle.connection_ended(self, now)
 
     def _fail(self, error: RemoteProtocolError, now: int) -> None:
         """The peer broke the protocol: say so where it is allowed, and close [MQTT-4.13.1-1]."""

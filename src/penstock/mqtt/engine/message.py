@@ -136,6 +136,7 @@ class EncodedMessage(Message):
         self.expires_at = 0 if expiry_s is None else now + expiry_s * 1000
         self.stored = 0
         self.receivers = 0
+        self.urgent = False
 
     def __getattr__(self, name: str) -> Any:
         """Called for an attribute that was not set."""

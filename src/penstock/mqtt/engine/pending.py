@@ -8,7 +8,7 @@ from penstock.mqtt.codec.reasons import ALLOWED, PacketType, ReasonCode
 from penstock.mqtt.service import NO_ANSWER
 
 if TYPE_CHECKING:
-    from penstock.mqtt.engine.connection import BrokerConnection
+    from penstock.mqtt.engine.answers import Answers
 
 __all__ = ["PendingAnswer"]
 
@@ -22,7 +22,7 @@ class PendingAnswer:
 
     __slots__ = ("connection", "gate", "packet_id", "qos", "reason_code", "reason_string", "waiting")
 
-    def __init__(self, connection: BrokerConnection, packet_id: int, qos: int, reason_code: int, waiting: int) -> None:
+    def __init__(self, connection: Answers, packet_id: int, qos: int, reason_code: int, waiting: int) -> None:
         self.connection = connection
         self.packet_id = packet_id
         self.qos = qos

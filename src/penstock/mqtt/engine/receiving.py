@@ -17,7 +17,7 @@ from penstock.mqtt.codec.runs import PublishRun
 from penstock.mqtt.codec.shapes import LikePublish
 from penstock.mqtt.engine.kept import ROUTED, TAKEN
 from penstock.mqtt.engine.pending import PendingAnswer
-from penstock.mqtt.service import Inbound
+from penstock.mqtt.service import Inbound, Service
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.connection import BrokerConnection
@@ -44,8 +44,7 @@ def take_publish(connection: BrokerConnection, session: Session, publish: Publis
         RemoteProtocolError: an alias that does not hold, or more messages open than allowed.
     """
     broker = connection.broker
-    stats = broker.stats
-    stats.publishes_received += 1
+    broker.stats.publishes_received += 1
     properties = publish.optional_properties
     code = 0
     if properties is not None:
@@ -54,73 +53,83 @@ def take_publish(connection: BrokerConnection, session: Session, publish: Publis
         if properties.payload_format_indicator and not is_text(publish.payload):
             code = ReasonCode.PAYLOAD_FORMAT_INVALID
     qos = publish.qos
-    if qos == 0:
-        if connection.checked and not code:
-            code = _check(connection, session, publish, now)
-            if connection.closing:
+    if qos:
+        packet_id = publish.packet_id
+        if (connection.pending or connection.open_qos2) and packet_id not in connection.open_qos2:
+            connection.check_open()
+        if qos == 2:
+            if packet_id in session.incoming:
+                _repeated(connection, session, packet_id)
                 return
-        if code:
-            stats.dropped_refused += 1
-            return
-        taken, code = broker.route(publish, session, now)
-        if taken:
-            for service in taken:
-                service.receive(_inbound(connection, session, publish, wall_ms))
-        elif code >= 0x80:
-            stats.dropped_refused += 1
-        return
-    packet_id = publish.packet_id
-    pending = connection.pending
-    open_qos2 = connection.open_qos2
-    if (pending or open_qos2) and packet_id not in open_qos2:
-        connection.check_open()
-    if qos == 2:
-        if packet_id in session.incoming:
-            _repeated(connection, session, packet_id)
-            return
-        connection.opened(packet_id)
+            connection.opened(packet_id)
     if connection.checked and not code:
         code = _check(connection, session, publish, now)
         if connection.closing:
             return
-    kept = session.kept
     journal = broker.journal
     promises = journal.promises
-    taken = []
+    taken: list[Service] = []
     if not code:
         if qos == 2 and _was_routed(session, publish):
             taken = broker.services_for(publish)
         else:
             taken, code = broker.route(publish, session, now)
-    if not taken and not pending:
-        if qos == 2:
-            if code < 0x80 or connection.version != 5:
-                session.incoming[packet_id] = None
-                if kept is not None:
-                    kept.incoming(packet_id, TAKEN)
-            else:
-                connection.open_qos2.discard(packet_id)
-        if connection.closing:
-            return  # the client's own queue was full: nothing may follow DISCONNECT [MQTT-3.14.4-1]
-        if journal.promises != promises:
-            connection.gate = journal.number
-        if qos == 1:
-            connection.puback(packet_id, code)
-        else:
-            connection.pubrec(packet_id, code)
-    else:
-        answer = PendingAnswer(connection, packet_id, qos, code, len(taken))
-        connection.line_up(answer)
-        if qos == 2:
-            session.incoming[packet_id] = answer
-            if kept is not None and taken:
-                kept.incoming(packet_id, ROUTED)
-        if journal.promises != promises:
-            answer.gate = journal.number
-        if not taken:
-            connection.answer_settled(answer)
+    if qos == 0:
         for service in taken:
-            service.receive(_inbound(connection, session, publish, wall_ms, answer))
+            service.receive(_inbound(connection, session, publish, wall_ms))
+        if code >= 0x80 and not taken:
+            broker.stats.dropped_refused += 1
+        return
+    gate = journal.number if journal.promises != promises else 0
+    if taken or connection.pending:
+        _answer_later(connection, session, publish, taken, code, gate, wall_ms)
+        return
+    if qos == 2:
+        _keep_identifier(connection, session, packet_id, code)
+        if journal.promises != promises:
+            gate = journal.number
+    if connection.closing:
+        return  # the client's own queue was full: nothing may follow DISCONNECT [MQTT-3.14.4-1]
+    if gate:
+        connection.gate = gate
+    if qos == 1:
+        connection.puback(packet_id, code)
+    else:
+        connection.pubrec(packet_id, code)
+
+
+def _answer_later(
+    connection: BrokerConnection,
+    session: Session,
+    publish: Publish,
+    taken: list[Service],
+    code: int,
+    gate: int,
+    wall_ms: int,
+) -> None:
+    """The answer waits for the services that take the message, or for the answers before it."""
+    packet_id = publish.packet_id
+    answer = PendingAnswer(connection, packet_id, publish.qos, code, len(taken))
+    answer.gate = gate
+    connection.line_up(answer)
+    if publish.qos == 2:
+        session.incoming[packet_id] = answer
+        if session.kept is not None and taken:
+            session.kept.incoming(packet_id, ROUTED)
+    if not taken:
+        connection.answer_settled(answer)
+    for service in taken:
+        service.receive(_inbound(connection, session, publish, wall_ms, answer))
+
+
+def _keep_identifier(connection: BrokerConnection, session: Session, packet_id: int, code: int) -> None:
+    """A QoS 2 message is taken, or refused: the identifier of one that was taken stands until PUBREL."""
+    if code < 0x80 or connection.version != 5:
+        session.incoming[packet_id] = None
+        if session.kept is not None:
+            session.kept.incoming(packet_id, TAKEN)
+    else:
+        connection.open_qos2.discard(packet_id)
 
 
 def take_run(connection: BrokerConnection, session: Session, run: PublishRun, now: int, wall_ms: int) -> None:

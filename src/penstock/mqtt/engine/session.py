@@ -148,7 +148,7 @@ class Session(Timed):
 
     def due(self, now: int) -> None:
         """Will delay or session expiry has come."""
-        self._broker.session_due(self, now)
+        self._broker.lifecycle.session_due(self, now)
 
     def clear(self) -> None:
         """Forget messages; subscriptions are the broker's to take down."""

@@ -1,0 +1,109 @@
+"""Subscriptions of a session: asked for, ended by the client, taken away where its rights do not cover them any more.
+
+Source: MQTT 5.0 sections 3.8 to 3.11.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.mqtt.codec.packets import Subscribe, Subscription
+from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.codec.topics import filter_problem
+from penstock.mqtt.engine.figures import FIGURES_PREFIX
+from penstock.mqtt.engine.message import identifier_block
+from penstock.mqtt.engine.session import Session, SessionSubscription
+from penstock.mqtt.engine.sharing import leave_group, take_over
+
+if TYPE_CHECKING:
+    from penstock.mqtt.engine.broker import Broker
+
+__all__ = ["check_again", "subscribe", "subscribed", "unsubscribe"]
+
+
+def subscribe(broker: Broker, session: Session, packet: Subscribe, now: int) -> list[int]:
+    """Add subscriptions; a reason code each. The retained messages wait in ``session.replays`` for the SUBACK."""
+    identifier = identifier_block(packet.properties.subscription_identifiers)
+    return [_subscribe(broker, session, wanted, identifier, now) for wanted in packet.subscriptions]
+
+
+def subscribed(session: Session, packet: Subscribe, now: int) -> None:
+    """The SUBACK is on its way: send what new subscriptions bring at once."""
+    for wanted in packet.subscriptions:
+        subscription = session.subscriptions.get(wanted.topic_filter)
+        if subscription is not None and subscription.group is not None:
+            take_over(subscription.group, now)
+    if session.replays:
+        session.send_waiting(now)
+
+
+def _subscribe(broker: Broker, session: Session, wanted: Subscription, identifier: bytes, now: int) -> int:
+    topic_filter = wanted.topic_filter
+    limits = broker.limits
+    if (
+        topic_filter.count("/") >= limits.max_topic_levels
+        or len(topic_filter.encode(errors="replace")) > limits.max_topic_bytes
+        or filter_problem(topic_filter) is not None
+    ):
+        return ReasonCode.TOPIC_FILTER_INVALID
+    if session.rights is not None and not session.rights.may_subscribe(topic_filter, wanted.qos):
+        broker.stats.refused_unauthorized += 1
+        return limits.refused_subscription
+    new = topic_filter not in session.subscriptions
+    if new and (
+        len(session.subscriptions) >= limits.max_subscriptions or len(broker.router) >= limits.max_total_subscriptions
+    ):
+        return ReasonCode.QUOTA_EXCEEDED
+    subscription = SessionSubscription(session, wanted, wanted.qos, identifier)
+    session.subscriptions[topic_filter] = subscription
+    if topic_filter.startswith(FIGURES_PREFIX):
+        broker.figures.renew(now)
+    broker.router.add(subscription)
+    if session.kept is not None:
+        session.kept.subscribed(subscription)
+    wants_retained = wanted.retain_handling == 0 or (wanted.retain_handling == 1 and new)  # [MQTT-3.3.1-9 to -11]
+    if wants_retained and subscription.group is None:  # a shared subscription gets none
+        session.replay(subscription)
+    return wanted.qos
+
+
+def unsubscribe(broker: Broker, session: Session, topic_filters: list[str], now: int) -> list[int]:
+    """End subscriptions; a reason code each."""
+    codes: list[int] = []
+    for topic_filter in topic_filters:
+        subscription = session.subscriptions.get(topic_filter)
+        if subscription is None:
+            codes.append(ReasonCode.NO_SUBSCRIPTION_EXISTED)
+        else:
+            _end_subscription(broker, session, subscription, now)
+            codes.append(0)
+    return codes
+
+
+def _end_subscription(broker: Broker, session: Session, subscription: SessionSubscription, now: int) -> None:
+    del session.subscriptions[subscription.topic_filter]
+    broker.router.remove(subscription)
+    if session.kept is not None:
+        session.kept.unsubscribed(subscription.topic_filter)
+    session.end_replay(subscription.topic_filter)  # [MQTT-3.10.4-2]
+    group = subscription.group
+    if group is not None:
+        leave_group(session, group, now)
+
+
+def check_again(broker: Broker, session: Session, now: int) -> None:
+    """Take away what the session's rights do not cover any more."""
+    rights = session.rights
+    if rights is None:
+        return
+    for subscription in list(session.subscriptions.values()):
+        if not rights.may_subscribe(subscription.topic_filter, subscription.qos):
+            _end_subscription(broker, session, subscription, now)
+    waiting = session.waiting
+    unwanted = [d for d in (*waiting.reliable, *waiting.qos0) if not rights.may_receive(d[0].publish.topic)]
+    if unwanted:
+        waiting.remove(unwanted)
+        if session.kept is not None:
+            for delivery in unwanted:
+                session.kept.done(delivery)
+        broker.stats.dropped_unauthorized += len(unwanted)
