@@ -32,12 +32,11 @@ from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ALLOWED, PacketType, ReasonCode
 from penstock.mqtt.codec.runs import PubAckRun, PublishRun
 from penstock.mqtt.codec.shapes import LikePublish
-from penstock.mqtt.engine.access import LOCAL, Access, Credentials, Granted, Origin, Principal, Rights, may_hurry
+from penstock.mqtt.engine.access import LOCAL, Access, Credentials, Granted, Origin, Principal, Rights
 from penstock.mqtt.engine.aliases import AliasesIn, AliasesOut
-from penstock.mqtt.engine.answers import Answers
 from penstock.mqtt.engine.handshake import Handshake, Reauthentication, check_method
-from penstock.mqtt.engine.limits import TooFast
 from penstock.mqtt.engine.output import diagnosis
+from penstock.mqtt.engine.pacing import Pacing
 from penstock.mqtt.engine.rate import Rate
 from penstock.mqtt.engine.receiving import take_like, take_publish, take_pubrel, take_run
 from penstock.mqtt.engine.session import Session
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["BrokerConnection"]
 
 
-class BrokerConnection(Answers):
+class BrokerConnection(Pacing):
     """Made by :meth:`Broker.open`; the shell feeds :meth:`receive` and takes the output from :meth:`Broker.flush`."""
 
     __slots__ = (
@@ -58,19 +57,12 @@ class BrokerConnection(Answers):
         "_aliases_in",
         "_deciding",
         "_decoder",
-        "_full_since",
         "_handshake",
-        "_last_received",
         "_origin",
         "_reauthentication",
-        "_resume_at",
-        "_was_held",
         "checked",
-        "connected_at",
         "credentials",
-        "keep_alive_ms",
         "name",
-        "rate",
         "send_maximum",
     )
 
@@ -83,7 +75,7 @@ class BrokerConnection(Answers):
         origin: Origin = LOCAL,
         access: Access | None = None,
     ) -> None:
-        super().__init__(broker)
+        super().__init__(broker, now)
         limits = broker.limits
         self._decoder = Decoder(
             limits.max_packet_size, role=Role.SERVER, topics=broker.topics, max_connect_size=limits.max_connect_size
@@ -94,24 +86,14 @@ class BrokerConnection(Answers):
         self._reauthentication: Reauthentication | None = None
         self._deciding = False
         """Held until the decision about CONNECT is there."""
-        self._resume_at = 0
-        """When a client that publishes too fast may go on."""
-        self._last_received = now
-        self._full_since: int | None = None
-        """When the transport became full; None while it is not."""
         self._aliases_in: AliasesIn | None = None
         self.name = name
         """Who it is, for logs: the peer's address."""
-        self.connected_at = now
-        self.keep_alive_ms = 0
         self.credentials: Credentials | None = None
         """What it was accepted with, without the password."""
-        self.rate: Rate | None = None
         self.checked = access is not None
         """Whether its messages are looked at one by one: by their rate, or by who may publish what."""
         self.send_maximum = 65_535
-        self._was_held = False
-        """Whether it was held since the last look at its keep alive."""
 
     # Input
 
@@ -155,66 +137,9 @@ class BrokerConnection(Answers):
         except RemoteProtocolError as e:
             self._fail(e, now)
 
-    def pause(self, now: int) -> None:
-        """The transport is full."""
-        self.writable = False
-        self._full_since = now
-        self.broker.timers.arm(self, now + self.broker.limits.write_stall_ms)
-
-    def unpause(self, now: int) -> None:
-        """The transport takes bytes again."""
-        self._full_since = None
-        self._go_on(now)
-
-    def end_throttle(self, now: int) -> None:
-        """A new turn: there is room for output again."""
-        self.throttled = False
-        self._go_on(now)
-
-    def _go_on(self, now: int) -> None:
-        self.writable = self._full_since is None and not self.throttled
-        if self.writable and self.session is not None and not self.closing:
-            self.session.send_waiting(now)
-
     def lost(self, now: int) -> None:
         """The network connection is gone; call it once."""
         self.broker.connection_lost(self, now)
-
-    def due(self, now: int) -> None:
-        """CONNECT, the next packet or room to write is overdue, or was: then arm for the real deadline."""
-        if self.closing:
-            return
-        limits = self.broker.limits
-        if self.session is None:
-            deadline = self.connected_at + limits.connect_timeout_ms
-            if now >= deadline:
-                self.close()
-                return
-            self.broker.timers.arm(self, deadline)
-            return
-        if self._resume_at:
-            self._resume_at = self.rate.ready_at(now) if self.rate is not None else now
-            if now >= self._resume_at:
-                self._resume_at = 0
-                self.release()
-            else:
-                self.broker.timers.arm(self, self._resume_at)
-        if self._was_held:  # its silence was ours
-            self._was_held = self.holds > 0
-            self._last_received = now
-        if self.keep_alive_ms:
-            deadline = self._last_received + self.keep_alive_ms
-            if now >= deadline:  # [MQTT-3.1.2-22]
-                self.disconnect(ReasonCode.KEEP_ALIVE_TIMEOUT, now)
-                return
-            self.broker.timers.arm(self, deadline)
-        if self._full_since is not None:
-            deadline = self._full_since + limits.write_stall_ms
-            if now >= deadline:
-                self._stats.write_stalls += 1
-                self.disconnect(ReasonCode.QUOTA_EXCEEDED, now, "the client does not read")
-                return
-            self.broker.timers.arm(self, deadline)
 
     # Output
 
@@ -242,17 +167,6 @@ class BrokerConnection(Answers):
         self.writable = False  # nothing may follow: messages wait in the session
         self.broker.outbound.ended.append(self)
 
-    def hold(self) -> None:
-        """Have the shell read nothing more until :meth:`release` was called as often."""
-        self.holds += 1
-        self._was_held = True
-
-    def release(self) -> None:
-        """Undo one :meth:`hold`."""
-        self.holds -= 1
-        if not self.holds:
-            self.mark()
-
     def _say_goodbye(self, reason_code: int, reason_string: str) -> None:
         if self.session is not None and self.version == 5:
             self.send(Disconnect(int(reason_code), diagnosis(reason_string)))
@@ -269,27 +183,6 @@ class BrokerConnection(Answers):
         if aliases is None:
             aliases = self._aliases_in = AliasesIn(self.broker.limits.max_topic_aliases)
         aliases.resolve(publish, alias)
-
-    def too_fast(self, publish: Publish, now: int) -> int:
-        """The client publishes faster than it may: the reason code for the message, 0 to take it."""
-        rate, session = self.rate, self.session
-        assert rate is not None
-        assert session is not None
-        if may_hurry(publish, session.rights):
-            rate.give_back()
-            return 0
-        self._stats.rate_exceeded += 1
-        policy = self.broker.limits.when_too_fast
-        if policy is TooFast.DISCONNECT:
-            self.disconnect(ReasonCode.MESSAGE_RATE_TOO_HIGH, now)
-        elif policy is TooFast.REFUSE:
-            rate.give_back()
-            return ReasonCode.QUOTA_EXCEEDED
-        elif not self._resume_at:
-            self._resume_at = rate.ready_at(now)
-            self.hold()
-            self.broker.timers.arm(self, self._resume_at)
-        return 0
 
     # Packets
 
