@@ -351,3 +351,19 @@ def test_packet_identifiers_go_round() -> None:
     for n in range(1, 5):
         sender.send(Publish("a", b"", 1, packet_id=n))
     assert [p.packet_id for p in subscriber.publishes()] == [65_535, 1, 2, 3]
+
+
+def test_an_answer_that_the_node_has_written_waits_like_any_message() -> None:
+    """Written ones are another class of message: they must know how to wait, and to be sent again."""
+    bench = Bench()
+    peer = bench.connect("c", expiry=100, receive_maximum=1)
+    peer.subscribe(Subscription("answers/c", 1))
+    for n in range(3):
+        encoded = ("answers/c", b"\x00\x09answers/c", b"\x00", b"%d" % n, None)
+        assert bench.broker.respond_encoded("c", encoded, bench.now)
+    (first,) = peer.publishes()
+    peer.drop()
+    back = bench.connect("c", expiry=100, clean_start=False)
+    again = back.publishes()
+    assert [(message.topic, message.payload) for message in again] == [("answers/c", b"%d" % n) for n in range(3)]
+    assert again[0].packet_id == first.packet_id
