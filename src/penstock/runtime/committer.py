@@ -4,6 +4,11 @@ While a commit runs in its thread, the loop collects what comes next; when it re
 of that and the replies of the finished one go out. So the batch adapts by itself: no timer, no delay, and a disk that
 stalls does not stop the loop.
 
+Where commits are quick, handing one to the thread and back costs as much as a small commit itself. With ``inline_s`` an
+owner has those that are expected to take less than that run in the loop, once a turn. The expectation is the longest
+commit of late, which fades by a tenth with each one after it: a disk that stalled once is not waited for in the loop
+again until it has been quick for a while.
+
 After a commit failed nothing is acknowledged any more (a failed fsync may have dropped the dirty pages, so a later
 success would prove nothing): every waiting and every later operation is told so, and the process must be restarted.
 """
@@ -14,14 +19,17 @@ import asyncio
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from penstock.errors import StorageError
 
 __all__ = ["GroupCommitter"]
 
 _log = logging.getLogger("penstock.runtime")
+
+_FADES: Final = 0.9
 
 Op = TypeVar("Op")
 Done = Callable[[StorageError | None], None]
@@ -41,8 +49,15 @@ class GroupCommitter(Generic[Op]):
         *,
         name: str,
         on_failure: Callable[[StorageError], None] | None = None,
+        inline_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
+        self.inline = 0
+        """Commits that ran in the loop."""
+        self._inline_s = inline_s
+        self._expected_s = inline_s
+        self._clock = clock
         self.failure: StorageError | None = None
         self.commits = 0
         self.committed = 0
@@ -110,27 +125,37 @@ class GroupCommitter(Generic[Op]):
             self._finish(self.failure)
             return
         self._running = batch
-        self._batches.put(batch)
+        if self._expected_s < self._inline_s:
+            self.inline += 1
+            self._finish(*self._carry_out(batch))
+        else:
+            self._batches.put(batch)
 
     def _work(self) -> None:
         assert self._loop is not None
         while (batch := self._batches.get()) is not None:
-            failure: StorageError | None = None
-            try:
-                self._commit([op for op, _ in batch])
-            except StorageError as error:
-                failure = error
-            except Exception as error:  # noqa: BLE001 - whatever went wrong, the batch is not known to be durable
-                failure = StorageError(
-                    f"{self.name}: commit failed: {error!r}",
-                    why="the operating system refused a write or an fsync; what reached the disk is unknown",
-                    do="look at the disk (space, health), then restart: recovery keeps what is whole",
-                )
-                failure.__cause__ = error
-            self._loop.call_soon_threadsafe(self._finish, failure)
+            self._loop.call_soon_threadsafe(self._finish, *self._carry_out(batch))
 
-    def _finish(self, failure: StorageError | None) -> None:
+    def _carry_out(self, batch: list[tuple[Op, Done]]) -> tuple[StorageError | None, float]:
+        """Commit ``batch``: why it failed, and how many seconds it took."""
+        failure: StorageError | None = None
+        started = self._clock()
+        try:
+            self._commit([op for op, _ in batch])
+        except StorageError as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001 - whatever went wrong, the batch is not known to be durable
+            failure = StorageError(
+                f"{self.name}: commit failed: {error!r}",
+                why="the operating system refused a write or an fsync; what reached the disk is unknown",
+                do="look at the disk (space, health), then restart: recovery keeps what is whole",
+            )
+            failure.__cause__ = error
+        return failure, self._clock() - started
+
+    def _finish(self, failure: StorageError | None, seconds: float = 0.0) -> None:
         batch, self._running = self._running, []
+        self._expected_s = max(seconds, self._expected_s * _FADES)
         if failure is None:
             self.commits += 1
             self.committed += len(batch)

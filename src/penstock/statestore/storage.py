@@ -172,12 +172,13 @@ class Storage:
     def _load(self, transaction: lmdb.Transaction[bytes]) -> Recovered:
         records: list[Record] = []
         corrupt: list[tuple[bytes, bytes]] = []
-        for digest, stored in transaction.cursor(db=self._tables["keys"]):
+        cursor = transaction.cursor(db=self._tables["keys"])
+        for stored in cursor.iternext(keys=False, values=True):
             record = decode_record(stored)
             if record is not None:
                 records.append(record)
             else:
-                corrupt.append((digest, stored))
+                corrupt.append((cursor.key(), stored))
         for digest, stored in corrupt:
             transaction.put(digest, stored, db=self._tables["quarantine"])
             transaction.delete(digest, db=self._tables["keys"])

@@ -28,6 +28,10 @@ Committed = Callable[[int, Sequence[Change], StorageError | None], None]
 _BEHIND_S: Final = 0.05
 """How long written-behind changes collect."""
 
+_INLINE_S: Final = 0.002
+"""Commits that take less run in the loop: the hand-over to a thread and back would cost as much as a third of them. A
+disk that stalls stops the loop once, for as long as it stalls; see decision 0034."""
+
 _MAX_WRITE_BEHIND: Final = 50_000
 """Written-behind changes that may wait for the disk; beyond it answers wait too, so that a disk slower than the clients
 slows them down instead of filling the memory."""
@@ -62,7 +66,7 @@ class ChangeWriter:
         self._on_logged = on_logged
         self._on_failure = on_failure
         self.committer: GroupCommitter[Sequence[Change]] = GroupCommitter(
-            self._commit, name="statestore", on_failure=on_failure
+            self._commit, name="statestore", on_failure=on_failure, inline_s=0.0 if self._memory else _INLINE_S
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._behind: list[Change] = []

@@ -98,3 +98,51 @@ async def test_submitting_to_a_closed_committer_is_an_error() -> None:
     await committer.close()
     with pytest.raises(StorageError, match="closing"):
         committer.submit(1, lambda _: None)
+
+
+async def test_quick_commits_run_in_the_loop_and_slow_ones_in_the_thread() -> None:
+    threads: list[str] = []
+    seconds = iter([0.0, 0.0, 0.6, 0.0, 0.0])
+    clock = 0.0
+
+    def commit(_: Sequence[int]) -> None:
+        nonlocal clock
+        threads.append(threading.current_thread().name)
+        clock += next(seconds)
+
+    committer: GroupCommitter[int] = GroupCommitter(commit, name="t", inline_s=0.5, clock=lambda: clock)
+    committer.start()
+    done: list[int] = []
+    for n in range(5):
+        finished = asyncio.Event()
+
+        def ended(_: StorageError | None, n: int = n, finished: asyncio.Event = finished) -> None:
+            done.append(n)
+            finished.set()
+
+        committer.submit(n, ended)
+        assert len(done) == n, "never before submit() returned"
+        await finished.wait()
+    await committer.close()
+    loop, thread = threading.current_thread().name, "commit-t"
+    # Nothing is known of the disk at first. The third stalls; two are needed until 0.6 s have faded below 0.5 s.
+    assert threads == [thread, loop, loop, thread, thread]
+    assert (done, committer.inline, committer.commits) == ([0, 1, 2, 3, 4], 2, 5)
+
+
+async def test_a_failure_in_the_loop_is_as_final() -> None:
+    def commit(ops: Sequence[int]) -> None:
+        if 2 in ops:
+            raise OSError("no space left on device")
+
+    committer: GroupCommitter[int] = GroupCommitter(commit, name="t", inline_s=60.0)
+    committer.start()
+    told: list[StorageError | None] = []
+    for n in range(4):
+        committer.submit(n, told.append)
+        while len(told) <= n:
+            await asyncio.sleep(0)
+    assert committer.inline == 2
+    assert [error is None for error in told] == [True, True, False, False]
+    assert committer.failure is told[2]
+    await committer.close()

@@ -169,10 +169,12 @@ class Learner:
     After each it waits twice as long for the next: where no two are like, little is lost.
     """
 
-    __slots__ = ("_patience", "_previous", "_wait")
+    __slots__ = ("_numbered", "_patience", "_previous", "_wait")
 
     def __init__(self) -> None:
         self._previous = b""
+        self._numbered = False
+        """Whether the previous one has a packet identifier: its properties begin two bytes later."""
         self._patience = 1
         self._wait = 0
 
@@ -182,7 +184,8 @@ class Learner:
             self._wait -= 1
             return None
         previous, self._previous = self._previous, wire
-        if len(previous) != len(wire) or previous[:topic_end] != wire[:topic_end]:
+        numbered, self._numbered = self._numbered, has_identifier
+        if len(previous) != len(wire) or numbered is not has_identifier or previous[:topic_end] != wire[:topic_end]:
             return None
         at = topic_end + 2 if has_identifier else topic_end
         values = _values(wire, at)

@@ -130,3 +130,12 @@ def test_nothing_is_learned_from_long_properties(monkeypatch: pytest.MonkeyPatch
         (packet,) = decoder.feed(encode(_request(number)))
         assert isinstance(packet, Publish)
         assert type(packet.properties) is not LikeProperties
+
+
+def test_messages_of_one_length_with_and_without_an_identifier_are_not_alike() -> None:
+    """The one at QoS 0 has two bytes more of properties instead."""
+    decoder = Decoder(role=Role.SERVER)
+    for topic_user in ("xx", "xxyy", "xx", "xxyy"):
+        qos = 1 if topic_user == "xx" else 0
+        sent = Publish("a", b"", qos, packet_id=qos, properties=Properties(user_properties=[("n", topic_user)]))
+        assert decoder.feed(encode(sent)) == [sent]
