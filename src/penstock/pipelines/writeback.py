@@ -35,7 +35,11 @@ _OBSERVE_AGAIN_S = 1.0
 LEASE_MS = 10_000
 """How long a driver that died keeps others out."""
 CONNECT_TIMEOUT_S = 30.0
+FENCE_TIMEOUT_S = 60.0
 WRITE_TIMEOUT_S = 60.0
+"""For a batch of a few changes; a store that does not answer at all is told by the client long before."""
+SLOW_CHANGE_S = 0.01
+"""More for each change: a batch that a slow store takes longer for would be cut off and repeated for ever."""
 CLOSE_TIMEOUT_S = 5.0
 TELL_TIMEOUT_S = 5.0
 
@@ -137,7 +141,7 @@ class WriteBack:
             UnavailableError: the store did not answer.
             PenstockError: the store refused the token: a later run has raised its own.
         """
-        return self._run(self._fence(prefixes), WRITE_TIMEOUT_S) if prefixes else []
+        return self._run(self._fence(prefixes), FENCE_TIMEOUT_S) if prefixes else []
 
     def write(self, changes: Sequence[Change]) -> int:
         """Carry out ``changes``, in order for each key; how many requests that took. Returns after all are answered.
@@ -148,7 +152,7 @@ class WriteBack:
         """
         if not changes:
             return 0
-        return self._run(self._write(collapse(changes)), WRITE_TIMEOUT_S)
+        return self._run(self._write(collapse(changes)), WRITE_TIMEOUT_S + SLOW_CHANGE_S * len(changes))
 
     def close(self) -> None:
         """Give the lease back and disconnect. Never raises: the lease expires by itself."""

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import PenstockError, RefusedError
-from penstock.pipelines import control
+from penstock.errors import PenstockError, RefusedError, UnavailableError
+from penstock.pipelines import control, writeback
 from penstock.pipelines.writeback import Change, WriteBack, collapse
+from penstock.runtime.loop_thread import LoopThread
 from penstock.statestore.errors import FencingError, InvalidRequestError
 from penstock.statestore.hlc import Hlc
 
@@ -69,3 +70,23 @@ def test_deletes_that_follow_a_delete_are_left_out() -> None:
         "k": [Change("k", None), Change("k", b"1"), Change("k", None)],
         "j": [Change("j", None)],
     }
+
+
+def test_a_large_batch_has_more_time(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a millisecond a change, all one after the other: more than the time of a small batch."""
+    monkeypatch.setattr(writeback, "WRITE_TIMEOUT_S", 0.02)
+
+    async def slowly(_store: object, by_key: dict[str, list[Change]], _token: Hlc) -> int:
+        await asyncio.sleep(0.0005 * len(by_key))
+        return len(by_key)
+
+    monkeypatch.setattr(writeback, "write_changes", slowly)
+    run = held(Store())
+    monkeypatch.setattr(run, "_thread", thread := LoopThread("test"))
+    try:
+        assert run.write([Change(f"k{number}", b"1") for number in range(200)]) == 200
+        monkeypatch.setattr(writeback, "SLOW_CHANGE_S", 0.0)
+        with pytest.raises(UnavailableError, match=r"did not answer within 0\.02 s"):
+            run.write([Change(f"k{number}", b"1") for number in range(200)])
+    finally:
+        thread.close()
