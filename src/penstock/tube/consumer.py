@@ -18,6 +18,7 @@ from typing import NamedTuple, Self
 from penstock.errors import ConfigError, LocalProtocolError, PenstockError, RefusedError
 from penstock.runtime.clock import wall_clock_ms
 from penstock.tube.addresses import Address, local_ipv4, parse_masters
+from penstock.tube.batches import Batch, Message
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2
@@ -26,7 +27,7 @@ from penstock.tube.engine.client_balance import ClientBalance
 from penstock.tube.engine.consumer import Bound, Membership, Orders
 from penstock.tube.engine.group_member import FRESH, GroupMember
 from penstock.tube.engine.reading import LATEST_OFFSET, Start
-from penstock.tube.fetching import Batch, Fetcher, Message, ReadSettings
+from penstock.tube.fetching import Fetcher, ReadSettings
 from penstock.tube.link import Links, MasterLink, credentials, new_client_id
 
 __all__ = ["Bound", "Consumer", "Message", "Position"]
@@ -84,40 +85,25 @@ class Consumer:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         names = list(topics)
-        if start not in {"earliest", "latest"}:
-            raise ConfigError(f"tube: start {start!r} is not possible", option="start", do="write earliest or latest")
-        if balance not in {"server", "client"}:
-            raise ConfigError(
-                f"tube: balance {balance!r} is not possible", option="balance", do="write server or client"
-            )
-        if bound is not None and balance == "client":
-            raise ConfigError("tube: bound consumption needs the master's balance", option="bound")
+        _check(start, balance, bound)
         shared = () if isinstance(filters, Mapping) else tuple(filters)
         by_topic = filters if isinstance(filters, Mapping) else dict.fromkeys(names, shared)
         self.client_id = check_client_id(client_id if client_id is not None else new_client_id("consumer", group))
         self.received = 0
-        host = local_ipv4()
         shown = credentials(user, password)
         self._member: GroupMember
         self._self_balanced: ClientBalance | None = None
         if balance == "client":
             self._member = self._self_balanced = ClientBalance(
-                self.client_id, host, group, names, by_topic,
+                self.client_id, local_ipv4(), group, names, by_topic,
                 source_count=source_count, node_id=node_id, priority=query_priority,
                 credentials=shown, default_port=DEFAULT_BROKER_PORT if tls is None else DEFAULT_BROKER_TLS_PORT,
             )  # fmt: skip
         else:
             self._member = self._membership = Membership(
-                self.client_id,
-                host,
-                group,
-                names,
-                by_topic,
-                wall_clock_ms(),
-                bound=bound,
-                priority=query_priority,
-                credentials=shown,
-            )
+                self.client_id, local_ipv4(), group, names, by_topic, wall_clock_ms(),
+                bound=bound, priority=query_priority, credentials=shown,
+            )  # fmt: skip
         if start_offsets is None and bound is not None:
             start_offsets = bound.offsets
         settings = ReadSettings(
@@ -433,6 +419,16 @@ class Consumer:
         while True:
             await asyncio.sleep(self._heartbeat_s)
             await self._fetcher.heartbeats()
+
+
+def _check(start: str, balance: str, bound: Bound | None) -> None:
+    """Raise ConfigError where words are unknown or do not go together."""
+    if start not in {"earliest", "latest"}:
+        raise ConfigError(f"tube: start {start!r} is not possible", option="start", do="write earliest or latest")
+    if balance not in {"server", "client"}:
+        raise ConfigError(f"tube: balance {balance!r} is not possible", option="balance", do="write server or client")
+    if bound is not None and balance == "client":
+        raise ConfigError("tube: bound consumption needs the master's balance", option="bound")
 
 
 def _start_offset(

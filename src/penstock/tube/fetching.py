@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import repeat
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.runtime.clock import monotonic_ms
-from penstock.tube.codec import message as codec
+from penstock.tube.batches import Batch, messages_of
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import Request, Response, payload_of
 from penstock.tube.codec.methods import MethodId, Service
@@ -27,75 +25,14 @@ from penstock.tube.engine.consumer import Orders
 from penstock.tube.engine.group_member import GroupMember
 from penstock.tube.engine.reading import Reading, Start, Step
 from penstock.tube.link import Link, Links
-from penstock.tube.record import Record
 
-__all__ = ["Batch", "Fetcher", "Message", "ReadSettings"]
+__all__ = ["Fetcher", "ReadSettings"]
 
 READ = Service.BROKER_READ
 # A broker that cannot be reached for so long is given up; the master hears of it and gives the partition out again.
 UNREACHABLE_S = 10.0
 # A released partition waits so long for the application to finish the batch in hand.
 RELEASE_WAIT_S = 3.0
-
-
-class Message:
-    """One message. ``data`` and ``flag`` as stored; ``record`` decodes them (RemoteProtocolError if damaged).
-
-    ``offset`` (index position) and ``append_time_ms`` are there if the consumer asked for them and the broker is one
-    of ours; else None.
-    """
-
-    __slots__ = ("_record", "append_time_ms", "broker_id", "data", "flag", "message_id", "offset", "partition", "topic")
-
-    def __init__(
-        self,
-        partition: Partition,
-        message_id: int,
-        flag: int,
-        data: bytes,
-        offset: int | None = None,
-        append_time_ms: int | None = None,
-    ) -> None:
-        self.topic = partition.topic
-        self.broker_id = partition.broker.id
-        self.partition = partition.id
-        self.message_id = message_id
-        self.flag = flag
-        self.data = data
-        self.offset = offset
-        self.append_time_ms = append_time_ms
-        self._record: Record | None = None
-
-    @property
-    def record(self) -> Record:
-        if self._record is None:
-            self._record = Record.decode(self.data, self.flag)
-        return self._record
-
-    def __repr__(self) -> str:
-        return f"Message({self.broker_id}:{self.topic}:{self.partition}, id={self.message_id}, {len(self.data)} bytes)"
-
-
-class Batch:
-    """What one get brought. ``settled`` is set once it is confirmed or taken back."""
-
-    __slots__ = ("messages", "next", "reading", "revoked", "settled")
-
-    def __init__(self, reading: Reading, messages: list[Message]) -> None:
-        self.reading = reading
-        self.messages = messages
-        self.next = 0
-        self.revoked = False
-        self.settled = asyncio.Event()
-
-    def confirm(self) -> None:
-        if not self.revoked and not self.settled.is_set():
-            self.reading.confirmed()
-            self.settled.set()
-
-    def revoke(self) -> None:
-        self.revoked = True
-        self.settled.set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +285,9 @@ class Fetcher:
             return Step.REGISTER
         step = reading.get_answer(answer, monotonic_ms())
         if step is Step.DELIVER:
-            messages = self._messages(reading.partition, answer)
+            partition = reading.partition
+            messages, damaged = messages_of(partition, answer, self._member.filters.get(partition.topic))
+            self.damaged += damaged
             if not messages:
                 reading.confirmed()
                 return Step.GET
@@ -385,25 +324,6 @@ class Fetcher:
     def _answered(self, partition: Partition, future: asyncio.Future[Response | PenstockError]) -> None:
         if self._unanswered.get(partition) is future:
             del self._unanswered[partition]
-
-    def _messages(self, partition: Partition, answer: broker_pb2.GetMessageResponseB2C) -> list[Message]:
-        """What passes the checks of the reference's readers: checksum, attribute block, message type."""
-        filters = self._member.filters.get(partition.topic)
-        crc32 = zlib.crc32
-        found: list[Message] = []
-        extra = answer.range
-        exact = len(extra.messageOffsets) == len(extra.appendTimes) == len(answer.messages)
-        offsets: Iterable[int | None] = extra.messageOffsets if exact else repeat(None)
-        times: Iterable[int | None] = extra.appendTimes if exact else repeat(None)
-        for item, offset, time_ms in zip(answer.messages, offsets, times):  # noqa: B905 - repeat has no end
-            data, flag = item.payLoadData, item.flag
-            if crc32(data) & 0x7FFFFFFF != item.checkSum or (flag and codec.split_data(data, flag) is None):
-                self.damaged += 1
-                continue
-            if filters is not None and _msg_type(data, flag) not in filters:
-                continue  # another type with the same hash
-            found.append(Message(partition, item.messageId, flag, data, offset, time_ms))
-        return found
 
     def _drop(self, partition: Partition) -> None:
         """The partition is lost; called by its own task."""
@@ -468,10 +388,3 @@ class Fetcher:
         except TimeoutError:
             return False
         return True
-
-
-def _msg_type(data: bytes, flag: int) -> str | None:
-    split = codec.split_data(data, flag)
-    if split is None:
-        return None
-    return dict(codec.parse_attributes(split[0])).get(codec.MSG_TYPE)
