@@ -17,7 +17,7 @@ import typer
 
 from penstock.cli.output import bytes_fields, escape, note, print_json, print_raw, shown
 from penstock.cli.tube_common import MASTER, Json, LoginOptions, Master, Topic, announced, logs_in, partitions
-from penstock.errors import ConfigError, LocalProtocolError
+from penstock.errors import ConfigError, LocalProtocolError, UnavailableError
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -31,6 +31,8 @@ __all__ = ["Format", "consume", "parse_time", "produce"]
 
 IDLE_S = 2.0
 """How long a group that does not follow waits for another record before it ends."""
+ANSWER_S = 5.0
+"""A broker that does not answer for so long is left out."""
 _LENGTH = struct.Struct(">I")
 _LARGEST = 20 << 20
 
@@ -151,8 +153,9 @@ def consume(
 ) -> None:
     """Print the records of TOPIC.
 
-    Without --group and --follow: what the log holds now, in the order of arrival. With one of them: as a member of a
-    consumer group (one of its own, if none is named), which confirms what was printed.
+    Without --group and --follow: what the log holds now, in the order of arrival; where a broker does not answer, what
+    the others hold, and exit status 1. With one of them: as a member of a consumer group (one of its own, if none is
+    named), which confirms what was printed.
     """
     since = None if start in {"earliest", "latest"} else parse_time(start, "--from")
     if since is not None and (group is not None or follow):
@@ -164,12 +167,15 @@ def consume(
     show = _Show(raw=raw, as_json=as_json, form=form)
     with contextlib.suppress(KeyboardInterrupt):
         if group is None and not follow:
-            rows = _held(tube_master, topic, since, client) if start != "latest" else iter(())
+            away: dict[int, UnavailableError] = {}
+            rows = _held(tube_master, topic, since, client, away) if start != "latest" else iter(())
             chosen = (row for row in rows if not types or row["msg_type"] in types)
             for number, row in enumerate(chosen, start=1):
                 show(row)
                 if number == count:
                     break
+            if away:
+                raise typer.Exit(1)
             return
         announced(tube_master, topic, client)
         from penstock.runtime.loop import run
@@ -273,13 +279,37 @@ async def _produce(
     return count
 
 
-def _held(masters: str, topic: str, since: int | None, client: ClientOptions) -> Iterator[dict[str, Any]]:
-    """What the log holds now, merged over the partitions by the time of arrival."""
+def _held(
+    masters: str, topic: str, since: int | None, client: ClientOptions, away: dict[int, UnavailableError]
+) -> Iterator[dict[str, Any]]:
+    """What the log holds now, merged over the partitions by the time of arrival.
+
+    A broker that does not answer is told of, noted in ``away`` and left out, unless there is no other.
+    """
     from penstock.tube.reader import RangeReader
     from penstock.tube.record import Record
 
+    infos = announced(masters, topic, client)
+    brokers = {info.broker_id for info in infos}
+
     def of_partition(info: PartitionInfo) -> Iterator[dict[str, Any]]:
-        with RangeReader(info.host, info.port, **client) as source:
+        if info.broker_id in away:
+            return
+        try:
+            yield from held(info)
+        except UnavailableError as error:
+            if info.broker_id in away:
+                return
+            away[info.broker_id] = error
+            if len(away) == len(brokers):
+                raise
+            left_out = [other.partition for other in infos if other.broker_id == info.broker_id]
+            which = f"partition{'s' if len(left_out) > 1 else ''} {', '.join(map(str, left_out))}"
+            where, why = f"{info.host}:{info.port}", error.why or error.what
+            note(f"broker {info.broker_id} at {where} does not answer ({why}): {which} of {escape(topic)} left out")
+
+    def held(info: PartitionInfo) -> Iterator[dict[str, Any]]:
+        with RangeReader(info.host, info.port, timeout_s=ANSWER_S, **client) as source:
             low, high = source.bounds(topic, info.partition)
             if since is not None:
                 low = source.offset_at(topic, info.partition, since)
@@ -288,8 +318,7 @@ def _held(masters: str, topic: str, since: int | None, client: ClientOptions) ->
                     record = Record.decode(bytes(data), int(flag))
                     yield _fields(topic, info.broker_id, info.partition, int(offset), int(time_ms), record)
 
-    parts = [of_partition(info) for info in announced(masters, topic, client)]
-    return heapq.merge(*parts, key=lambda row: row["append_time_ms"])
+    return heapq.merge(*map(of_partition, infos), key=lambda row: row["append_time_ms"])
 
 
 async def _consume(

@@ -181,6 +181,32 @@ def test_consume_prints_what_the_log_holds_in_the_order_of_arrival(penstock: Com
     assert raw == "\x00\x00\x00\x01a"
 
 
+@pytest.mark.usefixtures("_reader")
+def test_a_broker_that_is_away_is_left_out_and_told(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    infos = [PartitionInfo(broker, "127.0.0.1", 8123, n) for broker in (1, 2) for n in (0, 1)]
+    monkeypatch.setattr(reader, "partitions", lambda *_, **__: infos)
+    asked: list[int] = []
+
+    def bounds(self: Reader, topic: str, partition: int) -> tuple[int, int]:
+        asked.append(partition)
+        if len(asked) <= dead:
+            raise UnavailableError("tube: no connection", why="Connection refused")
+        return 0, 84
+
+    monkeypatch.setattr(Reader, "bounds", bounds)
+    dead = 1  # the first that is asked is broker 1; its second partition is not tried
+    done = penstock("tube", "consume", "water")
+    assert (done.status, done.out) == (1, "2:0  k  a\n2:1  k  \\xff\n2:0  k  c\\x1b\n")
+    assert done.err == (
+        "broker 1 at 127.0.0.1:8123 does not answer (Connection refused): partitions 0, 1 of water left out\n"
+    )
+    asked.clear()
+    dead = 99
+    done = penstock("tube", "consume", "water")
+    assert (done.status, done.out) == (1, "")
+    assert "no connection" in done.err
+
+
 def test_times() -> None:
     assert parse_time("2026-01-31T12:00:00Z", "--from") == 1_769_860_800_000
     assert parse_time("2026-01-31", "--from") == int(datetime(2026, 1, 31).astimezone().timestamp() * 1000)
