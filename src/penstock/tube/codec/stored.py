@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.stride_tricks import sliding_window_view
 
 __all__ = ["Columns", "messages_start", "take_apart"]
 
@@ -24,15 +23,23 @@ _ID_BYTES, _CHECKSUM_BYTES, _LENGTH_BYTES = 10, 5, 4
 _LEAST_BYTES = 10
 
 Numbers = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+_ONE, _THREE, _SEVEN, _FIFTY_SIX = (np.uint64(n) for n in (1, 3, 7, 56))
+_HIGH_BITS = np.uint64(0x8080808080808080)
+_BYTE_NUMBERS = np.uint64(0x0001020304050607)
+"""Times a word with just bit 8k set: k in the highest byte."""
+_GROUPS = [np.uint64(0x7F << 7 * number) for number in range(5)]
+"""Where the 7 bits of each byte go when the bits between them are dropped."""
 
 
 class Columns(NamedTuple):
     """Where the payload of each message is, ``[start, end)`` in the answer, with its flag and CRC-32 (31 bits)."""
 
-    starts: list[int]
-    ends: list[int]
-    flags: list[int]
-    checksums: list[int]
+    starts: Numbers
+    ends: Numbers
+    flags: npt.NDArray[np.uint8]
+    checksums: Numbers
 
 
 def messages_start(answer: bytes) -> int:
@@ -67,42 +74,66 @@ def take_apart(answer: bytes, start: int, sizes: Sequence[int]) -> Columns | Non
     lengths = np.asarray(sizes, np.int64)
     if not len(lengths) or int(lengths.min()) < _LEAST_BYTES or start + int(lengths.sum()) != len(answer):
         return None
-    # Room behind the end, so that a window of the longest varint may be looked at anywhere.
-    data = np.frombuffer(answer + bytes(_ID_BYTES), np.uint8)
+    data = np.frombuffer(answer, np.uint8)
     ends = start + np.cumsum(lengths)
     begins = ends - lengths
-    inner, after_length, ok = _varint(data, begins + 1, _LENGTH_BYTES)
-    ok &= (data[begins] == _MESSAGES) & (after_length + inner == ends) & (data[after_length] == _ID)
-    *_, after_id, whole = _window(data, np.where(ok, after_length, start) + 1, _ID_BYTES)
-    ok &= whole & (data[after_id] == _CHECKSUM)
-    checksums, after_checksum, whole = _varint(data, after_id + 1, _CHECKSUM_BYTES)
-    ok &= whole & (data[after_checksum] == _PAYLOAD)
-    payload, payload_start, whole = _varint(data, after_checksum + 1, _LENGTH_BYTES)
+    inner, after_length, ok = _varint(answer, begins + 1, _LENGTH_BYTES)
+    ok &= (data[begins] == _MESSAGES) & (after_length + inner == ends)
+    after_length = np.where(ok, after_length, start)  # the others are looked at no more, but somewhere they must stand
+    ok &= data[after_length] == _ID
+    after_id, whole = _skip(answer, after_length + 1)
+    ok &= whole & (_at(data, after_id) == _CHECKSUM)
+    checksums, after_checksum, whole = _varint(answer, after_id + 1, _CHECKSUM_BYTES)
+    ok &= whole & (_at(data, after_checksum) == _PAYLOAD)
+    payload, payload_start, whole = _varint(answer, after_checksum + 1, _LENGTH_BYTES)
     payload_end = ends - 2
     ok &= whole & (payload_start + payload == payload_end)
     ok &= (data[payload_end] == _FLAG) & (data[ends - 1] < 0x80)
     if not ok.all():
         return None
-    return Columns(payload_start.tolist(), payload_end.tolist(), data[ends - 1].tolist(), checksums.tolist())
+    return Columns(payload_start, payload_end, data[ends - 1], checksums)
 
 
-def _varint(
-    data: npt.NDArray[np.uint8], positions: Numbers, most: int
-) -> tuple[Numbers, Numbers, npt.NDArray[np.bool_]]:
-    """The varints at ``positions``, where each ends, and whether it ended within ``most`` bytes."""
-    window, width, after, whole = _window(data, positions, most)
-    values = (window[:, 0] & 0x7F).astype(np.int64)
-    for place in range(1, int(width.max()) + 1):
-        part = (window[:, place] & 0x7F).astype(np.int64) << (7 * place)
-        values += np.where(place <= width, part, 0)
-    return values, after, whole
+def _at(data: npt.NDArray[np.uint8], positions: Numbers) -> npt.NDArray[np.uint8]:
+    return data[np.minimum(positions, len(data) - 1)]
 
 
-def _window(
-    data: npt.NDArray[np.uint8], positions: Numbers, most: int
-) -> tuple[npt.NDArray[np.uint8], Numbers, Numbers, npt.NDArray[np.bool_]]:
-    """The bytes of the varints at ``positions``, the place of the last byte of each, where it ends, whether it does."""
-    window = sliding_window_view(data, most)[np.minimum(positions, len(data) - most)]
-    last = window < 0x80
-    width = last.argmax(axis=1)
-    return window, width, positions + width + 1, np.asarray(last.any(axis=1))
+def _words(answer: bytes, positions: Numbers) -> Words:
+    """The 8 bytes at each of ``positions``, first byte lowest; zeros behind the end."""
+    last = len(answer) - 8
+    words: Words = np.ndarray((last + 1,), "<u8", answer, strides=(1,))
+    if int(positions.max()) <= last:
+        return words[positions]
+    held = np.minimum(positions, last)
+    beyond = np.minimum(positions - held, 7).astype(np.uint64)
+    return words[held] >> (beyond << _THREE)
+
+
+def _last_byte(words: Words) -> tuple[Words, Words]:
+    """The bit that ends the varint which begins each word (0: none of the 8 bytes does), and which byte that is."""
+    stops = ~words & _HIGH_BITS
+    bit = stops & (~stops + _ONE)
+    return bit, ((bit >> _SEVEN) * _BYTE_NUMBERS) >> _FIFTY_SIX
+
+
+def _varint(answer: bytes, positions: Numbers, most: int) -> tuple[Numbers, Numbers, npt.NDArray[np.bool_]]:
+    """The varints at ``positions``, where each ends, and whether it ended within ``most`` bytes (up to 5)."""
+    words = _words(answer, positions)
+    bit, last = _last_byte(words)
+    words &= (bit << _ONE) - _ONE
+    values = words & _GROUPS[0]
+    for number in range(1, min(most, int(last.max()) + 1)):
+        values |= (words >> np.uint64(number)) & _GROUPS[number]
+    return values.astype(np.int64), positions + last.astype(np.int64) + 1, (bit != 0) & (last < most)
+
+
+def _skip(answer: bytes, positions: Numbers) -> tuple[Numbers, npt.NDArray[np.bool_]]:
+    """Where the varints at ``positions`` end (up to 10 bytes), and whether they do."""
+    bit, last = _last_byte(_words(answer, positions))
+    steps = last.astype(np.int64) + 1
+    whole = bit != 0
+    if not whole.all():
+        bit, last = _last_byte(_words(answer, positions + 8))
+        steps = np.where(whole, steps, last.astype(np.int64) + 9)
+        whole |= (bit != 0) & (last < _ID_BYTES - 8)
+    return positions + steps, whole

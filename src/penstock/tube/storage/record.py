@@ -34,6 +34,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.tube.codec.varint import encode_varint
 
@@ -195,7 +196,7 @@ def find_record(buffer: bytes, position: int, data_start: int) -> Stored | None:
 
 
 def messages_at(
-    buffer: bytes, positions: Sequence[int], ordinals: Sequence[int], data_start: int
+    buffer: bytes, positions: Sequence[int] | npt.NDArray[np.int64], ordinals: Sequence[int], data_start: int
 ) -> list[bytes | None]:
     """The encoded messages of the records at ``positions``; None where there is not the whole record ``ordinals[k]``.
 

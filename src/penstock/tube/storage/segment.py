@@ -217,9 +217,11 @@ class Segment:
         pass (too many open files, no memory): a reader that took that for damage would skip what is there.
         """
         chosen = self.index()[np.asarray(ordinals, dtype=np.int64)]
-        starts: list[int] = (chosen["position"].astype(np.int64) - self.data_start).tolist()
-        sizes: list[int] = chosen["size"].tolist()
+        starts = chosen["position"].astype(np.int64) - self.data_start
+        ends = starts + chosen["size"]
         del chosen
+        # Where what lies between two records is too much to be read along.
+        breaks = [*(np.flatnonzero(starts[1:] - ends[:-1] > _GAP_BYTES) + 1).tolist(), len(starts)]
         out: list[bytes | None] = []
         file = self.data_file
         opened: File | None = None
@@ -227,20 +229,13 @@ class Segment:
             if file is None:
                 file = opened = files.open(self.data_path)
             at = 0
-            while at < len(starts):
-                stop = at + 1
-                begin, end = starts[at], starts[at] + sizes[at]
-                while (
-                    stop < len(starts)
-                    and starts[stop] - end <= _GAP_BYTES
-                    and starts[stop] + sizes[stop] - begin <= _RUN_BYTES
-                ):
-                    end = starts[stop] + sizes[stop]
-                    stop += 1
-                buffer = file.read(begin, end - begin)
-                places = [start - begin for start in starts[at:stop]]
-                out += messages_at(buffer, places, ordinals[at:stop], self.data_start + begin)
-                at = stop
+            for near in breaks:
+                while at < near:
+                    begin = int(starts[at])
+                    stop = max(at + 1, min(near, int(np.searchsorted(ends, begin + _RUN_BYTES, side="right"))))
+                    buffer = file.read(begin, int(ends[stop - 1]) - begin)
+                    out += messages_at(buffer, starts[at:stop] - begin, ordinals[at:stop], self.data_start + begin)
+                    at = stop
         except OSError as error:
             if error.errno not in {errno.ENOENT, errno.EIO}:
                 raise

@@ -54,7 +54,7 @@ def test_other_bytes_are_left_to_the_parser_or_mean_the_same(data: bytes, at: in
     assert [answer[begin:end] for begin, end in zip(columns.starts, columns.ends, strict=True)] == [
         m.payLoadData for m in parsed.messages
     ]
-    assert columns.flags == [m.flag for m in parsed.messages]
+    assert columns.flags.tolist() == [m.flag for m in parsed.messages]
 
 
 @given(st.binary(max_size=40))
