@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
-
-import uvloop
 
 from benchmarks import servers
 from benchmarks.connections import connections_possible, memory_of_connections
 from benchmarks.figures import Figure, Settings, alternate
 from benchmarks.keys import keys
 from benchmarks.mqtt import mqtt
+from benchmarks.spark import spark_source
 from benchmarks.statestore import state_store
-from benchmarks.tube import fill, tube
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from benchmarks.tube import tube
 
 __all__ = ["CASES", "Figure", "Settings"]
 
@@ -43,40 +37,6 @@ def connections(settings: Settings) -> list[Figure]:
         runners = {"penstock": partial(ours, subscribe=subscribe), "mosquitto": partial(theirs, subscribe=subscribe)}
         figures += alternate(settings, f"{count} idle connections{words}", "bytes/connection", runners)
     return figures
-
-
-def spark_source(settings: Settings) -> list[Figure]:
-    """Rows a second of a batch read into nothing, 100 B; beside it the same rows from Parquet."""
-    import tempfile
-
-    from penstock.spark import session
-
-    with servers.penstock("memory", topics=["demo"]) as ready, tempfile.TemporaryDirectory() as folder:
-        for _ in range(4):
-            uvloop.run(fill(ready["tube_master"], "demo", 100))
-        spark = session("benchmarks")
-        source = (
-            spark.read.format("tubemq").option("tubemq.master", ready["tube_master"]).option("subscribe", "demo").load()
-        )
-        source.write.parquet(f"{folder}/rows")
-        stored = spark.read.parquet(f"{folder}/rows")
-        rows = stored.count()
-        runners = {
-            "penstock": partial(rows_per_second, source, rows),
-            "Parquet": partial(rows_per_second, stored, rows),
-        }
-        for run in runners.values():
-            run()
-        figures = alternate(settings, f"Spark batch read, {rows} rows of 100 B", "rows/s", runners)
-        spark.stop()
-    return figures
-
-
-def rows_per_second(frame: DataFrame, rows: int) -> float:
-    """Read the whole frame into nothing."""
-    started = time.perf_counter()
-    frame.write.format("noop").mode("overwrite").save()
-    return rows / (time.perf_counter() - started)
 
 
 CASES: dict[str, Callable[[Settings], list[Figure]]] = {
