@@ -78,9 +78,20 @@ class Tube:
         self._topics: tuple[float, list[str]] | None = None
 
     @classmethod
-    def of(cls, options: SourceOptions, *, timeout_ms: int | None = None, client: Client | None = None) -> Self:
-        """The tube that ``options`` name; ``timeout_ms`` instead of theirs."""
-        return cls(options.peer, timeout_ms or options.timeout_ms, types=options.types, client=client)
+    def of(
+        cls,
+        options: SourceOptions,
+        *,
+        timeout_ms: int | None = None,
+        stem: str | None = None,
+        client: Client | None = None,
+    ) -> Self:
+        """The tube that ``options`` name; ``timeout_ms`` instead of theirs.
+
+        ``stem``: read under names that begin so, and leave it to :meth:`forget_all` to remove what is kept of them.
+        """
+        peer = options.peer if stem is None else options.peer._replace(group=stem, forgets=False)
+        return cls(peer, timeout_ms or options.timeout_ms, types=options.types, client=client)
 
     def __enter__(self) -> Self:
         return self
@@ -316,6 +327,11 @@ class Tube:
             self._readers[place] = reader
             self._https[place] = reader.http
         return reader
+
+    def forget_all(self, stem: str, count: int, topics: Collection[str]) -> None:
+        """Have the brokers forget the groups of up to ``count`` tasks a batch that read ``topics`` under ``stem``."""
+        for reader in self._readers.values():
+            reader.forget_all(stem, count, topics)
 
     def has_ranges(self, partition: Partition) -> bool:
         return self._ask(partition, lambda reader: not reader.http)

@@ -16,6 +16,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import (
     ArrayType,
@@ -52,7 +53,7 @@ from penstock.spark.options import COLUMNS, HEADERS, SourceOptions
 from penstock.spark.published import Published
 from penstock.spark.sink_options import SinkOptions
 from penstock.spark.triggers import SupportsTriggerAvailableNow
-from penstock.spark.tube_client import Address, Batch, Client
+from penstock.spark.tube_client import DEFAULT_GROUP, Address, Batch, Client, new_stem
 from penstock.spark.tube_sink import TubeStreamWriter, TubeWriter, check_columns
 
 if TYPE_CHECKING:
@@ -99,14 +100,15 @@ def spark_schema(columns: Sequence[str] = COLUMNS) -> StructType:
 class RangePartition(InputPartition):
     """What one task reads. ``address`` is where its broker was last seen, a hint that saves a question.
 
-    ``mark``: that of the start, see ``marks``.
+    ``mark``: that of the start, see ``marks``. ``stem``: of the names that the task registers under, where it must.
     """
 
-    def __init__(self, piece: Slice, address: Address | None, mark: int | None = None) -> None:
+    def __init__(self, piece: Slice, address: Address | None, mark: int | None = None, stem: str | None = None) -> None:
         super().__init__(piece)
         self.piece = piece
         self.address = address
         self.mark = mark
+        self.stem = stem
 
     def __repr__(self) -> str:
         partition, start, end = self.piece
@@ -204,6 +206,10 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial_marks: Marks = {}
         self._marks: Marks = {}  # of _position
         self._published: Published | None = None
+        # Tasks of one batch have names of their own, which the next batch uses again; those of a run are nobody else's.
+        self._most_tasks = 0
+        self._topics: set[str] = set()
+        self._stem = new_stem(options.group or DEFAULT_GROUP)
 
     def __getstate__(self) -> dict[str, Any]:
         # Spark sends the reader to every executor; connections and threads stay here.
@@ -275,7 +281,10 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         unknown = stop.keys() - begin.keys()
         if unknown:
             begin |= self._beginnings(unknown, stop)
-        return _planned(slices(begin, stop), self._options, self._tube, marks_of(start))
+        planned = _planned(slices(begin, stop), self._options, self._tube, marks_of(start), self._stem)
+        self._most_tasks = max(self._most_tasks, len(planned))
+        self._topics |= {partition.topic for partition in stop}
+        return planned
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, partition, self._client)
@@ -295,6 +304,8 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._published.close()
             self._published = None
         if self._tube is not None:
+            if self._most_tasks:
+                self._tube.forget_all(self._stem, self._most_tasks, self._topics)
             self._tube.close()
             self._tube = None
 
@@ -403,13 +414,22 @@ def _selected(
 
 
 def _planned(
-    pieces: list[Slice], options: SourceOptions, tube: Tube | None, marks: Mapping[Partition, int]
+    pieces: list[Slice],
+    options: SourceOptions,
+    tube: Tube | None,
+    marks: Mapping[Partition, int],
+    stem: str | None = None,
 ) -> list[InputPartition]:
     if options.min_partitions is not None:
         pieces = split(pieces, options.min_partitions)
     return [
-        RangePartition(piece, tube.address(piece.partition) if tube else None, marks.get(piece.partition))
-        for piece in pieces
+        RangePartition(
+            piece,
+            tube.address(piece.partition) if tube else None,
+            marks.get(piece.partition),
+            f"{stem}_{number}" if stem else None,
+        )
+        for number, piece in enumerate(pieces)
     ]
 
 
@@ -427,7 +447,10 @@ def read_messages(options: SourceOptions, partition: InputPartition, client: Cli
     """The messages of one task, as they came. Runs in an executor: everything it needs is made here."""
     if not isinstance(partition, RangePartition):
         return
-    with Tube.of(options, client=client) as tube:
+    task = TaskContext.get()
+    # An attempt that was given up may still be reading: no two have one name.
+    stem = None if partition.stem is None else f"{partition.stem}_{task.attemptNumber() if task else 0}"
+    with Tube.of(options, stem=stem, client=client) as tube:
         yield from tube.read(
             partition.piece,
             address=partition.address,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -19,6 +20,7 @@ __all__ = [
     "Peer",
     "Reader",
     "TubeClient",
+    "new_stem",
 ]
 
 DEFAULT_GROUP = "spark-tubemq"
@@ -28,7 +30,8 @@ DEFAULT_HTTP_PORT = 8080
 class Peer(NamedTuple):
     """Whom to ask and as whom. ``http``: administration of a master; None: port 8080 of the first of ``masters``.
 
-    ``group`` is the stem of the names under which ranges are read where a broker wants a group.
+    ``group`` is the stem of the names under which ranges are read where a broker wants a group; only one may read under
+    it at a time, see :func:`new_stem`. ``forgets``: the broker is to forget each after its range.
     """
 
     masters: str
@@ -36,6 +39,7 @@ class Peer(NamedTuple):
     http: str | None = None
     group: str = DEFAULT_GROUP
     batch_bytes: int | None = None
+    forgets: bool = True
 
     @property
     def administration(self) -> str:
@@ -104,6 +108,7 @@ class Reader(Protocol):
         data_start: int | None = None,
     ) -> Iterator[Batch]: ...
     def close(self) -> None: ...
+    def forget_all(self, stem: str, count: int, topics: Collection[str]) -> None: ...
 
 
 class Client(Protocol):
@@ -161,6 +166,7 @@ class TubeClient:
             port,
             http=http,
             group=self._peer.group,
+            forgets=self._peer.forgets,
             token=self._visit_token,
             timeout_s=self._timeout_s,
             **self._login,
@@ -199,6 +205,11 @@ class TubeClient:
                 do="set tubemq.http to the administration of the masters in tubemq.master",
             )
         return http
+
+
+def new_stem(group: str) -> str:
+    """A stem for readers of ``group`` that nobody else has."""
+    return f"{group}_{secrets.token_hex(4)}"
 
 
 def _has_ranges(ranges: Reader, partition: Partition) -> bool:

@@ -13,6 +13,8 @@ from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
+import numpy as np
+
 from penstock.errors import ConfigError, DataLossError, RefusedError, RemoteProtocolError, UnavailableError
 from penstock.tube.addresses import Address, parse_masters
 from penstock.tube.blocking_link import BlockingLink, accepted, client_id, credentials_of
@@ -178,6 +180,9 @@ class RangeReader:
     ) -> None:
         self.close()
 
+    def forget_all(self, stem: str, count: int, topics: Collection[str]) -> None:
+        """Nothing to do: it registers no groups."""
+
     def close(self) -> None:
         """Close the connection. The reader can be used again."""
         if self._connection is not None:
@@ -275,16 +280,19 @@ class RangeReader:
     def _batch(self, answer: _Answer, topic: str, partition: int) -> Batch:
         columns = take_apart(answer.payload, answer.start, answer.message.range.messageBytes)
         if columns is not None:
-            flags, checksums = columns.flags, columns.checksums
             data = answer.payload
-            payloads = [data[start:end] for start, end in zip(columns.starts, columns.ends, strict=True)]
+            payloads = [
+                data[start:end] for start, end in zip(columns.starts.tolist(), columns.ends.tolist(), strict=True)
+            ]
+            flags = columns.flags.tolist() if columns.flags.any() else [0] * len(payloads)
+            checksums = columns.checksums
         else:
             messages = answer.whole().messages
             flags = [message.flag for message in messages]
-            checksums = [message.checkSum for message in messages]
+            checksums = np.array([message.checkSum for message in messages], np.int64)
             payloads = [message.payLoadData for message in messages]
-        crc32 = zlib.crc32
-        if [crc32(payload) & 0x7FFFFFFF for payload in payloads] != checksums:
+        found = np.fromiter(map(zlib.crc32, payloads), np.int64, len(payloads)) & 0x7FFFFFFF
+        if not np.array_equal(found, checksums):
             raise DataLossError(
                 f"tube: topic {topic!r} partition {partition}: a message from {self._peer} does not match its checksum",
                 why="it was changed on its way, or before the broker took it",

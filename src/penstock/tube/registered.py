@@ -185,8 +185,9 @@ class Registrar:
 class RegisteredReader(Registrar):
     """Reads exact ranges from one broker of Apache's, whose administration answers at ``http``.
 
-    ``group`` is the stem of the names that it registers under; what the broker keeps of them is removed afterwards.
-    Make a new one for each attempt at a range.
+    ``group`` is the stem of the names that it registers under. Nobody else may use it at the same time: to remove what
+    the broker keeps of a name (``forgets``: after each range) takes the position from whoever reads under it. Make a
+    new reader for each attempt at a range.
     """
 
     def __init__(
@@ -197,6 +198,7 @@ class RegisteredReader(Registrar):
         http: str,
         group: str,
         token: Callable[[], int],
+        forgets: bool = True,
         timeout_s: float = 10.0,
         user: str | None = None,
         password: str | None = None,
@@ -204,6 +206,7 @@ class RegisteredReader(Registrar):
     ) -> None:
         super().__init__(host, port, token=token, timeout_s=timeout_s, user=user, password=password, tls=tls)
         self.http = http
+        self._forgets = forgets
         self._groups = [f"{group}_{number}" for number in range(_GROUPS)]
 
     def bounds(self, topic: str, partition: int) -> Kept:
@@ -272,7 +275,8 @@ class RegisteredReader(Registrar):
                 self._timeout_s = min(self._timeout_s, _STOPS_S)
                 with suppress(PenstockError):
                     self._ask(session.leave(place))
-            self._forget(topic, session)
+            if self._forgets:
+                self.forget(session.used, [topic])
 
     def _check_data(self, place: Place, start: int, data_start: int) -> None:
         kept = self.bounds(place.topic, place.partition)
@@ -303,13 +307,28 @@ class RegisteredReader(Registrar):
             return None
         return RegisteredBatch([fetched.start] * len(payloads), (), flags, payloads, ids, fetched.end)
 
-    def _forget(self, topic: str, session: Session) -> None:
-        """Have the broker forget where the names stood: each would cost it a file entry and a message a minute."""
-        names = ",".join(sorted(set(session.used)))
+    def forget(self, names: Collection[str], topics: Collection[str]) -> None:
+        """Have the broker forget where these groups stood: each costs it a file entry and a message a minute."""
+        groups = ",".join(sorted(set(names)))
+        # Without topics the broker removes just what is in its files by now.
+        wanted = {"groupName": groups, "topicName": ",".join(sorted(topics)), "modifyUser": "penstock"}
         try:
-            self._web("admin_rmv_offset", {"groupName": names, "topicName": topic, "modifyUser": "penstock"})
+            self._web("admin_rmv_offset", wanted)
         except PenstockError as error:
-            _log.warning("tube: positions of %s stay at broker %s: %s", names, self._peer, error.what)
+            _log.warning("tube: positions of %s stay at broker %s: %s", groups, self._peer, error.what)
+
+    def forget_all(self, stem: str, count: int, topics: Collection[str]) -> None:
+        """As :meth:`forget`, of readers whose stem is ``stem``, a number below ``count`` and that of the attempt.
+
+        Those of later attempts are removed as far as the broker tells of them.
+        """
+        try:
+            rows = self._web("admin_query_offset", {})
+        except PenstockError as error:
+            _log.warning("tube: some positions of %s may stay at broker %s: %s", stem, self._peer, error.what)
+            rows = []
+        listed = [row["groupName"] for row in rows if str(row["groupName"]).startswith(stem + "_")]
+        self.forget([*listed, *(f"{stem}_{number}_0_0" for number in range(count))], topics)
 
     def _web(self, method: str, parameters: dict[str, str]) -> list[dict[str, Any]]:
         return web.call_broker(self.http, method, parameters, option=_OPTION, timeout_s=self._timeout_s)

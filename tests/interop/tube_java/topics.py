@@ -2,7 +2,7 @@
 
 __all__ = ["OURS", "THEIRS"]
 
-THEIRS = ("pulled", "filtered", "shared", "large", "balanced", "bound", "quick")
+THEIRS = ("pulled", "filtered", "shared", "large", "balanced", "bound", "quick", "ranges", "follow", "spark", "pipe")
 """On Apache's broker."""
 OURS = ("ours",)
 """On our broker."""

@@ -165,7 +165,9 @@ def test_the_group_is_the_same_for_the_same_topics() -> None:
     assert SourceOptions.parse(BASE | {"maxOffsetsPerTrigger": "3", "startingOffsets": "earliest"}).group == group
     assert SourceOptions.parse(BASE | {"subscribe": "b"}).group != group
     assert SourceOptions.parse(BASE | {"groupIdPrefix": "plant"}).group == "plant" + group.removeprefix("spark-tubemq")
-    assert SourceOptions.parse(BASE | {"tubemq.group": "lake"}).peer.group == "lake"
+    named = SourceOptions.parse(BASE | {"tubemq.group": "lake"})
+    assert named.peer.group.startswith("lake_")
+    assert named.peer.group != named.peer.group, "no two readers share a name"
     assert SourceOptions.parse(BASE | {"tubemq.group": ""}).group == ""
 
 
