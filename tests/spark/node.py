@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +21,9 @@ from penstock.statestore.commands import Extension
 from penstock.statestore.options import StoreOptions
 from penstock.statestore.service import StateStoreService
 from penstock.tube.broker import AppendResult, TubeBroker
+from penstock.tube.codec.proto import broker_pb2 as pb
+from penstock.tube.engine.gate import Refusal
+from penstock.tube.engine.transactions import _No
 from penstock.tube.master import TubeMaster
 from penstock.tube.record import Record
 from penstock.tube.storage.store import StoreLimits
@@ -88,6 +92,23 @@ class Node:
             self._broker.retain(self._broker.clock() + _WEEKS_MS)
 
         self._run(expire())
+
+    @contextmanager
+    def refusing_commits(self) -> Iterator[None]:
+        """The broker refuses to commit what tasks staged."""
+        transactions = self._broker.engine.transactions
+        refused = _No(pb.TransactionResult.OTHER, Refusal(400, "the disk is on fire"))
+        whole = dict(transactions._steps)
+        transactions._steps[pb.Transaction.COMMIT] = lambda *_: refused
+        try:
+            yield
+        finally:
+            transactions._steps.update(whole)
+
+    @property
+    def staged(self) -> int:
+        """Attempts whose rows are staged."""
+        return self._broker.stats["staged_attempts"]
 
     def set_keys(self, values: dict[str, bytes], *, ttl_ms: int | None = None, writer: str | None = None) -> None:
         async def set_all() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.tube.record import Record
 from tests.spark.node import Node
@@ -51,6 +53,7 @@ def test_a_stream_writes_each_row_and_numbers_it(
         stream.writeStream.format("tubemq")
         .option("tubemq.master", node.master)
         .option("topic", topic)
+        .option("deliveryGuarantee", "at-least-once")
         .option("checkpointLocation", f"{tmp_path}/checkpoint")
         .trigger(availableNow=True)
         .start()
@@ -66,6 +69,59 @@ def test_a_stream_writes_each_row_and_numbers_it(
     for row in found:
         of_key.setdefault(bytes(row.key), set()).add(row.partition)
     assert all(len(partitions) == 1 for partitions in of_key.values())
+
+
+def test_a_stream_that_dies_around_its_commit_writes_each_row_once(
+    spark: SparkSession, node: Node, new_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    topic = new_topic(2)
+    rows = spark.range(40).selectExpr("concat('k', id % 4) AS key", "cast(id AS string) AS value")
+    rows.repartition(2).write.json(f"{tmp_path}/in")
+    stream = spark.readStream.schema(rows.schema).json(f"{tmp_path}/in")
+    checkpoint = tmp_path / "checkpoint"
+
+    def run() -> StreamingQuery:
+        query = (
+            # Without an order, so that each run may put other rows into a task.
+            stream.repartition(2)
+            .writeStream.format("tubemq")
+            .option("tubemq.master", node.master)
+            .option("topic", topic)
+            .option("deliveryGuarantee", "exactly-once")
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(availableNow=True)
+            .start()
+        )
+        with suppress(StreamingQueryException):
+            query.awaitTermination(90)
+        return query
+
+    with node.refusing_commits():
+        query = run()
+    assert "the disk is on fire" in str(query.exception())
+    assert read(spark, node, topic).count() == 0
+    assert run().exception() is None
+    assert node.staged == 0
+    # As if the driver had died after the commit of the rows and before Spark's own.
+    (checkpoint / "commits" / "0").unlink()
+    (checkpoint / "commits" / ".0.crc").unlink(missing_ok=True)
+    again = run()
+    assert again.exception() is None
+    assert [progress["batchId"] for progress in again.recentProgress] == [0]
+    found = [int(row.value) for row in read(spark, node, topic).collect()]
+    assert sorted(found) == list(range(40))
+    assert node.staged == 0
+
+
+def test_a_batch_write_that_is_named_is_written_once(
+    spark: SparkSession, node: Node, new_topic: Callable[..., str]
+) -> None:
+    topic = new_topic(2)
+    for values in (range(3), range(5)):
+        rows = spark.createDataFrame([(str(n),) for n in values], "value string")
+        sink = rows.write.format("tubemq").mode("append").option("tubemq.master", node.master).option("topic", topic)
+        sink.option("txnAppId", "nightly").option("txnVersion", "1").save()
+    assert sorted(int(row.value) for row in read(spark, node, topic).collect()) == [0, 1, 2]
 
 
 def test_a_topic_that_is_not_there_fails_the_job(spark: SparkSession, node: Node) -> None:

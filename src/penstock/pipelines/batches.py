@@ -17,7 +17,7 @@ from pyspark.sql import functions as sf
 
 from penstock.pipelines.checkpoint import Checkpoint, Offsets
 from penstock.pipelines.ledger import Entry, Ledger
-from penstock.pipelines.messages import marked, send, sendable
+from penstock.pipelines.messages import Write, marked, send, sendable
 from penstock.pipelines.model import Pipeline, StateStoreSink
 from penstock.pipelines.plan import SinkPlan
 from penstock.pipelines.source import TubeSource
@@ -221,7 +221,7 @@ class SinkBatches:
         if sink.statestore is not None:
             self._write_back(live, sink.statestore)
         elif sink.messages is not None:
-            send(live, sink, self._context.pipeline, count)
+            send(live, sink, self._context.pipeline, count, self._named(batch))
         elif sink.table is not None:
             coordinates = [sf.col(f"_source.{name}").alias(f"_{name}") for name in COORDINATES]
             return self._table(sink.table.path).write(batch, live.select(*_data(rows), "_id", *coordinates), count)
@@ -236,12 +236,15 @@ class SinkBatches:
             return self._write_back(rows, sink.statestore)
         count = rows.count()
         if sink.messages is not None:
-            send(rows, sink, self._context.pipeline, count, batch=batch)
+            send(rows, sink, self._context.pipeline, count, self._named(batch), windows=True)
         elif sink.table is not None:
             return self._table(sink.table.path).write(batch, rows, count)
         else:
             self._show(rows, batch)
         return count
+
+    def _named(self, batch: int) -> Write:
+        return Write(self.checkpoint.query_id(), batch, str(self._context.store.token))
 
     def _table(self, path: str) -> Table:
         return Table(Path(path), self.plan.sink.name, self.checkpoint.query_id())

@@ -174,8 +174,8 @@ _DELIVERY = {
         "is refused on every key that a later run has written",
     ),
     "tubemq": (
-        "at least once; copies have the id of the first",
-        "is not fenced: what it still sends are copies with the ids of the others",
+        "exactly once with penstock's brokers; at least once with others, where copies have the id of the first",
+        "is refused by penstock's brokers; what others still take are copies with the ids of the others",
     ),
     "mqtt": (
         "at least once; copies have the user property id of the first",

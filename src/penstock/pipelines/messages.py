@@ -1,12 +1,15 @@
 """Rows as messages of a broker: the tubemq and mqtt sinks of a pipeline.
 
-A batch is sent inside the batch and again after a failure, so delivery is at least once; ids come from the source's
-record, so that each copy of a message has the same one. What cannot be a message is marked before anything is sent.
+A batch is sent inside the batch and again after a failure. Penstock's tube brokers take it once: the write is named by
+the query of the checkpoint, the sink and the batch, and ordered by the run's lease. Elsewhere delivery is at least once;
+ids come from the source's record, so that each copy of a message has the same one. What cannot be a message is marked
+before anything is sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
@@ -16,11 +19,19 @@ from penstock.pipelines.model import Messages, Pipeline, Sink
 from penstock.pipelines.stages import INTERNAL, alive, key_column, mark_dead
 from penstock.pipelines.values import sink_letter
 
-__all__ = ["as_messages", "marked", "send", "sendable"]
+__all__ = ["Write", "as_messages", "marked", "send", "sendable"]
 
 ONE_TASK = 10_000
 """Up to so many rows one task sends them: one connection, and the order of the rows."""
 _LONGEST_TOPIC = 65_535
+
+
+class Write(NamedTuple):
+    """What names a write: the query's id in its checkpoint and the batch; ``token`` is the lease's, which orders runs."""
+
+    query: str
+    batch: int
+    token: str
 
 
 def marked(rows: DataFrame, sink: Sink) -> DataFrame:
@@ -40,13 +51,14 @@ def sendable(rows: DataFrame, sink: Sink) -> DataFrame:
     return rows.where(_holds(sink.messages) & _reason(rows, sink, sink.messages).isNull())
 
 
-def send(rows: DataFrame, sink: Sink, pipeline: Pipeline, count: int, *, batch: int | None = None) -> None:
+def send(rows: DataFrame, sink: Sink, pipeline: Pipeline, count: int, write: Write, *, windows: bool = False) -> None:
     """Send ``count`` rows, all of which can be, and return when all are acknowledged.
 
-    With ``batch``, for windows, the number is part of the ids: a window that changed is another message.
+    For ``windows`` the batch is part of the ids: a window that changed is another message.
 
     Raises:
         UnavailableError: the broker does not answer, as text in an error of Spark's; some may have been sent.
+        RefusedError: a later run has taken over, likewise.
     """
     if not count:
         return
@@ -57,9 +69,14 @@ def send(rows: DataFrame, sink: Sink, pipeline: Pipeline, count: int, *, batch: 
         ordered = rows.coalesce(1).sortWithinPartitions(messages.order_by)
     elif count <= ONE_TASK:
         ordered = rows.coalesce(1)
-    selected = as_messages(ordered, sink, pipeline, batch=batch)
+    selected = as_messages(ordered, sink, pipeline, batch=write.batch if windows else None)
     if sink.tubemq is not None:
-        options = {"tubemq.master": sink.tubemq.master or pipeline.source.master}
+        options = {
+            "tubemq.master": sink.tubemq.master or pipeline.source.master,
+            "txnAppId": f"{pipeline.name}/{sink.name}/{write.query}",
+            "txnVersion": str(write.batch),
+            "fencingToken": write.token,
+        }
         selected.write.format("tubemq").mode("append").options(**options).save()
         return
     assert sink.mqtt is not None

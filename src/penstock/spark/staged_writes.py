@@ -90,10 +90,9 @@ async def _stages(options: SinkOptions, stager: Stager, topic: str) -> bool:
     if options.delivery is Delivery.AT_LEAST_ONCE:
         return False
     able = await stager.stages(topic)
-    if not able and (options.delivery is Delivery.EXACTLY_ONCE or options.transaction is not None):
-        asked = "deliveryGuarantee exactly-once" if options.transaction is None else "txnAppId"
+    if not able and options.delivery is Delivery.EXACTLY_ONCE:
         raise RefusedError(
-            f"tube: topic {topic!r} cannot be written exactly once, which {asked} asks for",
+            f"tube: topic {topic!r} cannot be written exactly once, which deliveryGuarantee asks for",
             code=400,
             why="a broker of it knows no staged rows: it is Apache's, or an older penstock",
             do="use penstock's brokers, or leave the option out and let readers drop copies by the record's id",

@@ -39,5 +39,5 @@ def test_the_text_names_every_part() -> None:
     text = as_text(parse((FILE + MORE).replace("duration: 3 hours", "duration: 3 hours, slide: 1 hour")))
     assert "query alarms: source -> parsed -> plausible -> once_in_time -> stretches -> sink" in text
     assert "sliding, 3 hours every 1 hour" in text
-    assert "delivery: at least once; copies have the id of the first" in text
+    assert "delivery: exactly once with penstock's brokers; at least once with others" in text
     assert max(map(len, text.splitlines())) <= 110
