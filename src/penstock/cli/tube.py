@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import tube_broker, tube_offsets, tube_records
+from penstock.cli import tube_broker, tube_offsets, tube_records, tube_staged
 from penstock.cli.output import Cell, note, print_json, print_table
 from penstock.cli.tube_common import TOKEN, WEB, AdminToken, BrokerHttp, Json, Topic, Web, brokers
 from penstock.errors import RefusedError
@@ -33,6 +33,7 @@ app.command()(tube_records.produce)
 app.command()(tube_records.consume)
 app.add_typer(tube_offsets.app, name="offsets")
 app.command()(tube_offsets.lag)
+app.command()(tube_staged.staged)
 app.command()(tube_broker.broker)
 
 

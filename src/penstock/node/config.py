@@ -28,6 +28,8 @@ from penstock.runtime.durability import Durability
 from penstock.runtime.logs import LogFormat, LogLevel
 from penstock.tube.admin_token import KNOWN_TOKENS
 from penstock.tube.codec.strings import valid_topic
+from penstock.tube.engine.staging import StagingLimits
+from penstock.tube.storage.retention import parse_policy
 
 __all__ = [
     "DEFAULT_FILE",
@@ -120,6 +122,18 @@ class Topic(Part):
     )
 
 
+class Staging(Part):
+    """What tasks stage for writes that are exactly once."""
+
+    max_bytes: int = Field(default=4 << 30, ge=1 << 20, description="bytes staged at most; beyond, tasks are refused")
+    keep: Retention = Field(default="24h", description="how long rows stay staged that nobody commits")
+
+    @property
+    def limits(self) -> StagingLimits:
+        """The same for the broker."""
+        return StagingLimits(max_bytes=self.max_bytes, keep_ms=parse_policy(f"delete,{self.keep}"))
+
+
 class Tube(Part):
     """The tube log of this node."""
 
@@ -138,6 +152,7 @@ class Tube(Part):
         description="bytes that each store keeps: the oldest segments (64 MiB each) of one that holds more go, however"
         " young. Default: no limit by size",
     )
+    staging: Staging = Field(default_factory=Staging, description="what tasks stage for writes that are exactly once")
     access: TubeAccess | None = Field(default=None, description="who may use the tube; default: whoever reaches it")
     tls: TubeTls | None = Field(default=None, description="TLS beside the plain listeners of master and broker")
 

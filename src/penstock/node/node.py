@@ -52,7 +52,17 @@ _MQTT_GAUGES = (
     *("inflight", "queued", "unacknowledged"),
 )
 _MQTT_STORAGE_GAUGES = ("stored_bytes", "waiting", "failed")
-_TUBE_GAUGES = ("connections", "registrations", "topics", "stores", "stored_bytes", "unwritten_bytes", "failed")
+_TUBE_GAUGES = (
+    "connections",
+    "registrations",
+    "topics",
+    "stores",
+    "stored_bytes",
+    "unwritten_bytes",
+    "staged_bytes",
+    "staged_attempts",
+    "failed",
+)
 _STORE_GAUGES = ("keys", "failed")
 _RULE_GAUGES = ("pending", "pending_bytes", "waiting", "held")
 
@@ -217,6 +227,7 @@ class Node:
             advertise=None if told is None else str(told),
             web_address=web_address,
             max_store_bytes=config.tube.max_store_bytes,
+            staging=config.tube.staging.limits,
             access=self._tube_access(),
             master_user=self._tube_user,
         )

@@ -1,9 +1,9 @@
 """Rows as messages of a broker: the tubemq and mqtt sinks of a pipeline.
 
 A batch is sent inside the batch and again after a failure. Penstock's tube brokers take it once: the write is named by
-the query of the checkpoint, the sink and the batch, and ordered by the run's lease. Elsewhere delivery is at least once;
-ids come from the source's record, so that each copy of a message has the same one. What cannot be a message is marked
-before anything is sent.
+the query of the checkpoint, the sink and the batch, and ordered by the run's lease. Elsewhere delivery is at least
+once; ids come from the source's record, so that each copy of a message has the same one. What cannot be a message is
+marked before anything is sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LONGEST_TOPIC = 65_535
 
 
 class Write(NamedTuple):
-    """What names a write: the query's id in its checkpoint and the batch; ``token`` is the lease's, which orders runs."""
+    """What names a write: the query's id in its checkpoint and the batch. ``token``: the lease's, which orders runs."""
 
     query: str
     batch: int

@@ -13,6 +13,7 @@ import penstock
 from penstock.errors import RemoteProtocolError
 from penstock.tube.admin import broker_changes as changes
 from penstock.tube.admin import broker_queries as queries
+from penstock.tube.admin import staged
 from penstock.tube.admin.broker_desk import Answer, Desk
 from penstock.tube.admin.params import BadParameter, Params
 
@@ -95,6 +96,10 @@ METHODS: dict[str, Method] = {
     "admin_set_offset_by_time": Method(changes.set_by_time, "put groups at the first message of a time", changes=True),
     "admin_clone_offset": Method(changes.clone, "put groups where another one stands", changes=True),
     "admin_rmv_offset": Method(changes.remove, "forget the positions of groups that are not consuming", changes=True),
+    "admin_query_staged_rows": Method(staged.rows, "what tasks staged and nobody committed yet; not the reference's"),
+    "admin_rmv_staged_rows": Method(
+        staged.remove, "let go what a query staged (`queryName`, `force`); not the reference's", changes=True
+    ),
     "admin_query_server_version": Method(_version, "version of the server"),
     "admin_get_methods": Method(_methods, "names of the methods"),
 }
