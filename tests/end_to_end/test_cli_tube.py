@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 
 import pytest
 
+from penstock.tube.codec.proto import broker_pb2 as pb
+from penstock.tube.codec.strings import BrokerInfo
+from penstock.tube.producer import Producer
+from penstock.tube.record import Record
+from penstock.tube.staging import Asker, Batch, Stager
 from penstock.tube.web import call
 from tests.end_to_end.nodes import RunningNode
 
@@ -97,3 +103,42 @@ def test_nobody_there_is_status_1(node: RunningNode) -> None:
         done = node.penstock(*args)
         assert (done.returncode, done.stdout) == (1, b""), args
         assert b"Traceback" not in done.stderr
+
+
+def test_what_is_staged_is_shown_settled_and_let_go(node: RunningNode) -> None:
+    node.out("tube", "topics", "create", "squares")
+    master = str(node.ready["tube_master"])
+
+    async def stage() -> None:
+        async with Producer(master) as producer:
+            for query in ("dead", "left"):
+                batch = Batch(query, "run", 7)
+                async with Stager(producer, batch, task=3) as stager:
+                    assert await stager.stages("squares")
+                    stager.add("squares", Record(query.encode()))
+                    staged = await stager.finish()
+                if query == "dead":
+                    # Its driver died when all brokers (one, twice) had prepared the batch.
+                    asked = batch.ask(pb.Transaction.PREPARE)
+                    asked.transactionId = "t"
+                    asked.participants.extend([*staged.brokers.values()] * 2)
+                    asked.winners.add(attempt=staged.attempt, rows=1)
+                    asker = Asker(producer, batch, 10)
+                    assert await asker.ask(BrokerInfo.parse(staged.brokers[1]), asked) is not None
+                    await asker.close()
+
+    asyncio.run(stage())
+    rows = {row["query"]: row for row in node.rows("tube", "staged")}
+    assert {(name, row["state"], row["batch"], row["task"], row["rows"]) for name, row in rows.items()} == {
+        ("dead", "prepared", 7, 3, 1),
+        ("left", "staged", 7, 3, 1),
+    }
+    assert node.rows("tube", "consume", "squares") == []
+    refused = node.penstock("tube", "staged", "--remove", "dead")
+    assert refused.returncode == 1
+    assert b"is prepared" in refused.stderr
+    assert b"last batch committed is 7" in node.penstock("tube", "staged", "--settle", "dead").stderr
+    assert [row["value"] for row in node.rows("tube", "consume", "squares")] == ["dead"]
+    assert b"1 attempts of query left" in node.penstock("tube", "staged", "--remove", "left").stderr
+    assert node.rows("tube", "staged") == []
+    assert node.penstock("tube", "staged", "--force").returncode == 2
