@@ -38,6 +38,7 @@ __all__ = [
     "NodeConfig",
     "Option",
     "Rule",
+    "Staging",
     "Topic",
     "Tube",
     "TubeBrokerHttpListener",
