@@ -11,6 +11,9 @@ compile=("$work/venv/bin/pip-compile" --quiet --generate-hashes --no-emit-index-
 cd requirements
 "${compile[@]}" build.in -o build.txt
 "${compile[@]}" proto.in -o proto.txt
+for other in spark-*.in; do
+  "${compile[@]}" "$other" -o "${other%.in}.txt"
+done
 "${compile[@]}" --extra spark --extra java --extra console ../pyproject.toml dev.in -o dev.txt
 if grep -nE '://|^-' ./*.txt; then
   echo "make lock: a URL or an option came into a pinned file" >&2

@@ -2,28 +2,61 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import StorageError
 
-__all__ = ["read_json", "sync_directory", "sync_file", "write_json"]
+__all__ = ["create_json", "read_json", "sync_directory", "sync_file", "write_json"]
+
+
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write ``value`` beside ``path``, sync it, rename it into place, sync the directory. Replaces what was there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    _write(temporary, value)
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def create_json(path: Path, value: Mapping[str, Any]) -> bool:
+    """As :func:`write_json`, but only where there is nothing yet; whether it was this call that made the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # A name of its own: another process may be about to make the same file.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+    _write(temporary, value)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        # Some mounted file systems know no links: there two that come at the same instant both think they were first.
+        if path.exists():
+            return False
+        path.write_bytes(temporary.read_bytes())
+        sync_file(path)
+    finally:
+        temporary.unlink()
+    sync_directory(path.parent)
+    return True
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    with path.open("w", encoding="utf-8") as file:
         json.dump(value, file, indent=1)
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_directory(path.parent)
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -177,6 +177,7 @@ class _Run:
         """The token, or where another run holds the lease the word of who it is, and a wait for it."""
         token = self._store.try_acquire()
         if token is not None:
+            self._say_who_holds()
             return token, None
         holder, wait_s = self._store.holder(), min(self._options.wait_s, LONGEST_WAIT_S)
         if wait_s <= 0:
@@ -205,13 +206,18 @@ class _Run:
         while not waiting.done():
             if self._stop.wait(POLL_S):
                 return None
-        return waiting.result()
+        token = waiting.result()
+        self._say_who_holds()
+        return token
+
+    def _say_who_holds(self) -> None:
+        """At once: Spark may take a minute to start, in which others ask already."""
+        self._watch.record = replace(self._watch.record, since=now_text())
+        self._store.tell(self._watch.record)
 
     def _work(self, spark: SparkSession, token: Hlc) -> None:
         pipeline, store = self._pipeline, self._store
         wanted = sorted({p for sink in pipeline.sinks if sink.statestore for p in sink.statestore.fence_prefixes})
-        self._watch.record = replace(self._watch.record, since=now_text())
-        store.tell(self._watch.record)
         fenced = store.fence(wanted)
         context = Context(
             pipeline=pipeline,

@@ -3,20 +3,23 @@
     <table>/writer=<sink>/batch=<n>/part-*.parquet    the rows of one batch
     <table>/_commits/<sink>-<n>.json                  written after them: the files and rows that count
 
-A batch that is run again after a crash finds its commit and does nothing, or overwrites its own directory and commits
-it. Readers that take the files from the log (``files``, ``read``) therefore see each batch exactly once; one that
-lists directories may meet a batch that is being written.
+A batch that is run again after a crash finds its commit and does nothing, or writes its rows again and commits them:
+the first commit counts, whoever comes later. Files that no commit names are left over from attempts that died. Readers
+that take the files from the log (``files``, ``read``) therefore see each batch exactly once; one that lists directories
+may meet a batch that is being written, and what dead attempts left.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.errors import PenstockError, StorageError
-from penstock.pipelines.durable import read_json, sync_directory, sync_file, write_json
+from penstock.pipelines.durable import create_json, read_json, sync_directory, sync_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -67,13 +70,8 @@ class Table:
         if count == 0:
             return 0
         directory = self.path / f"writer={self.writer}" / f"batch={batch}"
-        rows.coalesce(1).write.mode("overwrite").parquet(str(directory))
-        written = sorted(directory.glob("*.parquet"))
-        for path in written:
-            sync_file(path)
-        for path in (directory, directory.parent, self.path):
-            sync_directory(path)
-        write_json(
+        written = self._write_files(directory, batch, rows)
+        is_ours = create_json(
             commit_path,
             {
                 "writer": self.writer,
@@ -83,7 +81,31 @@ class Table:
                 "files": [str(path.relative_to(self.path)) for path in written],
             },
         )
-        return count
+        if is_ours:
+            return count
+        # A later run has been quicker: this one was paused, and has lost its lease meanwhile.
+        for path in written:
+            path.unlink()
+        return _commit(commit_path).rows
+
+    def _write_files(self, directory: Path, batch: int, rows: DataFrame) -> list[Path]:
+        """The files of ``rows`` in ``directory``, beside what other attempts may have left there.
+
+        An attempt touches its own files alone. To overwrite the directory would be simpler, but a run that was paused
+        in here would, when it goes on, remove what the run that took over has committed.
+        """
+        attempt = self.path / "_attempts" / f"{self.writer}-{batch}-{uuid.uuid4().hex[:12]}"
+        rows.coalesce(1).write.parquet(str(attempt))
+        directory.mkdir(parents=True, exist_ok=True)
+        written = []
+        for path in sorted(attempt.glob("*.parquet")):
+            sync_file(path)
+            # Spark's names hold an id of the job, so that no other attempt has the same ones.
+            written.append(path.rename(directory / path.name))
+        shutil.rmtree(attempt)
+        for parent in (directory, directory.parent, self.path):
+            sync_directory(parent)
+        return written
 
 
 def commits(path: Path) -> list[Commit]:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import StorageError
-from penstock.pipelines.durable import read_json, write_json
+from penstock.pipelines.durable import create_json, read_json, write_json
 
 
 def test_what_was_written_is_read_and_replaced_whole(tmp_path: Path) -> None:
@@ -22,3 +24,17 @@ def test_what_is_no_object_is_an_error_that_names_the_file(tmp_path: Path, text:
     path.write_text(text)
     with pytest.raises(StorageError, match=r"file\.json is not"):
         read_json(path)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_the_first_one_makes_the_file(tmp_path: Path, links: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no links here")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    path = tmp_path / "deep" / "file.json"
+    assert create_json(path, {"a": 1})
+    assert not create_json(path, {"a": 2})
+    assert read_json(path) == {"a": 1}
+    assert [entry.name for entry in path.parent.iterdir()] == ["file.json"]

@@ -1,0 +1,191 @@
+"""Pipelines and a Spark standalone cluster as processes of their own, to be paused and killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyspark
+
+from penstock.spark.java import find_java
+from tests.end_to_end.nodes import PENSTOCK, environment
+
+__all__ = ["DEADLINE_S", "Cluster", "Driver", "until"]
+
+DEADLINE_S = 240.0
+"""A driver starts in 10 s on an idle machine, in more than a minute on a busy one."""
+SMALL = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+def until(holds: Callable[[], bool], what: str, *, alive: Callable[[], str | None] = lambda: None) -> None:
+    """Return once ``holds()``; fails after ``DEADLINE_S``, or with what ``alive`` says is wrong."""
+    deadline = time.monotonic() + DEADLINE_S
+    pause = threading.Event()
+    while not holds():
+        wrong = alive()
+        assert wrong is None, f"{what}: {wrong}"
+        assert time.monotonic() < deadline, f"{what}: not within {DEADLINE_S:g} s"
+        pause.wait(0.05)
+
+
+class Driver:
+    """``penstock pipeline run FILE --json`` in a group of its own; ``events`` are those of all starts."""
+
+    def __init__(self, directory: Path, file: Path, *arguments: str, command: Sequence[str] = ("run",)) -> None:
+        self.log = directory / f"{file.stem}.log"
+        self.events: list[dict[str, Any]] = []
+        self._argv = [*PENSTOCK, "pipeline", command[0], str(file), *command[1:], "--json", *arguments]
+        self._directory = directory
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(self, *more: str) -> Driver:
+        with self.log.open("a", encoding="utf-8") as log:
+            self.process = subprocess.Popen(
+                [*self._argv, *more],
+                cwd=self._directory,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+        return self
+
+    def __enter__(self) -> Driver:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def await_event(self, name: str, count: int = 1, **fields: Any) -> dict[str, Any]:
+        """The ``count``-th event ``name`` of all starts with these fields."""
+
+        def found() -> list[dict[str, Any]]:
+            return [e for e in self.events if e["event"] == name and fields.items() <= e.items()]
+
+        until(lambda: len(found()) >= count, f"event {name} {fields}", alive=self._trouble)
+        return found()[count - 1]
+
+    def send(self, number: int) -> None:
+        """A signal to the driver and its JVM."""
+        assert self.process is not None
+        os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        """kill -9, and wait."""
+        if self.process is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(DEADLINE_S)
+
+    def wait(self) -> int:
+        """The exit status, once it has ended by itself."""
+        assert self.process is not None
+        return self.process.wait(DEADLINE_S)
+
+    def _trouble(self) -> str | None:
+        assert self.process is not None
+        status = self.process.poll()
+        return None if status is None else f"the driver ended with {status}: {self.log.read_text()[-3000:]}"
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                with contextlib.suppress(ValueError):
+                    self.events.append(json.loads(line))
+
+
+class Cluster:
+    """A Spark master and workers on loopback, out of the Python package of Spark."""
+
+    def __init__(self, directory: Path, workers: int = 2) -> None:
+        self._directory = directory
+        self._count = workers
+        self._master: subprocess.Popen[bytes] | None = None
+        self._workers: list[subprocess.Popen[bytes]] = []
+        self.url = ""
+
+    def __enter__(self) -> Cluster:
+        try:
+            self._master, log = self._start("master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+            self.url = self._said(log, r"Starting Spark master at (spark://\S+)")
+            for number in range(self._count):
+                work = str(self._directory / f"work-{number}")
+                worker, log = self._start(
+                    "worker.Worker", self.url, "--host", "127.0.0.1", "--cores", "1", "--memory", "1g",
+                    "--webui-port", "0", "--work-dir", work, name=f"worker-{number}",
+                )  # fmt: skip
+                self._workers.append(worker)
+                self._said(log, r"Successfully registered with master (\S+)")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in [*self._workers, *([self._master] if self._master else [])]:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(DEADLINE_S)
+
+    def executors(self) -> list[int]:
+        """Process ids of the executors: children of our workers."""
+        parents = {worker.pid for worker in self._workers}
+        return [pid for pid, parent, words in _processes() if parent in parents and "CoarseGrainedExecutor" in words]
+
+    def _start(self, kind: str, *arguments: str, name: str = "master") -> tuple[subprocess.Popen[bytes], Path]:
+        log = self._directory / f"spark-{name}.log"
+        home = Path(pyspark.__file__).parent
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}", *arguments],
+                cwd=self._directory,
+                env=environment(
+                    JAVA_HOME=str(find_java().home),
+                    SPARK_LOCAL_IP="127.0.0.1",
+                    PYSPARK_PYTHON=sys.executable,
+                    SPARK_DAEMON_JAVA_OPTS=SMALL,
+                    SPARK_DAEMON_MEMORY="256m",
+                ),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return process, log
+
+    @staticmethod
+    def _said(log: Path, pattern: str) -> str:
+        found: list[str] = []
+
+        def look() -> bool:
+            found[:] = re.findall(pattern, log.read_text(encoding="utf-8", errors="replace"))
+            return bool(found)
+
+        until(look, f"{log.name}: {pattern}")
+        return found[0]
+
+
+def _processes() -> Iterator[tuple[int, int, str]]:
+    """Process id, parent and command line of everything that runs."""
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        with contextlib.suppress(OSError):
+            stat = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+            words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            yield int(entry.name), int(stat.rpartition(")")[2].split()[1]), words
