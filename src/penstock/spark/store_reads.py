@@ -13,9 +13,13 @@ __all__ = ["ManyKeys", "Store"]
 
 CONCURRENT_GETS = 256
 """Requests for one key under way at once; the broker's receive maximum may allow fewer, the client then waits."""
-CONCURRENT_MGETS = 16
+CONCURRENT_MGETS = 8
 KEYS_A_REQUEST = 64
-"""Keys of one MGET: enough to make the request cheap, few enough for an answer with values of a megabyte."""
+"""Keys of one MGET at most: enough to make the request cheap."""
+FIRST_KEYS = 4
+"""Keys of one MGET while nobody knows how large the values are."""
+ANSWER_BYTES = 1 << 20
+"""How large an answer shall be about: a broker bounds what waits for one client."""
 
 
 class Store(Protocol):
@@ -31,6 +35,8 @@ class ManyKeys:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._has_mget: bool | None = None
+        self._read_keys = 0
+        self._read_bytes = 0
 
     async def read(self, keys: Collection[bytes]) -> Mapping[bytes, Entry]:
         """The entries of those of ``keys`` (each once) that exist; not all of one moment.
@@ -45,15 +51,26 @@ class ManyKeys:
         if not self._has_mget:
             return await self._one_by_one(named)
         found: dict[bytes, Entry] = {}
-        waiting = iter(range(0, len(named), KEYS_A_REQUEST))
+        begun = 0
 
         async def work() -> None:
-            for start in waiting:  # shared: each piece is taken by one worker
-                snapshot = await self._store.get_many(named[start : start + KEYS_A_REQUEST])
-                found.update((key, entry) for key, entry in snapshot.entries.items() if entry is not None)
+            nonlocal begun
+            while begun < len(named):  # shared: each piece is taken by one worker
+                piece = named[begun : begun + self._keys_a_request()]
+                begun += len(piece)
+                entries = (await self._store.get_many(piece)).entries
+                found.update((key, entry) for key, entry in entries.items() if entry is not None)
+                self._read_keys += len(piece)
+                self._read_bytes += sum(len(entry.value) for entry in entries.values() if entry is not None)
 
-        await _side_by_side(work, min(CONCURRENT_MGETS, -(-len(named) // KEYS_A_REQUEST)))
+        await _side_by_side(work, min(CONCURRENT_MGETS, -(-len(named) // FIRST_KEYS)))
         return found
+
+    def _keys_a_request(self) -> int:
+        if not self._read_keys:
+            return FIRST_KEYS
+        mean = self._read_bytes // self._read_keys
+        return max(1, min(KEYS_A_REQUEST, ANSWER_BYTES // (mean + 1)))
 
     async def _one_by_one(self, keys: Sequence[bytes]) -> dict[bytes, Entry]:
         found: dict[bytes, Entry] = {}
