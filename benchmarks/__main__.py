@@ -19,13 +19,15 @@ PEERS = {"mqtt": "mosquitto", "connections": "mosquitto", "statestore": "redis-s
 
 def rows(figures: list[Figure]) -> list[str]:
     """A table: median, least and greatest run, and the ratio to penstock's median."""
-    ours = {figure.case: figure.median for figure in figures if figure.server == "penstock"}
+    ours = {(figure.case, figure.unit): figure.median for figure in figures if figure.server == "penstock"}
     lines = [f"{'case':<48} {'server':<14} {'median':>10} {'least':>10} {'greatest':>10}  unit"]
     for f in figures:
-        ratio = "" if f.server == "penstock" else f"   penstock / {f.server} = {ours[f.case] / f.median:.2f}"
+        ratio = "" if f.server == "penstock" else f"   penstock / {f.server} = {ours[f.case, f.unit] / f.median:.2f}"
         if max(f.generator_cpu, default=0.0) > generator.BOUND:
             ratio += f"   generator-bound ({max(f.generator_cpu):.0%} of a core)"
-        figure = f"{f.median:>10,.0f} {min(f.runs):>10,.0f} {max(f.runs):>10,.0f}"
+        figure = " ".join(
+            f"{number:>10,.{0 if f.median >= 100 else 2}f}" for number in (f.median, min(f.runs), max(f.runs))
+        )
         lines.append(f"{f.case:<48} {f.server:<14} {figure}  {f.unit}{ratio}")
     return lines
 

@@ -29,6 +29,8 @@ class Load(NamedTuple):
     p50_us: float | None
     p99_us: float | None
     cpu: float
+    server_us: float | None = None
+    """Processor time of the server for one message, where its process was named (``pid``)."""
 
 
 def missing() -> str | None:
@@ -65,4 +67,4 @@ def measure(address: str, mode: str, **options: object) -> Load:
     result = json.loads(done.stdout)
     if result["bad"]:
         raise SystemExit(f"{mode} on {address}: {result['bad']} wrong answers")
-    return Load(result["per_s"], result["p50_us"], result["p99_us"], result["cpu"])
+    return Load(result["per_s"], result["p50_us"], result["p99_us"], result["cpu"], result.get("server_us"))

@@ -86,6 +86,7 @@ async fn publish_freely(run: Rc<Run>, mut link: Link, message: Template, backlog
 /// `pairs` publishers with `subscribers` each.
 pub async fn publish(address: &str, options: &Options, qos: u8) -> io::Result<()> {
     let run = Run::new();
+    run.server.set(options.number("pid", 0));
     let (pairs, subscribers) = (options.number("pairs", 1), options.number("subscribers", 1));
     let payload = vec![0; options.number("size", 64)];
     let mut tasks: Vec<Task> = Vec::new();
@@ -112,6 +113,7 @@ pub async fn publish(address: &str, options: &Options, qos: u8) -> io::Result<()
 /// QoS 1 at a fixed rate: the time from the publish to the delivery.
 pub async fn rate(address: &str, options: &Options) -> io::Result<()> {
     let run = Run::new();
+    run.server.set(options.number("pid", 0));
     let mut subscriber = Link::mqtt(address, "load-s").await?;
     subscriber.subscribe("load/rate", 1).await?;
     let mut link = Link::mqtt(address, "load-p").await?;
@@ -188,6 +190,7 @@ async fn request(run: Rc<Run>, mut link: Link, message: Template, window: usize)
 /// Requests from `clients` clients to one responder of this process, through the server's topics.
 pub async fn request_response(address: &str, options: &Options) -> io::Result<()> {
     let run = Run::new();
+    run.server.set(options.number("pid", 0));
     let mut responder = Link::mqtt(address, "load-responder").await?;
     responder.subscribe("load/ask", 1).await?;
     let answering = async move {
