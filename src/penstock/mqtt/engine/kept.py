@@ -16,8 +16,9 @@ from penstock.mqtt.engine.waiting import RELEASED
 if TYPE_CHECKING:
     from penstock.mqtt.engine.message import Message
     from penstock.mqtt.engine.output import Output
-    from penstock.mqtt.engine.session import Session, SessionSubscription
+    from penstock.mqtt.engine.session import Session
     from penstock.mqtt.engine.shared import SharedGroup
+    from penstock.mqtt.engine.subscription import SessionSubscription
     from penstock.mqtt.engine.waiting import Delivery
 
 __all__ = ["ROUTED", "TAKEN", "Kept"]

@@ -14,7 +14,8 @@ from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.journal import DeliveryRow, MessageRow, ProgressRow, Recovered, SessionRow, Stage
 from penstock.mqtt.engine.kept import ROUTED, Kept
 from penstock.mqtt.engine.message import Message
-from penstock.mqtt.engine.session import LARGE, NEVER, Session, SessionSubscription
+from penstock.mqtt.engine.session import LARGE, NEVER, Session
+from penstock.mqtt.engine.subscription import SessionSubscription
 from penstock.mqtt.engine.waiting import RELEASED, Delivery
 
 __all__ = ["restore"]

@@ -11,8 +11,8 @@ from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import has_wildcard
 from penstock.mqtt.engine.figures import FIGURES_PREFIX
 from penstock.mqtt.engine.limits import BrokerLimits
-from penstock.mqtt.engine.session import SessionSubscription
 from penstock.mqtt.engine.shared import SharedGroup, split_shared
+from penstock.mqtt.engine.subscription import SessionSubscription
 from penstock.mqtt.engine.subscriptions import FilterTree
 from penstock.mqtt.service import Service
 

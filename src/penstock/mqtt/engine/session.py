@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from penstock.mqtt.codec.packets import Subscription, Will
+from penstock.mqtt.codec.packets import Will
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.access import Rights
@@ -20,6 +20,8 @@ from penstock.mqtt.engine.inflight import Inflight
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueFull
 from penstock.mqtt.engine.message import Message
 from penstock.mqtt.engine.pending import PendingAnswer
+from penstock.mqtt.engine.replays import Replays
+from penstock.mqtt.engine.subscription import SessionSubscription
 from penstock.mqtt.engine.timers import Timed
 from penstock.mqtt.engine.waiting import RELEASED, Delivery, Waiting
 
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.mqtt.engine.kept import Kept
     from penstock.mqtt.engine.shared import SharedGroup
 
-__all__ = ["LARGE", "NEVER", "Delivery", "Session", "SessionSubscription"]
+__all__ = ["LARGE", "NEVER", "Delivery", "Session"]
 
 NEVER: Final = 0xFFFFFFFF
 """Session Expiry Interval of a session that does not expire."""
@@ -43,42 +45,12 @@ _NO_IDENTIFIERS: Final[set[int]] = set()
 """The same for packet identifiers; never added to."""
 
 
-class SessionSubscription:
-    """A subscription in force: granted QoS, options, and its identifier as an encoded block (empty = none).
-
-    ``retain_handling`` is kept for those who show it; it has done its work when the subscription was made. ``group`` is
-    set for a shared subscription.
-    """
-
-    __slots__ = (
-        "group",
-        "identifier",
-        "no_local",
-        "qos",
-        "retain_as_published",
-        "retain_handling",
-        "session",
-        "topic_filter",
-    )
-
-    def __init__(self, session: Session, wanted: Subscription, qos: int, identifier: bytes) -> None:
-        self.session = session
-        self.topic_filter = wanted.topic_filter
-        self.qos = qos
-        self.no_local = wanted.no_local
-        self.retain_as_published = wanted.retain_as_published
-        self.retain_handling = wanted.retain_handling
-        self.identifier = identifier
-        self.group: SharedGroup | None = None
-
-
 class Session(Timed):
     """State of one client id. ``connection`` is None while it is offline; ``ends_at``: instant in ms, 0 = none."""
 
     __slots__ = (
         "_broker",
         "_limits",
-        "_replaying",
         "_stats",
         "client_id",
         "connection",
@@ -142,9 +114,8 @@ class Session(Timed):
         """Those in flight that this connection did not carry yet; nothing new leaves before them."""
         self.helps: SharedGroup | None = None
         """A shared subscription of which more waits for members that are away than there was room for here."""
-        self.replays: dict[str, SessionSubscription] = {}
-        """Subscriptions whose retained messages are still to be sent, the first of them from ``_replaying``."""
-        self._replaying: deque[Message] | None = None
+        self.replays: Replays | None = None
+        """Retained messages of new subscriptions that are still to be sent."""
 
     def due(self, now: int) -> None:
         """Will delay or session expiry has come."""
@@ -156,8 +127,7 @@ class Session(Timed):
         self.incoming.clear()
         self.routed = _NO_IDENTIFIERS
         self.resend.clear()
-        self.replays.clear()
-        self._replaying = None
+        self.replays = None
         self.helps = None
         self.waiting.clear()
 
@@ -264,10 +234,10 @@ class Session(Timed):
             connection is not None
             and connection.writable
             and not self.waiting.reliable
-            and self._window_open(connection)
+            and self.window_open(connection)
         )
 
-    def _window_open(self, connection: BrokerConnection) -> bool:
+    def window_open(self, connection: BrokerConnection) -> bool:
         """Whether another message may be in flight."""
         inflight = self.inflight
         return len(inflight) < connection.send_maximum and inflight.bytes < self._limits.max_inflight_bytes
@@ -296,7 +266,7 @@ class Session(Timed):
             self.kept.done(delivery)
         if self.resend and packet_id in self.resend:  # late, for what an earlier connection carried
             self.resend.remove(packet_id)
-        if self.waiting.reliable or self.resend or self.replays:
+        if self.waiting.reliable or self.resend or self.replays is not None:
             self.send_waiting(now)
         return True
 
@@ -320,7 +290,7 @@ class Session(Timed):
                 kept.done(delivery)
             if resend and packet_id in resend:
                 resend.remove(packet_id)
-        if self.waiting.reliable or resend or self.replays:
+        if self.waiting.reliable or resend or self.replays is not None:
             self.send_waiting(now)
 
     def received(self, packet_id: int, reason_code: int, now: int) -> int:
@@ -368,7 +338,7 @@ class Session(Timed):
         if self.kept is not None:
             self.kept.done(delivery)
         del self.inflight[packet_id]
-        if self.waiting.reliable or self.resend or self.replays:
+        if self.waiting.reliable or self.resend or self.replays is not None:
             self.send_waiting(now)
         return True
 
@@ -385,19 +355,10 @@ class Session(Timed):
                 self.kept.done(delivery)
 
     def replay(self, subscription: SessionSubscription) -> None:
-        """Send the retained messages of a subscription, with :meth:`send_waiting`, as fast as the client takes them.
-
-        They do not wait in the queue, which would drop what exceeds it.
-        """
-        self.end_replay(subscription.topic_filter)
-        self.replays[subscription.topic_filter] = subscription
-
-    def end_replay(self, topic_filter: str) -> None:
-        """The subscription is replaced or gone."""
-        if topic_filter in self.replays:
-            if next(iter(self.replays)) == topic_filter:
-                self._replaying = None
-            del self.replays[topic_filter]
+        """Send the retained messages of a subscription, with :meth:`send_waiting`, as fast as the client takes them."""
+        if self.replays is None:
+            self.replays = Replays(self, self._broker.retained)
+        self.replays.add(subscription)
 
     def resume(self, now: int) -> None:
         """The client is back: send again what is not done, in order and with DUP, then what waited.
@@ -430,10 +391,10 @@ class Session(Timed):
                 if self.kept is not None:
                     self.kept.done(delivery)
         waiting = self.waiting
-        while waiting.reliable and connection.writable and self._window_open(connection):
-            self._start(waiting.take(), connection, now)
-        if self.replays:
-            self._send_retained(connection, now)
+        while waiting.reliable and connection.writable and self.window_open(connection):
+            self.start(waiting.take(), connection, now)
+        if self.replays is not None and self.replays.send(connection, now):
+            self.replays = None
         while waiting.qos0 and connection.writable:
             message, _, retain, identifiers, _, _ = waiting.take_qos0()
             if message.expired(now):
@@ -444,7 +405,7 @@ class Session(Timed):
             group, self.helps = self.helps, None
             self._broker.take_over(group, now)
 
-    def _start(self, delivery: Delivery, connection: BrokerConnection, now: int) -> None:
+    def start(self, delivery: Delivery, connection: BrokerConnection, now: int) -> None:
         """First send of a QoS 1 or 2 message that waited: it is in flight from here on."""
         message, qos, retain, identifiers, group, number = delivery
         kept = self.kept
@@ -470,28 +431,3 @@ class Session(Timed):
         inflight[packet_id] = delivery
         if len(message.payload) >= LARGE:
             inflight.bytes += len(message.payload)
-
-    def _send_retained(self, connection: BrokerConnection, now: int) -> None:
-        """Go on with the replays, as far as the connection takes them."""
-        retained = self._broker.retained
-        while self.replays:
-            topic_filter, subscription = next(iter(self.replays.items()))
-            if self._replaying is None:
-                self._replaying = deque(retained.match(topic_filter, now))
-            found = self._replaying
-            while found:
-                message = found[0]
-                qos = min(subscription.qos, message.qos)
-                if not connection.writable or (qos and not self._window_open(connection)):
-                    return
-                found.popleft()
-                # One that was replaced while the replay paused reached the subscription as it came.
-                topic = message.publish.topic
-                if message.expired(now) or retained.get(topic) is not message or not self.may_receive(topic):
-                    continue
-                if qos:
-                    self._start((message, qos, 1, subscription.identifier, None, 0), connection, now)
-                else:
-                    connection.send_publish(message, 0, 0x31, subscription.identifier, now)
-            self._replaying = None
-            del self.replays[topic_filter]

@@ -12,8 +12,9 @@ from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import filter_problem
 from penstock.mqtt.engine.figures import FIGURES_PREFIX
 from penstock.mqtt.engine.message import identifier_block
-from penstock.mqtt.engine.session import Session, SessionSubscription
+from penstock.mqtt.engine.session import Session
 from penstock.mqtt.engine.sharing import leave_group, take_over
+from penstock.mqtt.engine.subscription import SessionSubscription
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
@@ -33,7 +34,7 @@ def subscribed(session: Session, packet: Subscribe, now: int) -> None:
         subscription = session.subscriptions.get(wanted.topic_filter)
         if subscription is not None and subscription.group is not None:
             take_over(subscription.group, now)
-    if session.replays:
+    if session.replays is not None:
         session.send_waiting(now)
 
 
@@ -85,7 +86,8 @@ def _end_subscription(broker: Broker, session: Session, subscription: SessionSub
     broker.router.remove(subscription)
     if session.kept is not None:
         session.kept.unsubscribed(subscription.topic_filter)
-    session.end_replay(subscription.topic_filter)  # [MQTT-3.10.4-2]
+    if session.replays is not None:
+        session.replays.end(subscription.topic_filter)  # [MQTT-3.10.4-2]
     group = subscription.group
     if group is not None:
         leave_group(session, group, now)

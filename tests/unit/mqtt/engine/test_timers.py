@@ -67,3 +67,15 @@ def test_gone_owners_are_swept() -> None:
     timers.tick(10**9)
     assert kept.calls == [10**9]
     assert len(timers) == 0
+
+
+def test_it_says_when_an_entry_comes_before_all_others() -> None:
+    timers = Timers()
+    owners = [Timed() for _ in range(3)]
+    timers.arm(owners[0], 100)
+    assert timers.sooner
+    timers.sooner = False
+    timers.arm(owners[1], 200)
+    assert not timers.sooner, "the shell's timer is early enough"
+    timers.arm(owners[2], 50)
+    assert timers.sooner
