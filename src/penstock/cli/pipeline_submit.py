@@ -65,6 +65,7 @@ def submit(
     from penstock.cli import submitted
     from penstock.pipelines.model import load
     from penstock.pipelines.submit import Request, submit_line
+    from penstock.spark.session import quiet_java_options
 
     pipeline = load(file)
     if deploy_mode not in {"client", "cluster"}:
@@ -88,6 +89,7 @@ def submit(
             archive=archive,
             image=image,
             conf=options_of_spark(conf or []),
+            java_options=quiet_java_options("", "FATAL"),
             environment=_variables(env or []),
             arguments=arguments,
         )

@@ -38,7 +38,8 @@ class Request:
     """What is to be submitted. ``program`` is our entry script, ``arguments`` go to ``pipeline run`` behind the file.
 
     ``wheel``: ours, for executors that lack it; ``archive``: a packed virtual environment with all packages;
-    ``environment``: variables of the pipeline file, for the driver, and for executors.
+    ``java_options`` are for a driver on this machine; ``environment``: variables of the pipeline file, for the driver,
+    and for executors.
     """
 
     spark_submit: str
@@ -52,6 +53,7 @@ class Request:
     archive: str | None = None
     image: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
+    java_options: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: Sequence[str] = ()
 
@@ -97,7 +99,10 @@ def submit_line(request: Request) -> Line:
             conf[driver + name] = value
         conf[f"spark.executorEnv.{name}"] = value
     # Where penstock.spark.session would have set it: the JVM of the driver is started by spark-submit.
-    conf |= {"spark.sql.session.timeZone": "UTC", **request.conf}
+    conf["spark.sql.session.timeZone"] = "UTC"
+    if request.java_options is not None and not is_cluster:
+        conf["spark.driver.extraJavaOptions"] = request.java_options
+    conf |= request.conf
 
     pieces = [[request.spark_submit], ["--master", request.master], ["--deploy-mode", request.deploy_mode]]
     pieces.append(["--name", f"penstock-{request.name}"])

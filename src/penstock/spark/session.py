@@ -27,7 +27,7 @@ from penstock.spark.java import find_java
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SUBMITTED", "configuration", "is_local", "session"]
+__all__ = ["SUBMITTED", "configuration", "is_local", "quiet_java_options", "session"]
 
 SUBMITTED = "submitted"
 """Instead of a master: the process was started by ``spark-submit``, which has chosen it and started the JVM."""
@@ -122,7 +122,7 @@ def configuration(
         "spark.app.name": app_name,
         "spark.master": master,
         "spark.sql.session.timeZone": "UTC",
-        "spark.driver.extraJavaOptions": _java_options(
+        "spark.driver.extraJavaOptions": quiet_java_options(
             conf.pop("spark.driver.extraJavaOptions", ""), log_level.upper()
         ),
     }
@@ -140,7 +140,8 @@ def configuration(
     return settings | conf
 
 
-def _java_options(given: str, log_level: str) -> str:
+def quiet_java_options(given: str, log_level: str) -> str:
+    """``given`` options of the driver's JVM, and those that let it log no more than ``log_level``."""
     if "log4j2.configurationFile" in given:
         return given
     quiet = Path(__file__).with_name("log4j2.properties").as_uri()
