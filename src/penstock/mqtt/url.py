@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 from penstock.errors import ConfigError
 
-__all__ = ["DEFAULT_PORT", "SCHEMES", "BrokerUrl", "parse_broker_url", "parse_url"]
+__all__ = ["DEFAULT_PORT", "SCHEMES", "BrokerUrl", "broker_url", "parse_broker_url", "parse_url"]
 
 DEFAULT_PORT: Final = 1883
 
@@ -92,6 +92,26 @@ def parse_url(url: str) -> tuple[str, int]:
             do="write mqtt://HOST or mqtt://HOST:PORT",
         )
     return broker.host, broker.port
+
+
+def broker_url(host: str, port: int | None, *, tls: bool) -> BrokerUrl:
+    """Where ``host`` (a name, or a URL) and ``port`` lead, with TLS where it was asked for.
+
+    Raises:
+        ConfigError: the URL cannot be used, or says something else than ``port`` and ``tls``.
+    """
+    if "://" not in host:
+        return BrokerUrl("mqtts" if tls else "mqtt", host, port or _PORTS["mqtts" if tls else "mqtt"])
+    url = parse_broker_url(host)
+    if port is not None:
+        raise ConfigError("mqtt: a URL and a port exclude each other", option="port", do="write the port into the URL")
+    if tls and not url.tls:
+        raise ConfigError(
+            f"mqtt: {url.scheme}://{url.authority} has no TLS",
+            option="tls",
+            do=f"write {url.scheme}s:// instead of {url.scheme}://",
+        )
+    return url
 
 
 def _without_secret(url: str) -> str:

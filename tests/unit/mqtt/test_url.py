@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.mqtt.url import BrokerUrl, parse_broker_url, parse_url
+from penstock.mqtt.url import BrokerUrl, broker_url, parse_broker_url, parse_url
 
 
 def test_plain_urls() -> None:
@@ -37,3 +37,14 @@ def test_passwords_are_not_shown(bad: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_broker_url(bad)
     assert "secret" not in str(caught.value)
+
+
+def test_a_name_or_a_url_leads_to_a_server() -> None:
+    assert broker_url("h", None, tls=False) == parse_broker_url("mqtt://h")
+    assert broker_url("h", 7, tls=True) == parse_broker_url("mqtts://h:7")
+    assert broker_url("h", None, tls=True).port == 8883
+    assert broker_url("wss://h/x", None, tls=True) == parse_broker_url("wss://h/x")
+    for host, port, tls, option in (("mqtt://h", 7, False, "port"), ("mqtt://h", None, True, "tls")):
+        with pytest.raises(ConfigError) as caught:
+            broker_url(host, port, tls=tls)
+        assert caught.value.option == option

@@ -6,40 +6,34 @@ One task owns the network connection (:mod:`penstock.mqtt.client.driver`). Every
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Self
 
-from penstock.errors import ConfigError, LocalProtocolError, PenstockError, UnavailableError
+from penstock.errors import LocalProtocolError, PenstockError, UnavailableError
 from penstock.mqtt.client import failures
 from penstock.mqtt.client.driver import Driver, DriverHooks, DriverSettings
+from penstock.mqtt.client.hooks import Hook, Hooks
 from penstock.mqtt.client.inbox import Inbox, Listener, MessageStream
 from penstock.mqtt.client.link import Link, LinkOwner
 from penstock.mqtt.client.requests import PendingRequests
+from penstock.mqtt.client.stream_identifiers import StreamIdentifiers
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import ConnAck, Connect, Publish, Subscription, Will
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import validate_topic_filter, validate_topic_name
 from penstock.mqtt.engine.client import ClientEngine, EnhancedAuthentication
-from penstock.mqtt.url import DEFAULT_PORT, BrokerUrl, parse_broker_url
+from penstock.mqtt.url import BrokerUrl, broker_url
 from penstock.runtime.tls import TlsOptions
 
 __all__ = ["MqttClient"]
 
 logger = logging.getLogger("penstock.mqtt.client")
-
-FIRST_IDENTIFIER: Final = 1_000_001
-"""Subscription identifiers of streams; those below are the caller's."""
-
-Hook = Callable[[bool], Awaitable[None] | None]
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class MqttClient:
@@ -87,7 +81,7 @@ class MqttClient:
         opener: Callable[[LinkOwner], Link] | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        url = _url(host, port, tls)
+        url = broker_url(host, port, tls=tls is not None)
         if username is None:
             username = url.username
         if password is None:
@@ -118,22 +112,18 @@ class MqttClient:
             jitter,
             opener,
         )
+        self._hooks = Hooks()
         self._driver = Driver(
             self._engine,
             settings,
-            DriverHooks(self._message, self._connected, self._disconnected, self._over),
+            DriverHooks(self._message, self._hooks.connected, self._hooks.disconnected, self._over),
         )
         self._inbox = Inbox(on_message, self._driver.set_reading, self._acknowledge, manual=manual)
         self._room = asyncio.Semaphore(max_pending)
         self._requests = PendingRequests()
         self._response_topic = response_topic
         self._responses: asyncio.Task[None] | None = None
-        self._identifiers: dict[str, tuple[int, int]] = {}
-        """Filter of open streams -> subscription identifier, and how many streams have it."""
-        self._next_identifier = FIRST_IDENTIFIER
-        self._on_connected: list[Hook] = []
-        self._on_disconnected: list[Callable[[PenstockError | None], None]] = []
-        self._hook_tasks: set[asyncio.Task[None]] = set()
+        self._identifiers = StreamIdentifiers()
 
     @classmethod
     def from_url(cls, url: str, *, client_id: str = "", reconnect: bool = True, tls: TlsOptions | None = None) -> Self:
@@ -198,7 +188,7 @@ class MqttClient:
         """
         await self._driver.stop(session_expiry_s, ReasonCode.DISCONNECT_WITH_WILL_MESSAGE if send_will else 0)
         if self._driver.started:
-            for task in list(self._hook_tasks):
+            for task in list(self._hooks.tasks):
                 task.cancel()
 
     async def wait_connected(self) -> None:
@@ -419,7 +409,7 @@ class MqttClient:
         ]
         await self._driver.wait_connected()
         by_identifier = self._engine.server.properties.subscription_identifier_available != 0
-        named = [(s, self._take_identifier(s.topic_filter) if by_identifier else None) for s in wanted]
+        named = [(s, self._identifiers.take(s.topic_filter) if by_identifier else None) for s in wanted]
         stream, close = self._inbox.open_stream([(s.topic_filter, identifier) for s, identifier in named])
         try:
             for subscription, identifier in named:
@@ -427,7 +417,9 @@ class MqttClient:
             yield stream
         finally:
             last = [
-                s.topic_filter for s, identifier in named if identifier is None or self._drop_identifier(s.topic_filter)
+                s.topic_filter
+                for s, identifier in named
+                if identifier is None or self._identifiers.drop(s.topic_filter)
             ]
             try:
                 if not self._driver.leaving and last:
@@ -472,11 +464,11 @@ class MqttClient:
 
     def on_connected(self, hook: Hook) -> None:
         """Call ``hook(session_present)`` after each CONNACK that accepts us; an awaitable it returns becomes a task."""
-        self._on_connected.append(hook)
+        self._hooks.on_connected.append(hook)
 
     def on_disconnected(self, hook: Callable[[PenstockError | None], None]) -> None:
         """Call ``hook(error)`` whenever the connection ended; None after :meth:`disconnect`."""
-        self._on_disconnected.append(hook)
+        self._hooks.on_disconnected.append(hook)
 
     # Inside
 
@@ -486,23 +478,6 @@ class MqttClient:
     def _acknowledge(self, message: Publish) -> None:
         """Everybody is done with a message that came in."""
         self.acknowledge(message)
-
-    def _take_identifier(self, topic_filter: str) -> int:
-        """The subscription identifier of a filter's streams: one for all, since a session has each filter once."""
-        identifier, streams = self._identifiers.get(topic_filter, (self._next_identifier, 0))
-        if not streams:
-            self._next_identifier += 1
-        self._identifiers[topic_filter] = (identifier, streams + 1)
-        return identifier
-
-    def _drop_identifier(self, topic_filter: str) -> bool:
-        """A stream of the filter ended; True when it was the last."""
-        identifier, streams = self._identifiers[topic_filter]
-        if streams > 1:
-            self._identifiers[topic_filter] = (identifier, streams - 1)
-            return False
-        del self._identifiers[topic_filter]
-        return True
 
     async def _subscribe_responses(self) -> str:
         """The response topic, once the server sends us what comes to it."""
@@ -520,59 +495,10 @@ class MqttClient:
     async def _subscribe_once(self, topic: str) -> None:
         await self.subscribe(topic, qos=1)
 
-    def _connected(self, packet: ConnAck) -> None:
-        for hook in self._on_connected:
-            result = self._tell(hook, packet.session_present)
-            if inspect.isawaitable(result):
-                task = asyncio.create_task(_await(result))
-                self._hook_tasks.add(task)
-                task.add_done_callback(self._hook_done)
-
-    def _disconnected(self, error: PenstockError | None) -> None:
-        for hook in self._on_disconnected:
-            self._tell(hook, error)
-
     def _over(self, error: PenstockError | None) -> None:
         self._inbox.close(error)
         self._requests.close(failures.given_up(error, sent=True))
 
-    def _tell(self, hook: Callable[[T], R], what: T) -> R | None:
-        """Call a hook; what it raises is its owner's affair, not the connection's."""
-        try:
-            return hook(what)
-        except Exception:
-            logger.exception("a hook of the client failed")
-            return None
-
-    def _hook_done(self, task: asyncio.Task[None]) -> None:
-        self._hook_tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("a hook of the client failed", exc_info=task.exception())
-
-
-def _url(host: str, port: int | None, tls: TlsOptions | None) -> BrokerUrl:
-    """Where ``host`` and ``port`` lead, with TLS where it was asked for.
-
-    Raises:
-        ConfigError: the URL cannot be used, or says something else than ``port`` and ``tls``.
-    """
-    if "://" not in host:
-        return BrokerUrl("mqtt" if tls is None else "mqtts", host, port or (DEFAULT_PORT if tls is None else 8883))
-    url = parse_broker_url(host)
-    if port is not None:
-        raise ConfigError("mqtt: a URL and a port exclude each other", option="port", do="write the port into the URL")
-    if tls is not None and not url.tls:
-        raise ConfigError(
-            f"mqtt: {url.scheme}://{url.authority} has no TLS",
-            option="tls",
-            do=f"write {url.scheme}s:// instead of {url.scheme}://",
-        )
-    return url
-
 
 def _bytes(value: bytes | str) -> bytes:
     return value.encode() if isinstance(value, str) else value
-
-
-async def _await(result: Awaitable[None]) -> None:
-    await result
