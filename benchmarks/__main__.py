@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,12 @@ from benchmarks.figures import Figure, Settings
 from benchmarks.machine import describe
 
 RESULTS = Path(__file__).resolve().parent / "results"
-PEERS = {"mqtt": "mosquitto", "connections": "mosquitto", "statestore": "redis-server"}
+PEERS = {
+    "mqtt": "mosquitto",
+    "connections": "mosquitto",
+    "statestore": "redis-server",
+    "statestore-keys": "redis-server",
+}
 
 
 def rows(figures: list[Figure]) -> list[str]:
@@ -25,6 +31,10 @@ def rows(figures: list[Figure]) -> list[str]:
         ratio = "" if f.server == "penstock" else f"   penstock / {f.server} = {ours[f.case, f.unit] / f.median:.2f}"
         if max(f.generator_cpu, default=0.0) > generator.BOUND:
             ratio += f"   generator-bound ({max(f.generator_cpu):.0%} of a core)"
+        if f.p50_us and f.p99_us:
+            ratio += f"   p50 {statistics.median(f.p50_us):,.0f} us, p99 {statistics.median(f.p99_us):,.0f} us"
+        if f.server_us:
+            ratio += f"   server {statistics.median(f.server_us):.1f} us/op"
         figure = " ".join(
             f"{number:>10,.{0 if f.median >= 100 else 2}f}" for number in (f.median, min(f.runs), max(f.runs))
         )
@@ -38,9 +48,10 @@ def main() -> int:
     parser.add_argument("--durability", choices=["durable", "flushed", "memory"], default="durable")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a run")
+    parser.add_argument("--keys", type=int, default=1_000_000, help="keys of the case statestore-keys")
     parser.add_argument("--tube-peer", metavar="HOST:PORT", help="master of an Apache TubeMQ with a topic demo")
     options = parser.parse_args()
-    settings = Settings(options.durability, options.repeats, options.seconds, options.tube_peer)
+    settings = Settings(options.durability, options.repeats, options.seconds, options.keys, options.tube_peer)
     machine = describe()
     print(json.dumps(machine))
     for name in options.cases or list(CASES):

@@ -11,7 +11,7 @@ from benchmarks.figures import Figure, Settings, alternate
 from benchmarks.keys import keys
 from benchmarks.mqtt import mqtt
 from benchmarks.spark import spark_source
-from benchmarks.statestore import state_store
+from benchmarks.statestore import many_keys, state_store
 from benchmarks.tube import tube
 
 __all__ = ["CASES", "Figure", "Settings"]
@@ -43,6 +43,7 @@ CASES: dict[str, Callable[[Settings], list[Figure]]] = {
     "mqtt": mqtt,
     "connections": connections,
     "statestore": state_store,
+    "statestore-keys": many_keys,
     "tube": tube,
     "spark": spark_source,
     "keys": keys,

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from benchmarks.generator import Load
+
 __all__ = ["Figure", "Settings", "alternate"]
 
 
@@ -16,6 +18,8 @@ class Settings:
     durability: str = "durable"
     repeats: int = 3
     seconds: float = 2.0
+    keys: int = 1_000_000
+    """Keys of the case that loads many."""
     tube_peer: str | None = None
     """Masters of an Apache TubeMQ with a topic ``demo``, HOST:PORT."""
 
@@ -24,7 +28,8 @@ class Settings:
 class Figure:
     """One figure of one server: its runs, in the order in which they were made.
 
-    ``generator_cpu``: what the load generator itself used of a core in each of them, where that is known.
+    Where that is known, of each of them: ``generator_cpu``, what the load generator itself used of a core; ``p50_us``
+    and ``p99_us``, how long a request took; ``server_us``, processor time of the server for one.
     """
 
     case: str
@@ -32,6 +37,17 @@ class Figure:
     unit: str
     runs: list[float] = field(default_factory=list)
     generator_cpu: list[float] = field(default_factory=list)
+    p50_us: list[float] = field(default_factory=list)
+    p99_us: list[float] = field(default_factory=list)
+    server_us: list[float] = field(default_factory=list)
+
+    def add(self, load: Load) -> None:
+        """One more run, with all that the generator says of it."""
+        self.runs.append(load.per_s)
+        self.generator_cpu.append(load.cpu)
+        for values, value in ((self.p50_us, load.p50_us), (self.p99_us, load.p99_us), (self.server_us, load.server_us)):
+            if value is not None:
+                values.append(value)
 
     @property
     def median(self) -> float:
@@ -39,16 +55,19 @@ class Figure:
 
 
 def alternate(
-    settings: Settings, case: str, unit: str, runners: Mapping[str, Callable[[], float | tuple[float, float]]]
+    settings: Settings, case: str, unit: str, runners: Mapping[str, Callable[[], float | tuple[float, float] | Load]]
 ) -> list[Figure]:
     """Run each server in turn, ``repeats`` times over, so that a noisy minute hits all of them.
 
-    A runner gives a number, or that and the share of a core that the generator used.
+    A runner gives a number, or that and the share of a core that the generator used, or all that the generator says.
     """
     figures = {server: Figure(case, server, unit) for server in runners}
     for _ in range(settings.repeats):
         for server, run in runners.items():
             result = run()
+            if isinstance(result, Load):
+                figures[server].add(result)
+                continue
             if isinstance(result, tuple):
                 figures[server].generator_cpu.append(result[1])
                 result = result[0]

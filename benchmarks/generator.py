@@ -23,14 +23,16 @@ SOURCE: Final = Path(__file__).resolve().parent / "load"
 
 
 class Load(NamedTuple):
-    """What one run measured; latencies in microseconds, None where the mode has none."""
+    """What one run measured; latencies in microseconds, None where the mode has none.
+
+    ``server_us``: processor time of the server for each operation, None where its process was not given.
+    """
 
     per_s: float
     p50_us: float | None
     p99_us: float | None
     cpu: float
     server_us: float | None = None
-    """Processor time of the server for one message, where its process was named (``pid``)."""
 
 
 def missing() -> str | None:

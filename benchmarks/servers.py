@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["find", "free_port", "mosquitto", "mosquitto_process", "penstock", "penstock_in", "redis"]
+__all__ = ["find", "free_port", "mosquitto", "mosquitto_process", "penstock", "penstock_in", "redis", "redis_process"]
 
 
 def free_port() -> int:
@@ -109,16 +109,23 @@ def mosquitto_process() -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def redis(durability: str) -> Iterator[int]:
+    """Redis as :func:`redis_process` starts it; yields the port."""
+    with redis_process(durability) as (port, _):
+        yield port
+
+
+@contextmanager
+def redis_process(durability: str, folder: str | None = None) -> Iterator[tuple[int, int]]:
     """Redis with an append-only file: fsync on every write for ``durable``, by the kernel for ``flushed``, none for
-    ``memory``; yields the port."""
+    ``memory``; yields the port and the process id. What it keeps in ``folder`` it finds there again."""
     program = find("redis-server")
     assert program is not None
     port = free_port()
     aof = {"durable": ["yes", "always"], "flushed": ["yes", "no"], "memory": ["no", "no"]}[durability]
-    with tempfile.TemporaryDirectory() as folder:
-        options = ["--port", str(port), "--bind", "127.0.0.1", "--dir", folder, "--save", ""]
+    with tempfile.TemporaryDirectory() as temporary:
+        options = ["--port", str(port), "--bind", "127.0.0.1", "--dir", folder or temporary, "--save", ""]
         options += ["--appendonly", aof[0], "--appendfsync", aof[1]]
         process = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL)
         with ended(process):
             wait_for(port, process)
-            yield port
+            yield port, process.pid

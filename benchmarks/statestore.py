@@ -1,33 +1,117 @@
-"""The state store beside Redis: SET and GET of 64 bytes by the same generator, over MQTT with the properties that the
-SDKs send, and over Redis's own protocol."""
+"""The state store beside Redis: SET, GET and both, of 64 bytes, by the same generator, over MQTT with the properties
+that the SDKs send, and over Redis's own protocol; and what many keys take: memory, and time to start."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import socket
+import tempfile
+import time
+from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
+from typing import Final
 
 from benchmarks import generator, servers
 from benchmarks.figures import Figure, Settings, alternate
+from penstock.runtime.durability import Durability
+from penstock.statestore.hlc import Hlc
+from penstock.statestore.record import Change, Record
+from penstock.statestore.storage import NODE, Storage
 
-__all__ = ["state_store"]
+__all__ = ["many_keys", "state_store"]
+
+KEYS: Final = 1000
+"""Keys that requests are made for."""
+LONGEST_S: Final = 0.6
+"""Seconds of one run at most: there are 144 of them by default, which are to take less than three minutes."""
+_BATCH: Final = 20_000
 
 
 def state_store(settings: Settings) -> list[Figure]:
-    """Requests a second of one client and of fifty, one in flight each, and of fifty with sixteen."""
-    figures = []
-    with servers.penstock(settings.durability) as ready, servers.redis(settings.durability) as port:
-        for clients, window in ((1, 1), (50, 1), (50, 16)):
-            for op in ("set", "get"):
-                options = {"op": op, "clients": clients, "window": window, "seconds": settings.seconds}
-                runners = {
-                    "penstock": partial(_per_second, str(ready["mqtt"]), "statestore", options),
-                    "redis": partial(_per_second, f"127.0.0.1:{port}", "resp", options),
-                }
-                case = f"state store {op.upper()}, {clients} client{'s' * (clients > 1)}, window {window}"
-                figures += alternate(settings, f"{case}, {settings.durability}", "requests/s", runners)
+    """Requests a second, one in flight a client; in memory too where the durability is the default.
+
+    Redis fsyncs as often: after every command (durable), or never (memory).
+    """
+    durabilities = ["memory", "durable"] if settings.durability == "durable" else [settings.durability]
+    seconds = min(settings.seconds, LONGEST_S)
+    figures: list[Figure] = []
+    for durability in durabilities:
+        with servers.penstock(durability) as ready, servers.redis_process(durability) as (port, pid):
+            ours = partial(generator.measure, str(ready["mqtt"]), "statestore", pid=ready["pid"], keys=KEYS)
+            theirs = partial(generator.measure, f"127.0.0.1:{port}", "resp", pid=pid, keys=KEYS)
+            for fill in (ours, theirs):
+                fill(op="fill", clients=10, window=10)
+            for op, words in (("set", "SET"), ("get", "GET"), ("mix", "9 GET : 1 SET")):
+                for clients in (1, 10, 50, 200):
+                    options = {"op": op, "clients": clients, "seconds": seconds}
+                    runners = {"penstock": partial(ours, **options), "redis": partial(theirs, **options)}
+                    case = f"state store {words}, {clients} client{'s' * (clients > 1)}, {durability}"
+                    figures += alternate(settings, case, "requests/s", runners)
     return figures
 
 
-def _per_second(address: str, mode: str, options: Mapping[str, object]) -> tuple[float, float]:
-    load = generator.measure(address, mode, **options)
-    return load.per_s, load.cpu
+def many_keys(settings: Settings) -> list[Figure]:
+    """How much longer a start takes for ``settings.keys`` keys of 64 bytes, and the memory of its own that the
+    process has for each; a new process for each run."""
+    count = settings.keys
+    with tempfile.TemporaryDirectory() as folder:
+        full, empty = Path(folder) / "full", Path(folder) / "empty"
+        for data in (full, empty):
+            data.mkdir()
+            _start(servers.penstock_in(str(data), "memory"))  # makes the data directory
+        _fill_store(full / "data" / "statestore", count)
+        with servers.redis_process("memory", folder) as (port, _):
+            generator.measure(f"127.0.0.1:{port}", "resp", op="fill", clients=4, window=100, keys=count)
+            _ask_redis(port, b"SAVE\r\n")
+        runs: dict[str, list[tuple[float, float]]] = {"penstock": [], "redis": []}
+        for _ in range(settings.repeats):
+            seconds, size = _start(servers.penstock_in(str(full), "memory"))
+            least, without = _start(servers.penstock_in(str(empty), "memory"))
+            runs["penstock"].append((seconds - least, (size - without) / count))
+            seconds, size = _start(servers.redis_process("memory", folder))
+            runs["redis"].append((seconds, size / count))
+    figures = []
+    for server, found in runs.items():
+        figures.append(Figure(f"start with {count:,} keys", server, "ms", [1000 * seconds for seconds, _ in found]))
+        figures.append(Figure(f"memory of {count:,} keys", server, "bytes/key", [size for _, size in found]))
+    return figures
+
+
+def _fill_store(path: Path, count: int) -> None:
+    """Make a store with so many keys, as the server would."""
+    storage = Storage(path, Durability.MEMORY)
+    storage.open()
+    for first in range(0, count, _BATCH):
+        records = [
+            Record(b"load/key/%07d" % n, b"v" * 64, Hlc(1_700_000_000_000, n, NODE))
+            for n in range(first, min(count, first + _BATCH))
+        ]
+        storage.commit([Change(record.key, record, record.version) for record in records])
+    storage.close()
+
+
+def _start(server: AbstractContextManager[dict[str, str] | tuple[int, int]]) -> tuple[float, int]:
+    """Seconds until the server answers, and bytes of memory that are its own then."""
+    began = time.perf_counter()
+    with server as ready:
+        if isinstance(ready, tuple):
+            port, pid = ready
+            while _ask_redis(port, b"PING\r\n") != b"+PONG\r\n":
+                time.sleep(0.01)
+        else:
+            pid = int(ready["pid"])
+        return time.perf_counter() - began, own_memory(pid)
+
+
+def own_memory(pid: int) -> int:
+    """Resident memory of a process without pages of files: what the kernel caches of the store is not counted."""
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit(f"/proc/{pid}/status has no RssAnon")
+
+
+def _ask_redis(port: int, command: bytes) -> bytes:
+    with socket.create_connection(("127.0.0.1", port)) as s:
+        s.sendall(command)
+        return s.recv(4096)
