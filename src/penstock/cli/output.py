@@ -20,6 +20,7 @@ __all__ = [
     "bytes_fields",
     "escape",
     "exit_status",
+    "for_terminal",
     "note",
     "print_error",
     "print_json",
@@ -68,10 +69,27 @@ def print_json(row: Mapping[str, object]) -> None:
     sys.stdout.flush()
 
 
+def for_terminal(data: bytes) -> str:
+    """Bytes of a peer for a terminal: lines and tabs stay, everything else that is no text is escaped."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError:
+        return shown(data)
+    return "\n".join("\t".join(map(escape, line.split("\t"))) for line in text.split("\n"))
+
+
 def print_raw(data: bytes) -> None:
-    """Bytes as they are; a line end is added on a terminal only, where the prompt would stick to them."""
+    """Bytes as they are into a file or pipe; what a terminal takes on a terminal, which they could else put in disorder.
+
+    There a line end is added too, where the prompt would stick to them.
+    """
     sys.stdout.flush()
-    sys.stdout.buffer.write(data + b"\n" if sys.stdout.isatty() and not data.endswith(b"\n") else data)
+    if sys.stdout.isatty():
+        text = for_terminal(data)
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.flush()
+        return
+    sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 
 

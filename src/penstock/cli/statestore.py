@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +15,9 @@ from penstock.cli.broker import BrokerOptions, connects
 from penstock.cli.output import escape, print_json, use_colour
 
 if TYPE_CHECKING:
+    from penstock.runtime.durability import Durability
     from penstock.statestore.attach import Attachment
+    from penstock.statestore.options import StoreOptions
 
 __all__ = ["app"]
 
@@ -89,66 +93,72 @@ def statestore(
     accepted and exit 0.
     """
     from penstock.runtime import logs
+    from penstock.runtime.durability import Durability
     from penstock.runtime.loop import run, tune_process
+    from penstock.statestore.options import StoreOptions, extensions_named
 
     logs.configure(logs.LogLevel(log_level.value))
     tune_process()
+    chosen = StoreOptions(dialect=dialect.value, max_keys=max_keys, extensions=extensions_named(extension or ()))
+    attach = partial(_attach, options, Durability(durability.value), chosen, observation_lease)
+    ready = partial(_say_ready, options.shown, data_dir, durability, as_json=as_json)
+    run(_serve(options, data_dir, attach, ready))
 
-    def ready() -> None:
-        if as_json:
-            print_json({"event": "ready", "broker": options.shown, "data_dir": str(data_dir.absolute())})
-            return
-        bold, plain = ("\x1b[1m", "\x1b[0m") if use_colour(sys.stdout) else ("", "")
-        broker = escape(options.shown)
-        sys.stdout.write(
-            f"{bold}state store{plain} is ready at {broker} (Ctrl-C ends it)\n\n"
-            f"  data directory  {escape(str(data_dir))}\n  durability      {durability.value}\n\n"
-            f"{bold}Try in another terminal:{plain}\n  penstock kv set --broker {broker} greeting hello\n"
-        )
-        sys.stdout.flush()
 
-    def attach(path: Path) -> Attachment:
-        from functools import partial
+def _attach(
+    options: BrokerOptions, durability: Durability, chosen: StoreOptions, lease_s: float, path: Path
+) -> Attachment:
+    """The store at ``path``, to be attached to the broker."""
+    from penstock.mqtt.client import MqttClient
+    from penstock.statestore.attach import Attachment
+    from penstock.statestore.service import StateStoreService
 
-        from penstock.mqtt.client import MqttClient
-        from penstock.runtime.durability import Durability
-        from penstock.statestore.attach import Attachment
-        from penstock.statestore.options import StoreOptions, extensions_named
-        from penstock.statestore.service import StateStoreService
+    connect = partial(
+        MqttClient,
+        options.broker,
+        username=options.username,
+        password=options.password(),
+        authentication=options.authentication(),
+        tls=options.tls(),
+    )
+    service = StateStoreService(path, durability, options=chosen)
+    return Attachment(service, connect, client_id=options.client_id or "penstock-statestore", lease_s=lease_s)
 
-        chosen = StoreOptions(dialect=dialect.value, max_keys=max_keys, extensions=extensions_named(extension or ()))
-        service = StateStoreService(path, Durability(durability.value), options=chosen)
-        connect = partial(
-            MqttClient,
-            options.broker,
-            username=options.username,
-            password=options.password(),
-            authentication=options.authentication(),
-            tls=options.tls(),
-        )
-        return Attachment(
-            service, connect, client_id=options.client_id or "penstock-statestore", lease_s=observation_lease
-        )
 
-    async def main() -> None:
-        import asyncio
-        import signal
-        from contextlib import AsyncExitStack
+def _say_ready(broker: str, data_dir: Path, durability: _Durability, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"event": "ready", "broker": broker, "data_dir": str(data_dir.absolute())})
+        return
+    bold, plain = ("\x1b[1m", "\x1b[0m") if use_colour(sys.stdout) else ("", "")
+    broker = escape(broker)
+    sys.stdout.write(
+        f"{bold}state store{plain} is ready at {broker} (Ctrl-C ends it)\n\n"
+        f"  data directory  {escape(str(data_dir))}\n  durability      {durability.value}\n\n"
+        f"{bold}Try in another terminal:{plain}\n  penstock kv set --broker {broker} greeting hello\n"
+    )
+    sys.stdout.flush()
 
-        from penstock.node.data_dir import DataDirectory
 
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        with DataDirectory(data_dir) as directory:
-            async with AsyncExitStack() as stack:
-                async with options.explained("start the broker, or name its address: --broker mqtt://HOST:PORT"):
-                    attachment = await stack.enter_async_context(attach(directory.statestore))
-                ready()
-                stopping = asyncio.create_task(stop.wait())
-                await asyncio.wait((stopping, attachment.ended), return_when=asyncio.FIRST_COMPLETED)
-                stopping.cancel()
-                if attachment.ended.done():
-                    raise attachment.ended.result()
+async def _serve(
+    options: BrokerOptions, data_dir: Path, attach: Callable[[Path], Attachment], ready: Callable[[], None]
+) -> None:
+    """Serve until a signal comes, or the attachment ends by itself."""
+    import asyncio
+    import signal
+    from contextlib import AsyncExitStack
 
-    run(main())
+    from penstock.node.data_dir import DataDirectory
+
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    with DataDirectory(data_dir) as directory:
+        async with AsyncExitStack() as stack:
+            async with options.explained("start the broker, or name its address: --broker mqtt://HOST:PORT"):
+                attachment = await stack.enter_async_context(attach(directory.statestore))
+            ready()
+            stopping = asyncio.create_task(stop.wait())
+            await asyncio.wait((stopping, attachment.ended), return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            if attachment.ended.done():
+                raise attachment.ended.result()

@@ -94,3 +94,23 @@ def test_an_error_says_what_why_and_do(capsys: pytest.CaptureFixture[str]) -> No
 )
 def test_exit_status(error: PenstockError, status: int) -> None:
     assert output.exit_status(error) == status
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"plain", "plain\n"),
+        ("two\nlines\t\N{SNOWMAN}\n".encode(), "two\nlines\t\N{SNOWMAN}\n"),
+        (b"\x1b]0;title\x07", "\\x1b]0;title\\x07\n"),
+        (b"a\rb\x00", "a\\rb\\x00\n"),
+        (b"\x89PNG\r\n\xff", "\\x89PNG\\x0d\\x0a\\xff\n"),
+        (b"", "\n"),
+    ],
+)
+def test_on_a_terminal_bytes_are_shown_and_do_nothing_to_it(
+    monkeypatch: pytest.MonkeyPatch, data: bytes, text: str
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    output.print_raw(data)
+    assert terminal.getvalue() == text
