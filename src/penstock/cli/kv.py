@@ -49,7 +49,7 @@ def get_command(
     *,
     options: BrokerOptions,
 ) -> None:
-    """Write the value of KEY to standard output, byte for byte.
+    """Write the value of KEY to standard output, byte for byte; to a terminal as text, what is none escaped.
 
     Exit status 1 when there is no such key.
     """

@@ -79,7 +79,7 @@ def for_terminal(data: bytes) -> str:
 
 
 def print_raw(data: bytes) -> None:
-    """Bytes as they are into a file or pipe; what a terminal takes on a terminal, which they could else put in disorder.
+    """Bytes as they are into a file or pipe; on a terminal, which they could put in disorder, as :func:`for_terminal`.
 
     There a line end is added too, where the prompt would stick to them.
     """

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from types import TracebackType
-from typing import Generic, Self, TypeVar
+from typing import Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from penstock.errors import LocalProtocolError
 from penstock.mqtt.client import EnhancedAuthentication, TlsOptions
@@ -25,8 +26,7 @@ from penstock.runtime.loop_thread import LoopThread
 from penstock.statestore import client as asynchronous
 from penstock.statestore import leader as asynchronous_leader
 from penstock.statestore import lock as asynchronous_lock
-from penstock.statestore.client import Expiry, SetResult, Snapshot, StateStoreClient
-from penstock.statestore.commands import Condition
+from penstock.statestore.client import StateStoreClient
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.leader import Leader
 from penstock.statestore.observation import Change, Entry
@@ -34,6 +34,28 @@ from penstock.statestore.observation import Change, Entry
 __all__ = ["Client", "LeaderElection", "Lease", "Observation", "Stream"]
 
 T = TypeVar("T")
+P = ParamSpec("P")
+Of = TypeVar("Of")
+Of_co = TypeVar("Of_co", covariant=True)
+
+
+class _Blocking(Protocol[Of_co]):
+    """Something that stands for ``Of_co``, whose calls run in a thread."""
+
+    def _opened(self) -> tuple[LoopThread, Of_co]: ...
+
+
+def _waiting(
+    method: Callable[Concatenate[Of, P], Coroutine[object, object, T]],
+) -> Callable[Concatenate[_Blocking[Of], P], T]:
+    """The same call as ``method``, with its arguments and its documentation, which returns when it is answered."""
+
+    @functools.wraps(method)
+    def call(self: _Blocking[Of], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        thread, behind = self._opened()
+        return thread.run(method(behind, *args, **kwargs))
+
+    return call
 
 
 class Stream(Generic[T]):
@@ -194,64 +216,12 @@ class Client:
         """How far the store's newest version was ahead of this machine's clock when it arrived; None: none seen."""
         return self._opened()[1].clock_behind_ms
 
-    def get(self, key: bytes | str, *, as_of: Hlc | None = None, timeout_s: float | None = None) -> Entry | None:
-        """The value and version of ``key``; None where there is no such key."""
-        thread, client = self._opened()
-        return thread.run(client.get(key, as_of=as_of, timeout_s=timeout_s))
-
-    def get_many(self, keys: Iterable[bytes | str], *, timeout_s: float | None = None) -> Snapshot:
-        """The values and versions of ``keys``, all at one version of the store (an extension of penstock)."""
-        thread, client = self._opened()
-        return thread.run(client.get_many(keys, timeout_s=timeout_s))
-
-    def expiry(self, key: bytes | str, *, timeout_s: float | None = None) -> Expiry:
-        """Whether ``key`` exists, and when it expires (an extension of penstock)."""
-        thread, client = self._opened()
-        return thread.run(client.expiry(key, timeout_s=timeout_s))
-
-    def set(
-        self,
-        key: bytes | str,
-        value: bytes | str,
-        *,
-        condition: Condition = Condition.ALWAYS,
-        ttl_ms: int | None = None,
-        fencing_token: Hlc | None = None,
-        persist: bool = False,
-        fence_prefix: bytes | str | None = None,
-        timeout_s: float | None = None,
-    ) -> SetResult:
-        """Set ``key`` to ``value``, for ``ttl_ms`` milliseconds or for good."""
-        thread, client = self._opened()
-        return thread.run(
-            client.set(
-                key,
-                value,
-                condition=condition,
-                ttl_ms=ttl_ms,
-                fencing_token=fencing_token,
-                persist=persist,
-                fence_prefix=fence_prefix,
-                timeout_s=timeout_s,
-            )
-        )
-
-    def delete(self, key: bytes | str, *, fencing_token: Hlc | None = None, timeout_s: float | None = None) -> int:
-        """Delete ``key``; how many keys that deleted: 1, or 0 where there was none."""
-        thread, client = self._opened()
-        return thread.run(client.delete(key, fencing_token=fencing_token, timeout_s=timeout_s))
-
-    def vdelete(
-        self,
-        key: bytes | str,
-        value: bytes | str,
-        *,
-        fencing_token: Hlc | None = None,
-        timeout_s: float | None = None,
-    ) -> int:
-        """Delete ``key`` if it has ``value``: 1, 0 where there was no such key, -1 where it has another value."""
-        thread, client = self._opened()
-        return thread.run(client.vdelete(key, value, fencing_token=fencing_token, timeout_s=timeout_s))
+    get = _waiting(StateStoreClient.get)
+    get_many = _waiting(StateStoreClient.get_many)
+    expiry = _waiting(StateStoreClient.expiry)
+    set = _waiting(StateStoreClient.set)
+    delete = _waiting(StateStoreClient.delete)
+    vdelete = _waiting(StateStoreClient.vdelete)
 
     def scan(self, pattern: bytes | str = b"*", *, timeout_s: float | None = None) -> Stream[bytes]:
         """The keys that match the glob ``pattern``, page by page as they are read; each key once."""
@@ -312,7 +282,10 @@ class Client:
 
 
 class Lease:
-    """A lease of a lock; see :class:`penstock.statestore.lock.Lease`."""
+    """A lease of a lock; see :class:`penstock.statestore.lock.Lease`.
+
+    What :meth:`edit` calls runs in the client's thread.
+    """
 
     def __init__(self, thread: LoopThread, lease: asynchronous_lock.Lease) -> None:
         self._thread = thread
@@ -338,31 +311,14 @@ class Lease:
         """Whether the lease was lost since it was acquired; look before work that cannot be fenced."""
         return self._lease.lost.is_set()
 
-    def acquire(self, *, timeout_s: float | None = None) -> Hlc:
-        """Wait until the lock is free, take it and keep renewing it; the fencing token."""
-        return self._thread.run(self._lease.acquire(timeout_s=timeout_s))
+    acquire = _waiting(asynchronous_lock.Lease.acquire)
+    try_acquire = _waiting(asynchronous_lock.Lease.try_acquire)
+    release = _waiting(asynchronous_lock.Lease.release)
+    current_holder = _waiting(asynchronous_lock.Lease.current_holder)
+    edit = _waiting(asynchronous_lock.Lease.edit)
 
-    def try_acquire(self, *, timeout_s: float | None = None) -> Hlc | None:
-        """Take the lock if it is free: the fencing token, or None where another holds it."""
-        return self._thread.run(self._lease.try_acquire(timeout_s=timeout_s))
-
-    def release(self) -> None:
-        """Give the lock back; nothing where it is not held, or no longer."""
-        self._thread.run(self._lease.release())
-
-    def current_holder(self) -> bytes | None:
-        """Who holds the lock now; None where it is free."""
-        return self._thread.run(self._lease.current_holder())
-
-    def edit(
-        self,
-        key: bytes | str,
-        change: Callable[[Entry | None], bytes | str | None],
-        *,
-        timeout_s: float | None = None,
-    ) -> Hlc | None:
-        """Read ``key`` and write ``change(entry)`` under the lock; ``change`` is called in the client's thread."""
-        return self._thread.run(self._lease.edit(key, change, timeout_s=timeout_s))
+    def _opened(self) -> tuple[LoopThread, asynchronous_lock.Lease]:
+        return self._thread, self._lease
 
     def __enter__(self) -> Self:
         self.acquire()
@@ -391,17 +347,12 @@ class LeaderElection:
         """Whether we lead, as far as we know: write with the token all the same."""
         return self._election.is_leader
 
-    def campaign(self, *, timeout_s: float | None = None) -> Hlc:
-        """Wait until we lead; the fencing token of this leadership, which is renewed from now on."""
-        return self._thread.run(self._election.campaign(timeout_s=timeout_s))
+    campaign = _waiting(asynchronous_leader.LeaderElection.campaign)
+    resign = _waiting(asynchronous_leader.LeaderElection.resign)
+    leader = _waiting(asynchronous_leader.LeaderElection.leader)
 
-    def resign(self) -> None:
-        """Let another lead; nothing where we do not."""
-        self._thread.run(self._election.resign())
-
-    def leader(self) -> bytes | None:
-        """The candidate that leads now; None where nobody does."""
-        return self._thread.run(self._election.leader())
+    def _opened(self) -> tuple[LoopThread, asynchronous_leader.LeaderElection]:
+        return self._thread, self._election
 
     @contextlib.contextmanager
     def observe(self) -> Iterator[Stream[Leader]]:
