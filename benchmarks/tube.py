@@ -167,9 +167,9 @@ def _run(load: Callable[[str, str, int], object], topic: str, size: int, master:
 
 
 async def fill(master: str, topic: str, size: int, *, warm: bool = True) -> float:
-    """Messages a second of one producer; ``warm``: it has sent one before."""
+    """Messages a second of one producer; ``warm``: it has sent one before. What a server has no room for is sent again."""
     body = bytes(size)
-    async with Producer(master) as producer:
+    async with Producer(master, reorder=True) as producer:
         if warm:
             await producer.send(topic, body)
         started = time.perf_counter()
@@ -181,7 +181,7 @@ async def fill_together(master: str, topic: str, size: int) -> float:
     """Messages a second of several producers, each with its own connections."""
     body = bytes(size)
     each = MESSAGES // PRODUCERS
-    producers = [Producer(master) for _ in range(PRODUCERS)]
+    producers = [Producer(master, reorder=True) for _ in range(PRODUCERS)]
     try:
         for producer in producers:
             await producer.start()

@@ -33,6 +33,8 @@ __all__ = ["Delivery", "Outcome", "Outgoing", "SendResult", "Settings"]
 
 UNREACHABLE_MS = 5_000  # round robin leaves a broker out after a connect that failed
 # Answers after which the same message may be stored later; a token that ran out is replaced by a heartbeat.
+LEAST_REQUESTS = 16
+"""In flight to a broker that says again and again that it has no room."""
 RETRIABLE = frozenset({ErrCode.SERVICE_UNAVAILABLE, ErrCode.SERVER_RECEIVE_OVERFLOW, ErrCode.CERTIFICATE_FAILURE})
 ENTRY = 28  # index bytes of a message: those of a batch stand one behind the other
 BATCHES_IN_FLIGHT = 4  # enough to keep broker and connection busy; more would only make the batches smaller
@@ -210,7 +212,7 @@ class Delivery:
         while (item := lane.ready()) is not None:
             self._send(link, lane, *item)
         for message in lane.abandoned:
-            self._tell(message, _overtaken(lane.target))
+            self._tell(message, _overtaken(lane.target, None))
         lane.abandoned.clear()
 
     def _send(self, link: Link, lane: Lane[Outgoing], number: int, messages: list[Outgoing]) -> None:
@@ -292,8 +294,11 @@ class Delivery:
             return
         retry, given_up = outcome
         for message in given_up:
-            self._tell(message, message.error if message.error is not None else _overtaken(lane.target))
+            self._tell(message, _overtaken(lane.target, message.error))
         self.retried += len(retry)
+        if any(_overflowed(message) for message in (*retry, *given_up)):
+            # Apache's brokers have room for some thousand messages not yet on disk, for all producers together.
+            lane.requests = max(lane.requests // 2, LEAST_REQUESTS)
         lane.held = True  # a pause before the next attempt
         timer: asyncio.TimerHandle
 
@@ -434,10 +439,22 @@ class Delivery:
                     self._links.release(link, user=self)
 
 
-def _overtaken(target: Partition) -> UnavailableError:
+def _overflowed(message: Outgoing) -> bool:
+    error = message.error
+    return isinstance(error, RefusedError) and error.code == ErrCode.SERVER_RECEIVE_OVERFLOW
+
+
+def _overtaken(target: Partition, error: PenstockError | None) -> PenstockError:
+    """Why a message is given up whose followers are stored; ``error``: what became of it itself."""
+    do = "send it again if its place does not matter; reorder=True does so always; or keep fewer in flight"
+    if isinstance(error, RefusedError):
+        why = "later messages of the partition are stored: sending it again would change their order"
+        told = RefusedError(error.what, code=error.code, text=error.text, peer=error.peer, why=why, do=do)
+        told.retriable = error.retriable
+        return told
     return UnavailableError(
         f"tube: a message for {target.key} was not stored, later ones were",
         applied=None,
         why="sending it again would change the order of the partition",
-        do="send it again if its place does not matter",
+        do=do,
     )

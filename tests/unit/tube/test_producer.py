@@ -183,12 +183,42 @@ async def test_busy_broker_is_asked_again() -> None:
     assert script.log == [b"0"]
 
 
+class Small(Script):
+    """Has room for 20 messages a turn of its loop, as a broker whose memory is full until it is flushed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken = self.refused = 0
+
+    def answer(self, request: Request) -> bytes | None:
+        if request.method == MethodId.SEND_MESSAGE and request.payload:
+            if not self.taken:
+                asyncio.get_running_loop().call_soon(self._flush)
+            self.taken += 1
+            self.codes = [419] if self.taken > 20 else []
+            self.refused += len(self.codes)
+        return super().answer(request)
+
+    def _flush(self) -> None:
+        self.taken = 0
+
+
+async def test_less_is_in_flight_to_a_broker_without_room() -> None:
+    script = Small()
+    results = await run(script, 400, reorder=True)
+    assert not any(isinstance(result, Exception) for result in results)
+    assert sorted(script.log, key=int) == [b"%d" % n for n in range(400)]
+    assert script.refused < 1500, "all of them again each time would be 3,800"
+
+
 async def test_message_that_was_overtaken_is_not_put_behind() -> None:
     script = Script(419, 200, 419)
     first, second, third = await run(script, 3)
     assert isinstance(first, RefusedError)
     assert first.code == 419
     assert first.retriable
+    assert "change their order" in str(first)
+    assert "reorder=True" in str(first)
     assert not isinstance(second, Exception)
     assert not isinstance(third, Exception)
     assert script.log == [b"1", b"2"]
