@@ -16,12 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from penstock.errors import ConfigError, LocalProtocolError, PenstockError, RefusedError, UnavailableError
+from penstock.errors import ConfigError, LocalProtocolError, PenstockError
 from penstock.runtime.clock import monotonic_ms
 from penstock.tube.addresses import Address, local_ipv4, parse_masters
-from penstock.tube.codec.codes import ErrCode
-from penstock.tube.codec.methods import MethodId
-from penstock.tube.codec.proto import broker_pb2, master_pb2
+from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.strings import (
     DEFAULT_BROKER_PORT,
     DEFAULT_BROKER_TLS_PORT,
@@ -33,7 +31,8 @@ from penstock.tube.codec.strings import (
 from penstock.tube.delivery import Delivery, Outcome, Outgoing, SendResult, Settings
 from penstock.tube.engine.producer import Routes
 from penstock.tube.engine.send_requests import SendWriter
-from penstock.tube.link import Links, MasterLink, credentials, new_client_id
+from penstock.tube.link import Links, credentials, new_client_id
+from penstock.tube.producer_session import ProducerSession
 from penstock.tube.record import Record
 
 __all__ = ["Producer", "SendResult"]
@@ -84,7 +83,6 @@ class Producer:
         self.client_id = check_client_id(client_id if client_id is not None else new_client_id("producer"))
         self.sent = 0
         self.acknowledged = 0
-        self._masters = parse_masters(masters)
         self._settings = Settings(
             request_timeout_s=request_timeout_s,
             delivery_timeout_s=delivery_timeout_s,
@@ -96,18 +94,14 @@ class Producer:
             idempotent=idempotent,
             idle_s=idle_s,
         )
-        self._topic_timeout_s = topic_timeout_s
-        self._heartbeat_s = heartbeat_s
         self._max_in_flight = max_in_flight
         self._max_bytes = max_in_flight_bytes
         self._in_flight = 0
         self._bytes = 0
         self._pending: dict[str, deque[Outgoing]] = {}  # not admitted yet, in the order of the calls
         self._room: deque[asyncio.Future[None]] = deque()  # who waits for a place
-        self._publishing: dict[str, asyncio.Task[None]] = {}
         host = local_ipv4()
         self._writer = SendWriter(self.client_id, ipv4_to_int(host))
-        self._tls = tls
         self._routes = Routes(
             self.client_id,
             host,
@@ -116,10 +110,11 @@ class Producer:
             default_port=DEFAULT_BROKER_PORT if tls is None else DEFAULT_BROKER_TLS_PORT,
         )
         self._links = links if links is not None else Links(tls)
-        self._beating = asyncio.Lock()
-        self._master: MasterLink | None = None
         self._delivery: Delivery | None = None
-        self._heart: asyncio.Task[None] | None = None
+        self._session = ProducerSession(
+            parse_masters(masters), tls, self._routes, request_timeout_s=request_timeout_s,
+            topic_timeout_s=topic_timeout_s, heartbeat_s=heartbeat_s, heard=self._connect_ahead, settled=self._settled,
+        )  # fmt: skip
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = False
 
@@ -173,7 +168,7 @@ class Producer:
         """
         target = self._routes.choose(topic, key, partition, monotonic_ms())
         if target is None:
-            raise self._unknown(topic)
+            raise self._session.unknown(topic)
         return target
 
     def max_bytes(self, topic: str) -> int:
@@ -189,7 +184,7 @@ class Producer:
         if self._routes.credentials is not None:
             self._routes.credentials.refused()
         with contextlib.suppress(PenstockError):
-            await self._heartbeat()
+            await self._session.heartbeat()
 
     async def start(self) -> None:
         """Register at the master.
@@ -199,14 +194,8 @@ class Producer:
             RefusedError: it does not want this producer.
         """
         self._loop = asyncio.get_running_loop()
-        self._master = MasterLink(self._masters, self._tls)
-        try:
-            await self._register()
-        except BaseException:
-            await self._master.close()
-            raise
+        await self._session.start()
         self._delivery = Delivery(self._settings, self._routes, self._writer, self._links, self._tell_and_admit)
-        self._heart = asyncio.create_task(self._beat(), name=f"tube-producer-{self.client_id}")
 
     async def publish(self, *topics: str) -> None:
         """Announce ``topics`` and connect to their brokers, so that the first send finds all ready.
@@ -216,10 +205,10 @@ class Producer:
         Raises:
             RefusedError: the master announces no partition of one within ``topic_timeout_s``.
         """
-        await asyncio.gather(*(asyncio.shield(self._published(topic)) for topic in topics))
+        await asyncio.gather(*(asyncio.shield(self._session.published(topic)) for topic in topics))
         for topic in topics:
             if not self._routes.partitions(topic):
-                raise self._unknown(topic)
+                raise self._session.unknown(topic)
 
     async def unpublish(self, *topics: str) -> None:
         """Wait for what is on its way, then take ``topics`` back. A later send publishes again."""
@@ -228,7 +217,7 @@ class Producer:
             await asyncio.wait(waiting)
         self._routes.topics.difference_update(topics)
         with contextlib.suppress(PenstockError):  # the next heartbeat says it
-            await self._heartbeat()
+            await self._session.heartbeat()
 
     async def send(
         self, topic: str, record: Record | bytes, partition: int | None = None, key: bytes | None = None
@@ -289,106 +278,26 @@ class Producer:
             return
         await self.flush()
         self._closing = True
-        tasks = [self._heart, *self._publishing.values()] if self._heart is not None else []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._delivery is not None:
-            await self._delivery.close()
-        if self._master is not None:
-            with contextlib.suppress(PenstockError):  # the master lets the session expire
-                await self._master.call(
-                    MethodId.PRODUCER_CLOSE, self._routes.close(), master_pb2.CloseResponseM2P, timeout_s=2
-                )
-            await self._master.close()
-        if self._delivery is not None:
-            await self._links.leave(self._delivery)
+        if self._delivery is None:
+            return
+        await self._session.stop()
+        await self._delivery.close()
+        await self._session.close()
+        await self._links.leave(self._delivery)
 
     # --- the master ---
 
-    async def _register(self) -> None:
-        assert self._master is not None
-        answer = await self._master.call(
-            MethodId.PRODUCER_REGISTER, self._routes.register(), master_pb2.RegisterResponseM2P,
-            timeout_s=self._settings.request_timeout_s,
-        )  # fmt: skip
-        _accepted(answer.errCode, answer.errMsg, "the master refuses this producer")
-        self._routes.registered(answer)
-
-    async def _heartbeat(self) -> None:
-        assert self._master is not None
-        async with self._beating:
-            answer = await self._master.call(
-                MethodId.PRODUCER_HEARTBEAT, self._routes.heartbeat(), master_pb2.HeartResponseM2P,
-                timeout_s=self._settings.request_timeout_s,
-            )  # fmt: skip
-            if answer.errCode == ErrCode.CERTIFICATE_FAILURE and self._routes.credentials is not None:
-                self._routes.credentials.refused()
-                await self._register()
-                return
-            if answer.errCode == ErrCode.HB_NO_NODE:
-                await self._register()
-                return
-            if answer.errCode != ErrCode.NOT_READY:
-                _accepted(answer.errCode, answer.errMsg, "the master refuses this producer's heartbeat")
-            self._routes.heard(answer)
+    def _connect_ahead(self, partitions: list[Partition]) -> None:
         if self._delivery is not None:
-            for topic in self._routes.topics:
-                self._delivery.connect_ahead(self._routes.partitions(topic))
+            self._delivery.connect_ahead(partitions)
 
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(self._heartbeat_s)
-            try:
-                await self._heartbeat()
-            except PenstockError:
-                continue  # the next one tries again; what is known stays in use
-
-    def _published(self, topic: str) -> asyncio.Task[None]:
-        """The task that publishes ``topic``, started if there is none."""
-        task = self._publishing.get(topic)
-        if task is None:
-            task = self._publishing[topic] = asyncio.create_task(self._publish(topic))
-        return task
-
-    async def _publish(self, topic: str) -> None:
-        """Announce a topic and learn its partitions; then what waits for them goes on, or fails."""
-        self._routes.topics.add(topic)
-        until = asyncio.get_running_loop().time() + self._topic_timeout_s
-        pause = 0.02
-        failure: PenstockError | None = None
-        try:
-            while not self._routes.partitions(topic):
-                try:
-                    await self._heartbeat()
-                    failure = None
-                except UnavailableError as error:
-                    failure = error
-                if self._routes.partitions(topic):
-                    break
-                if asyncio.get_running_loop().time() + pause > until:
-                    raise failure if failure is not None else self._unknown(topic)
-                await asyncio.sleep(pause)
-                pause = min(pause * 2, 0.5)
-            failure = None
-        except PenstockError as error:
-            failure = error
-        finally:
-            self._publishing.pop(topic, None)
+    def _settled(self, topic: str, failure: PenstockError | None) -> None:
+        """A topic was published, or could not be: what waits for it goes on, or fails."""
         if failure is None:
             self._admit(topic)
             return
-        self._routes.topics.discard(topic)
         for message in self._pending.pop(topic, ()):
             self._tell(message, failure)
-
-    def _unknown(self, topic: str) -> RefusedError:
-        return RefusedError(
-            f"tube: topic {topic!r} has no partition",
-            code=444,
-            why=f"the master announced no broker for it within {self._topic_timeout_s:g} s",
-            do="create the topic, and look whether a broker that serves it is registered",
-        )
 
     # --- admission ---
 
@@ -453,7 +362,7 @@ class Producer:
         queue = self._pending.get(topic)
         while queue and not self._full:
             if not self._routes.partitions(topic):
-                self._published(topic)
+                self._session.published(topic)
                 return
             message = queue.popleft()
             if not message.future.done():
@@ -485,8 +394,3 @@ class Producer:
         else:
             self.acknowledged += 1
             message.future.set_result(outcome)
-
-
-def _accepted(code: int, text: str, what: str) -> None:
-    if code != ErrCode.SUCCESS:
-        raise RefusedError(f"tube: {what}: {text}", code=code, text=text)
