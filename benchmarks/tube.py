@@ -167,7 +167,7 @@ def _run(load: Callable[[str, str, int], object], topic: str, size: int, master:
 
 
 async def fill(master: str, topic: str, size: int, *, warm: bool = True) -> float:
-    """Messages a second of one producer; ``warm``: it has sent one before. What a server has no room for is sent again."""
+    """Messages a second of one producer; ``warm``: it has sent one before. What has no room is sent again."""
     body = bytes(size)
     async with Producer(master, reorder=True) as producer:
         if warm:
