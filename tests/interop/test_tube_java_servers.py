@@ -12,6 +12,7 @@ from penstock.errors import LocalProtocolError, RefusedError
 from penstock.tube.consumer import Bound, Consumer
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
+from penstock.tube.staging import Batch, Stager
 from tests.interop.tube_java.clients import JavaClients, body, number
 from tests.interop.tube_java.jars import Jars
 from tests.interop.tube_java.server import JavaTube, free_ports, start_broker
@@ -162,6 +163,16 @@ async def test_an_idempotent_producer_is_refused(masters: str) -> None:
     async with Producer(masters, idempotent=True) as producer:
         with pytest.raises(RefusedError, match="idempotent"):
             await producer.send("quick", b"x")
+
+
+async def test_their_brokers_stage_nothing_and_store_nothing_of_it(masters: str) -> None:
+    async with Producer(masters) as producer:
+        before = await producer.send("quick", b"before", 0)
+        async with Stager(producer, Batch("query", "run", 0), task=0, timeout_s=10) as stager:
+            assert not await stager.stages("quick")
+            assert (await stager.finish()).brokers == {}
+        behind = await producer.send("quick", b"behind", 0)
+    assert behind.append_offset == before.append_offset + 28
 
 
 async def test_a_topic_that_is_not_there(masters: str) -> None:

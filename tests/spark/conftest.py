@@ -20,6 +20,8 @@ def spark() -> Iterator[SparkSession]:
         # A short life: Java's second compiler would cost more time than its code gives back.
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.ui.enabled": "false",
+        # A worker has 15 s to start and connect; on a machine that does much else it needs more.
+        "spark.python.authenticate.socketTimeout": "60s",
     }
     session = penstock.spark.session("tests", conf=conf, log_level="OFF")
     yield session
