@@ -66,12 +66,14 @@ def schema_type(schema: dict[str, Any]) -> str:
         return f"`{schema['const']}`"
     if "enum" in schema:
         return " or ".join(f"`{value}`" for value in schema["enum"])
-    if "anyOf" in schema:
-        return " or ".join(schema_type(part) for part in schema["anyOf"] if part.get("type") != "null")
+    branches = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
+    if branches:
+        return " or ".join(schema_type(part) for part in branches if part.get("type") != "null")
     if schema.get("type") == "array":
         return f"list of {schema_type(schema.get('items', {}))}"
-    if schema.get("type") == "object" and isinstance(schema.get("additionalProperties"), dict):
-        return f"map of name to {schema_type(schema['additionalProperties'])}"
+    values = [*schema.get("patternProperties", {}).values(), schema.get("additionalProperties")]
+    if schema.get("type") == "object" and isinstance(values[0], dict):
+        return f"map of name to {schema_type(values[0])}"
     return {"integer": "number", "string": "text", "boolean": "true or false"}.get(str(schema.get("type")), "any")
 
 

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.pipelines import run as running
-from penstock.pipelines.reconcile import reconcile, tube_count
+from penstock.pipelines.reconcile import reconcile, source_count
 from penstock.pipelines.table import files
 from penstock.pipelines.values import REDRIVE, REDRIVE_STEP
 from penstock.tube.record import Record
@@ -133,7 +133,7 @@ def test_rows_become_messages_once(
     shown = [event for event in setup.events if event["event"] == "rows"]
     assert sum(len(event["rows"]) for event in shown) == 2
     assert json.loads(shown[0]["rows"][0]).keys() == {"place", "time", "flow"}
-    accounts = reconcile(setup.pipeline, setup.state, tube_count(setup.pipeline))
+    accounts = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
     assert [account.off for account in accounts] == [(), (), ()]
 
     # As after a crash between the sink and the commit: the batch is run again, and the tube takes it once.

@@ -19,7 +19,7 @@ from penstock.pipelines import control, dead
 from penstock.pipelines import run as running
 from penstock.pipelines.control import lease_holder
 from penstock.pipelines.model import Pipeline
-from penstock.pipelines.reconcile import reconcile, tube_count
+from penstock.pipelines.reconcile import reconcile, source_count
 from penstock.pipelines.replay import begun, plan_replay
 from penstock.pipelines.table import files, read
 from penstock.pipelines.values import REDRIVE, REDRIVE_STEP, lease_key
@@ -254,7 +254,7 @@ def test_a_stretch_is_replayed_twice_beside_the_run_with_equal_rows(setup: Setup
                 stop=threading.Event(),
             )
             again, state = begun(setup.pipeline, tmp_path / name)
-            (account,) = reconcile(again, state, tube_count(again))
+            (account,) = reconcile(again, state, source_count(again, state))
             assert (account.off, account.unknown) == ((), ())
             assert (account.sums.read, account.sums.out, account.sums.dead, account.sums.duplicates) == (153, 151, 1, 1)
             path = tmp_path / name / "tables" / "rows"
@@ -281,7 +281,7 @@ def test_the_books_balance_and_a_dead_letter_is_driven_through_again(setup: Setu
     setup.run()
     assert [x["id"] for x in setup.dead()] == ["broken"]
     (letter,) = dead.letters(setup.lake / "dead")
-    assert asyncio.run(dead.redrive(setup.lake / "dead", [letter], setup.node.master)) == 1
+    assert asyncio.run(dead.redrive(setup.lake / "dead", [letter], setup.pipeline.inputs, setup.state)) == 1
     assert dead.redriven(setup.lake / "dead") == {letter.place}
     setup.run()
     # It failed once more, and is a letter of its own with the same id.
@@ -289,7 +289,7 @@ def test_the_books_balance_and_a_dead_letter_is_driven_through_again(setup: Setu
     assert [(x.id, x.key, x.value) for x in again] == [("broken", b"k", b'{"branch": "b"')]
     marks = {REDRIVE: b"1", REDRIVE_STEP: b"parsed"}
     assert dict(again[0].headers) == {"id": b"broken", "site": b"north", **marks}
-    accounts = reconcile(setup.pipeline, setup.state, tube_count(setup.pipeline))
+    accounts = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
     assert [(account.off, account.unknown) for account in accounts] == [((), ()), ((), ())]
     assert (accounts[0].sums.read, accounts[0].sums.out, accounts[0].sums.dead) == (3, 1, 2)
 

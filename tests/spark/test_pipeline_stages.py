@@ -11,7 +11,8 @@ from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError
 from penstock.pipelines.model import Step
-from penstock.pipelines.stages import Lookup, apply, key_column, rows_of
+from penstock.pipelines.rows import key_column, rows_of
+from penstock.pipelines.stages import Lookup, apply
 
 SOURCE = (
     "topic string, broker int, partition int, offset long, timestamp timestamp, key binary, "

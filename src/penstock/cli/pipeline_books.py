@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,8 @@ from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
     from penstock.pipelines.control import Holder, RunRecord
+    from penstock.pipelines.dead import Letter
+    from penstock.pipelines.model import Pipeline
 
 __all__ = ["File", "Into", "Json", "StateDir", "dead", "reconcile", "state_of", "status"]
 
@@ -121,7 +124,7 @@ def reconcile(file: File, state_dir: StateDir = None, into: Into = None, as_json
         from penstock.pipelines.replay import begun
 
         pipeline, state = begun(pipeline, into)
-    accounts = books.reconcile(pipeline, state, books.tube_count(pipeline))
+    accounts = books.reconcile(pipeline, state, books.source_count(pipeline, state))
     for account in accounts:
         sums = {name: getattr(account.sums, name) for name in _SUMS}
         if as_json:
@@ -141,8 +144,8 @@ def reconcile(file: File, state_dir: StateDir = None, into: Into = None, as_json
         raise typer.Exit(1)
 
 
-def _dead_letters(file: Path) -> tuple[Path, str]:
-    """The table of the pipeline's dead letters, and its masters."""
+def _dead_letters(file: Path) -> tuple[Path, Pipeline]:
+    """The table of the pipeline's dead letters, and the pipeline."""
     from penstock.pipelines.model import load
 
     pipeline = load(file)
@@ -152,26 +155,26 @@ def _dead_letters(file: Path) -> tuple[Path, str]:
             option="dead_letters",
             do="add dead_letters: {path: ...} to the file; from then on they are kept",
         )
-    return Path(pipeline.dead_letters.path), pipeline.source.master
+    return Path(pipeline.dead_letters.path), pipeline
 
 
 @dead.command("list")
 def dead_list(file: File, as_json: Json = False) -> None:
-    """Count the dead letters by step and reason."""
+    """Count the dead letters by step, code and reason."""
     from penstock.pipelines.dead import letters, redriven
 
     path, _ = _dead_letters(file)
     again = redriven(path)
-    counts: dict[tuple[str, str], list[int]] = {}
+    counts: dict[tuple[str, str, str], list[int]] = {}
     for letter in letters(path):
-        count = counts.setdefault((letter.step, letter.reason), [0, 0])
+        count = counts.setdefault((letter.step, letter.code, letter.reason), [0, 0])
         count[0] += 1
         count[1] += letter.place in again
     rows: list[dict[str, str | int | None]] = [
-        {"step": step, "reason": reason, "letters": total, "sent_again": sent}
-        for (step, reason), (total, sent) in sorted(counts.items())
+        {"step": step, "code": code, "reason": reason, "letters": total, "sent_again": sent}
+        for (step, code, reason), (total, sent) in sorted(counts.items())
     ]
-    print_table(rows, ["step", "reason", "letters", "sent_again"], as_json=as_json)
+    print_table(rows, ["step", "code", "reason", "letters", "sent_again"], as_json=as_json)
 
 
 Most = Annotated[int, typer.Option("--limit", "-n", min=1, help="Show at most so many.", metavar="N")]
@@ -189,7 +192,7 @@ def dead_show(file: File, step: Step = None, only: Only = None, limit: Most = 10
 
     path, _ = _dead_letters(file)
     again = redriven(path)
-    chosen = [x for x in letters(path) if (step is None or x.step == step) and (not only or x.id in only)]
+    chosen = _chosen(list(letters(path)), step, only)
     for letter in chosen[:limit]:
         place = f"{letter.topic} {letter.broker}:{letter.partition}@{letter.offset}"
         if as_json:
@@ -197,6 +200,8 @@ def dead_show(file: File, step: Step = None, only: Only = None, limit: Most = 10
                 {
                     "id": letter.id,
                     "step": letter.step,
+                    "code": letter.code,
+                    "source": letter.source,
                     "reason": letter.reason,
                     "place": place,
                     "timestamp": letter.timestamp.isoformat(),
@@ -208,9 +213,9 @@ def dead_show(file: File, step: Step = None, only: Only = None, limit: Most = 10
             )
             continue
         sent = " (sent again)" if letter.place in again else ""
-        sys.stdout.write(
-            f"{letter.id}: {letter.step}: {letter.reason}{sent}\n  {place}, {letter.timestamp:%Y-%m-%d %H:%M:%S} UTC\n"
-        )
+        code = f" ({letter.code})" if letter.code else ""
+        sys.stdout.write(f"{letter.id}: {letter.step}: {letter.reason}{code}{sent}\n")
+        sys.stdout.write(f"  {place}, {letter.timestamp:%Y-%m-%d %H:%M:%S} UTC\n")
         for name, value in letter.headers:
             sys.stdout.write(f"  {shown(name.encode())}: {shown(value)}\n")
         sys.stdout.write(f"  {shown(letter.value)}\n")
@@ -221,32 +226,51 @@ def dead_show(file: File, step: Step = None, only: Only = None, limit: Most = 10
 @dead.command("redrive")
 def dead_redrive(
     file: File,
+    state_dir: StateDir = None,
     step: Step = None,
     only: Only = None,
     repeat: Annotated[bool, typer.Option("--repeat", help="Letters that were sent again before, too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Send dead letters into their topic again, as they were, with the ids they had.
+    """Send dead letters to their source again, as they were, with the ids they had.
 
     For when the pipeline, or what it looks up, has been mended. A letter that fails once more becomes a new letter.
     """
     from penstock.pipelines.dead import letters, redrive, redriven
 
-    path, masters = _dead_letters(file)
+    path, pipeline = _dead_letters(file)
     again = set() if repeat else redriven(path)
-    chosen = [
-        x
-        for x in letters(path)
-        if x.place not in again and (step is None or x.step == step) and (not only or x.id in only)
-    ]
-    sent = 0 if dry_run else asyncio.run(redrive(path, chosen, masters))
+    wanted = _chosen(list(letters(path)), step, only)
+    chosen = [letter for letter in wanted if letter.place not in again]
+    if only and len(chosen) < len(wanted):
+        note(f"{_letters(len(wanted) - len(chosen))} sent again before: --repeat sends it once more")
+    state = state_of(pipeline.name, state_dir)
+    sent = 0 if dry_run else asyncio.run(redrive(path, chosen, pipeline.inputs, state))
     if as_json:
         print_json({"chosen": len(chosen), "sent": sent})
     elif dry_run:
         sys.stdout.write(f"{_letters(len(chosen))} would be sent again\n")
     else:
         sys.stdout.write(f"{_letters(sent)} sent again\n")
+
+
+def _chosen(letters: list[Letter], step: str | None, only: list[str] | None) -> list[Letter]:
+    """The letters of ``step`` and with the ids ``only``; all where neither is given.
+
+    Raises:
+        ConfigError: there is no letter of such an id.
+    """
+    known = {letter.id for letter in letters}
+    unknown = [name for name in only or () if name not in known]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        raise ConfigError(
+            f"there is no dead letter with the id {unknown[0]!r}",
+            option="id",
+            do=(f"did you mean {near[0]!r}? " if near else "") + "`penstock pipeline dead show` lists the ids",
+        )
+    return [x for x in letters if (step is None or x.step == step) and (not only or x.id in only)]
 
 
 def _letters(count: int) -> str:

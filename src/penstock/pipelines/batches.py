@@ -4,31 +4,30 @@ the ledger. Called by Spark (``foreachBatch``), again with the same batch id and
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
 from penstock.pipelines.checkpoint import Checkpoint, Offsets
+from penstock.pipelines.delivery import Delivery
 from penstock.pipelines.ledger import Entry, Ledger
-from penstock.pipelines.messages import Write, marked, send, sendable
-from penstock.pipelines.model import Pipeline, StateStoreSink
+from penstock.pipelines.messages import identity, marked, sendable
+from penstock.pipelines.model import Pipeline, Step
 from penstock.pipelines.plan import SinkPlan
-from penstock.pipelines.source import TubeSource
-from penstock.pipelines.stages import INTERNAL, WithLookup, alive, apply, key_column, last_end_ms, rows_of
-from penstock.pipelines.table import Table
+from penstock.pipelines.rows import alive, key_column, mark_dead
+from penstock.pipelines.source import Sources
+from penstock.pipelines.stages import WithLookup, flow
+from penstock.pipelines.values import sink_letter
+from penstock.pipelines.windows import last_end_ms
 from penstock.pipelines.writeback import Change
 
-__all__ = ["Context", "Drained", "FencedStore", "Gate", "SinkBatches", "UnderWay", "changes_of"]
-
-COORDINATES = ("topic", "broker", "partition", "offset", "timestamp")
-"""Fields of ``_source`` that a table keeps of every row, as ``_topic`` and so on, beside ``_id``."""
+__all__ = ["Context", "Drained", "FencedStore", "Gate", "SinkBatches", "UnderWay"]
 
 
 class Drained(Exception):  # noqa: N818 - not an error: how a query is told to stop before a batch
@@ -81,7 +80,7 @@ class Context:
     """
 
     pipeline: Pipeline
-    source: TubeSource
+    source: Sources
     ledger: Ledger
     gate: Gate
     report: Callable[[Entry], None]
@@ -118,6 +117,7 @@ class SinkBatches:
         """The last batch that went through; Spark commits it a moment later."""
         self.under_way: UnderWay | None = None
         self._context = context
+        self._delivery = Delivery(plan, checkpoint, context)
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
         """Carry out one batch. Everything in it is idempotent by batch id."""
@@ -138,54 +138,84 @@ class SinkBatches:
 
     def _range(self, batch: int) -> tuple[Offsets, Offsets]:
         start, end = self.checkpoint.range(batch)
-        return (self._context.source.start(self.plan.sink.name) if start is None else start), end
+        # What a source had given nothing of yet begins where the query began.
+        return self._context.source.start(self.plan.sink.name) | (start or {}), end
+
+    def _read(self, start: Offsets, end: Offsets) -> int:
+        return self._context.source.count(self.plan.sink.name, start, end)
 
     def _rows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> Entry:
         # Cached: the rows come out of stateful operators, which must run once, and are used three times.
-        rows = marked(rows, self.plan.sink).persist()
+        rows = self._marked(rows).persist()
         try:
             counts = _count(rows)
-            out = self._write_rows(rows, batch, counts.out)
-            self._write_dead(rows, batch, counts.dead)
+            out = self._delivery.rows(self.plan.sink, rows.where(alive()), batch, counts.out)
+            letters = self._delivery.letters(rows, batch, counts.dead)
         finally:
             rows.unpersist()
-        read = self._context.source.count(start, end)
+        read = self._read(start, end)
         duplicates = read - counts.out - counts.dead - counts.filtered
-        return self._entry(batch, start, end, read, counts, out=out, duplicates=duplicates)
+        return self._entry(batch, start, end, read, counts, out=out, duplicates=duplicates, letters=letters)
+
+    def _marked(self, rows: DataFrame) -> DataFrame:
+        """``rows``, dead where the sink can do nothing with them."""
+        sink = self.plan.sink
+        if sink.statestore is None:
+            return marked(rows, sink)
+        # A key with a null in it names nothing; a row may leave out some of its keys, but not all.
+        keys = [key_column(rows, entry.key) for entry in sink.statestore.entries]
+        templates = " and ".join(entry.key for entry in sink.statestore.entries)
+        nameless = sf.when(sf.coalesce(*keys).isNull(), sf.lit(f"there is a null in {templates}"))
+        return mark_dead(rows, sink_letter(sink.name), [("sink.key", nameless)])
 
     def _windows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> Entry:
         # Cached, as above: a window must not be computed once to be counted and once to be sent.
         chosen = (rows if self.plan.sink.messages is None else sendable(rows, self.plan.sink)).persist()
         try:
-            written = self._write_windows(chosen, batch)
+            written = self._delivery.windows(chosen, batch)
         finally:
             chosen.unpersist()
-        read = self._context.source.count(start, end)
-        counts, late = self._into_windows(rows, batch, start, end) if read else (_Counts(0, 0, 0), 0)
-        return self._entry(batch, start, end, read, counts, out=written, duplicates=None, late=late)
+        read = self._read(start, end)
+        counts, late, letters = self._into_windows(rows, batch, start, end) if read else (_Counts(0, 0, 0), 0, 0)
+        return self._entry(batch, start, end, read, counts, out=written, duplicates=None, late=late, letters=letters)
 
-    def _into_windows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> tuple[_Counts, int]:
-        """What this batch put into the windows, and how many of its events were too late for them.
+    def _into_windows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> tuple[_Counts, int, int]:
+        """What this batch put into the windows, how many of its events were too late for them, and its dead letters.
 
         The windows do not say, and Spark's own count is of partial aggregates, so the batch's records are read once
         more and compared with the watermark that Spark compared them with.
         """
-        records = self._context.source.batch(rows.sparkSession, start, end)
-        if records is None:
-            return _Counts(0, 0, 0), 0
-        window = self.plan.window
+        plan = self.plan
+        streams = self._context.source.batches(rows.sparkSession, plan.sink.name, start, end)
+        if streams is None:
+            return _Counts(0, 0, 0), 0, 0
+        window = plan.window
         assert window is not None
-        before = itertools.takewhile(lambda step: step.kind != "window", self.plan.steps)
-        earlier = list(before)
-        single = [step for step in earlier if step.kind != "dedupe"]
-        records_in = apply(rows_of(records), single, self._context.with_lookup)
+        # Up to the window, and without the dedupe before it, whose state belongs to the stream.
+        nodes = [node._replace(step=_kept(node.step)) for node in plan.nodes]
+        reads = next(node.reads[0] for node in plan.nodes if node.step.window is not None)
+        records = flow(streams, nodes, reads, self._context.with_lookup)
         watermark = self.checkpoint.late_watermark_ms(batch)
         # Late copies of one event are one late event; `<=`, since an event at the watermark is dropped too.
-        place = last_end_ms(window, deduped=len(single) < len(earlier))
+        place = last_end_ms(window, deduped=any(step.dedupe is not None for step in plan.steps))
         is_late = alive() & (place <= sf.lit(watermark)) if watermark else sf.expr("false")
-        found = records_in.agg(*_states(), sf.count_distinct(sf.when(is_late, sf.col("_id"))).alias("late")).first()
-        assert found is not None
-        return _Counts(found["out"], found["dead"], found["filtered"]), int(found["late"])
+        late = sf.count_distinct(sf.when(is_late, sf.struct(*identity(records)))).alias("late")
+        if plan.late_sinks or plan.dead_letters_of:
+            records = records.persist()
+        try:
+            found = records.agg(*_states(), late).first()
+            assert found is not None
+            if plan.late_sinks:
+                self._write_late(records.where(is_late), batch, int(found["late"]))
+            letters = self._delivery.letters(records, batch, found["dead"])
+        finally:
+            records.unpersist()
+        return _Counts(found["out"], found["dead"], found["filtered"]), int(found["late"]), letters
+
+    def _write_late(self, rows: DataFrame, batch: int, count: int) -> None:
+        once = rows.dropDuplicates(identity(rows))
+        for sink in self.plan.late_sinks:
+            self._delivery.rows(sink, once if sink.messages is None else sendable(once, sink), batch, count)
 
     def _entry(
         self,
@@ -198,6 +228,7 @@ class SinkBatches:
         out: int,
         duplicates: int | None,
         late: int = 0,
+        letters: int = 0,
     ) -> Entry:
         return Entry(
             sink=self.plan.sink.name,
@@ -213,86 +244,13 @@ class SinkBatches:
             late_watermark_ms=self.checkpoint.late_watermark_ms(batch),
             watermark_ms=self.checkpoint.planned(batch).watermark_ms,
             fencing_token=str(self._context.store.token),
+            letters=letters,
         )
 
-    def _write_rows(self, rows: DataFrame, batch: int, count: int) -> int:
-        live = rows.where(alive())
-        sink = self.plan.sink
-        if sink.statestore is not None:
-            self._write_back(live, sink.statestore)
-        elif sink.messages is not None:
-            send(live, sink, self._context.pipeline, count, self._named(batch))
-        elif sink.table is not None:
-            coordinates = [sf.col(f"_source.{name}").alias(f"_{name}") for name in COORDINATES]
-            return self._table(sink.table.path).write(batch, live.select(*_data(rows), "_id", *coordinates), count)
-        else:
-            self._show(live, batch)
-        return count
 
-    def _write_windows(self, rows: DataFrame, batch: int) -> int:
-        """Windows into the sink; how many, or for the state store how many requests that took."""
-        sink = self.plan.sink
-        if sink.statestore is not None:
-            return self._write_back(rows, sink.statestore)
-        count = rows.count()
-        if sink.messages is not None:
-            send(rows, sink, self._context.pipeline, count, self._named(batch), windows=True)
-        elif sink.table is not None:
-            return self._table(sink.table.path).write(batch, rows, count)
-        else:
-            self._show(rows, batch)
-        return count
-
-    def _named(self, batch: int) -> Write:
-        return Write(self.checkpoint.query_id(), batch, str(self._context.store.token))
-
-    def _table(self, path: str) -> Table:
-        return Table(Path(path), self.plan.sink.name, self.checkpoint.query_id())
-
-    def _show(self, rows: DataFrame, batch: int) -> None:
-        assert self.plan.sink.console is not None
-        lines = rows.select(sf.to_json(sf.struct(*_data(rows)), {"ignoreNullFields": "false"}).alias("line"))
-        shown = [row["line"] for row in lines.limit(self.plan.sink.console.rows).collect()]
-        self._context.show(self.plan.sink.name, batch, shown)
-
-    def _write_dead(self, rows: DataFrame, batch: int, count: int) -> None:
-        path = self._context.dead_letters
-        if path is None or not count or not self.plan.dead_letters_of:
-            return
-        mine = rows.where(sf.col("_dead.step").isin(*sorted(self.plan.dead_letters_of)))
-        table = self._table(str(path))
-        letters = mine.select("_dead.step", "_dead.reason", sf.col("_id").alias("id"), "_source.*")
-        table.write(batch, letters, mine.count())
-
-    def _write_back(self, rows: DataFrame, sink: StateStoreSink) -> int:
-        return self._context.store.write(changes_of(rows, sink))
-
-
-def changes_of(rows: DataFrame, sink: StateStoreSink) -> list[Change]:
-    """What ``rows`` do in the state store, in order."""
-    if sink.order_by is not None:
-        rows = rows.orderBy(sink.order_by)
-    columns = _data(rows)
-    made: list[Column] = []
-    for index, entry in enumerate(sink.entries):
-        value = sf.to_json(sf.struct(*(entry.value or columns)))
-        holds = sf.coalesce(sf.expr(entry.when), sf.expr("false"))
-        made += [key_column(rows, entry.key).alias(f"key{index}"), sf.when(holds, value).alias(f"value{index}")]
-    return list(_changes(rows.select(*made).collect(), len(sink.entries)))
-
-
-def _changes(rows: list[Row], entries: int) -> Iterator[Change]:
-    for row in rows:
-        for index in range(entries):
-            key: str | None = row[f"key{index}"]
-            value: str | None = row[f"value{index}"]
-            # A key with a null in it names nothing.
-            if key is not None:
-                yield Change(key, None if value is None else value.encode())
-
-
-def _data(rows: DataFrame) -> list[str]:
-    return [column for column in rows.columns if column not in INTERNAL]
+def _kept(step: Step) -> Step:
+    """``step`` where a batch is looked at once more: a dedupe lets everything through."""
+    return step if step.dedupe is None else step.model_copy(update={"dedupe": None, "filter": "true"})
 
 
 def _states() -> list[Column]:

@@ -12,8 +12,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.pipelines.batches import Context, SinkBatches
 from penstock.pipelines.checkpoint import Checkpoint
 from penstock.pipelines.model import Pipeline
-from penstock.pipelines.plan import SinkPlan, plan
-from penstock.pipelines.stages import apply, rows_of
+from penstock.pipelines.plan import SinkPlan, labels, plan
+from penstock.pipelines.stages import flow
 
 __all__ = ["BuiltQuery", "build"]
 
@@ -53,12 +53,13 @@ def build(pipeline: Pipeline, spark: SparkSession, state: Path, context: Context
     """The queries of ``pipeline``, in the order of its sinks. Spark has checked every column by then.
 
     Raises:
-        ConfigError: a step cannot be built: see ``stages.apply``.
+        ConfigError: a step cannot be built: see ``stages.flow``.
     """
     built = []
     for sink_plan in plan(pipeline):
-        checkpoint = Checkpoint(state / "checkpoints" / sink_plan.sink.name)
-        source = context.source.stream(spark, sink_plan.sink.name)
-        rows = apply(rows_of(source), sink_plan.steps, context.with_lookup, sink=sink_plan.sink.name)
+        name = sink_plan.sink.name
+        checkpoint = Checkpoint(state / "checkpoints" / name, labels(sink_plan.ways))
+        streams = context.source.streams(spark, name)
+        rows = flow(streams, sink_plan.nodes, sink_plan.reads, context.with_lookup, sink=name)
         built.append(BuiltQuery(sink_plan, rows, SinkBatches(sink_plan, checkpoint, context), checkpoint))
     return built

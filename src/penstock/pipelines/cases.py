@@ -51,6 +51,7 @@ class Input(_Part):
     key: str | None = None
     id: str | None = Field(default=None, description="the record's id; one of its own when left out")
     headers: dict[str, str] = Field(default_factory=dict)
+    source: str | None = Field(default=None, description="the source that gives it; every source when left out")
     topic: str | None = Field(default=None, description="the first topic of the source when left out")
     at: str | None = Field(default=None, description="when the tube took it, ISO 8601; a second after the one before")
 

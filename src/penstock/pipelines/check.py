@@ -11,9 +11,11 @@ from pydantic_core import InitErrorDetails
 from penstock.errors import ConfigError
 from penstock.pipelines.check_sinks import fence_prefixes, message_sinks
 from penstock.pipelines.check_steps import step_texts
-from penstock.pipelines.model import SOURCE, Pipeline, Step
-from penstock.pipelines.plan import MAKES_DEAD_LETTERS, plan
+from penstock.pipelines.model import SOURCE, MqttSource, Pipeline, Source, Step, TubeOptions
+from penstock.pipelines.plan import SinkPlan, plan
 from penstock.pipelines.problem import Problem
+from penstock.pipelines.values import late_of
+from penstock.spark.mqtt_options import MqttReadOptions
 from penstock.spark.options import SourceOptions
 
 __all__ = ["problems", "problems_as_error"]
@@ -25,12 +27,14 @@ _SET_BY_THE_PIPELINE = {
     "includeheaders": "it to be left out: a pipeline always has the headers",
 }
 """Options of the source, in lower case, that other parts of the file decide."""
+_AFTER_WINDOWS = ("sql", "map", "filter")
 _FIELDS = {"tubemq.master": "master", "subscribe": "topics"}
 
 
 def problems(pipeline: Pipeline) -> list[Problem]:
     """Everything wrong with the references and the order of steps; what depends on them is checked once they hold."""
-    found = [*_source(pipeline), *_names(pipeline), *_references(pipeline)]
+    sources = [problem for name, source in pipeline.inputs.items() for problem in _source(pipeline, name, source)]
+    found = [*sources, *_names(pipeline), *_references(pipeline)]
     return found or [
         *step_texts(pipeline),
         *message_sinks(pipeline),
@@ -52,27 +56,41 @@ def problems_as_error(pipeline: Pipeline) -> ValidationError | None:
     return ValidationError.from_exception_data("Pipeline", details)
 
 
-def _source(pipeline: Pipeline) -> Iterator[Problem]:
-    source = pipeline.source
-    for name, value in source.options.items():
-        if name.lower() in _SET_BY_THE_PIPELINE:
-            yield Problem(("source", "options", name), value, f"expected {_SET_BY_THE_PIPELINE[name.lower()]}")
+def _source(pipeline: Pipeline, name: str, source: Source) -> Iterator[Problem]:
+    where: tuple[str | int, ...] = ("source",) if pipeline.source is not None else ("sources", name)
+    if isinstance(source, MqttSource):
+        try:
+            MqttReadOptions.parse({"topicFilter": source.topic_filter, "tubemq.topic": source.tube_topic})
+        except ConfigError as error:
+            if error.option == "topicFilter":
+                expected = f"expected an MQTT topic filter: {error.why}"
+                yield Problem((*where, "topic_filter"), source.topic_filter, expected)
+    if not isinstance(source, TubeOptions):
+        return
+    for option, value in source.options.items():
+        if option.lower() in _SET_BY_THE_PIPELINE:
+            yield Problem((*where, "options", option), value, f"expected {_SET_BY_THE_PIPELINE[option.lower()]}")
             return
     try:
         SourceOptions.parse(source.all_options()).for_stream()
     except ConfigError as error:
-        option = next((name for name in source.options if name.lower() == (error.option or "").lower()), None)
+        option_named = next((n for n in source.options if n.lower() == (error.option or "").lower()), None)
         field = _FIELDS.get(error.option or "")
-        location = ("source", "options", option) if option is not None else ("source", *([field] if field else []))
-        value = source.options[option] if option is not None else getattr(source, field or "format")
-        yield Problem(location, value, f"{error.what}; {error.do}" if error.do else error.what)
+        if field == "topics" and isinstance(source, MqttSource):
+            field = "tube_topic"
+        location = ("options", option_named) if option_named is not None else (field,) if field else ()
+        value_named = source.options[option_named] if option_named is not None else getattr(source, field or "format")
+        yield Problem((*where, *location), value_named, f"{error.what}; {error.do}" if error.do else error.what)
 
 
 def _names(pipeline: Pipeline) -> Iterator[Problem]:
-    seen = {SOURCE}
+    seen = {SOURCE, *pipeline.inputs}
+    for name in pipeline.sources:
+        if name == SOURCE:
+            yield Problem(("sources", name), name, "expected another name: `source` is that of an only source")
     for index, step in enumerate(pipeline.steps):
         if step.name in seen:
-            yield Problem(("steps", index, "name"), step.name, "expected a name that no other step has")
+            yield Problem(("steps", index, "name"), step.name, "expected a name that no other step or source has")
         seen.add(step.name)
     sinks: set[str] = set()
     for index, sink in enumerate(pipeline.sinks):
@@ -82,25 +100,48 @@ def _names(pipeline: Pipeline) -> Iterator[Problem]:
 
 
 def _references(pipeline: Pipeline) -> Iterator[Problem]:
-    known = [SOURCE]
+    known = list(pipeline.inputs)
+    windows: list[str] = []
     for index, step in enumerate(pipeline.steps):
-        if step.source is not None and step.source not in known:
+        if step.concat is not None:
+            for number, name in enumerate(step.concat):
+                if name not in known:
+                    expected = f"expected a source or a step before it: {', '.join(known)}"
+                    yield Problem(("steps", index, "concat", number), name, expected)
+                elif name in step.concat[:number]:
+                    yield Problem(("steps", index, "concat", number), name, "expected each name once")
+        elif step.source is not None and step.source not in known:
             yield Problem(("steps", index, "from"), step.source, f"expected a step before it: {', '.join(known)}")
+        elif step.source is None and not index and pipeline.source is None:
+            yield Problem(("steps", 0), step.name, f"expected `from:`, since there are several sources: {_or(known)}")
         known.append(step.name)
+        if step.window is not None:
+            windows.append(step.name)
     for index, sink in enumerate(pipeline.sinks):
-        if sink.source is not None and sink.source not in known:
+        window = late_of(sink.source or "")
+        if window is not None:
+            if window not in windows:
+                named = ", ".join(f"{name}.late" for name in windows) or "there is none"
+                yield Problem(("sinks", index, "from"), sink.source, f"expected late records of a window: {named}")
+        elif sink.source is not None and sink.source not in known:
             yield Problem(("sinks", index, "from"), sink.source, f"expected a step: {', '.join(known)}")
+        elif sink.source is None and not pipeline.steps and pipeline.source is None:
+            yield Problem(
+                ("sinks", index), sink.name, f"expected `from:`, since there are several sources: {_or(known)}"
+            )
+
+
+def _or(names: list[str]) -> str:
+    return " or ".join(names)
 
 
 def _chains(pipeline: Pipeline) -> Iterator[Problem]:
     """What may follow what. A problem of a shared step is reported once."""
     index_of = {step.name: index for index, step in enumerate(pipeline.steps)}
     reported: set[str] = set()
-    owned: set[str] = set()
     plans = plan(pipeline)
     for sink_plan in plans:
-        owned |= sink_plan.dead_letters_of
-        for step, expected in _order(sink_plan.steps):
+        for step, expected in _order(sink_plan):
             if step.name not in reported:
                 reported.add(step.name)
                 yield Problem(("steps", index_of[step.name], step.kind), step.name, expected)
@@ -109,34 +150,35 @@ def _chains(pipeline: Pipeline) -> Iterator[Problem]:
             where = ("sinks", pipeline.sinks.index(sink_plan.sink), "table")
             expected = "expected rows: windows change, put them into another sink or say `emit: closed`"
             yield Problem(where, sink_plan.sink.name, expected)
-    if pipeline.dead_letters is None:
-        return
-    for index, step in enumerate(pipeline.steps):
-        used = any(step in sink_plan.steps for sink_plan in plans)
-        if used and step.kind in MAKES_DEAD_LETTERS and step.name not in owned:
-            expected = "expected a sink of single rows after this step too: windows alone would lose its dead letters"
-            yield Problem(("steps", index, step.kind), step.name, expected)
+    served = {sink.name for sink_plan in plans for sink in sink_plan.late_sinks}
+    for index, sink in enumerate(pipeline.sinks):
+        window = late_of(sink.source or "")
+        if window is not None and sink.name not in served:
+            expected = f"expected a sink of the windows too: without one {window!r} is not computed"
+            yield Problem(("sinks", index, "from"), sink.source, expected)
 
 
-def _order(steps: tuple[Step, ...]) -> Iterator[tuple[Step, str]]:
-    windowed = False
+def _order(sink_plan: SinkPlan) -> Iterator[tuple[Step, str]]:
+    made: dict[str, frozenset[str]] = {}
+    """For each stream the kinds of the steps that made it."""
     deduped: str | None = None
-    for position, step in enumerate(steps):
-        if windowed and step.kind != "sql":
-            yield step, "expected only sql steps after a window"
-        if step.kind == "parse" and position:
-            yield step, "expected to read the source: parse is the first step"
+    windowed = any(step.window is not None for step in sink_plan.steps)
+    for step, reads in sink_plan.nodes:
+        before = frozenset[str]().union(*(made.get(name, frozenset()) for name in reads))
+        made[step.name] = before | {step.kind}
+        if "window" in before and step.kind not in _AFTER_WINDOWS:
+            yield step, f"expected only {', '.join(_AFTER_WINDOWS)} steps after a window"
+        if step.parse is not None and before - {"concat"}:
+            yield step, "expected to read the source: parse is the first step, or follows a concat of sources"
         if step.dedupe is not None:
             if deduped is not None:
-                yield step, "expected one dedupe between the source and a sink"
+                yield step, "expected one dedupe between the sources and a sink"
             deduped = step.dedupe.on
-            if deduped == "event" and not any(later.kind == "window" for later in steps[position:]):
+            if deduped == "event" and not windowed:
                 yield step, "expected a window after it, whose time it uses; `on: arrival` needs none"
-        if step.window is not None:
-            windowed = True
-            if deduped == "arrival":
-                # Spark runs one query at the lowest of its watermarks: two axes of time would hold each other back.
-                yield step, "expected `on: event` in the dedupe before it, since one query has one watermark"
+        if step.window is not None and deduped == "arrival":
+            # Spark runs one query at the lowest of its watermarks: two axes of time would hold each other back.
+            yield step, "expected `on: event` in the dedupe before it, since one query has one watermark"
 
 
 def _paths(pipeline: Pipeline) -> Iterator[Problem]:

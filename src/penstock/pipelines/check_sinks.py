@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from penstock.errors import ConfigError
-from penstock.pipelines.model import MqttSink, Pipeline, TubeSink
+from penstock.pipelines.model import MqttSink, Pipeline, TubeOptions, TubeSink
 from penstock.pipelines.problem import Problem
 from penstock.pipelines.values import lease_key, pieces
 from penstock.spark.mqtt_options import MqttWriteOptions
@@ -57,13 +57,19 @@ def _tube(pipeline: Pipeline, sink: TubeSink, where: tuple[str | int, ...]) -> I
             SinkOptions.parse({"tubemq.master": sink.master})
         except ConfigError as error:
             yield Problem((*where, "master"), sink.master, f"{error.what}; {error.do}" if error.do else error.what)
+    elif pipeline.master is None:
+        yield Problem((*where, "master"), None, "expected the masters of a tube: no source of this file names any")
     parts = pieces(sink.topic)
     if any(part.column for part in parts):
         return
     topic = "".join(part.text for part in parts)
     if not topic.strip():
         yield Problem((*where, "topic"), sink.topic, "expected the name of a topic")
-    elif topic in pipeline.source.topics and (sink.master or pipeline.source.master) == pipeline.source.master:
+    elif any(
+        topic in source.tube_topics() and (sink.master or pipeline.master) == source.master
+        for source in pipeline.inputs.values()
+        if isinstance(source, TubeOptions)
+    ):
         yield Problem((*where, "topic"), sink.topic, "expected another topic: the pipeline would read what it writes")
 
 

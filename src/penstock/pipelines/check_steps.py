@@ -7,10 +7,10 @@ from collections.abc import Generator, Iterator
 
 from penstock.pipelines import ddl
 from penstock.pipelines.model import Enrich, Parse, Pipeline, Step
-from penstock.pipelines.plan import read_by
+from penstock.pipelines.plan import reads_of
 from penstock.pipelines.problem import Problem
 
-__all__ = ["RESERVED", "reads_of", "step_texts"]
+__all__ = ["RESERVED", "read_in", "step_texts"]
 
 RESERVED = "_"
 """Names that start with it belong to the pipeline."""
@@ -37,7 +37,7 @@ def step_texts(pipeline: Pipeline) -> Iterator[Problem]:
                 yield Problem(where, name, "expected names of columns that do not start with '_'")
 
 
-def reads_of(statement: str) -> str | None:
+def read_in(statement: str) -> str | None:
     """The step that a statement reads: what follows the last FROM that stands outside parentheses; None: no such."""
     depth = 0
     found: str | None = None
@@ -56,11 +56,11 @@ def reads_of(statement: str) -> str | None:
 
 def _statement(pipeline: Pipeline, index: int, statement: str) -> Iterator[Problem]:
     where = ("steps", index, "sql")
-    reads = read_by(pipeline, index)
+    (reads,) = reads_of(pipeline, index)
     if not _SELECT.match(statement):
         yield Problem(where, statement, _expected(reads))
         return
-    named = reads_of(statement)
+    named = read_in(statement)
     # Spark compares names without case.
     if named is None or named.lower() != reads.lower():
         found = "no FROM" if named is None else f"FROM {named}"
@@ -111,4 +111,6 @@ def _where_from(part: Parse | Enrich) -> tuple[str, str]:
 def _made_by(step: Step) -> list[str]:
     if step.enrich is not None:
         return [step.enrich.into]
+    if step.map is not None:
+        return [*step.map.rename.values(), *step.map.compute]
     return list(step.window.aggregates) if step.window is not None else []

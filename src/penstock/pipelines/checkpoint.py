@@ -8,45 +8,54 @@ The layout is Spark's own (MicroBatchExecution, OffsetSeqLog, CommitLog; the sam
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import StorageError
 from penstock.pipelines.durable import read_json
 
-__all__ = ["Checkpoint", "Planned", "parse_offsets"]
+__all__ = ["Checkpoint", "Offsets", "Planned", "parse_offsets"]
 
 Offsets = dict[str, dict[str, int]]
-"""Topic -> partition (``<broker>:<partition>``) -> index position, as the tubemq source writes them."""
+"""Stream -> partition -> position; of a tube: topic -> ``<broker>:<partition>`` -> index position."""
+ONLY = "source"
+"""The label of the only source: its streams are not prefixed with it."""
 
 
 class Planned(NamedTuple):
-    """A batch as planned: its watermark in ms since 1970 (0: none yet), and where the source's range ends."""
+    """A batch as planned: its watermark in ms since 1970 (0: none yet), and where the ranges of the sources end."""
 
     watermark_ms: int
     end: Offsets
 
 
-def parse_offsets(text: str) -> Planned:
-    """Read one entry of the offset log of a query with one source.
+def parse_offsets(text: str, labels: Sequence[str] = (ONLY,)) -> Planned:
+    """Read one entry of the offset log of a query whose sources have ``labels``, in the order of the query.
+
+    A source that has given no data yet has no entry in ``end``.
 
     Raises:
         ValueError: it is not one.
     """
     lines = text.splitlines()
-    if len(lines) < 3 or not lines[0].startswith("v"):
-        raise ValueError("expected a version line, a line of metadata and a line for the source")
+    if len(lines) != 2 + len(labels) or not lines[0].startswith("v"):
+        raise ValueError(f"expected a version line, a line of metadata and {len(labels)} lines for the sources")
     metadata: dict[str, Any] = json.loads(lines[1])
-    # "-" stands for a source that has given no data yet.
-    end: Offsets = {} if lines[2] == "-" else json.loads(lines[2])
+    end: Offsets = {}
+    for label, line in zip(labels, lines[2:], strict=True):
+        # "-" stands for a source that has given no data yet.
+        places: Offsets = {} if line == "-" else json.loads(line)
+        end |= {stream if label == ONLY else f"{label}/{stream}": named for stream, named in places.items()}
     return Planned(int(metadata["batchWatermarkMs"]), end)
 
 
 class Checkpoint:
-    """The checkpoint of one query, read only; Spark is the one who writes it."""
+    """The checkpoint of one query, read only; Spark is the one who writes it. ``labels``: see ``parse_offsets``."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, labels: Sequence[str] = (ONLY,)) -> None:
         self.path = path
+        self._labels = tuple(labels)
 
     def query_id(self) -> str:
         """The id that stays the query's over restarts."""
@@ -60,12 +69,16 @@ class Checkpoint:
         """
         path = self.path / "offsets" / str(batch)
         try:
-            return parse_offsets(path.read_text(encoding="utf-8"))
+            return parse_offsets(path.read_text(encoding="utf-8"), self._labels)
         except (OSError, ValueError, KeyError) as error:
             raise StorageError(f"cannot read the plan of batch {batch}: {error}", path=str(path)) from error
 
     def range(self, batch: int) -> tuple[Offsets | None, Offsets]:
-        """Where the source's range of ``batch`` starts (None: where the query started) and ends."""
+        """Where the range of ``batch`` starts and ends.
+
+        The start is None in the first batch: there the query started. A source that had given no data before this
+        batch is missing in it: that one starts where the query started, too.
+        """
         end = self.planned(batch).end
         return (self.planned(batch - 1).end or None) if batch else None, end
 

@@ -5,8 +5,18 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from penstock.pipelines.model import SOURCE, Pipeline, Sink, Step, Window
-from penstock.pipelines.plan import MAKES_DEAD_LETTERS, SinkPlan, plan
+from penstock.pipelines.model import (
+    SOURCE,
+    FilesSource,
+    MqttSource,
+    Pipeline,
+    RateSource,
+    Sink,
+    Source,
+    Step,
+    Window,
+)
+from penstock.pipelines.plan import SinkPlan, plan
 from penstock.pipelines.values import lease_key, sink_letter
 
 __all__ = ["as_data", "as_text"]
@@ -16,15 +26,9 @@ _WIDTH = 110
 
 def as_data(pipeline: Pipeline) -> dict[str, Any]:
     """The plan: the source, and for each sink a query with its steps in order and what becomes of their records."""
-    source = pipeline.source
     return {
         "pipeline": pipeline.name,
-        "source": {
-            "format": source.format,
-            "master": source.master,
-            "topics": source.topics,
-            "options": source.options,
-        },
+        "sources": [{"name": name, **source.model_dump(exclude_none=True)} for name, source in pipeline.inputs.items()],
         "trigger": pipeline.trigger,
         "dead_letters": None if pipeline.dead_letters is None else pipeline.dead_letters.path,
         "lease": {"broker": pipeline.statestore.broker, "key": lease_key(pipeline.name)},
@@ -35,16 +39,14 @@ def as_data(pipeline: Pipeline) -> dict[str, Any]:
 def as_text(pipeline: Pipeline) -> str:
     """The same for people."""
     found = as_data(pipeline)
-    options = ", ".join(f"{name} {value}" for name, value in pipeline.source.options.items())
     lines = [
         f"pipeline {pipeline.name}, every {pipeline.trigger}",
-        f"  source: {found['source']['format']} {pipeline.source.master}, topics {', '.join(pipeline.source.topics)}"
-        + (f" ({options})" if options else ""),
+        *(f"  {_called(name)}: {_source(source)}" for name, source in pipeline.inputs.items()),
         f"  dead letters: {found['dead_letters'] or 'counted, not kept'}",
         f"  lease: {found['lease']['key']} at {found['lease']['broker']}",
     ]
     for query in found["queries"]:
-        lines += ["", f"query {query['sink']}: {' -> '.join([SOURCE, *(s['name'] for s in query['steps'])])} -> sink"]
+        lines += ["", f"query {query['sink']}: {_way(query)} -> sink"]
         for step in query["steps"]:
             lines += _wrapped(f"  {step['name']}: ", f"{step['kind']} {step['does']}")
             lines += [f"      {what}: {fate}" for what, fate in step["leaves"].items()]
@@ -53,6 +55,34 @@ def as_text(pipeline: Pipeline) -> str:
         lines += _wrapped("      delivery: ", query["delivery"])
         lines += _wrapped("      a run that lost its lease: ", query["fencing"])
     return "\n".join(lines) + "\n"
+
+
+def _called(name: str) -> str:
+    return "source" if name == SOURCE else f"source {name}"
+
+
+def _source(source: Source) -> str:
+    """A source in one line."""
+    if isinstance(source, FilesSource):
+        skip = f", without the first {source.skip_lines} lines" if source.skip_lines else ""
+        return f"files {source.path}, {source.content}{skip}, {source.max_files} a batch"
+    if isinstance(source, RateSource):
+        return f"rate {f'{source.rows} records' if source.rows else f'{source.rows_per_second} records a second'}"
+    options = ", ".join(f"{name} {value}" for name, value in source.options.items())
+    wanted = f"messages {source.topic_filter} of " if isinstance(source, MqttSource) else ""
+    topics = f"{wanted}topics {', '.join(source.tube_topics())}"
+    return f"{source.format} {source.master}, {topics}" + (f" ({options})" if options else "")
+
+
+def _way(query: dict[str, Any]) -> str:
+    """The steps of a query one after the other; a step that does not read the one before it says what it reads."""
+    shown = list(query["sources"]) if len(query["sources"]) == 1 else [f"({', '.join(query['sources'])})"]
+    before = query["sources"][0]
+    for step in query["steps"]:
+        named = step["name"] if step["reads"] == [before] else f"{step['name']} ({' + '.join(step['reads'])})"
+        shown.append(named)
+        before = step["name"]
+    return " -> ".join(shown)
 
 
 def _wrapped(start: str, text: str) -> list[str]:
@@ -78,14 +108,21 @@ def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
         )
     return {
         "sink": sink.name,
+        "sources": list(dict.fromkeys(sink_plan.ways)),
         "kind": sink.kind,
         "does": _sink(pipeline, sink),
         "delivery": delivery,
         "fencing": fencing,
         "leaves": leaves,
         "steps": [
-            {"name": s.name, "kind": s.kind, "does": _does(s), "leaves": _leaves(sink_plan, s, kept=kept)}
-            for s in sink_plan.steps
+            {
+                "name": s.name,
+                "kind": s.kind,
+                "reads": list(reads),
+                "does": _does(s),
+                "leaves": _leaves(sink_plan, s, kept=kept),
+            }
+            for s, reads in sink_plan.nodes
         ],
     }
 
@@ -107,6 +144,12 @@ def _does(step: Step) -> str:
         return f"by {step.dedupe.key}, copies that arrive within {step.dedupe.within}"
     if step.window is not None:
         return _window(step.window)
+    if step.concat is not None:
+        return f"of {', '.join(step.concat)}"
+    if step.map is not None:
+        renamed = [f"{old} is called {new}" for old, new in step.map.rename.items()]
+        computed = [f"{path} = {expression}" for path, expression in step.map.compute.items()]
+        return ", ".join([*renamed, *computed, *(f"without {path}" for path in step.map.drop)])
     return str(step.sql or step.filter)
 
 
@@ -125,14 +168,17 @@ def _window(window: Window) -> str:
 
 def _leaves(sink_plan: SinkPlan, step: Step, *, kept: bool) -> dict[str, str]:
     """What of the records does not go on after the step, and where it is."""
-    if step.kind in MAKES_DEAD_LETTERS:
-        return {"broken records": _fate(sink_plan, step.name, kept=kept)}
+    if step.name in sink_plan.makes_dead_letters:
+        what = "broken records" if step.kind in ("parse", "enrich") else "records on which it fails"
+        fate = {what: _fate(sink_plan, step.name, kept=kept)}
+        return {"the other records": "counted as filtered", **fate} if step.filter is not None else fate
     if step.filter is not None:
-        return {"the other records": "counted as filtered"}
+        return {"the other windows": "left out"}
     if step.dedupe is not None:
         return {"copies": "counted as duplicates" if not sink_plan.windowed else "left out"}
     if step.window is not None:
-        return {"late records": "counted as late"}
+        late = ", ".join(sink.name for sink in sink_plan.late_sinks)
+        return {"late records": f"counted as late, and sent to {late}" if late else "counted as late"}
     return {}
 
 
@@ -156,7 +202,7 @@ def _sink(pipeline: Pipeline, sink: Sink) -> str:
         return f"{pipeline.statestore.broker}: {entries}{order}"
     if sink.tubemq is not None:
         key = f", key {sink.tubemq.key}" if sink.tubemq.key else ""
-        return f"{sink.tubemq.master or pipeline.source.master}: topic {sink.tubemq.topic}{key}"
+        return f"{sink.tubemq.master or pipeline.master}: topic {sink.tubemq.topic}{key}"
     if sink.mqtt is not None:
         retain = ", retained" if sink.mqtt.retain else ""
         return f"{sink.mqtt.broker or pipeline.statestore.broker}: topic {sink.mqtt.topic}, QoS {sink.mqtt.qos}{retain}"

@@ -11,10 +11,13 @@ from penstock.pipelines.checkpoint import Offsets
 from penstock.spark.cluster import Tube
 from penstock.spark.offsets import Bounds, Partition, Slice, from_json
 
-__all__ = ["Lag", "LagMeter", "measure"]
+__all__ = ["Lag", "LagMeter", "measure", "planned", "query_of"]
 
 TIMEOUT_MS = 1_000
 """Lag is for people to look at: a node that is restarting must not hold anything up."""
+
+
+_PLANNED = "/planned"
 
 
 class Lag(NamedTuple):
@@ -26,6 +29,16 @@ class Lag(NamedTuple):
 
     records: int
     seconds: float | None
+
+
+def planned(sink: str) -> str:
+    """Under which name a meter keeps what lies behind the batch under way; no sink can have it."""
+    return f"{sink}{_PLANNED}"
+
+
+def query_of(name: str) -> str:
+    """The sink whose lag is measured under ``name``."""
+    return name.removesuffix(_PLANNED)
 
 
 def measure(tube: Tube, bounds: Mapping[Partition, Bounds], end: Offsets, now_ms: int) -> Lag:

@@ -41,6 +41,9 @@ class Entry:
     late_watermark_ms: int
     watermark_ms: int
     fencing_token: str
+    letters: int | None = None
+    """Dead letters that this batch wrote; None in books of before they were counted apart from ``dead``, which counts
+    those too that another query or another way writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,7 @@ class Sums:
     filtered: int = 0
     duplicates: int = 0
     late: int = 0
+    letters: int | None = 0
 
     def plus(self, entry: Entry) -> Sums:
         """The sums with one more batch."""
@@ -65,6 +69,7 @@ class Sums:
             filtered=self.filtered + entry.filtered,
             duplicates=self.duplicates + (entry.duplicates or 0),
             late=self.late + entry.late,
+            letters=None if self.letters is None or entry.letters is None else self.letters + entry.letters,
         )
 
 
@@ -97,11 +102,12 @@ class Ledger:
 
 
 _NAMES = frozenset(field.name for field in fields(Entry))
+_NEWER = frozenset({"letters"})
 
 
 def _entry(path: Path) -> Entry:
     value: dict[str, Any] = read_json(path)
     try:
-        return Entry(**{name: value[name] for name in _NAMES})
+        return Entry(**{name: value[name] for name in _NAMES if name in value or name not in _NEWER})
     except KeyError as error:
         raise StorageError(f"{path} lacks {error} of a ledger entry", path=str(path)) from error

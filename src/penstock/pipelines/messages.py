@@ -15,11 +15,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType
 
+from penstock.pipelines.expressions import condition
 from penstock.pipelines.model import Messages, Pipeline, Sink
-from penstock.pipelines.stages import INTERNAL, alive, key_column, mark_dead
+from penstock.pipelines.rows import data_columns, key_column, mark_dead
 from penstock.pipelines.values import sink_letter
 
-__all__ = ["Write", "as_messages", "marked", "send", "sendable"]
+__all__ = ["Write", "as_messages", "identity", "marked", "send", "sendable"]
 
 ONE_TASK = 10_000
 """Up to so many rows one task sends them: one connection, and the order of the rows."""
@@ -40,15 +41,16 @@ def marked(rows: DataFrame, sink: Sink) -> DataFrame:
     if messages is None:
         return rows
     name = sink_letter(sink.name)
-    left_out = alive() & ~_holds(messages)
-    rows = rows.withColumn("_filtered", sf.when(left_out, sf.lit(name)).otherwise(sf.col("_filtered")))
-    return mark_dead(rows, name, _reason(rows, sink, messages))
+    if messages.when != "true":
+        rows = condition(rows, name, name, messages.when)
+    return mark_dead(rows, name, _failures(rows, sink, messages))
 
 
 def sendable(rows: DataFrame, sink: Sink) -> DataFrame:
     """Those windows that become messages. A window has no source record to keep as a dead letter: the rest is left."""
     assert sink.messages is not None
-    return rows.where(_holds(sink.messages) & _reason(rows, sink, sink.messages).isNull())
+    reasons = [reason for _, reason in _failures(rows, sink, sink.messages)]
+    return rows.where(_holds(sink.messages) & sf.coalesce(*reasons).isNull())
 
 
 def send(rows: DataFrame, sink: Sink, pipeline: Pipeline, count: int, write: Write, *, windows: bool = False) -> None:
@@ -71,8 +73,10 @@ def send(rows: DataFrame, sink: Sink, pipeline: Pipeline, count: int, write: Wri
         ordered = rows.coalesce(1)
     selected = as_messages(ordered, sink, pipeline, batch=write.batch if windows else None)
     if sink.tubemq is not None:
+        master = sink.tubemq.master or pipeline.master
+        assert master is not None, "checked when the file was read"
         options = {
-            "tubemq.master": sink.tubemq.master or pipeline.source.master,
+            "tubemq.master": master,
             "txnAppId": f"{pipeline.name}/{sink.name}/{write.query}",
             "txnVersion": str(write.batch),
             "fencingToken": write.token,
@@ -95,7 +99,7 @@ def as_messages(rows: DataFrame, sink: Sink, pipeline: Pipeline, *, batch: int |
     unique = f"{pipeline.name}.{sink.name}" + ("" if batch is None else f"/{batch}")
     made = [
         key_column(rows, messages.topic).alias("topic"),
-        sf.concat(sf.col("_id"), sf.lit(f"/{unique}")).alias("_message"),
+        sf.concat_ws("/", *identity(rows), sf.lit(unique)).alias("_message"),
         _value(rows, messages).alias("_value"),
     ]
     json = not isinstance(messages.value, str)
@@ -118,29 +122,35 @@ def as_messages(rows: DataFrame, sink: Sink, pipeline: Pipeline, *, batch: int |
     )
 
 
+def identity(rows: DataFrame) -> list[str]:
+    """The columns of a row's identity: its id, and the way that it took where a record may come on several."""
+    return ["_id", *(["_path"] if "_path" in rows.columns else [])]
+
+
 def _holds(messages: Messages) -> Column:
     return sf.coalesce(sf.expr(messages.when), sf.lit(False))  # noqa: FBT003 - a SQL literal
 
 
-def _reason(rows: DataFrame, sink: Sink, messages: Messages) -> Column:
-    """Why a row can be no message; null where it can."""
+def _failures(rows: DataFrame, sink: Sink, messages: Messages) -> list[tuple[str, Column]]:
+    """Why a row can be no message: codes and reasons, which are null where it can."""
     topic = key_column(rows, messages.topic)
-    reasons = [sf.when(topic.isNull(), sf.lit(f"the topic {messages.topic} has a null in it"))]
+    reasons = [("sink.topic", sf.when(topic.isNull(), sf.lit(f"the topic {messages.topic} has a null in it")))]
     if sink.mqtt is not None:
         wrong = topic.rlike(r"[+#\x00]") | (topic == "") | (sf.octet_length(topic) > _LONGEST_TOPIC)
         if not messages.topic.startswith("$"):
             # Such topics are the broker's own; one that comes out of data would stop the run.
             wrong = wrong | topic.startswith("$")
-        reasons.append(sf.when(wrong, sf.format_string("nothing can be published to the topic %s", topic)))
+        said = sf.format_string("nothing can be published to the topic %s", topic)
+        reasons.append(("sink.topic", sf.when(wrong, said)))
     else:
-        reasons.append(sf.when(sf.trim(topic) == "", sf.lit("the topic is empty")))
-    reasons.append(sf.when(_value(rows, messages).isNull(), sf.lit("the value is null")))
-    return sf.coalesce(*reasons, sf.lit(None).cast("string"))
+        reasons.append(("sink.topic", sf.when(sf.trim(topic) == "", sf.lit("the topic is empty"))))
+    reasons.append(("sink.value", sf.when(_value(rows, messages).isNull(), sf.lit("the value is null"))))
+    return reasons
 
 
 def _value(rows: DataFrame, messages: Messages) -> Column:
     if not isinstance(messages.value, str):
-        columns = messages.value or [column for column in rows.columns if column not in INTERNAL]
+        columns = messages.value or data_columns(rows)
         return sf.to_json(sf.struct(*columns))
     kind = rows.select(messages.value).schema.fields[0].dataType
     return sf.col(messages.value) if isinstance(kind, BinaryType) else sf.col(messages.value).cast("string")

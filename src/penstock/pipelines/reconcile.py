@@ -18,12 +18,11 @@ from penstock.pipelines.ledger import Entry, Ledger, Sums
 from penstock.pipelines.model import Pipeline
 from penstock.pipelines.plan import SinkPlan, plan
 from penstock.pipelines.table import commits
-from penstock.spark.cluster import count_rows
 
-__all__ = ["Account", "Count", "reconcile", "tube_count"]
+__all__ = ["Account", "Count", "reconcile", "source_count"]
 
-Count = Callable[[Offsets, Offsets], int]
-"""How many records the tube has in ``[start, end)``."""
+Count = Callable[[str, Offsets, Offsets], int]
+"""How many records the sources of a sink's query have in ``[start, end)``."""
 
 
 class Account(NamedTuple):
@@ -35,10 +34,11 @@ class Account(NamedTuple):
     unknown: tuple[str, ...]
 
 
-def tube_count(pipeline: Pipeline) -> Count:
-    """Asks the brokers of ``pipeline``'s source."""
-    options = pipeline.source.all_options()
-    return lambda start, end: count_rows(options, start, end)
+def source_count(pipeline: Pipeline, state: Path) -> Count:
+    """Asks the sources of ``pipeline``: the brokers of tubes, the files themselves."""
+    from penstock.pipelines.source import Sources
+
+    return Sources(pipeline, state).count
 
 
 def reconcile(pipeline: Pipeline, state: Path, count: Count) -> list[Account]:
@@ -58,9 +58,9 @@ def reconcile(pipeline: Pipeline, state: Path, count: Count) -> list[Account]:
         unknown: list[str] = []
         if entries:
             try:
-                off += _read(entries, sums, count)
+                off += _read(sink_plan, entries, sums, count)
             except DataLossError as error:
-                unknown.append(f"the tube cannot be counted from the first batch on: {error.what}")
+                unknown.append(f"the source cannot be counted from the first batch on: {error.what}")
         accounts.append(Account(sink_plan.sink.name, sums, tuple(off), tuple(unknown)))
     return accounts
 
@@ -91,19 +91,21 @@ def _balance(sink_plan: SinkPlan, entries: list[Entry]) -> Iterator[str]:
             )
 
 
-def _read(entries: list[Entry], sums: Sums, count: Count) -> Iterator[str]:
-    held = count(entries[0].start, entries[-1].end)
+def _read(sink_plan: SinkPlan, entries: list[Entry], sums: Sums, count: Count) -> Iterator[str]:
+    held = count(sink_plan.sink.name, entries[0].start, entries[-1].end)
     if held != sums.read:
-        yield f"the tube has {held} records in the range of the batches, {sums.read} were read"
+        yield f"the source has {held} records in the range of the batches, {sums.read} were read"
 
 
 def _tables(sink_plan: SinkPlan, sums: Sums, dead: Path | None) -> Iterator[str]:
     name = sink_plan.sink.name
     if sink_plan.sink.table is not None:
         yield from _table(Path(sink_plan.sink.table.path), name, sums.out, "out")
-    makes = sink_plan.makes_dead_letters
-    if dead is not None and makes and makes == sink_plan.dead_letters_of:
-        yield from _table(dead, name, sums.dead, "dead")
+    for late in sink_plan.late_sinks:
+        if late.table is not None:
+            yield from _table(Path(late.table.path), late.name, sums.late, "late")
+    if dead is not None and sums.letters is not None:
+        yield from _table(dead, name, sums.letters, "dead letters")
 
 
 def _table(path: Path, writer: str, expected: int, what: str) -> Iterator[str]:

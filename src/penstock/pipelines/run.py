@@ -22,13 +22,12 @@ from penstock.pipelines.build import BuiltQuery, build
 from penstock.pipelines.causes import cause, is_named_by_spark, whole
 from penstock.pipelines.checkpoint import Offsets
 from penstock.pipelines.control import FAILED, STOPPED, RunRecord
-from penstock.pipelines.lag import LagMeter
 from penstock.pipelines.ledger import Entry, Ledger
 from penstock.pipelines.lookups import lookups
 from penstock.pipelines.metrics import serve
 from penstock.pipelines.model import Pipeline
 from penstock.pipelines.replay import Span
-from penstock.pipelines.source import TubeSource
+from penstock.pipelines.source import Sources
 from penstock.pipelines.values import duration_ms
 from penstock.pipelines.watch import Watch, now_text
 from penstock.pipelines.writeback import WriteBack
@@ -119,12 +118,12 @@ class _Run:
         self._done: queue.SimpleQueue[Entry | Event] = queue.SimpleQueue()
         self._gate = Gate()
         self._ledger = Ledger(state / "ledger")
-        self._source = TubeSource(pipeline.source, state / "starts", options.span)
+        self._source = Sources(pipeline, state, options.span)
         self._queries: dict[str, _Running] = {}
         self._run = uuid.uuid4().hex[:12]
         self._store = WriteBack(pipeline.statestore.broker, options.lease or pipeline.name, run_id=self._run)
         self._watch = Watch(
-            LagMeter(self._source.open, self._source.bounds, wall_clock_ms),
+            self._source.meter(wall_clock_ms),
             RunRecord(self._run, socket.gethostname(), os.getpid(), now_text()),
             tell=self._store.tell,
             show=lambda fields: self._tell_event("progress", **fields),

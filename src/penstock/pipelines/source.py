@@ -1,145 +1,186 @@
-"""The tube as the source of a pipeline: a stream for its queries, and any batch of it again, exactly."""
+"""The sources of a pipeline as its queries see them: streams for each way, ranges read again, counts.
+
+The offsets of a query are those of all its ways in one mapping: stream -> partition -> position. The streams of the
+only source have their own names (topics); those of others are ``<label>/<name>``. Where records of a source go several
+ways to one sink, Spark reads them once for each and notes a position for each, so each way has a label: the name of
+its source, and ``#2``, ``#3`` for further ways from it.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.pipelines.checkpoint import Offsets
 from penstock.pipelines.durable import read_json, write_json
-from penstock.pipelines.lag import TIMEOUT_MS
-from penstock.pipelines.model import Source
+from penstock.pipelines.lag import Lag, query_of
+from penstock.pipelines.made_reader import FilesReader, RateReader
+from penstock.pipelines.model import Pipeline
+from penstock.pipelines.plan import labels, plan
+from penstock.pipelines.reader import Meter, Reader, Way
 from penstock.pipelines.replay import Span
-from penstock.spark.cluster import Tube, count_rows
-from penstock.spark.marks import marks_of, with_marks
-from penstock.spark.offsets import Bounds, Partition, Positions, Times, check_kept, from_json, to_json
-from penstock.spark.options import SourceOptions, canonical_names
+from penstock.pipelines.source_model import SOURCE, FilesSource, RateSource, Source, TubeOptions
+from penstock.pipelines.tube_reader import TubeReader
 
-__all__ = ["TubeSource"]
-
-FIRST_LOOK_MS = 10_000
-"""Before Spark is started: a wrong address or topic is told at once, a node that is just starting is waited for."""
+__all__ = ["Sources", "reader_of"]
 
 
-class TubeSource:
-    """What a pipeline reads. ``starts`` is the directory that keeps where each query began.
+def reader_of(name: str, source: Source, state: Path, span: Span | None = None) -> Reader:
+    """The runtime of one source of the file; with a ``span`` a replay reads it."""
+    if isinstance(source, FilesSource):
+        return FilesReader(name, source, state, span)
+    if isinstance(source, RateSource):
+        return RateReader(name, source, span)
+    assert isinstance(source, TubeOptions)
+    return TubeReader(name, source, state / "starts", span)
 
-    With a ``span`` it ends, at a place that is decided once, too.
+
+class Sources:
+    """The sources of ``pipeline``; ``state`` is its state directory, which keeps where each query began.
+
+    With a ``span`` they end, at places that are decided once, too.
     """
 
-    def __init__(self, source: Source, starts: Path, span: Span | None = None) -> None:
-        self.options = canonical_names(source.all_options())
-        self.checked = SourceOptions.parse(self.options)
-        self.doubts: list[str] = []
-        """What a replay may lack, found when it begins."""
-        self._starts = starts
-        self._span = span
+    def __init__(self, pipeline: Pipeline, state: Path, span: Span | None = None) -> None:
+        self._readers = {name: reader_of(name, source, state, span) for name, source in pipeline.inputs.items()}
+        self._ways = {found.sink.name: found.ways for found in plan(pipeline)}
+        self._state = state
 
-    def open(self) -> Tube:
-        """The tube, for questions that nobody waits long for."""
-        return Tube.of(self.checked, timeout_ms=TIMEOUT_MS)
+    @property
+    def doubts(self) -> list[str]:
+        """What a replay may lack, found when it begins."""
+        return [text for reader in self._readers.values() for text in reader.doubts]
 
     def check(self) -> None:
-        """Look whether the tube answers and has the topics.
+        """Look whether all can be read.
 
         Raises:
             UnavailableError: no master answers.
-            ConfigError: a topic does not exist.
+            ConfigError: a topic or a directory does not exist, or a replay asks for what a source has not.
         """
-        with Tube.of(self.checked, timeout_ms=min(self.checked.timeout_ms, FIRST_LOOK_MS)) as tube:
-            tube.partitions(self.checked.topics)
+        for reader in self._readers.values():
+            reader.check()
 
     def start(self, query: str) -> Offsets:
-        """Where ``query`` began, or begins now: decided once and kept.
+        """Where the query of the sink ``query`` began or begins now: decided once and kept.
 
         A checkpoint notes where batches end, not where the first one starts, so "earliest" would come to mean
         something else as soon as retention moves on, and the first batch could not be read or counted again.
         """
-        path = self._starts / f"{query}.json"
+        path = self._state / "starts" / f"{query}.json"
         try:
             return dict(read_json(path))
         except FileNotFoundError:
             pass
-        with Tube.of(self.checked) as tube:
-            bounds = tube.bounds(tube.partitions(self.checked.topics))
-            wanted = self.checked.for_stream() if self._span is None else self._span.begin
-            positions = tube.positions(wanted, bounds, "startingOffsets")
-        if self._span is not None:
-            self._look_for_gaps(positions, bounds)
-        start = to_json(positions)
+        start: Offsets = {}
+        places = {name: self._readers[name].start(self._way(query, name)) for name in self._names(query)}
+        for name, label in self._labelled(query):
+            start |= _named(label, places[name])
         write_json(path, start)
         return start
 
-    def end(self) -> Offsets | None:
-        """Where the span ends, decided once and kept: "latest" and times come to mean another place. None without."""
-        if self._span is None:
-            return None
-        path = self._starts / "_end.json"
-        try:
-            return dict(read_json(path))
-        except FileNotFoundError:
-            pass
-        with Tube.of(self.checked) as tube:
-            bounds = tube.bounds(tube.partitions(self.checked.topics))
-            positions = tube.positions(self._span.end, bounds, "endingOffsets")
-            for partition, position in positions.items():
-                check_kept(position, Bounds(0, bounds[partition].end), partition)
-        end = to_json(positions)
-        write_json(path, end)
-        return end
+    def streams(self, spark: SparkSession, query: str) -> Callable[[str], DataFrame]:
+        """The streams of ``query`` by the names of their sources.
 
-    def bounds(self, tube: Tube) -> dict[Partition, Bounds]:
-        """What there is to read now: from the oldest record kept to the end of the log, or of the span."""
-        bounds = tube.bounds(tube.partitions(self.checked.topics, max_age_s=TIMEOUT_MS / 1000))
-        end = self.end()
-        if end is None:
-            return bounds
-        last = from_json(end)
-        return {p: Bounds(b.oldest, min(b.end, last[p])) for p, b in bounds.items() if p in last}
-
-    def stream(self, spark: SparkSession, query: str) -> DataFrame:
-        """The stream of ``query``, from where it began; a query with a checkpoint goes on from there."""
-        options = self.options | {"startingOffsets": json.dumps(self.start(query))}
-        end = self.end()
-        if end is not None:
-            options |= {"endingOffsets": json.dumps(end)}
-        return spark.readStream.format("tubemq").options(**options).load()
-
-    def batch(self, spark: SparkSession, start: Offsets, end: Offsets) -> DataFrame | None:
-        """The records in ``[start, end)``, the same each time; None where there are none.
-
-        A partition that only ``end`` has begins where it ends: the source notes it one batch before it reads it.
+        The same one for all ways from a source: a stream has a process of its own beside the driver.
         """
-        begin, stop = from_json(start), from_json(end)
-        ends = {
-            partition: position for partition, position in stop.items() if begin.get(partition, position) < position
+        start = self.start(query)
+        made: dict[str, DataFrame] = {}
+
+        def stream(name: str) -> DataFrame:
+            if name not in made:
+                made[name] = self._readers[name].stream(spark, self._way(query, name), _of(name, start))
+            return made[name]
+
+        return stream
+
+    def batches(
+        self, spark: SparkSession, query: str, start: Offsets, end: Offsets
+    ) -> Callable[[str], DataFrame] | None:
+        """As ``streams``, for the records in ``[start, end)``, the same each time; None where there are none.
+
+        All ways from a source have come equally far: they are one stream.
+        """
+        found = {
+            name: self._readers[name].batch(spark, self._way(query, name), _of(name, start), _of(name, end))
+            for name in self._names(query)
         }
-        if not ends:
+        if all(rows is None for rows in found.values()):
             return None
-        starts = with_marks(to_json({partition: begin[partition] for partition in ends}), marks_of(start))
-        left_out = {"subscribe", "maxOffsetsPerTrigger", "startingOffsets"}
-        options = {name: value for name, value in self.options.items() if name not in left_out} | {
-            "assign": json.dumps({topic: list(named) for topic, named in to_json(ends).items()}),
-            "startingOffsets": json.dumps(starts),
-            "endingOffsets": json.dumps(to_json(ends)),
-        }
-        return spark.read.format("tubemq").options(**options).load()
 
-    def count(self, start: Offsets, end: Offsets) -> int:
-        """How many records are in ``[start, end)``, counted by the brokers."""
-        return count_rows(self.options, start, end)
+        def batch(name: str) -> DataFrame:
+            rows = found[name]
+            # A source without records in this range still has its columns.
+            return self._readers[name].empty(spark) if rows is None else rows
 
-    def _look_for_gaps(self, positions: Positions, bounds: Mapping[Partition, Bounds]) -> None:
-        """Positions that are gone are an error; of a time before the oldest record nobody knows what it had."""
-        assert self._span is not None
-        for partition, position in positions.items():
-            if self.checked.fail_on_data_loss:
-                check_kept(position, bounds[partition], partition)
-            if isinstance(self._span.begin, Times) and position == bounds[partition].oldest > 0:
-                self.doubts.append(
-                    f"{partition}: the log begins at position {position} now; what it had of the time before that "
-                    "retention has removed, and the replay lacks it"
-                )
+        return batch
+
+    def count(self, query: str, start: Offsets, end: Offsets) -> int:
+        """How many records all ways have in ``[start, end)``, told by the sources themselves."""
+        return sum(
+            self._readers[name].count(self._way(query, name), _of(label, start), _of(label, end))
+            for name, label in self._labelled(query)
+        )
+
+    def meter(self, clock: Callable[[], int]) -> Meter:
+        """Measures how far queries are behind all their sources; ``clock`` gives ms since 1970."""
+        meters = {name: reader.meter(clock) for name, reader in self._readers.items()}
+        if list(meters) == [SOURCE]:
+            return meters[SOURCE]
+        return _Meters(meters, self._ways)
+
+    def _names(self, query: str) -> list[str]:
+        return list(dict.fromkeys(self._ways[query]))
+
+    def _labelled(self, query: str) -> list[tuple[str, str]]:
+        ways = self._ways[query]
+        return list(zip(ways, labels(ways), strict=True))
+
+    def _way(self, query: str, name: str) -> Way:
+        return Way(query, name, self._state)
+
+
+class _Meters:
+    """The lag of queries with several sources: records of all, the seconds of the slowest."""
+
+    def __init__(self, meters: Mapping[str, Meter], ways: Mapping[str, Sequence[str]]) -> None:
+        self._meters = meters
+        self._ways = ways
+
+    def start(self) -> None:
+        for meter in self._meters.values():
+            meter.start()
+
+    def ask(self, ends: Mapping[str, Offsets]) -> None:
+        for name, meter in self._meters.items():
+            meter.ask(self._ends_of(name, ends))
+
+    def of(self, sink: str) -> Lag | None:
+        found = [self._meters[name].of(sink) for name in dict.fromkeys(self._ways[query_of(sink)])]
+        known = [lag for lag in found if lag is not None]
+        if len(known) < len(found):
+            return None
+        seconds = [lag.seconds for lag in known]
+        dated = [each for each in seconds if each is not None]
+        return Lag(sum(lag.records for lag in known), max(dated) if len(dated) == len(seconds) else None)
+
+    def end(self, ends: Mapping[str, Offsets]) -> None:
+        for name, meter in self._meters.items():
+            meter.end(self._ends_of(name, ends))
+
+    def _ends_of(self, name: str, ends: Mapping[str, Offsets]) -> dict[str, Offsets]:
+        return {sink: _of(name, end) for sink, end in ends.items() if name in self._ways[query_of(sink)]}
+
+
+def _named(label: str, offsets: Offsets) -> Offsets:
+    return offsets if label == SOURCE else {f"{label}/{stream}": places for stream, places in offsets.items()}
+
+
+def _of(label: str, offsets: Offsets) -> Offsets:
+    if label == SOURCE:
+        return {stream: places for stream, places in offsets.items() if not stream.startswith(f"{SOURCE}#")}
+    return {
+        stream.removeprefix(f"{label}/"): places for stream, places in offsets.items() if stream.startswith(f"{label}/")
+    }

@@ -7,7 +7,7 @@ all of the input is in it. What the pipeline would read or write elsewhere is in
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
@@ -17,12 +17,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError
-from penstock.pipelines.batches import changes_of
 from penstock.pipelines.cases import Case, Difference, Rows, compare
+from penstock.pipelines.delivery import changes_of
 from penstock.pipelines.messages import as_messages, marked, sendable
-from penstock.pipelines.model import Pipeline
+from penstock.pipelines.model import Pipeline, Source, TubeOptions
 from penstock.pipelines.plan import SinkPlan, plan
-from penstock.pipelines.stages import INTERNAL, Lookup, WithLookup, alive, apply, rows_of
+from penstock.pipelines.rows import alive, data_columns
+from penstock.pipelines.source_rows import source_rows
+from penstock.pipelines.stages import Lookup, WithLookup, flow
 from penstock.spark import session
 
 __all__ = ["Outcome", "session_for_cases", "try_case"]
@@ -65,37 +67,42 @@ def try_case(spark: SparkSession, pipeline: Pipeline, case: Case) -> Outcome:
     Raises:
         ConfigError: a step or a sink cannot be built, or an expression fails.
     """
-    source = _records(spark, pipeline, case).persist()
+    sources = {name: _records(spark, name, source, case).persist() for name, source in pipeline.inputs.items()}
     try:
         found: dict[str, Any] = {}
         letters: Rows = []
         for sink_plan in plan(pipeline):
+            # No event is late in a batch.
+            found |= {sink.name: [] for sink in sink_plan.late_sinks}
             try:
-                found[sink_plan.sink.name] = _run(source, pipeline, sink_plan, _lookup(spark, case), letters)
+                found[sink_plan.sink.name] = _run(sources, pipeline, sink_plan, _lookup(spark, case), letters)
             except PySparkException as error:
                 raise ConfigError(
                     f"case {case.name!r}: sink {sink_plan.sink.name!r} fails",
                     why=(error.getMessage() or str(error)).split("\n\n")[0].strip(),
                 ) from error
     finally:
-        source.unpersist()
+        for source in sources.values():
+            source.unpersist()
     differences = [compare(f"sink {name}", expected, found[name]) for name, expected in case.expect.items()]
     differences.append(compare("dead letters", case.dead_letters, letters))
     return Outcome(case.name, found, letters, [difference for difference in differences if difference is not None])
 
 
-def _records(spark: SparkSession, pipeline: Pipeline, case: Case) -> DataFrame:
-    """The input as the tubemq source gives it."""
+def _records(spark: SparkSession, name: str, source: Source, case: Case) -> DataFrame:
+    """The input of the source ``name`` as rows: that which names it, or no source."""
     rows = []
     at = _FIRST
     for number, record in enumerate(case.input):
         at = record.taken_at or at + timedelta(seconds=1)
-        headers = [(name, value.encode()) for name, value in record.headers.items()]
+        if (record.source or name) != name:
+            continue
+        headers = [(header, value.encode()) for header, value in record.headers.items()]
         headers.append(("id", (record.id or f"record-{number}").encode()))
         key = None if record.key is None else record.key.encode()
-        topic = record.topic or pipeline.source.topics[0]
-        rows.append((topic, 1, 0, 28 * number, at, key, record.payload, headers))
-    return rows_of(spark.createDataFrame(rows, _SOURCE).coalesce(1))
+        first = source.tube_topics()[0] if isinstance(source, TubeOptions) else name
+        rows.append((record.topic or first, 1, 0, 28 * number, at, key, record.payload, headers))
+    return source_rows(name, source, spark.createDataFrame(rows, _SOURCE).coalesce(1))
 
 
 def _lookup(spark: SparkSession, case: Case) -> WithLookup:
@@ -113,10 +120,12 @@ def _bytes(value: object) -> bytes:
     return (value if isinstance(value, str) else json.dumps(value)).encode()
 
 
-def _run(source: DataFrame, pipeline: Pipeline, sink_plan: SinkPlan, with_lookup: WithLookup, letters: Rows) -> object:
+def _run(
+    sources: Mapping[str, DataFrame], pipeline: Pipeline, sink_plan: SinkPlan, with_lookup: WithLookup, letters: Rows
+) -> object:
     """What the sink gets; dead letters of the query are added to ``letters``."""
     sink = sink_plan.sink
-    rows = apply(source, sink_plan.steps, with_lookup, sink=sink.name)
+    rows = flow(sources.__getitem__, sink_plan.nodes, sink_plan.reads, with_lookup, sink=sink.name)
     if sink_plan.windowed:
         rows = rows if sink.messages is None else sendable(rows, sink)
     else:
@@ -130,12 +139,11 @@ def _run(source: DataFrame, pipeline: Pipeline, sink_plan: SinkPlan, with_lookup
         return written
     if sink.messages is not None:
         return list(_messages(as_messages(rows, sink, pipeline, batch=0 if sink_plan.windowed else None)))
-    data = [column for column in rows.columns if column not in INTERNAL]
-    return _collect(rows, data)
+    return _collect(rows, data_columns(rows))
 
 
 def _dead(rows: DataFrame, sink_plan: SinkPlan) -> Rows:
-    mine = rows.where(sf.col("_dead.step").isin(*sorted(sink_plan.dead_letters_of)))
+    mine = rows.where(sf.col("_dead.step").isin(*sorted(sink_plan.dead_letters_of)) & ~sf.col("_dead.again"))
     value = sf.col("_source.value").alias("value")
     chosen = mine.select("_dead.step", "_dead.reason", sf.col("_id").alias("id"), value)
     return [{**row.asDict(), "value": _plain(row["value"])} for row in chosen.collect()]

@@ -19,7 +19,9 @@ __all__ = [
     "KeyTemplate",
     "Name",
     "Piece",
+    "Stream",
     "duration_ms",
+    "late_of",
     "lease_key",
     "pieces",
     "run_key",
@@ -36,6 +38,7 @@ REDRIVE = "penstock.redrive"
 """Header of a dead letter that was sent again: how often."""
 REDRIVE_STEP = "penstock.redrive.step"
 """Header of a dead letter that was sent again: which step, or sink, could not process it."""
+_LATE = "late"
 MAX_KEY_TEMPLATE = 1_024
 """Longer than any key that people read; the store itself takes longer ones."""
 
@@ -78,6 +81,12 @@ def run_key(pipeline: str) -> str:
 def stop_key(pipeline: str) -> str:
     """Where a run of ``pipeline`` is asked to stop."""
     return f"penstock/pipeline/{pipeline}/stop"
+
+
+def late_of(stream: str) -> str | None:
+    """The window step whose late records ``stream`` names; None where it is the name of a step."""
+    name, dot, what = stream.partition(".")
+    return name if dot and what == _LATE else None
 
 
 def sink_letter(sink: str) -> str:
@@ -128,4 +137,5 @@ Duration = Annotated[
 ]
 KeyTemplate = Annotated[str, Field(min_length=1, max_length=MAX_KEY_TEMPLATE), AfterValidator(_checked_template)]
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
+Stream = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}(\.late)?$")]
 Expression = Annotated[str, Field(min_length=1)]

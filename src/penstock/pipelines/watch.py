@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.pipelines.checkpoint import Offsets
 from penstock.pipelines.control import RunRecord
-from penstock.pipelines.lag import Lag, LagMeter
+from penstock.pipelines.lag import Lag, planned
 from penstock.pipelines.ledger import Entry
 from penstock.pipelines.progress import Progress, SinkProgress, of_spark
+from penstock.pipelines.reader import Meter
 from penstock.runtime.clock import wall_clock_ms
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Watch:
 
     def __init__(
         self,
-        meter: LagMeter,
+        meter: Meter,
         record: RunRecord,
         *,
         tell: Callable[[RunRecord], None],
@@ -93,7 +94,7 @@ class Watch:
         self._said |= {name: _said_by_spark(query) for name, query in queries.items()}
         snapshot = self._take(now, {name: batch for name, batch in under_way.items() if batch is not None})
         self._meter.ask(
-            self._ends | {_planned(name): batch.end for name, batch in under_way.items() if batch is not None}
+            self._ends | {planned(name): batch.end for name, batch in under_way.items() if batch is not None}
         )
         progress = _as_data(snapshot)
         if now >= self._next_tell:
@@ -118,7 +119,7 @@ class Watch:
             now,
             wall_clock_ms(),
             lags={name: self._meter.of(name) for name in self._ends},
-            waiting={name: self._meter.of(_planned(name)) for name in under_way},
+            waiting={name: self._meter.of(planned(name)) for name in under_way},
             under_way={name: batch.since for name, batch in under_way.items()},
             queries=self._said,
         )
@@ -126,11 +127,6 @@ class Watch:
 
 def _as_data(snapshot: Mapping[str, SinkProgress]) -> dict[str, Any]:
     return {"sinks": {name: asdict(sink) for name, sink in snapshot.items()}}
-
-
-def _planned(sink: str) -> str:
-    """Under which name the meter keeps what lies behind the batch under way; no sink can have it."""
-    return f"{sink}/planned"
 
 
 def _said_by_spark(query: StreamingQuery | None) -> dict[str, Any]:

@@ -203,6 +203,9 @@ class _Schema:
             yield from self._unfold(node["properties"][part])
         elif isinstance(node.get("additionalProperties"), dict):
             yield from self._unfold(node["additionalProperties"])
+        elif node.get("patternProperties"):
+            for inner in node["patternProperties"].values():
+                yield from self._unfold(inner)
         elif node.get("title") == part or part in self._tags(node):
             # Part of the location that names the branch of a union, by class or by tag.
             yield node

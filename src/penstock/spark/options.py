@@ -20,13 +20,23 @@ from penstock.spark.login_options import LOGIN_OPTIONS, parse_login
 from penstock.spark.offsets import Named, Partition, Times, Wanted, is_selected, parse_times, parse_wanted
 from penstock.spark.tube_client import DEFAULT_GROUP, Peer, new_stem
 
-__all__ = ["COLUMNS", "HEADERS", "OPTIONS", "UNSUPPORTED", "SourceOptions", "canonical_names", "check_masters"]
+__all__ = [
+    "COLUMNS",
+    "HEADERS",
+    "OPTIONS",
+    "UNSUPPORTED",
+    "WITH_HEADERS",
+    "SourceOptions",
+    "canonical_names",
+    "check_masters",
+]
 
 T = TypeVar("T")
 
 COLUMNS = ("key", "value", "topic", "partition", "broker", "offset", "timestamp", "timestampType")
 """The columns of the source, as they come without options."""
 HEADERS = "headers"
+WITH_HEADERS = (*COLUMNS, HEADERS)
 
 OPTIONS: Mapping[str, str] = {
     "tubemq.master": "HOST:PORT[,HOST:PORT...] of the tube's masters (required)",

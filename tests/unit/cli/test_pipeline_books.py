@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import base64
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,13 @@ from penstock.cli.main import main
 from penstock.errors import UnavailableError
 from penstock.pipelines import control, reconcile
 from penstock.pipelines.durable import write_json
+from penstock.pipelines.values import REDRIVE, REDRIVE_STEP
 from tests.unit.pipelines.books import Books
 
 
 @pytest.fixture
 def books(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Books:
-    monkeypatch.setattr(reconcile, "tube_count", lambda _: lambda *_: 10)
+    monkeypatch.setattr(reconcile, "source_count", lambda *_: lambda *_: 10)
     return Books(tmp_path)
 
 
@@ -101,13 +103,14 @@ def test_reconcile(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
 def test_dead_letters_are_listed_and_shown(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
     write_json(books.root / "dead" / "_redriven" / "1.json", {"places": [("t", 1, 0, 0)]})
     assert main(["pipeline", "dead", "list", str(books.file), "--json"]) == 0
-    assert lines(capsys) == [{"step": "parsed", "reason": "not JSON", "letters": 2, "sent_again": 1}]
+    listed = {"step": "parsed", "code": "parse.not_json", "reason": "not JSON", "letters": 2, "sent_again": 1}
+    assert lines(capsys) == [listed]
     assert main(["pipeline", "dead", "show", str(books.file), "--id", "id-1", "--json"]) == 0
     (line,) = lines(capsys)
     assert (line["id"], line["key"], line["value"], line["place"]) == ("id-1", "k", "{1", "t 1:0@28")
     assert main(["pipeline", "dead", "show", str(books.file), "-n", "1"]) == 0
     printed = capsys.readouterr()
-    assert "id-0: parsed: not JSON (sent again)\n  t 1:0@0, 2024-05-01 00:00:00 UTC\n" in printed.out
+    assert "id-0: parsed: not JSON (parse.not_json) (sent again)\n  t 1:0@0, 2024-05-01 00:00:00 UTC\n" in printed.out
     assert "site: \\xff" in printed.out
     assert "1 more" in printed.err
 
@@ -119,6 +122,28 @@ def test_a_dry_run_of_redrive_sends_nothing(books: Books, capsys: pytest.Capture
     assert capsys.readouterr().out == "1 letter would be sent again\n"
     assert main(["pipeline", "dead", "redrive", str(books.file), "--dry-run", "--step", "other", "--json"]) == 0
     assert lines(capsys) == [{"chosen": 0, "sent": 0}]
+
+
+@pytest.mark.parametrize("command", ["redrive", "show"])
+def test_an_id_that_no_letter_has_is_an_error(books: Books, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pipeline", "dead", command, str(books.file), "--id", "id-7"]) == 2
+    assert "there is no dead letter with the id 'id-7'" in capsys.readouterr().err
+
+
+def test_a_letter_of_a_file_goes_into_the_inbox_of_its_source(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
+    books.file.write_text(books.file.read_text().replace("{topics: [t]}", "{format: files, path: in}"))
+    command = ["pipeline", "dead", "redrive", str(books.file), "--state-dir", str(books.state), "--id", "id-1"]
+    assert main(command) == 0
+    assert capsys.readouterr().out == "1 letter sent again\n"
+    (path,) = (books.state / "inbox" / "source").glob("*.jsonl")
+    (line,) = [json.loads(text) for text in path.read_text().splitlines()]
+    assert base64.b64decode(line["value"]) == b"{1"
+    headers = {name: base64.b64decode(value) for name, value in line["headers"]}
+    assert headers == {"id": b"id-1", "site": b"\xff", REDRIVE: b"1", REDRIVE_STEP: b"parsed"}
+    assert main(command) == 0
+    said = capsys.readouterr()
+    assert said.out == "0 letters sent again\n"
+    assert "1 letter sent again before: --repeat sends it once more" in said.err
 
 
 def test_a_pipeline_without_dead_letters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

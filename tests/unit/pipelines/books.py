@@ -34,8 +34,10 @@ def letter(number: int, *, step: str = "parsed", reason: str = "not JSON", **cha
     """A row of the dead letter table."""
     row = {
         "step": step,
+        "code": "parse.not_json",
         "reason": reason,
         "id": f"id-{number}",
+        "source": "source",
         "topic": "t",
         "broker": 1,
         "partition": 0,
@@ -96,4 +98,5 @@ class Books:
             late_watermark_ms=0,
             watermark_ms=0,
             fencing_token="1:0:n",
+            letters=dead,
         )

@@ -16,8 +16,8 @@ from tests.unit.pipelines.files import FILE, parse
         ),
         ("from: once\n", "from: twice\n", r"option 'sinks\[0\].from': got 'twice', expected a step"),
         ("from: plausible", "from: stretches", "expected a step before it"),
-        ("name: once\n", "name: parsed\n", "expected a name that no other step has"),
-        ("name: parsed", "name: source", "expected a name that no other step has"),
+        ("name: once\n", "name: parsed\n", "expected a name that no other step or source has"),
+        ("name: parsed", "name: source", "expected a name that no other step or source has"),
         ("name: alarms", "name: rows", "expected a name that no other sink has"),
         ("filter: flow >= 0", "sql: delete from parsed", "expected SELECT <expressions> FROM"),
         ("filter: flow >= 0", "sql: select distinct flow from parsed", "expected SELECT <expressions> FROM"),
@@ -150,17 +150,79 @@ def test_parse_reads_the_source() -> None:
         parse(late_parse)
 
 
-def test_only_sql_follows_a_window() -> None:
-    text = FILE.replace("sinks:", "  - {name: more, filter: n > 1}\nsinks:")
-    with pytest.raises(ConfigError, match="expected only sql steps after a window"):
+@pytest.mark.parametrize(
+    ("more", "message"), [("filter: n > 1", None), ("dedupe: {within: 1 day}", "expected only sql, map, filter")]
+)
+def test_what_may_follow_a_window(more: str, message: str | None) -> None:
+    text = FILE.replace("sinks:", f"  - {{name: more, {more}}}\nsinks:")
+    if message is None:
+        parse(text)
+        return
+    with pytest.raises(ConfigError, match=message):
         parse(text)
 
 
-def test_dead_letters_need_a_sink_of_single_rows() -> None:
-    windows_only = FILE.replace("  - name: rows\n    from: once\n    table: {path: lake/rows}\n", "")
-    with pytest.raises(ConfigError, match="windows alone would lose its dead letters"):
-        parse(windows_only)
-    parse(windows_only.replace("dead_letters: {path: lake/dead}\n", ""))
+SOURCES = """\
+name: two
+sources:
+  meters: {topics: [water_flow]}
+  history: {format: files, path: in}
+  clock: {format: rate}
+  plant: {format: mqtt, tube_topic: plant, topic_filter: plant/+/flow}
+steps:
+  - {name: parsed, from: meters, parse: {schema: flow DOUBLE}}
+  - {name: old, from: history, parse: {format: csv, schema: flow DOUBLE}}
+  - {name: all, concat: [parsed, old]}
+  - {name: hours, window: {time: at, duration: 1 hour, watermark: 1 hour, aggregates: {n: count(*)}, emit: closed}}
+sinks:
+  - {name: rows, from: all, table: {path: a}}
+  - {name: windows, table: {path: b}}
+  - {name: late, from: hours.late, table: {path: c}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("name: two", "name: two", None),
+        (
+            "from: meters, ",
+            "",
+            r"p.yaml:8:\d+: option 'steps\[0\]': .*expected `from:`, since there are several sources",
+        ),
+        ("from: meters", "from: source", "expected a step before it: meters, history, clock, plant"),
+        (
+            "[parsed, old]",
+            "[parsed, olt]",
+            r"p.yaml:10:\d+: option 'steps\[2\].concat\[1\]': got 'olt', expected a source",
+        ),
+        ("[parsed, old]", "[parsed, parsed]", "expected each name once"),
+        ("[parsed, old]", "[parsed]", "at least 2"),
+        ("concat: [parsed, old]", "from: old, concat: [parsed, old]", "expected no `from` beside `concat`"),
+        ("{format: rate}", "{format: kafka}", "expected a source whose format is one of tubemq, mqtt, files, rate"),
+        ("{format: rate}", "{format: rate, rows: 0}", r"p.yaml:5:\d+: option 'sources.clock.rows'"),
+        ("path: in", "paht: in", "did you mean 'path'"),
+        ("plant/+/flow", "plant/#/flow", r"option 'sources.plant.topic_filter': .*expected an MQTT topic filter"),
+        ("tube_topic: plant", "tube_topic: ''", "tube_topic"),
+        ("hours.late", "hour.late", "expected late records of a window: hours.late"),
+        (
+            "{name: windows, table: {path: b}}",
+            "{name: other, from: all, console: {}}",
+            "expected a sink of the windows too",
+        ),
+        ("name: old", "name: meters", "expected a name that no other step or source has"),
+        ("clock: {", "source: {", "expected another name"),
+        ("sources:\n  meters", "source: {topics: [a]}\nsources:\n  meters", "expected exactly one of source, sources"),
+    ],
+)
+def test_several_sources_and_the_graph_of_steps(old: str, new: str, message: str | None) -> None:
+    assert old in SOURCES
+    text = SOURCES.replace(old, new, 1)
+    if message is None:
+        assert list(parse(text).inputs) == ["meters", "history", "clock", "plant"]
+        return
+    with pytest.raises(ConfigError, match=message):
+        parse(text)
 
 
 def test_a_problem_of_a_shared_step_is_told_once() -> None:

@@ -26,6 +26,14 @@ def test_an_entry_of_the_offset_log() -> None:
     assert parse_offsets('v1\n{"batchWatermarkMs":0}\n-') == Planned(0, {})
 
 
+def test_the_streams_of_several_sources_are_told_apart() -> None:
+    text = 'v1\n{"batchWatermarkMs":0}\n{"t":{"1:0":56}}\n{"t":{"1:0":28}}\n-'
+    found = parse_offsets(text, ("source", "source#2", "clock"))
+    assert found.end == {"t": {"1:0": 56}, "source#2/t": {"1:0": 28}}
+    with pytest.raises(ValueError, match="1 lines for the sources"):
+        parse_offsets(text)
+
+
 @pytest.mark.parametrize("text", ["", "v1", "v1\n{}", "x\n{}\n-", 'v1\n{"batchWatermarkMs":0}\n{'])
 def test_something_else_is_an_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "offsets").mkdir()

@@ -24,6 +24,7 @@ def entry(batch: int, *, read: int = 10, dead: int = 0, duplicates: int | None =
         late_watermark_ms=0,
         watermark_ms=0,
         fencing_token="1:0:n",
+        letters=dead,
     )
 
 
@@ -39,7 +40,7 @@ def test_sums(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.write(entry(0, dead=2))
     ledger.write(entry(1, duplicates=None))
-    assert ledger.sums("rows") == Sums(batches=2, read=20, out=17, dead=2, duplicates=1)
+    assert ledger.sums("rows") == Sums(batches=2, read=20, out=17, dead=2, duplicates=1, letters=2)
     assert ledger.sums("others") == Sums()
 
 

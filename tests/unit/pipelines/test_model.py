@@ -15,7 +15,7 @@ from tests.unit.pipelines.files import FILE, parse
 def test_the_example_is_valid_and_needs_no_environment() -> None:
     pipeline = load(example("pipeline.yaml"))
     assert [sink.name for sink in pipeline.sinks] == ["readings", "alarms"]
-    assert pipeline.source.master == "127.0.0.1:8715"
+    assert pipeline.master == "127.0.0.1:8715"
 
 
 def test_variables_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

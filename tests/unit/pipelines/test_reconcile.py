@@ -16,7 +16,7 @@ def books(tmp_path: Path) -> Books:
     return Books(tmp_path)
 
 
-def ten(start: Offsets, end: Offsets) -> int:
+def ten(_sink: str, start: Offsets, end: Offsets) -> int:
     assert (start, end) == ({"t": {"1:0": 0}}, {"t": {"1:0": 560}})
     return 10
 
@@ -42,11 +42,14 @@ def test_a_pipeline_that_has_not_run(books: Books, tmp_path: Path) -> None:
         (lambda b: b.change(1, duplicates=-1, out=4), "batch 1: 4 read, but 4 out"),
         (lambda b: b.change(1, start={"t": {"1:0": 252}}), "batch 1 does not begin where batch 0 ended"),
         (lambda b: b.change(1, batch=3), "after batch 1 comes batch 3"),
-        (lambda b: b.change(1, read=5, out=4), "the tube has 10 records in the range of the batches, 11 were read"),
+        (lambda b: b.change(1, read=5, out=4), "the source has 10 records in the range of the batches, 11 were read"),
         (lambda b: b.commit("rows", 1, [{"x": 1}]), "rows has 5 rows committed, the ledger has 7 out"),
         (lambda b: b.commit("rows", 1, [{"x": 1}], committed=3), "rows holds 5 rows, 7 were committed"),
         (lambda b: b.commit("rows", 1, [{"x": 1}]).unlink(), "lacks its file writer=rows/batch=1"),
-        (lambda b: (b.root / "dead/_commits/rows-0.json").unlink(), "dead has 1 rows committed, the ledger has 2 dead"),
+        (
+            lambda b: (b.root / "dead/_commits/rows-0.json").unlink(),
+            "dead has 1 rows committed, the ledger has 2 dead letters",
+        ),
     ],
 )
 def test_what_does_not_add_up_is_told(books: Books, spoil: Callable[[Books], object], off: str) -> None:
@@ -56,9 +59,9 @@ def test_what_does_not_add_up_is_told(books: Books, spoil: Callable[[Books], obj
 
 
 def test_a_range_that_retention_removed_is_unknown_not_off(books: Books) -> None:
-    def gone(*_: Offsets) -> int:
+    def gone(*_: object) -> int:
         raise DataLossError("offset 0 is no longer kept")
 
     (account,) = reconcile(books.pipeline, books.state, gone)
     assert account.off == ()
-    assert account.unknown == ("the tube cannot be counted from the first batch on: offset 0 is no longer kept",)
+    assert account.unknown == ("the source cannot be counted from the first batch on: offset 0 is no longer kept",)

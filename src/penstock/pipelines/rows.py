@@ -1,0 +1,123 @@
+"""What a row of a pipeline carries beside its data: where it came from and what became of it.
+
+In columns that start with ``_``:
+
+    _id        the record's id (header ``id``; its place where it has none)
+    _source    struct: source (its name in the file), topic, broker, partition, offset, timestamp (when the source took
+               it), headers, key, value. Of a file: topic is its path, offset the byte (or row) where the record starts
+    _dead      struct: step, code, reason, and again where another way of the same record tells it; null while alive
+    _filtered  the name of the filter that left it out; null while the row is alive
+    _path      only after a concat of ways that part behind one source: which ways the row took
+
+Rows are marked, never removed, so that every record read can be counted. Windows are the exception: only rows that
+are alive go into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import TimestampType
+
+from penstock.errors import ConfigError
+from penstock.pipelines.source_model import SOURCE
+from penstock.pipelines.values import pieces
+
+__all__ = [
+    "INTERNAL",
+    "SOURCE_FIELDS",
+    "alive",
+    "data_columns",
+    "header",
+    "internal_columns",
+    "key_column",
+    "mark_dead",
+    "refuse_internal",
+    "rows_of",
+]
+
+INTERNAL = ("_id", "_source", "_dead", "_filtered", "_path")
+SOURCE_FIELDS = ("topic", "broker", "partition", "offset", "timestamp", "headers", "key", "value")
+"""Columns of the ``tubemq`` source, which the other sources have too."""
+
+
+def rows_of(source: DataFrame, name: str = SOURCE, *extra: Column) -> DataFrame:
+    """The rows as the source ``name`` gives them (columns of the ``tubemq`` source, with headers), with ``extra`` data.
+
+    The place that identifies a record without an id holds the name of the source, unless it is the only one.
+    """
+    place = sf.format_string("%s/%d:%d@%d", "topic", "broker", "partition", "offset")
+    if name != SOURCE:
+        place = sf.concat(sf.lit(f"{name}/"), place)
+    nothing = "CAST(NULL AS STRUCT<step: STRING, code: STRING, reason: STRING, again: BOOLEAN>)"
+    return source.select(
+        sf.coalesce(header("headers", "id"), place).alias("_id"),
+        sf.struct(sf.lit(name).alias("source"), *SOURCE_FIELDS).alias("_source"),
+        sf.expr(nothing).alias("_dead"),
+        sf.lit(None).cast("string").alias("_filtered"),
+        *extra,
+    )
+
+
+def header(headers: str, name: str) -> Column:
+    """The text of the first header ``name``; null where there is none."""
+    found = sf.filter(headers, lambda each: each["key"] == sf.lit(name))
+    return sf.try_element_at(found, sf.lit(1))["value"].cast("string")
+
+
+def alive() -> Column:
+    """True for a row that no step has left out."""
+    return sf.col("_dead").isNull() & sf.col("_filtered").isNull()
+
+
+def internal_columns(rows: DataFrame) -> list[str]:
+    """Which of the internal columns ``rows`` has."""
+    return [column for column in INTERNAL if column in rows.columns]
+
+
+def data_columns(rows: DataFrame) -> list[str]:
+    """The columns that are the user's."""
+    return [column for column in rows.columns if column not in INTERNAL]
+
+
+def mark_dead(rows: DataFrame, step: str, failures: Sequence[tuple[str, Column]]) -> DataFrame:
+    """Rows that are alive die of the first of ``failures``, pairs of code and reason, whose reason is not null."""
+    causes = [
+        sf.when(
+            reason.isNotNull(),
+            sf.struct(
+                sf.lit(step).alias("step"),
+                sf.lit(code).alias("code"),
+                reason.alias("reason"),
+                sf.lit(False).alias("again"),  # noqa: FBT003 - a SQL literal
+            ),
+        )
+        for code, reason in failures
+    ]
+    if not causes:
+        return rows
+    return rows.withColumn("_dead", sf.when(alive(), sf.coalesce(*causes)).otherwise(sf.col("_dead")))
+
+
+def key_column(rows: DataFrame, template: str) -> Column:
+    """The key that ``template`` makes of a row; null where one of its columns is null. Timestamps: ISO 8601, UTC."""
+    return sf.concat(*(_key_text(rows, text) if column else sf.lit(text) for text, column in pieces(template)))
+
+
+def _key_text(rows: DataFrame, column: str) -> Column:
+    if isinstance(rows.select(column).schema.fields[0].dataType, TimestampType):
+        return sf.date_format(column, "yyyy-MM-dd'T'HH:mm:ss'Z'")
+    return sf.col(column).cast("string")
+
+
+def refuse_internal(name: str, columns: Sequence[str]) -> None:
+    """Refuse columns of step ``name`` that would take the pipeline's own names."""
+    bad = [column for column in columns if column.startswith("_")]
+    if bad:
+        raise ConfigError(
+            f"step {name!r} makes a column {bad[0]!r}",
+            why="names that start with '_' belong to the pipeline",
+            do="give it another name",
+        )

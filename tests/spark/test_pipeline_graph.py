@@ -1,0 +1,164 @@
+"""Pipelines that are graphs: several sources, ways that part and meet, late records beside the windows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.errors import ConfigError
+from penstock.pipelines import dead
+from penstock.pipelines import run as running
+from penstock.pipelines.reconcile import reconcile, source_count
+from penstock.pipelines.table import files
+from penstock.tube.record import Record
+from tests.spark.node import Node
+from tests.spark.pipelines import Setup, Shared
+
+MIDNIGHT = datetime(2022, 3, 20, tzinfo=UTC)
+SCHEMA = "name STRING NOT NULL, at TIMESTAMP, x DOUBLE NOT NULL"
+FILE = f"""\
+name: {{name}}
+sources:
+  live: {{{{topics: ["{{topic}}"], master: "{{master}}"}}}}
+  history: {{{{format: files, path: "{{lake}}/in/*.csv", skip_lines: 1, max_files: 2}}}}
+statestore: {{{{broker: "{{broker}}"}}}}
+trigger: 50 milliseconds
+dead_letters: {{{{path: "{{lake}}/dead"}}}}
+steps:
+  - {{{{name: parsed, from: live, parse: {{{{schema: "{SCHEMA}"}}}}}}}}
+  - {{{{name: old, from: history, parse: {{{{format: csv, schema: "{SCHEMA}"}}}}}}}}
+  - name: scaled
+    map: {{{{rename: {{{{name: label}}}}, compute: {{{{name: label, x: "1 * x"}}}}, drop: [label]}}}}
+  - {{{{name: all, concat: [parsed, scaled]}}}}
+  - {{{{name: low, filter: x < 10}}}}
+  - {{{{name: high, from: all, filter: x >= 10}}}}
+  - {{{{name: marked, map: {{{{compute: {{{{high: "true"}}}}}}}}}}}}
+  - {{{{name: both, concat: [low, marked]}}}}
+sinks:
+  - {{{{name: rows, table: {{{{path: "{{lake}}/rows"}}}}}}}}
+"""
+
+
+def at(minute: int) -> str:
+    return (MIDNIGHT + timedelta(minutes=minute)).isoformat()
+
+
+def message(name: str, x: float, minute: int = 0) -> Record:
+    return Record(json.dumps({"name": name, "at": at(minute), "x": x}).encode(), id=name)
+
+
+def table(path: Path) -> list[dict[str, Any]]:
+    return [row for file in files(path) for row in pq.ParquetFile(file).read().to_pylist()]
+
+
+@pytest.fixture
+def setup_of(
+    spark: SparkSession,
+    node: Node,
+    new_topic: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Callable[[str], Setup]]:
+    monkeypatch.setattr(running, "session", lambda *_args, **_options: Shared(spark))
+    yield lambda text: Setup(node, new_topic(1), tmp_path, text)
+    for query in spark.streams.active:
+        query.stop()
+
+
+@pytest.mark.timeout(300)
+def test_sources_are_joined_and_ways_part_and_meet_again(setup_of: Callable[[str], Setup]) -> None:
+    setup = setup_of(FILE)
+    csv = setup.lake / "in"
+    csv.mkdir(parents=True)
+    setup.send(message("live1", 5.0), message("live2", 50.0), b"nope")
+    (csv / "a.csv").write_text(f"name,at,x\nold1,{at(1)},1\nold2,{at(2)},20\n,{at(3)},3\n")
+    (csv / "b.csv").write_text(f"name,at,x\nold3,{at(4)},4")
+    (csv / ".hidden.csv").write_text("name,at,x\nhidden,,6\n")
+    setup.run()
+    # Each broken record is one letter, though it was read on both ways.
+    letters = {(x.source, x.step, x.code): x for x in dead.letters(setup.lake / "dead")}
+    assert set(letters) == {
+        ("live", "parsed", "parse.not_json"),
+        ("history", "old", "schema.null"),
+    }
+    assert len(list(dead.letters(setup.lake / "dead"))) == 2
+    null = letters["history", "old", "schema.null"]
+    assert null.value == f",{at(3)},3".encode()
+    assert (null.topic, null.offset) == (str(csv / "a.csv"), (csv / "a.csv").read_bytes().index(b"," + at(3).encode()))
+    # A crash before the last commits doubles nothing; a letter of a file is read again, beside a new file.
+    setup.forget_the_last_data("rows")
+    asyncio.run(dead.redrive(setup.lake / "dead", [null], setup.pipeline.inputs, setup.state))
+    (csv / "c.csv").write_text(f"name,at,x\nold4,{at(1)},6\n")
+    setup.run()
+    low = {"live1": 5.0, "old1": 1.0, "old3": 4.0, "old4": 6.0}
+    high = {"live2": 50.0, "old2": 20.0}
+    found = [(row["name"], row["x"], row["high"]) for row in table(setup.lake / "rows")]
+    assert sorted(found) == sorted(
+        [(name, x, None) for name, x in low.items()] + [(name, x, True) for name, x in high.items()]
+    )
+    again = [x for x in dead.letters(setup.lake / "dead") if x.source == "history" and x.place != null.place]
+    assert [(x.id, x.code, x.value) for x in again] == [(null.id, "schema.null", null.value)]
+    (account,) = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
+    assert (account.off, account.unknown) == ((), ())
+    # 3 + 6 records, on two ways.
+    sums = account.sums
+    assert (sums.read, sums.out, sums.dead, sums.filtered, sums.duplicates, sums.letters) == (18, 6, 6, 6, 0, 3)
+    (csv / "a.csv").write_text("other")
+    (account,) = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
+    assert "has changed since it was first read" in account.unknown[0]
+
+
+LATE = f"""\
+name: {{name}}
+source: {{{{topics: ["{{topic}}"], master: "{{master}}"}}}}
+statestore: {{{{broker: "{{broker}}"}}}}
+trigger: 50 milliseconds
+dead_letters: {{{{path: "{{lake}}/dead"}}}}
+steps:
+  - {{{{name: parsed, parse: {{{{schema: "{SCHEMA}"}}}}}}}}
+  - {{{{name: sound, filter: "100 / x > 0"}}}}
+  - name: hours
+    window: {{{{time: at, duration: 1 hour, watermark: 1 hour, aggregates: {{{{n: count(*)}}}}, emit: closed}}}}
+  - {{{{name: many, filter: n > 1}}}}
+sinks:
+  - {{{{name: rows, table: {{{{path: "{{lake}}/windows"}}}}}}}}
+  - {{{{name: late, from: hours.late, table: {{{{path: "{{lake}}/late"}}}}}}}}
+"""
+
+
+@pytest.mark.timeout(300)
+def test_late_records_have_a_sink_of_their_own(setup_of: Callable[[str], Setup]) -> None:
+    setup = setup_of(LATE)
+    setup.send(*(message(f"m{n}", 1.0, 10 * n) for n in range(60)), message("zero", 0.0, 5), message("minus", -1.0, 5))
+    setup.run()
+    setup.send(
+        message("late1", 1.0, 30), message("late1", 1.0, 30), message("late2", 2.0, 40), message("m60", 1.0, 600)
+    )
+    setup.run()
+    assert sorted(row["name"] for row in table(setup.lake / "late")) == ["late1", "late2"]
+    assert {row["n"] for row in table(setup.lake / "windows")} == {6}
+    # The query of windows keeps the letters itself, as there is no other.
+    assert [(x.step, x.code, x.id) for x in dead.letters(setup.lake / "dead")] == [
+        ("sound", "expression.failed", "zero")
+    ]
+    sums = setup.ledger.sums("rows")
+    assert (sums.read, sums.late, sums.dead, sums.filtered) == (66, 2, 1, 1)
+    setup.forget_the_last_data("rows")
+    setup.run()
+    assert sorted(row["name"] for row in table(setup.lake / "late")) == ["late1", "late2"]
+    (account,) = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
+    assert (account.off, account.unknown) == ((), ())
+
+
+def test_a_directory_that_is_not_there_is_told_before_spark_starts(setup_of: Callable[[str], Setup]) -> None:
+    setup = setup_of(FILE)
+    with pytest.raises(ConfigError, match="there is no such directory"):
+        setup.run()
