@@ -18,7 +18,7 @@ from penstock.errors import DataLossError, RefusedError
 from penstock.pipelines import run as running
 from penstock.pipelines.ledger import Ledger
 from penstock.pipelines.model import Pipeline
-from penstock.pipelines.reconcile import reconcile, tube_count
+from penstock.pipelines.reconcile import reconcile, source_count
 from penstock.pipelines.table import read as read_table
 from penstock.runtime import config
 from penstock.spark.cluster import Tube, count_rows
@@ -296,5 +296,5 @@ def _pipeline(peer: Peer, node: Node, spark: Any, directory: Path) -> None:
     sums = Ledger(directory / "state" / "ledger").sums("rows")
     assert (sums.read, sums.out, sums.dead) == (401, 400, 1)
     assert sorted(row.n for row in read_table(spark, lake / "rows").select("n").collect()) == list(range(400))
-    [account] = reconcile(pipeline, directory / "state", tube_count(pipeline))
+    [account] = reconcile(pipeline, directory / "state", source_count(pipeline, directory / "state"))
     assert (account.off, account.unknown) == ((), ())

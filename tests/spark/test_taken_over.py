@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.pipelines.model import load
-from penstock.pipelines.reconcile import reconcile, tube_count
+from penstock.pipelines.reconcile import reconcile, source_count
 from penstock.pipelines.table import files
 from penstock.tube.record import Record
 from tests.spark.node import Node
@@ -95,7 +95,7 @@ def test_nothing_of_a_run_that_was_paused_past_its_lease_is_written(node: Node, 
         new.send(signal.SIGTERM)
         assert new.wait() == 0
     pipeline = load(file)
-    accounts = reconcile(pipeline, state, tube_count(pipeline))
+    accounts = reconcile(pipeline, state, source_count(pipeline, state))
     assert [(account.off, account.unknown, account.sums.read) for account in accounts] == [((), (), 421)] * 2
 
 
