@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.pipelines.model import load
-from penstock.pipelines.reconcile import reconcile, tube_count
+from penstock.pipelines.reconcile import reconcile, source_count
 from penstock.pipelines.table import files
 from penstock.tube.record import Record
 from tests.spark.node import Node
@@ -73,7 +73,7 @@ def test_sums_hold_when_an_executor_is_killed(node: Node, tmp_path: Path) -> Non
     assert (len(rows), len(set(rows))) == (RECORDS - RECORDS // 100, RECORDS - RECORDS // 100)
     assert len(letters) == len(set(letters)) == RECORDS // 100
     pipeline = load(file)
-    (account,) = reconcile(pipeline, state, tube_count(pipeline))
+    (account,) = reconcile(pipeline, state, source_count(pipeline, state))
     assert (account.off, account.unknown) == ((), ())
     assert (account.sums.read, account.sums.out, account.sums.dead) == (RECORDS, len(rows), len(letters))
     assert driver.events[-1] == {"event": "stopped", "pipeline": "spread"}
