@@ -137,13 +137,14 @@ def test_enrich_looks_up_rows_that_are_alive(spark: SparkSession, missing: str, 
     def look_up(df: DataFrame, lookup: Lookup) -> DataFrame:
         asked.append(lookup)
         cases = sf.create_map(*(sf.lit(part) for pair in stored.items() for part in pair))
-        return df.withColumn(lookup.into, sf.try_element_at(cases, sf.col(lookup.key)))
+        value = sf.try_element_at(cases, sf.col(lookup.key)).alias("value")
+        return df.withColumn(lookup.into, sf.struct(value, sf.expr("'' AS code"), sf.expr("'' AS reason")))
 
     values = [GOOD, GOOD.replace(b'"n"', b'"broken"'), GOOD.replace(b'"n"', b'"none"'), b"nope"]
     enrich = {"key": "limits/{note}", "as": "limits", "schema": "low DOUBLE", "missing": missing}
     done = apply(rows(spark, *values), steps(PARSE, {"name": "e", "enrich": enrich}), look_up)
     found = done.orderBy("_source.offset").collect()
-    assert asked == [Lookup("_key", "_found", 5_000)]
+    assert asked == [Lookup("_key", "_found", 5_000, missing=missing)]
     assert [row["limits"]["low"] if row["limits"] else None for row in found] == [2.5, None, None, None]
     assert [row["_dead"]["reason"] for row in found if row["_dead"] and row["_dead"]["step"] == "e"][:1] == [
         "the value of key limits/broken is not JSON"

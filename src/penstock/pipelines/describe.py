@@ -133,10 +133,13 @@ def _does(step: Step) -> str:
         where = f" of {step.parse.schema_file}" if step.parse.schema_file else ""
         return f"{step.parse.format}{where}: {step.parse.ddl}"
     if step.enrich is not None:
-        missing = "null" if step.enrich.missing == "pass" else "a dead letter"
+        policies = {"pass": "null", "fail": "an error of the run", "dead_letter": "a dead letter"}
+        match = " and ".join(f"{field} = {column}" for field, column in step.enrich.match.items())
+        what = f"the object with {match} under key" if match else "the value of key"
         return (
-            f"with the value of key {step.enrich.key} as {step.enrich.into} ({step.enrich.columns}), "
-            f"refreshed every {step.enrich.refresh}; a missing key is {missing}"
+            f"with {what} {step.enrich.key} as {step.enrich.into} ({step.enrich.columns}), refreshed every "
+            f"{step.enrich.refresh}; a missing one is {policies[step.enrich.missing]}, while the store is away "
+            f"{policies[step.enrich.unavailable]}"
         )
     if step.dedupe is not None:
         if step.dedupe.on == "event":

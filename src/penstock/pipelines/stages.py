@@ -24,11 +24,20 @@ __all__ = ["Lookup", "WithLookup", "apply", "flow"]
 
 
 class Lookup(NamedTuple):
-    """What an enrich step asks for: rows with a key column in, rows with the value (binary or null) added out."""
+    """What an enrich step asks for: rows with a key column in, rows with what was found added out.
+
+    ``into`` becomes a struct: value (binary), and where there is a reason that there is none, code and reason. With
+    ``fields`` the value under the key is a dataset, and its object is wanted whose fields equal ``columns``.
+    """
 
     key: str
     into: str
     refresh_ms: int
+    fields: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    missing: str = "pass"
+    unavailable: str = "fail"
+    wait_ms: int = 30_000
 
 
 WithLookup = Callable[[DataFrame, Lookup], DataFrame]
@@ -159,13 +168,43 @@ def _refuse_other_types(node: Node, inputs: list[DataFrame]) -> None:
 def _enrich(rows: DataFrame, name: str, enrich: Enrich, with_lookup: WithLookup) -> DataFrame:
     schema = schema_of(name, enrich.columns)
     keyed = rows.withColumn("_key", sf.when(alive(), key_column(rows, enrich.key)))
-    found = with_lookup(keyed, Lookup("_key", "_found", duration_ms(enrich.refresh)))
-    with_value = found.withColumn("_json", from_json(sf.col("_found").cast("string"), schema))
-    broken = sf.when(sf.col("_json._corrupt").isNotNull(), sf.format_string("the value of key %s is not JSON", "_key"))
-    failures = [("lookup.not_json", broken)]
+    lookup = Lookup(
+        "_key",
+        "_found",
+        duration_ms(enrich.refresh),
+        tuple(enrich.match),
+        tuple(enrich.match.values()),
+        enrich.missing,
+        enrich.unavailable,
+        duration_ms(enrich.wait),
+    )
+    found = with_lookup(keyed, lookup)
+    with_value = found.withColumn("_json", from_json(sf.col("_found.value").cast("string"), schema))
+    failures = [
+        (code, sf.when(sf.col("_found.code") == code, sf.col("_found.reason")))
+        for code in ("lookup.unavailable", "lookup.not_json")
+    ]
+    failures.append(
+        (
+            "lookup.not_json",
+            sf.when(sf.col("_json._corrupt").isNotNull(), sf.format_string("the value of key %s is not JSON", "_key")),
+        )
+    )
     if enrich.missing == "dead_letter":
-        absent = sf.when(sf.col("_found").isNull(), sf.format_string("the state store has no key %s", "_key"))
-        failures.insert(0, ("lookup.missing", absent))
+        reason = sf.format_string("the state store has no key %s", "_key")
+        if enrich.match:
+            texts = [sf.format_string(f"{_plain(field)} %s", column) for field, column in enrich.match.items()]
+            reason = sf.concat(sf.format_string("nothing under key %s has ", "_key"), sf.concat_ws(", ", *texts))
+        nothing = sf.col("_found.value").isNull()
+        if enrich.unavailable == "pass":
+            # What the store did not say is not missing.
+            nothing = nothing & (sf.coalesce(sf.col("_found.code"), sf.lit("")) != "lookup.unknown")
+        failures.append(("lookup.missing", sf.when(nothing, reason)))
     marked = mark_dead(with_value, name, failures)
     value = sf.when(sf.col("_json").isNotNull(), sf.col("_json").dropFields("_corrupt"))
     return marked.withColumn(enrich.into, value).drop("_key", "_found", "_json")
+
+
+def _plain(text: str) -> str:
+    """``text`` in a format string."""
+    return text.replace("%", "%%")

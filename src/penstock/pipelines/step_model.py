@@ -54,13 +54,28 @@ class Parse(Part):
 
 
 class Enrich(Part):
-    """The JSON value of a state store key, as a struct column; null where the key is missing."""
+    """The JSON value of a state store key as a struct column; with ``match`` an object of the dataset under the key.
+
+    A dataset is a JSON array of objects, or one object a line; it is indexed once for each change. Values are compared
+    as text.
+    """
 
     key: KeyTemplate
+    match: dict[Annotated[str, Field(min_length=1)], Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=dict, description="field of the dataset to column of the row; all must be equal"
+    )
     into: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", alias="as")]
     columns: Annotated[str, Field(min_length=1, alias="schema")]
-    missing: Literal["pass", "dead_letter"] = "pass"
-    refresh: Duration = "5 seconds"
+    missing: Literal["pass", "fail", "dead_letter"] = Field(
+        default="pass",
+        description="what a row becomes for which there is nothing: null in the column, an error of the run",
+    )
+    unavailable: Literal["fail", "pass", "dead_letter"] = Field(
+        default="fail",
+        description="the same while the store does not answer; `fail` tries the batch again for two minutes",
+    )
+    wait: Duration = Field(default="30 seconds", description="how long the store may take to answer")
+    refresh: Duration = Field(default="5 seconds", description="how old a value may be")
 
 
 class Dedupe(Part):
