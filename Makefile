@@ -9,7 +9,7 @@ PINS := requirements/build.txt requirements/dev.txt pyproject.toml
 STAMP := .venv/.installed-$(shell cat $(PINS) | sha256sum | cut -c1-16)
 SUITES := $(BIN)/python tools/suites.py
 
-.PHONY: help setup system programs demo test fmt lint types unit faults interop end_to_end spark docs bench nightly lock proto reference clean
+.PHONY: help setup system programs jars demo test fmt lint types unit faults interop end_to_end spark docs bench nightly lock proto reference clean
 
 help: ## List the targets
 	@grep -hE '^[a-z_]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -33,6 +33,9 @@ system: ## Install the Debian packages that the interop tests use (needs apt and
 
 programs: setup ## Prepare the Java and Rust programs of the interop tests, in the user's cache folder
 	$(BIN)/python -m tests.interop.programs
+
+jars: setup ## Fetch Delta Lake for the installed Spark with Maven, once, into the user's cache folder
+	$(BIN)/python -m penstock.spark.jars
 
 demo: setup ## See real telemetry travel the whole way: MQTT, tube log, Spark, lake table, state store
 	$(BIN)/penstock demo $(ARGS)

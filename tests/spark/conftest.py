@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock.spark
+from penstock.spark import jars
 from tests.spark.node import Node
 
 
@@ -23,6 +24,9 @@ def spark() -> Iterator[SparkSession]:
         # A worker has 15 s to start and connect; on a machine that does much else it needs more.
         "spark.python.authenticate.socketTimeout": "60s",
     }
+    if jars.is_set_up():
+        # Here, since a JVM that runs takes no more jars.
+        conf |= jars.delta_settings()
     session = penstock.spark.session("tests", conf=conf, log_level="OFF")
     yield session
     session.stop()

@@ -69,7 +69,26 @@ def test_ids_come_from_the_header_or_the_place(spark: SparkSession) -> None:
         (b'{"t":"2022-03-20T10:00:00Z","flow":null}', "column 'flow' is missing or null"),
         (b'{"flow":1}', "column 't' is missing or null"),
         (b'\xff{"flow":1}', "the payload is not UTF-8"),
+        # Bombs and traps of JSON.
+        (b"[" * 100_000, "the payload is not JSON"),
+        (b'{"t":"2022-03-20T10:00:00Z","flow":1,"note":' + b'{"a":' * 100_000, "the payload is not JSON"),
+        (
+            b'{"t":"2022-03-20T10:00:00Z","flow":1,"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+            "the payload is not JSON",
+        ),
+        (b'{"t":"2022-03-20T10:00:00Z","flow":1e400}', "column 'flow' is too large"),
+        (b'{"t":"2022-03-20T10:00:00Z","flow":-1e400}', "column 'flow' is too large"),
+        (b'{"t":"2022-03-20T10:00:00Z","flow":Infinity}', "the payload is not JSON"),
+        (b'{"t":"2022-03-20T10:00:00Z","flow":1,"note":"\\ud800"}', "the payload holds half of a surrogate pair"),
+        (b'{"t":"2022-03-20T10:00:00Z","flow":1,"note":"x\\uDC00y"}', "the payload holds half of a surrogate pair"),
+        (
+            b'{"t":"2022-03-20T10:00:00Z","flow":1,"note":"\\ude00\\ud83d"}',
+            "the payload holds half of a surrogate pair",
+        ),
+        (b'{"t":"2022-03-20T10:00:00Z","flow":1,"note":"\\ud83d\\ude00"}', None),
+        (b'{"t":"2022-03-20T10:00:00Z","flow":1,"note":"\\\\ud800"}', None),
     ],
+    ids=lambda value: repr(value)[:60],
 )
 def test_what_is_no_record_of_the_schema_is_a_dead_letter(
     parsed: dict[bytes | None, Any], value: bytes | None, reason: str | None
@@ -78,6 +97,79 @@ def test_what_is_no_record_of_the_schema_is_a_dead_letter(
     assert (row["_dead"]["reason"] if row["_dead"] else None) == reason
     assert row["_source"]["value"] == value
     assert (row["flow"] is None) == (reason is not None)
+
+
+def test_characters_of_json_come_through(parsed: dict[bytes | None, Any]) -> None:
+    notes = {row["note"] for row in parsed.values() if row["note"] is not None}
+    assert notes == {"n", "\U0001f600", "\\ud800"}
+
+
+def test_each_failure_has_its_code(parsed: dict[bytes | None, Any]) -> None:
+    codes = {row["_dead"]["reason"]: row["_dead"]["code"] for row in parsed.values() if row["_dead"]}
+    assert codes == {
+        "the payload is empty": "parse.empty",
+        "the payload is not UTF-8": "parse.not_utf8",
+        "the payload is not JSON": "parse.not_json",
+        "the payload holds half of a surrogate pair": "parse.not_json",
+        "the payload is not JSON of the schema": "schema.mismatch",
+        "column 'flow' is too large": "schema.range",
+        "column 'flow' is missing or null": "schema.null",
+        "column 't' is missing or null": "schema.null",
+    }
+
+
+def test_expressions_that_fail_on_a_row_leave_the_others_alone(spark: SparkSession) -> None:
+    parse = {"name": "parsed", "parse": {"schema": "a STRING, `a;drop` STRING, b INT, s STRUCT<x: INT, y: INT>"}}
+    values = [
+        b'{"a":"1","a;drop":"\'; drop table x --","b":2,"s":{"x":1,"y":2}}',
+        b'{"a":"x","b":1}',
+        b'{"a":"3","b":0}',
+        b"nope",
+    ]
+    map_step = {
+        "rename": {"a": "text", "s.x": "first"},
+        "compute": {"n": "CAST(text AS INT)", "q": "10 / b", "s.sum": "s.first + s.y", "two": "`a;drop`"},
+        "drop": ["text", "s.y"],
+    }
+    made = steps(
+        parse,
+        {"name": "mapped", "map": map_step},
+        {"name": "named", "sql": "SELECT *, CAST(concat('9', b) AS TINYINT) AS small FROM mapped"},
+        {"name": "some", "filter": "100 / (n - 1) > 0"},
+    )
+    found = apply(rows(spark, *values), made, no_lookup).orderBy("_source.offset").collect()
+    dead = [
+        (row["_dead"]["step"], row["_dead"]["code"], row["_dead"]["reason"]) if row["_dead"] else None for row in found
+    ]
+    assert [letter and letter[:2] for letter in dead] == [
+        ("some", "expression.failed"),
+        ("mapped", "expression.failed"),
+        ("mapped", "expression.failed"),
+        ("parsed", "parse.not_json"),
+    ]
+    assert dead[0] is not None
+    assert dead[0][2].startswith("the condition fails: ")
+    assert dead[1] is not None
+    assert dead[1][2].startswith("column 'n' cannot be computed: CAST(")
+    assert (found[0]["two"], found[0]["q"], found[0]["s"].asDict()) == (
+        "'; drop table x --",
+        5.0,
+        {"first": 1, "sum": 3},
+    )
+    assert "text" not in found[0].asDict()
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ({"rename": {"nope": "x"}}, "there is no column 'nope'"),
+        ({"drop": ["flow.x"]}, "column 'flow' has no fields to drop"),
+        ({"compute": {"x": "nope + 1"}}, "`nope` cannot be resolved"),
+    ],
+)
+def test_a_map_that_cannot_be_is_refused(spark: SparkSession, step: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        apply(rows(spark, GOOD), steps(PARSE, {"name": "m", "map": step}), no_lookup)
 
 
 @pytest.fixture(scope="module")

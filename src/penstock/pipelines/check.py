@@ -145,10 +145,13 @@ def _chains(pipeline: Pipeline) -> Iterator[Problem]:
             if step.name not in reported:
                 reported.add(step.name)
                 yield Problem(("steps", index_of[step.name], step.kind), step.name, expected)
-        if sink_plan.sink.table is not None and sink_plan.changes_windows:
+        table = sink_plan.sink.table
+        if table is not None and table.mode == "append" and sink_plan.changes_windows:
             # Update mode brings a window out again and again; a table of rows that are never replaced cannot hold it.
             where = ("sinks", pipeline.sinks.index(sink_plan.sink), "table")
-            expected = "expected rows: windows change, put them into another sink or say `emit: closed`"
+            expected = (
+                "expected rows: windows change, put them into another sink or say `emit: closed`; Delta can merge"
+            )
             yield Problem(where, sink_plan.sink.name, expected)
     served = {sink.name for sink_plan in plans for sink in sink_plan.late_sinks}
     for index, sink in enumerate(pipeline.sinks):

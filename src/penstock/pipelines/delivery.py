@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as sf
 
+from penstock.pipelines.delta import DeltaSink
 from penstock.pipelines.messages import Write, send
 from penstock.pipelines.rows import data_columns, key_column
 from penstock.pipelines.table import Table
@@ -43,7 +44,7 @@ class Delivery:
         elif sink.table is not None:
             coordinates = [sf.col(f"_source.{name}").alias(f"_{name}") for name in COORDINATES]
             made = rows.select(*data_columns(rows), "_id", *coordinates)
-            return self._table(sink.name, sink.table.path).write(batch, made, count)
+            return self._into(sink).write(batch, made, count)
         else:
             self._show(sink, rows, batch)
         return count
@@ -57,7 +58,7 @@ class Delivery:
         if sink.messages is not None:
             send(rows, sink, self._context.pipeline, count, self._named(batch), windows=True)
         elif sink.table is not None:
-            return self._table(sink.name, sink.table.path).write(batch, rows, count)
+            return self._into(sink).write(batch, rows, count)
         else:
             self._show(sink, rows, batch)
         return count
@@ -73,6 +74,12 @@ class Delivery:
 
     def _named(self, batch: int) -> Write:
         return Write(self._checkpoint.query_id(), batch, str(self._context.store.token))
+
+    def _into(self, sink: Sink) -> Table | DeltaSink:
+        assert sink.table is not None
+        if sink.table.format == "delta":
+            return DeltaSink(sink.table, sink.name, self._checkpoint.query_id())
+        return self._table(sink.name, sink.table.path)
 
     def _table(self, writer: str, path: str) -> Table:
         return Table(Path(path), writer, self._checkpoint.query_id())

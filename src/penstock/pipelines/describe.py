@@ -93,7 +93,8 @@ def _wrapped(start: str, text: str) -> list[str]:
 
 def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
     sink = sink_plan.sink
-    delivery, fencing = _DELIVERY[sink.kind]
+    is_delta = sink.table is not None and sink.table.format == "delta"
+    delivery, fencing = _DELIVERY["delta" if is_delta else sink.kind]
     if sink.statestore is not None and sink.statestore.fence_prefixes:
         fencing += f", and under {', '.join(sink.statestore.fence_prefixes)}"
     kept = pipeline.dead_letters is not None
@@ -195,7 +196,8 @@ def _fate(sink_plan: SinkPlan, name: str, *, kept: bool) -> str:
 
 def _sink(pipeline: Pipeline, sink: Sink) -> str:
     if sink.table is not None:
-        return sink.table.path
+        merged = f", merged by {', '.join(sink.table.keys)}" if sink.table.keys else ""
+        return f"{sink.table.format} {sink.table.path}{merged}"
     if sink.statestore is not None:
         entries = "; ".join(
             entry.key if entry.when == "true" else f"{entry.key} while {entry.when}, else deleted"
@@ -217,6 +219,10 @@ _DELIVERY = {
     "table": (
         "exactly once for readers of its commit log",
         "may still write its batch; a batch that is committed counts once",
+    ),
+    "delta": (
+        "exactly once, by transaction id",
+        "can write nothing: Delta has the transactions of its batches already, or refuses one of two at once",
     ),
     "statestore": (
         "exactly once: a batch that is written again sets the same values",

@@ -99,10 +99,10 @@ def _read(sink_plan: SinkPlan, entries: list[Entry], sums: Sums, count: Count) -
 
 def _tables(sink_plan: SinkPlan, sums: Sums, dead: Path | None) -> Iterator[str]:
     name = sink_plan.sink.name
-    if sink_plan.sink.table is not None:
+    if sink_plan.sink.table is not None and sink_plan.sink.table.format == "parquet":
         yield from _table(Path(sink_plan.sink.table.path), name, sums.out, "out")
     for late in sink_plan.late_sinks:
-        if late.table is not None:
+        if late.table is not None and late.table.format == "parquet":
             yield from _table(Path(late.table.path), late.name, sums.late, "late")
     if dead is not None and sums.letters is not None:
         yield from _table(dead, name, sums.letters, "dead letters")

@@ -33,6 +33,7 @@ from penstock.pipelines.watch import Watch, now_text
 from penstock.pipelines.writeback import WriteBack
 from penstock.runtime.clock import wall_clock_ms
 from penstock.spark import session
+from penstock.spark.jars import delta_settings
 from penstock.statestore.hlc import Hlc
 
 if TYPE_CHECKING:
@@ -152,6 +153,8 @@ class _Run:
             "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
             **(self._options.spark_conf or {}),
         }
+        if any(sink.table is not None and sink.table.format == "delta" for sink in self._pipeline.sinks):
+            conf |= delta_settings(conf)
         try:
             # Both take seconds: Spark to start, the lease to expire where the run before us died.
             with _own_interrupt():

@@ -23,10 +23,29 @@ __all__ = [
 
 
 class TableSink(Part):
-    """A Parquet table with a commit log: exactly once for readers that honour the log."""
+    """A table: Parquet with a commit log, exactly once for readers that honour the log; or Delta, for all its readers.
 
-    format: Literal["parquet"] = "parquet"
+    Delta's jars are set up once (`make jars`). A Delta table may be merged by key: then windows that change may go into
+    it, and the last row of a key is the one that stays.
+    """
+
+    format: Literal["parquet", "delta"] = "parquet"
     path: str = Field(min_length=1)
+    mode: Literal["append", "merge"] = Field(default="append", description="`merge`, by `keys`, only of Delta")
+    keys: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list, description="columns, with `merge`")
+    order_by: str | None = Field(
+        default=None, description="with `merge`: the column by which one of several rows of a batch and key is the last"
+    )
+
+    @model_validator(mode="after")
+    def _what_goes_together(self) -> TableSink:
+        if self.mode == "merge" and self.format != "delta":
+            raise ValueError("expected `format: delta` beside `mode: merge`")
+        if (self.mode == "merge") != bool(self.keys):
+            raise ValueError("expected keys with `mode: merge`, and only there")
+        if self.order_by is not None and self.mode != "merge":
+            raise ValueError("expected order_by only with `mode: merge`")
+        return self
 
 
 class Entry(Part):

@@ -1,0 +1,154 @@
+"""Jars that Spark needs beside its own: resolved once at set-up, by name and version, into the user's cache folder.
+
+``python -m penstock.spark.jars`` (or ``make jars``) has Maven fetch them; a run only looks whether they are there.
+Never ``spark.jars.packages``, which downloads at every start and fails where the local Maven cache holds descriptions
+without jars.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from penstock.errors import ConfigError, UnavailableError
+
+__all__ = ["DELTA", "delta_jars", "delta_settings", "folder", "is_set_up", "main", "resolve"]
+
+DELTA = {"4.1": "io.delta:delta-spark_4.1_2.13:4.4.0", "4.2": "io.delta:delta-spark_4.2_2.13:4.4.0"}
+"""The Delta Lake that runs on each version of Spark; its artefacts carry the version in their names."""
+_GROUPS = "io.delta,io.unitycatalog"
+"""What is fetched with it. Everything else that it names comes with Spark."""
+_RESOLVE_S = 600.0
+_POM = """\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>penstock</groupId><artifactId>jars</artifactId><version>1</version>
+  <dependencies>
+    <dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version></dependency>
+  </dependencies>
+</project>
+"""
+_SETTINGS = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+
+
+def folder(artefact: str) -> Path:
+    """Where the jars of ``artefact`` (group:name:version) are kept."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "penstock" / "jars" / artefact.replace(":", "_")
+
+
+def delta_jars(spark: str | None = None) -> list[Path]:
+    """The jars of Delta Lake for Spark ``spark`` (default: the installed one).
+
+    Raises:
+        ConfigError: there is no Delta Lake for it, or it was not set up.
+    """
+    artefact = _artefact(spark)
+    found = sorted(folder(artefact).glob("*.jar"))
+    if not found:
+        raise ConfigError(
+            "Delta Lake is not set up",
+            option="format",
+            why=f"{str(folder(artefact))!r} has no jars",
+            do="run `make jars`, or `python -m penstock.spark.jars`, once; it needs Maven (mvn)",
+        )
+    return found
+
+
+def is_set_up() -> bool:
+    """Whether the installed Spark has its Delta Lake here."""
+    try:
+        return bool(delta_jars())
+    except ConfigError:
+        return False
+
+
+def delta_settings(given: dict[str, str] | None = None, spark: str | None = None) -> dict[str, str]:
+    """Spark's options with which ``format("delta")`` works, beside those ``given``; raises as ``delta_jars``."""
+    before = given or {}
+    jars = ",".join(map(str, delta_jars(spark)))
+    settings = dict(_SETTINGS, **{"spark.jars": jars})
+    for name in ("spark.jars", "spark.sql.extensions"):
+        if before.get(name):
+            settings[name] = f"{before[name]},{settings[name]}"
+    return settings
+
+
+def resolve(artefact: str) -> Path:
+    """Have Maven fetch ``artefact`` into its folder, which is there as a whole or not at all.
+
+    Raises:
+        ConfigError: there is no Maven.
+        UnavailableError: Maven cannot fetch it; says what it said.
+    """
+    target = folder(artefact)
+    if list(target.glob("*.jar")):
+        return target
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise ConfigError("Maven (mvn) is not installed", do="install it (make system), then run this again")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    group, name, number = artefact.split(":")
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".draft-") as draft:
+        pom = Path(draft) / "pom.xml"
+        pom.write_text(_POM.format(group=group, artifact=name, version=number), encoding="utf-8")
+        goal = "dependency:copy-dependencies"
+        options = [f"-DoutputDirectory={draft}/lib", f"-DincludeGroupIds={_GROUPS}", "-DincludeScope=runtime"]
+        try:
+            done = subprocess.run(  # noqa: S603 - Maven, with names of ours
+                [maven, "-q", "-B", "-f", str(pom), *options, goal],
+                capture_output=True,
+                text=True,
+                timeout=_RESOLVE_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise UnavailableError(f"Maven did not fetch {artefact} within {_RESOLVE_S:g} s", do="try again") from error
+        if done.returncode:
+            raise UnavailableError(
+                f"Maven cannot fetch {artefact}",
+                why=(done.stdout or done.stderr).strip()[-2_000:],
+                do="look at the network and Maven's settings (~/.m2/settings.xml), and run this again",
+            )
+        (Path(draft) / "lib").rename(target)
+    return target
+
+
+def _artefact(spark: str | None) -> str:
+    try:
+        installed = spark or version("pyspark")
+    except PackageNotFoundError:
+        raise ConfigError("Spark is not installed", do='pip install "penstock[spark]"') from None
+    line = ".".join(installed.split(".")[:2])
+    artefact = DELTA.get(line)
+    if artefact is None:
+        raise ConfigError(
+            f"there is no Delta Lake for Spark {installed}",
+            option="format",
+            why="one that was built for another version does not run",
+            do=f"use Spark {' or '.join(DELTA)}, or `format: parquet`",
+        )
+    return artefact
+
+
+def main() -> int:
+    """Fetch what the installed Spark needs; the exit status."""
+    try:
+        target = resolve(_artefact(None))
+    except (ConfigError, UnavailableError) as error:
+        sys.stderr.write(f"jars: {error}\n")
+        return 1
+    sys.stdout.write(f"jars: Delta Lake is in {target}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

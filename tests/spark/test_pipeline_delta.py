@@ -1,0 +1,63 @@
+"""Delta tables as sinks: each batch once, by transaction id; merged by key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.errors import PenstockError
+from penstock.pipelines.delta import DeltaSink
+from penstock.pipelines.model import TableSink
+from penstock.spark import jars
+from tests.tools import skip_or_fail
+
+COLUMNS = "_id STRING, k STRING, `a;drop` STRING, n INT"
+
+
+@pytest.fixture(autouse=True)
+def delta() -> None:
+    if not jars.is_set_up():
+        skip_or_fail("Delta Lake is not set up: `make jars` fetches it")
+
+
+def rows(spark: SparkSession, *values: tuple[str, str, int]) -> DataFrame:
+    return spark.createDataFrame([(f"i{n}", k, a, v) for n, (k, a, v) in enumerate(values)], COLUMNS)
+
+
+def table(spark: SparkSession, path: Path) -> list[tuple[Any, ...]]:
+    return sorted(tuple(row) for row in spark.read.format("delta").load(str(path)).select("k", "a;drop", "n").collect())
+
+
+def test_a_batch_is_appended_once_by_each_query(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "it`s a table"
+    sink = DeltaSink(TableSink(format="delta", path=str(path)), "rows", "q1")
+    assert sink.write(0, rows(spark), 0) == 0
+    for batch in (1, 2, 2, 1):
+        # What a batch holds when it runs again does not matter.
+        assert sink.write(batch, rows(spark, ("a", "x", batch)), 1) == 1
+    DeltaSink(TableSink(format="delta", path=str(path)), "rows", "q2").write(1, rows(spark, ("b", "y", 9)), 1)
+    assert table(spark, path) == [("a", "x", 1), ("a", "x", 2), ("b", "y", 9)]
+
+
+def test_rows_are_merged_by_key_and_a_batch_counts_once(spark: SparkSession, tmp_path: Path) -> None:
+    merged = TableSink(format="delta", path=str(tmp_path / "t"), mode="merge", keys=["k", "a;drop"], order_by="n")
+    sink = DeltaSink(merged, "rows", "q")
+    sink.write(1, rows(spark, ("a", "x", 2), ("a", "x", 1), ("b", "x", 5)), 3)
+    sink.write(2, rows(spark, ("a", "x", 7), ("c", "x", 0), ("a", "x", 3)), 3)
+    expected = [("a", "x", 7), ("b", "x", 5), ("c", "x", 0)]
+    assert table(spark, tmp_path / "t") == expected
+    # An earlier batch, of a run that woke up, is left out.
+    sink.write(1, rows(spark, ("a", "x", 100), ("d", "x", 1)), 2)
+    sink.write(2, rows(spark, ("a", "x", 100)), 1)
+    assert table(spark, tmp_path / "t") == expected
+
+
+def test_two_rows_of_a_key_need_an_order(spark: SparkSession, tmp_path: Path) -> None:
+    sink = DeltaSink(TableSink(format="delta", path=str(tmp_path / "t"), mode="merge", keys=["k"]), "rows", "q")
+    with pytest.raises(PenstockError, match="2 rows of one batch have the key k 'a'"):
+        sink.write(1, rows(spark, ("a", "x", 1), ("a", "y", 2)), 2)
+    sink.write(1, rows(spark, ("a", "x", 1), ("b", "y", 2)), 2)
+    assert [row[0] for row in table(spark, tmp_path / "t")] == ["a", "b"]
