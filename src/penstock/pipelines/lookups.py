@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
@@ -17,7 +18,7 @@ from penstock.spark.lookup import values_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["NOT_JSON", "UNAVAILABLE", "UNKNOWN", "Found", "found_in", "lookups"]
+__all__ = ["NOT_JSON", "UNAVAILABLE", "UNKNOWN", "Found", "Get", "found_in", "lookups", "lookups_in"]
 
 UNAVAILABLE = "lookup.unavailable"
 NOT_JSON = "lookup.not_json"
@@ -35,8 +36,25 @@ _indexes: dict[tuple[int, str, str, tuple[str, ...]], tuple[bytes, Index]] = {}
 """Datasets of a worker with the bytes that they were made of: indexed anew only when those change."""
 
 
+Get = Callable[[list[str | None], Lookup], list[bytes | None]]
+"""The values of keys, null for null and where there is none."""
+
+
 def lookups(broker: str) -> WithLookup:
     """How enrich steps look keys up at ``broker``."""
+
+    def get(keys: list[str | None], lookup: Lookup) -> list[bytes | None]:
+        import pyarrow as pa
+
+        found = values_of(pa.array(keys, pa.string()), broker, refresh_ms=lookup.refresh_ms, timeout_ms=lookup.wait_ms)
+        values: list[bytes | None] = found.to_pylist()
+        return values
+
+    return lookups_in(get, broker)
+
+
+def lookups_in(get: Get, name: str) -> WithLookup:
+    """How enrich steps look keys up with ``get``, which runs in workers; ``name`` is unique to what it reads."""
 
     def look_up(rows: DataFrame, lookup: Lookup) -> DataFrame:
         import pyarrow as pa
@@ -46,7 +64,7 @@ def lookups(broker: str) -> WithLookup:
             texts = [None if key is None else str(key) for key in keys.to_pylist()]
             kind = pa.struct([("value", pa.binary()), ("code", pa.string()), ("reason", pa.string())])
             values: list[Any] = wanted.to_pylist()
-            return pa.array([_row(each) for each in found_in(broker, lookup, texts, values)], kind)
+            return pa.array([_row(each) for each in found_in(get, name, lookup, texts, values)], kind)
 
         # Spark tells the kind of function by these, and cannot resolve the texts that annotations are here.
         look.__annotations__ = {"keys": pa.Array, "wanted": pa.Array, "return": pa.Array}
@@ -63,45 +81,41 @@ def _row(found: Found) -> dict[str, Any]:
     return dict(zip(("value", "code", "reason"), found, strict=True))
 
 
-def found_in(broker: str, lookup: Lookup, keys: list[str | None], wanted: list[list[str | None]]) -> list[Found]:
+def found_in(
+    get: Get, name: str, lookup: Lookup, keys: list[str | None], wanted: list[list[str | None]]
+) -> list[Found]:
     """What is under each of ``keys``: its value, or with ``lookup.fields`` the object whose fields are ``wanted``.
 
     Raises:
         UnavailableError: the store did not answer in time and the step says to fail.
         PenstockError: there is nothing under a key and the step says to fail.
     """
-    import pyarrow as pa
-
     try:
-        values = values_of(
-            pa.array(keys, pa.string()), broker, refresh_ms=lookup.refresh_ms, timeout_ms=lookup.wait_ms
-        ).to_pylist()
+        values = get(keys, lookup)
     except UnavailableError as error:
         if lookup.unavailable == "fail":
             raise
         code = UNAVAILABLE if lookup.unavailable == "dead_letter" else UNKNOWN
         return [(None, None, None) if key is None else (None, code, error.what) for key in keys]
-    found = [
-        _one(broker, lookup.fields, key, value, each) for key, value, each in zip(keys, values, wanted, strict=True)
-    ]
+    found = [_one(name, lookup.fields, key, value, each) for key, value, each in zip(keys, values, wanted, strict=True)]
     if lookup.missing == "fail":
         _fail_where_missing(lookup, keys, wanted, found)
     return found
 
 
-def _one(broker: str, fields: tuple[str, ...], key: str | None, value: bytes | None, wanted: list[str | None]) -> Found:
+def _one(store: str, fields: tuple[str, ...], key: str | None, value: bytes | None, wanted: list[str | None]) -> Found:
     if key is None or value is None or not fields:
         return value, None, None
     try:
-        objects = _index_of(broker, key, fields, value)
+        objects = _index_of(store, key, fields, value)
     except ValueError as error:
         return None, NOT_JSON, f"the dataset under key {key} cannot be read: {error}"
     named = tuple(text for text in wanted if text is not None)
     return objects.get(named) if len(named) == len(wanted) else None, None, None
 
 
-def _index_of(broker: str, key: str, fields: tuple[str, ...], data: bytes) -> Index:
-    name = (os.getpid(), broker, key, fields)
+def _index_of(store: str, key: str, fields: tuple[str, ...], data: bytes) -> Index:
+    name = (os.getpid(), store, key, fields)
     kept = _indexes.get(name)
     if kept is None or kept[0] != data:
         _indexes.pop(name, None)

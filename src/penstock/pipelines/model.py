@@ -137,8 +137,26 @@ def load(path: Path | str) -> Pipeline:
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of the pipeline file, for editors."""
+    """JSON Schema of the pipeline file, for editors, which see it before ``${VAR}`` is filled in."""
     schema = Pipeline.model_json_schema(by_alias=True)
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     # A plain copy: pydantic shares parts between calls.
-    return json.loads(json.dumps(schema))  # type: ignore[no-any-return]
+    plain: dict[str, Any] = json.loads(json.dumps(schema))
+    _allow_variables(plain)
+    return plain
+
+
+_VARIABLE = r"\$\{"
+
+
+def _allow_variables(node: object) -> None:
+    """Let text that holds a variable stand wherever ``node`` asks for text of a form, a number, or true or false."""
+    for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        _allow_variables(inner)
+    if not isinstance(node, dict):
+        return
+    if isinstance(node.get("pattern"), str):
+        node["pattern"] = f"(?:{node['pattern']})|{_VARIABLE}"
+    elif node.get("type") in ("integer", "number", "boolean"):
+        kept = {name: node.pop(name) for name in list(node) if name not in ("title", "description", "default")}
+        node["anyOf"] = [kept, {"type": "string", "pattern": _VARIABLE}]

@@ -1,7 +1,7 @@
 """Payloads as columns: the parse step, and the JSON of values that are looked up.
 
 Whatever is not exactly what the schema says is a dead letter with a code: Spark's own parsers are lenient in ways that
-would change data without a word (the first of two values, the last of two equal names, half a surrogate pair).
+would change data without a word (the first of two values, the last of two equal names).
 """
 
 from __future__ import annotations
@@ -23,12 +23,6 @@ JSON_OPTIONS = {
     # NaN and Infinity are no JSON.
     "allowNonNumericNumbers": "false",
 }
-_ESCAPED = r"(?<!\\)(?:\\\\)*\\u"
-_LONE_SURROGATE = (
-    rf"{_ESCAPED}[dD][89aAbB][0-9a-fA-F]{{2}}(?!\\u[dD][c-fC-F])"
-    rf"|(?<!\\u[dD][89aAbB][0-9a-fA-F]{{2}}){_ESCAPED}[dD][c-fC-F][0-9a-fA-F]{{2}}"
-)
-"""Half of a pair of escapes: no character at all, which Java would write as a question mark."""
 
 
 def parse_step(rows: DataFrame, name: str, parse: Parse) -> DataFrame:
@@ -94,10 +88,8 @@ def _missing(column: str) -> Column:
 
 
 def _json(text: Column, schema: StructType) -> tuple[Column, list[tuple[str, Column]]]:
-    surrogate = sf.contains(sf.lower(text), sf.lit("\\ud")) & text.rlike(_LONE_SURROGATE)
     return from_json(text, schema), [
         ("parse.not_json", sf.when(_is_not_one_value(text), sf.lit("the payload is not JSON"))),
-        ("parse.not_json", sf.when(surrogate, sf.lit("the payload holds half of a surrogate pair"))),
         (
             "schema.mismatch",
             sf.when(sf.col("_parsed._corrupt").isNotNull(), sf.lit("the payload is not JSON of the schema")),

@@ -19,6 +19,7 @@ from pyspark.sql import functions as sf
 from penstock.errors import ConfigError
 from penstock.pipelines.cases import Case, Difference, Rows, compare
 from penstock.pipelines.delivery import changes_of
+from penstock.pipelines.lookups import lookups_in
 from penstock.pipelines.messages import as_messages, marked, sendable
 from penstock.pipelines.model import Pipeline, Source, TubeOptions
 from penstock.pipelines.plan import SinkPlan, plan
@@ -75,7 +76,7 @@ def try_case(spark: SparkSession, pipeline: Pipeline, case: Case) -> Outcome:
             # No event is late in a batch.
             found |= {sink.name: [] for sink in sink_plan.late_sinks}
             try:
-                found[sink_plan.sink.name] = _run(sources, pipeline, sink_plan, _lookup(spark, case), letters)
+                found[sink_plan.sink.name] = _run(sources, pipeline, sink_plan, _lookup(case), letters)
             except PySparkException as error:
                 raise ConfigError(
                     f"case {case.name!r}: sink {sink_plan.sink.name!r} fails",
@@ -105,15 +106,14 @@ def _records(spark: SparkSession, name: str, source: Source, case: Case) -> Data
     return source_rows(name, source, spark.createDataFrame(rows, _SOURCE).coalesce(1))
 
 
-def _lookup(spark: SparkSession, case: Case) -> WithLookup:
-    values = [(key, _bytes(value)) for key, value in case.keys.items() if value is not None]
+def _lookup(case: Case) -> WithLookup:
+    """The keys of the case in place of the store's."""
+    values = {key: _bytes(value) for key, value in case.keys.items() if value is not None}
 
-    def look_up(rows: DataFrame, lookup: Lookup) -> DataFrame:
-        known = spark.createDataFrame(values, f"_looked_up string, {lookup.into} binary")
-        joined = rows.join(sf.broadcast(known), rows[lookup.key].eqNullSafe(known["_looked_up"]), "left")
-        return joined.drop("_looked_up")
+    def get(keys: list[str | None], _lookup: Lookup) -> list[bytes | None]:
+        return [None if key is None else values.get(key) for key in keys]
 
-    return look_up
+    return lookups_in(get, f"case {case.name}")
 
 
 def _bytes(value: object) -> bytes:
