@@ -33,9 +33,12 @@ _POM = """\
   </dependencies>
 </project>
 """
+_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 _SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # The state of a table is computed in 50 tasks otherwise, at every batch: minutes on a busy machine of two cores.
+    _PARTITIONS: "2",
 }
 
 
@@ -75,7 +78,8 @@ def delta_settings(given: dict[str, str] | None = None, spark: str | None = None
     """Spark's options with which ``format("delta")`` works, beside those ``given``; raises as ``delta_jars``."""
     before = given or {}
     jars = ",".join(map(str, delta_jars(spark)))
-    settings = dict(_SETTINGS, **{"spark.jars": jars})
+    settings = _SETTINGS | {"spark.jars": jars}
+    settings |= {name: value for name, value in before.items() if name == _PARTITIONS}
     for name in ("spark.jars", "spark.sql.extensions"):
         if before.get(name):
             settings[name] = f"{before[name]},{settings[name]}"
