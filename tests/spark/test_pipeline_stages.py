@@ -83,7 +83,7 @@ def test_ids_come_from_the_header_or_the_place(spark: SparkSession) -> None:
         (b'{"t":"2022-03-20T10:00:00Z","flow":1,"note":"x\\uDC00y"}', "the payload is not JSON"),
         (
             b'{"t":"2022-03-20T10:00:00Z","flow":1,"note":"\\ude00\\ud83d"}',
-            "the payload holds half of a surrogate pair",
+            "the payload is not JSON",
         ),
         (b'{"t":"2022-03-20T10:00:00Z","flow":1,"note":"\\ud83d\\ude00"}', None),
         (b'{"t":"2022-03-20T10:00:00Z","flow":1,"note":"\\\\ud800"}', None),
