@@ -164,3 +164,40 @@ def test_a_directory_that_is_not_there_is_told_before_spark_starts(setup_of: Cal
     setup = setup_of(FILE)
     with pytest.raises(ConfigError, match="there is no such directory"):
         setup.run()
+
+
+CHANGES = """\
+name: {name}
+source: {{format: statestore, tube_topic: statestore_changes, master: "{master}", keys: "graph/[ab]*"}}
+statestore: {{broker: "{broker}"}}
+trigger: 50 milliseconds
+dead_letters: {{path: "{lake}/dead"}}
+steps:
+  - {{name: parsed, parse: {{schema: "x DOUBLE NOT NULL"}}}}
+sinks:
+  - {{name: rows, table: {{path: "{lake}/rows"}}}}
+"""
+
+
+@pytest.mark.timeout(300)
+def test_what_changes_in_the_state_store_is_a_source(setup_of: Callable[[str], Setup]) -> None:
+    setup = setup_of(CHANGES)
+    before = setup.node.capture.stats.captured
+    setup.node.set_keys({"graph/a": b'{"x": 1}', "graph/c": b'{"x": 2}', "graph/b=,%": b"nope"}, writer="setter")
+    setup.node.set_keys({"graph/a": b'{"x": 3}'}, ttl_ms=600_000)
+    setup.node.delete("graph/a")
+    setup.node.wait_captured(before + 5)
+    setup.run()
+    rows = sorted(table(setup.lake / "rows"), key=lambda row: row["x"])
+    assert [(row["state_key"], row["operation"], row["x"]) for row in rows] == [
+        ("graph/a", "SET", x) for x in (1.0, 3.0)
+    ]
+    assert rows[0]["writer"] == "setter"
+    assert rows[0]["version"] < rows[1]["version"]
+    assert (rows[0]["expires_at"], rows[1]["expires_at"] is None) == (None, False)
+    (letter,) = dead.letters(setup.lake / "dead")
+    assert (letter.code, letter.value, letter.key) == ("parse.not_json", b"nope", b"graph/b=,%")
+    with pytest.raises(ConfigError, match="only the node may write to the topic of its changes"):
+        asyncio.run(dead.redrive(setup.lake / "dead", [letter], setup.pipeline.inputs, setup.state))
+    (account,) = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
+    assert (account.off, account.unknown) == ((), ())

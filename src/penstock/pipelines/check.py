@@ -11,7 +11,7 @@ from pydantic_core import InitErrorDetails
 from penstock.errors import ConfigError
 from penstock.pipelines.check_sinks import fence_prefixes, message_sinks
 from penstock.pipelines.check_steps import step_texts
-from penstock.pipelines.model import SOURCE, MqttSource, Pipeline, Source, Step, TubeOptions
+from penstock.pipelines.model import SOURCE, MqttSource, Pipeline, Source, StateStoreSource, Step, TubeOptions
 from penstock.pipelines.plan import SinkPlan, plan
 from penstock.pipelines.problem import Problem
 from penstock.pipelines.values import late_of
@@ -76,7 +76,7 @@ def _source(pipeline: Pipeline, name: str, source: Source) -> Iterator[Problem]:
     except ConfigError as error:
         option_named = next((n for n in source.options if n.lower() == (error.option or "").lower()), None)
         field = _FIELDS.get(error.option or "")
-        if field == "topics" and isinstance(source, MqttSource):
+        if field == "topics" and isinstance(source, MqttSource | StateStoreSource):
             field = "tube_topic"
         location = ("options", option_named) if option_named is not None else (field,) if field else ()
         value_named = source.options[option_named] if option_named is not None else getattr(source, field or "format")

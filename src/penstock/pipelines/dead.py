@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.pipelines.durable import read_json, sync_directory, write_json
-from penstock.pipelines.source_model import FilesSource, Source, TubeOptions
+from penstock.pipelines.source_model import FilesSource, Source, StateStoreSource, TubeOptions
 from penstock.pipelines.table import files
 from penstock.pipelines.values import REDRIVE, REDRIVE_STEP
 from penstock.spark.headers import record_of
@@ -119,6 +119,11 @@ def _check_takes_back(name: str, inputs: Mapping[str, Source]) -> None:
             f"the source {name!r} of a dead letter is not in the file",
             option="sources",
             do=f"bring it back, or choose letters of {', '.join(inputs)}",
+        )
+    if isinstance(source, StateStoreSource):
+        raise ConfigError(
+            f"the source {name!r} takes no records back: only the node may write to the topic of its changes",
+            do="set the key again (penstock kv set), which is a change of its own",
         )
     if not isinstance(source, TubeOptions | FilesSource):
         raise ConfigError(f"the source {name!r} takes no records back: it is made of the {source.format}")

@@ -13,6 +13,7 @@ from penstock.pipelines.model import (
     RateSource,
     Sink,
     Source,
+    StateStoreSource,
     Step,
     Window,
 )
@@ -70,6 +71,8 @@ def _source(source: Source) -> str:
         return f"rate {f'{source.rows} records' if source.rows else f'{source.rows_per_second} records a second'}"
     options = ", ".join(f"{name} {value}" for name, value in source.options.items())
     wanted = f"messages {source.topic_filter} of " if isinstance(source, MqttSource) else ""
+    if isinstance(source, StateStoreSource):
+        wanted = f"changes{'' if source.deletes else ' but deletes'} of keys {source.keys} out of "
     topics = f"{wanted}topics {', '.join(source.tube_topics())}"
     return f"{source.format} {source.master}, {topics}" + (f" ({options})" if options else "")
 

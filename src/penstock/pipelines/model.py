@@ -31,6 +31,7 @@ from penstock.pipelines.source_model import (
     MqttSource,
     RateSource,
     Source,
+    StateStoreSource,
     TubeOptions,
     TubeSource,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "Source",
     "StateStore",
     "StateStoreSink",
+    "StateStoreSource",
     "Step",
     "TableSink",
     "TubeOptions",

@@ -15,6 +15,7 @@ __all__ = [
     "MqttSource",
     "RateSource",
     "Source",
+    "StateStoreSource",
     "TubeOptions",
     "TubeSource",
 ]
@@ -76,6 +77,26 @@ class MqttSource(TubeOptions):
         return [self.tube_topic]
 
 
+class StateStoreSource(TubeOptions):
+    """What changes in a state store, out of the tube topic that `statestore.capture_topic` of its node names.
+
+    Every change is a record, in the order of the versions; its payload is the new value. Rows have the columns
+    ``state_key`` (text), ``operation`` (SET, DELETE), ``version``, ``writer`` and ``expires_at``.
+    """
+
+    format: Literal["statestore"]
+    tube_topic: str = Field(min_length=1, description="topic of the tube that gets the changes")
+    keys: str = Field(default="*", min_length=1, description="which keys: a glob, as device/*/state")
+    deletes: bool = Field(
+        default=False,
+        description="deletes (and keys that expired) too: they have no payload, so `parse: json` makes them dead "
+        "letters; left out, they are counted as filtered",
+    )
+
+    def tube_topics(self) -> list[str]:
+        return [self.tube_topic]
+
+
 class FilesSource(Part):
     """Files of a directory, each read once, in the order in which they came: lines, whole files, or rows of Parquet.
 
@@ -103,7 +124,7 @@ class RateSource(Part):
     )
 
 
-SOURCE_FORMATS = ("tubemq", "mqtt", "files", "rate")
+SOURCE_FORMATS = ("tubemq", "mqtt", "statestore", "files", "rate")
 
 
 def _format_of(given: object) -> str | None:
@@ -114,6 +135,7 @@ def _format_of(given: object) -> str | None:
 Source = Annotated[
     Annotated[TubeSource, Tag("tubemq")]
     | Annotated[MqttSource, Tag("mqtt")]
+    | Annotated[StateStoreSource, Tag("statestore")]
     | Annotated[FilesSource, Tag("files")]
     | Annotated[RateSource, Tag("rate")],
     Discriminator(

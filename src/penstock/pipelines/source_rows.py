@@ -7,8 +7,9 @@ import re
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
+from penstock.pipelines.change_rows import change_rows
 from penstock.pipelines.rows import header, rows_of
-from penstock.pipelines.source_model import FilesSource, MqttSource, Source, TubeOptions
+from penstock.pipelines.source_model import FilesSource, MqttSource, Source, StateStoreSource, TubeOptions
 
 __all__ = ["filter_pattern", "source_rows"]
 
@@ -17,6 +18,8 @@ def source_rows(name: str, source: Source | TubeOptions, records: DataFrame) -> 
     """``records`` (columns of the ``tubemq`` source, with headers) of the source ``name`` as rows."""
     if isinstance(source, FilesSource):
         return rows_of(records, name, sf.col("topic").alias("file"))
+    if isinstance(source, StateStoreSource):
+        return change_rows(records, name, source)
     if not isinstance(source, MqttSource):
         return rows_of(records, name)
     rows = rows_of(records, name, header("headers", "mqtt.topic").alias("mqtt_topic"))

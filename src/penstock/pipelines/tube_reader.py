@@ -8,12 +8,14 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.errors import ConfigError
+from penstock.pipelines.change_rows import no_capture
 from penstock.pipelines.checkpoint import Offsets
 from penstock.pipelines.durable import read_json, write_json
 from penstock.pipelines.lag import TIMEOUT_MS, LagMeter
 from penstock.pipelines.reader import Way
 from penstock.pipelines.replay import Span
-from penstock.pipelines.source_model import SOURCE, TubeOptions
+from penstock.pipelines.source_model import SOURCE, StateStoreSource, TubeOptions
 from penstock.pipelines.source_rows import source_rows
 from penstock.spark.cluster import Tube, count_rows
 from penstock.spark.marks import marks_of, with_marks
@@ -52,7 +54,12 @@ class TubeReader:
             ConfigError: a topic does not exist.
         """
         with Tube.of(self.checked, timeout_ms=min(self.checked.timeout_ms, FIRST_LOOK_MS)) as tube:
-            tube.partitions(self.checked.topics)
+            try:
+                tube.partitions(self.checked.topics)
+            except ConfigError as error:
+                if not isinstance(self._source, StateStoreSource):
+                    raise
+                raise no_capture(self._source.tube_topic, error) from error
 
     def start(self, way: Way) -> Offsets:  # noqa: ARG002 - every way begins at the same place
         """Where ``startingOffsets``, or the span, points now."""
