@@ -110,6 +110,15 @@ class Node:
         """Attempts whose rows are staged."""
         return self._broker.stats["staged_attempts"]
 
+    def position(self, group: str, topic: str, partition: int) -> int | None:
+        """Where ``group`` stands; None: nowhere."""
+
+        async def position() -> int | None:
+            assert self._broker.engine is not None
+            return self._broker.engine.offsets.committed((group, topic, partition))
+
+        return self._run(position())
+
     def set_keys(self, values: dict[str, bytes], *, ttl_ms: int | None = None, writer: str | None = None) -> None:
         async def set_all() -> None:
             async with StateStoreClient.connect(self.mqtt, client_id=writer) as store:

@@ -63,8 +63,12 @@ def stream(spark: SparkSession, node: Node, new_topic: Callable[..., str], tmp_p
 
 def test_available_now_drains_everything_in_limited_batches_and_goes_on(stream: Stream) -> None:
     stream.append(range(1000))
-    query = stream.drain(maxOffsetsPerTrigger="300")
+    query = stream.drain(maxOffsetsPerTrigger="300", **{"tubemq.group": "drained"})
     assert stream.sizes() == [300, 300, 300, 100]
+    # What was committed is shown as the group's position, of all batches but the last: Spark tells of one when it plans
+    # the next.
+    shown = [stream.node.position("drained", stream.topic, partition) for partition in (0, 1)]
+    assert all(position is not None and position >= 300 * 28 for position in shown), shown
     assert stream.rows() == list(range(1000))
     progress = query.lastProgress
     assert progress is not None

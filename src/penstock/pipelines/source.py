@@ -27,14 +27,14 @@ from penstock.pipelines.tube_reader import TubeReader
 __all__ = ["Sources", "reader_of"]
 
 
-def reader_of(name: str, source: Source, state: Path, span: Span | None = None) -> Reader:
-    """The runtime of one source of the file; with a ``span`` a replay reads it."""
+def reader_of(name: str, source: Source, state: Path, span: Span | None = None, *, group: str = "") -> Reader:
+    """The runtime of one source of the file; with a ``span`` a replay reads it, ``group`` shows where its queries are."""
     if isinstance(source, FilesSource):
         return FilesReader(name, source, state, span)
     if isinstance(source, RateSource):
         return RateReader(name, source, span)
     assert isinstance(source, TubeOptions)
-    return TubeReader(name, source, state / "starts", span)
+    return TubeReader(name, source, state / "starts", span, group=group)
 
 
 class Sources:
@@ -44,7 +44,10 @@ class Sources:
     """
 
     def __init__(self, pipeline: Pipeline, state: Path, span: Span | None = None) -> None:
-        self._readers = {name: reader_of(name, source, state, span) for name, source in pipeline.inputs.items()}
+        self._readers = {
+            name: reader_of(name, source, state, span, group=f"pipeline-{pipeline.name}")
+            for name, source in pipeline.inputs.items()
+        }
         self._ways = {found.sink.name: found.ways for found in plan(pipeline)}
         self._state = state
 

@@ -30,9 +30,15 @@ FIRST_LOOK_MS = 10_000
 
 
 class TubeReader:
-    """Topics of a tube under the name ``name``. With a ``span`` it ends, at a place that is kept in ``starts``."""
+    """Topics of a tube under the name ``name``. With a ``span`` it ends, at a place that is kept in ``starts``.
 
-    def __init__(self, name: str, source: TubeOptions, starts: Path, span: Span | None = None) -> None:
+    Positions are shown as those of groups whose names begin with ``group``, unless the source names another, and end
+    with the query and the source; not those of a span.
+    """
+
+    def __init__(
+        self, name: str, source: TubeOptions, starts: Path, span: Span | None = None, *, group: str = ""
+    ) -> None:
         self.options = canonical_names(source.all_options())
         self.checked = SourceOptions.parse(self.options)
         self.doubts: list[str] = []
@@ -41,6 +47,7 @@ class TubeReader:
         self._source = source
         self._starts = starts
         self._span = span
+        self._group = self.options.get("tubemq.group", self.options.get("groupIdPrefix", group))
 
     def open(self) -> Tube:
         """The tube, for questions that nobody waits long for."""
@@ -98,9 +105,14 @@ class TubeReader:
         last = from_json(end)
         return {p: Bounds(b.oldest, min(b.end, last[p])) for p, b in bounds.items() if p in last}
 
-    def stream(self, spark: SparkSession, way: Way, start: Offsets) -> DataFrame:  # noqa: ARG002
+    def stream(self, spark: SparkSession, way: Way, start: Offsets) -> DataFrame:
         """The stream from ``start`` on."""
-        options = self.options | {"startingOffsets": json.dumps(start)}
+        parts = [self._group, way.query, *([way.name] if way.name != SOURCE else [])]
+        shown = self._group and self._span is None
+        options = self.options | {
+            "startingOffsets": json.dumps(start),
+            "tubemq.group": "-".join(parts) if shown else "",
+        }
         end = self.end()
         if end is not None:
             options |= {"endingOffsets": json.dumps(end)}

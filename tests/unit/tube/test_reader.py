@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from penstock.errors import ConfigError, DataLossError, RefusedError, RemoteProtocolError, UnavailableError
-from penstock.spark.cluster import Tube
+from penstock.spark.cluster import Tube as SparkTube
 from penstock.spark.offsets import Partition as SparkPartition
 from penstock.spark.offsets import Slice
 from penstock.tube import reader
@@ -19,6 +19,7 @@ from penstock.tube.codec.message import check_sum
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.producer import Producer, SendResult
 from penstock.tube.reader import RangeReader
+from penstock.tube.record import Record
 from tests.unit.tube.servers import scripted, tube
 
 T = TypeVar("T")
@@ -115,7 +116,7 @@ async def test_a_gap_in_the_log_is_named_and_can_be_passed(tmp_path: Path, caplo
                 assert (lost.value.start, lost.value.end) == (56, 84)
                 (rest,) = source.read("demo", 0, 84, 168)
                 assert rest.payloads == [b"003", b"004", b"005"]
-            with Tube(running.masters, 2000) as spark:
+            with SparkTube(running.masters, 2000) as spark:
                 piece = Slice(SparkPartition("demo", 1, 0), 0, 168)
                 with pytest.raises(DataLossError, match="offsets 56 to 84"):
                     list(spark.read(piece))
@@ -189,3 +190,36 @@ async def test_silence_and_a_cut_connection_end_within_the_time() -> None:
         with pytest.raises(UnavailableError), RangeReader("127.0.0.1", port, timeout_s=0.1) as source:
             await blocking(lambda: source.bounds("demo", 0))
         assert transports
+
+
+async def test_the_broker_leaves_out_messages_of_other_types(tmp_path: Path) -> None:
+    # "Aa" and "BB" have one hash: the broker cannot tell them apart, the source must.
+    types = ("Aa", "BB", "flow rate", None)
+    async with tube(tmp_path, "demo", partitions=1) as running:
+        async with Producer(running.masters) as producer:
+            for n in range(40):
+                await producer.send("demo", Record(b"%02d" % n, msg_type=types[n % 4]))
+
+        def check() -> None:
+            def bodies(numbers: Sequence[int]) -> list[bytes]:
+                return [Record(b"%02d" % n, msg_type=types[n % 4]).encode()[0] for n in numbers]
+
+            with RangeReader("127.0.0.1", running.ports[1], batch_bytes=400) as source:
+                for wanted, expected in (
+                    (["Aa"], [n for n in range(40) if n % 4 < 2]),
+                    (["flow rate"], range(2, 40, 4)),
+                    (["flow rate", "BB"], [n for n in range(40) if n % 4 < 3]),
+                    (["other"], []),
+                ):
+                    found = [data for b in source.read("demo", 0, 0, 40 * 28, types=wanted) for data in b.payloads]
+                    assert found == bodies(list(expected))
+                assert source.plan("demo", 0, 0, 40 * 28, 100) == (40 * 28, 40), "plans count all"
+            with SparkTube(running.masters, 5000, types=["Aa", "flow rate"]) as source_tube:
+                piece = Slice(SparkPartition("demo", 1, 0), 0, 40 * 28)
+                batches = list(source_tube.read(piece))
+                assert [data for b in batches for data in b.payloads] == bodies([n for n in range(40) if n % 2 == 0])
+                assert [at for b in batches for at in b.offsets] == [n * 28 for n in range(40) if n % 2 == 0]
+                assert source_tube.count(piece) == 20
+                assert source_tube.weigh(piece) == 40
+
+        await blocking(check)
