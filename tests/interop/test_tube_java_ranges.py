@@ -208,6 +208,7 @@ sinks:
 """
 
 
+@pytest.mark.timeout(400)  # starts of Python workers, where others use the machine
 def test_spark_and_a_pipeline_read_from_apaches_servers(
     peer: Peer, node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,9 +88,9 @@ class Tube:
     ) -> Self:
         """The tube that ``options`` name; ``timeout_ms`` instead of theirs.
 
-        ``stem``: read under names that begin so, and leave it to :meth:`forget_all` to remove what is kept of them.
+        ``stem``: read under names that begin so, where a broker wants a group.
         """
-        peer = options.peer if stem is None else options.peer._replace(group=stem, forgets=False)
+        peer = options.peer if stem is None else options.peer._replace(group=stem)
         return cls(peer, timeout_ms or options.timeout_ms, types=options.types, client=client)
 
     def __enter__(self) -> Self:
@@ -327,11 +327,6 @@ class Tube:
             self._readers[place] = reader
             self._https[place] = reader.http
         return reader
-
-    def forget_all(self, stem: str, count: int, topics: Collection[str]) -> None:
-        """Have the brokers forget the groups of up to ``count`` tasks a batch that read ``topics`` under ``stem``."""
-        for reader in self._readers.values():
-            reader.forget_all(stem, count, topics)
 
     def has_ranges(self, partition: Partition) -> bool:
         return self._ask(partition, lambda reader: not reader.http)

@@ -207,8 +207,6 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._marks: Marks = {}  # of _position
         self._published: Published | None = None
         # Tasks of one batch have names of their own, which the next batch uses again; those of a run are nobody else's.
-        self._most_tasks = 0
-        self._topics: set[str] = set()
         self._stem = new_stem(options.group or DEFAULT_GROUP)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -281,10 +279,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         unknown = stop.keys() - begin.keys()
         if unknown:
             begin |= self._beginnings(unknown, stop)
-        planned = _planned(slices(begin, stop), self._options, self._tube, marks_of(start), self._stem)
-        self._most_tasks = max(self._most_tasks, len(planned))
-        self._topics |= {partition.topic for partition in stop}
-        return planned
+        return _planned(slices(begin, stop), self._options, self._tube, marks_of(start), self._stem)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, partition, self._client)
@@ -304,8 +299,6 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._published.close()
             self._published = None
         if self._tube is not None:
-            if self._most_tasks:
-                self._tube.forget_all(self._stem, self._most_tasks, self._topics)
             self._tube.close()
             self._tube = None
 

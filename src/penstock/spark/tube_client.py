@@ -31,7 +31,7 @@ class Peer(NamedTuple):
     """Whom to ask and as whom. ``http``: administration of a master; None: port 8080 of the first of ``masters``.
 
     ``group`` is the stem of the names under which ranges are read where a broker wants a group; only one may read under
-    it at a time, see :func:`new_stem`. ``forgets``: the broker is to forget each after its range.
+    it at a time, see :func:`new_stem`.
     """
 
     masters: str
@@ -39,7 +39,6 @@ class Peer(NamedTuple):
     http: str | None = None
     group: str = DEFAULT_GROUP
     batch_bytes: int | None = None
-    forgets: bool = True
 
     @property
     def administration(self) -> str:
@@ -108,7 +107,6 @@ class Reader(Protocol):
         data_start: int | None = None,
     ) -> Iterator[Batch]: ...
     def close(self) -> None: ...
-    def forget_all(self, stem: str, count: int, topics: Collection[str]) -> None: ...
 
 
 class Client(Protocol):
@@ -166,7 +164,6 @@ class TubeClient:
             port,
             http=http,
             group=self._peer.group,
-            forgets=self._peer.forgets,
             token=self._visit_token,
             timeout_s=self._timeout_s,
             **self._login,

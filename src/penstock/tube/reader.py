@@ -180,9 +180,6 @@ class RangeReader:
     ) -> None:
         self.close()
 
-    def forget_all(self, stem: str, count: int, topics: Collection[str]) -> None:
-        """Nothing to do: it registers no groups."""
-
     def close(self) -> None:
         """Close the connection. The reader can be used again."""
         if self._connection is not None:

@@ -185,9 +185,9 @@ class Registrar:
 class RegisteredReader(Registrar):
     """Reads exact ranges from one broker of Apache's, whose administration answers at ``http``.
 
-    ``group`` is the stem of the names that it registers under. Nobody else may use it at the same time: to remove what
-    the broker keeps of a name (``forgets``: after each range) takes the position from whoever reads under it. Make a
-    new reader for each attempt at a range.
+    ``group`` is the stem of the names that it registers under, and that it has the broker forget after each range.
+    Nobody else may use it at the same time: that takes the position from whoever reads under the name. Make a new
+    reader for each attempt at a range.
     """
 
     def __init__(
@@ -198,7 +198,6 @@ class RegisteredReader(Registrar):
         http: str,
         group: str,
         token: Callable[[], int],
-        forgets: bool = True,
         timeout_s: float = 10.0,
         user: str | None = None,
         password: str | None = None,
@@ -206,7 +205,6 @@ class RegisteredReader(Registrar):
     ) -> None:
         super().__init__(host, port, token=token, timeout_s=timeout_s, user=user, password=password, tls=tls)
         self.http = http
-        self._forgets = forgets
         self._groups = [f"{group}_{number}" for number in range(_GROUPS)]
 
     def bounds(self, topic: str, partition: int) -> Kept:
@@ -270,13 +268,13 @@ class RegisteredReader(Registrar):
             if data_start is not None:
                 self._check_data(place, start, data_start)
         finally:
-            if not done and self._link is not None:
+            if not done and session.held is not None and self._link is not None:
                 # Its user wants no more, or cannot go on. The registration need not stay until its session ends.
                 self._timeout_s = min(self._timeout_s, _STOPS_S)
                 with suppress(PenstockError):
                     self._ask(session.leave(place))
-            if self._forgets:
-                self.forget(session.used, [topic])
+            if session.held is not None:
+                self._forget(session.held, topic)
 
     def _check_data(self, place: Place, start: int, data_start: int) -> None:
         kept = self.bounds(place.topic, place.partition)
@@ -307,28 +305,14 @@ class RegisteredReader(Registrar):
             return None
         return RegisteredBatch([fetched.start] * len(payloads), (), flags, payloads, ids, fetched.end)
 
-    def forget(self, names: Collection[str], topics: Collection[str]) -> None:
-        """Have the broker forget where these groups stood: each costs it a file entry and a message a minute."""
-        groups = ",".join(sorted(set(names)))
-        # Without topics the broker removes just what is in its files by now.
-        wanted = {"groupName": groups, "topicName": ",".join(sorted(topics)), "modifyUser": "penstock"}
+    def _forget(self, group: str, topic: str) -> None:
+        """Have the broker forget where ``group`` stood: each costs it a file entry and a message a minute."""
+        # Without the topic the broker removes just what is in its files by now.
+        wanted = {"groupName": group, "topicName": topic, "modifyUser": "penstock"}
         try:
             self._web("admin_rmv_offset", wanted)
         except PenstockError as error:
-            _log.warning("tube: positions of %s stay at broker %s: %s", groups, self._peer, error.what)
-
-    def forget_all(self, stem: str, count: int, topics: Collection[str]) -> None:
-        """As :meth:`forget`, of readers whose stem is ``stem``, a number below ``count`` and that of the attempt.
-
-        Those of later attempts are removed as far as the broker tells of them.
-        """
-        try:
-            rows = self._web("admin_query_offset", {})
-        except PenstockError as error:
-            _log.warning("tube: some positions of %s may stay at broker %s: %s", stem, self._peer, error.what)
-            rows = []
-        listed = [row["groupName"] for row in rows if str(row["groupName"]).startswith(stem + "_")]
-        self.forget([*listed, *(f"{stem}_{number}_0_0" for number in range(count))], topics)
+            _log.warning("tube: the position of %s stays at broker %s: %s", group, self._peer, error.what)
 
     def _web(self, method: str, parameters: dict[str, str]) -> list[dict[str, Any]]:
         return web.call_broker(self.http, method, parameters, option=_OPTION, timeout_s=self._timeout_s)

@@ -65,7 +65,6 @@ class FakeTube:
         self.groups: dict[tuple[str, Partition], int] = {}
         """Where groups stand."""
         self.unwilling = False
-        self.forgotten: list[tuple[int, list[str]]] = []
 
     def partitions(self, masters: str, topic: str) -> list[Info]:
         assert masters == "127.0.0.1:8715"
@@ -164,9 +163,6 @@ class FakeReader:
                 [payload for _, payload in part],
                 part[-1][0] + INDEX_RECORD_BYTES,
             )
-
-    def forget_all(self, stem: str, count: int, topics: Collection[str]) -> None:
-        self.tube.forgotten.append((count, sorted(topics)))
 
     def close(self) -> None:
         self.tube.closed += 1

@@ -440,11 +440,6 @@ def test_what_is_committed_is_shown_as_the_group_of_the_query(fake: FakeTube, br
     assert {(group, partition.key): at for (group, partition), at in fake.groups.items()} == {
         ("lake", "1:0"): 84, ("lake", "1:1"): 84,
     }  # fmt: skip
-    assert fake.forgotten == [], "no task was planned"
-    reader.partitions(start, end)
-    reader.latestOffset(end, ReadAllAvailable())
-    reader.stop()
-    assert fake.forgotten == [(2, ["a"])]
     silent = stream(fake, **{"tubemq.group": ""})
     silent.commit(end)
     silent.stop()

@@ -74,18 +74,6 @@ async def test_ranges_positions_and_what_is_left_behind(tmp_path: Path, monkeypa
 
         await blocking(check)
         assert {line["groupName"] for line in asked if line["method"] == "admin_rmv_offset"} == {"lake_0"}
-        asked.clear()
-        rows = [{"groupName": name} for name in ("lake", "lake_3f_0_1_0", "lake_3f0_0_0_0", "lake_3f_1_0_0")]
-
-        def listed(_: str, method: str, given: dict[str, str], **__: Any) -> list[dict[str, str]]:
-            asked.append(given)
-            return rows
-
-        monkeypatch.setattr(web, "call_broker", listed)
-        with reader(running.ports[1]) as source:
-            source.forget_all("lake_3f", 3, {"demo", "a"})
-        assert asked[-1]["groupName"] == "lake_3f_0_0_0,lake_3f_0_1_0,lake_3f_1_0_0,lake_3f_2_0_0"
-        assert asked[-1]["topicName"] == "a,demo"
         engine = running.brokers[1].engine
         assert engine is not None
         assert engine.offsets.committed(("shown", "demo", 1)) == 280

@@ -80,6 +80,8 @@ class Session:
 
     def __init__(self, client_id: str, groups: Sequence[str]) -> None:
         self.client_id = client_id
+        self.held: str | None = None
+        """The group that registered last; None before: those that were tried belong to others."""
         self._groups = groups
         self._turn = 0
 
@@ -87,11 +89,6 @@ class Session:
     def group(self) -> str:
         """The group of the last registration."""
         return self._groups[self._turn % len(self._groups)]
-
-    @property
-    def used(self) -> list[str]:
-        """Every group that was registered, or tried."""
-        return list(self._groups[: self._turn + 1])
 
     def next_group(self) -> bool:
         """Take another name; False: all were tried, it is the first one's turn again."""
@@ -181,6 +178,7 @@ def _register(session: Session, place: Place, start: int, end: int) -> Steps:
         answer = yield session.register(place, _REGISTER, start)
         assert isinstance(answer, broker_pb2.RegisterResponseB2C)
         if answer.errCode == ErrCode.SUCCESS:
+            session.held = session.group
             break
         if answer.errCode == ErrCode.PARTITION_OCCUPIED:
             if not session.next_group():

@@ -179,7 +179,7 @@ def test_another_attempt_holds_the_partition() -> None:
     model = Model([0, 0, 0], held_by={"g": "dead", "h": "dead"})
     session = Session("me", ["g", "h", "i"])
     assert len(read(model, 0, 3 * ENTRY, session)[0]) == 3
-    assert session.used == ["g", "h", "i"]
+    assert session.held == "i"
     # All are taken, and one becomes free.
     model.held_by = {"g": "dead", "h": "dead"}
     session = Session("me", ["g", "h"])
