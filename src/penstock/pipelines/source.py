@@ -28,7 +28,7 @@ __all__ = ["Sources", "reader_of"]
 
 
 def reader_of(name: str, source: Source, state: Path, span: Span | None = None, *, group: str = "") -> Reader:
-    """The runtime of one source of the file; with a ``span`` a replay reads it, ``group`` shows where its queries are."""
+    """The runtime of one source of the file; a replay reads a ``span``. ``group`` shows where its queries are."""
     if isinstance(source, FilesSource):
         return FilesReader(name, source, state, span)
     if isinstance(source, RateSource):
