@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from typing import Annotated, Any
 
@@ -50,6 +49,8 @@ def staged(
     as_json: Json = False,
 ) -> None:
     """Show rows that are staged for writes that are exactly once; let them go, or finish what a dead query left."""
+    import asyncio
+
     from penstock.tube.web import call_broker
 
     if remove is not None and settle is not None:
