@@ -53,13 +53,13 @@ sinks:
 """
 PLACES = 3
 VICTIMS = ("driver", "executor", "node", "broker")
-ROUNDS = int(os.environ.get("PENSTOCK_CHAOS_ROUNDS", "8"))
+ROUNDS = int(os.environ.get("PENSTOCK_CHAOS_ROUNDS", "6"))
 PAUSE_S = (2.0, 12.0)
 POISON = 200
 
 
 class Load:
-    """Sends records for as long as it is let, each until it is acknowledged; watches the alarms."""
+    """Sends 20 records a second for as long as it is let, each until it is acknowledged; watches the alarms."""
 
     def __init__(self, master: str, broker: str) -> None:
         self.acknowledged: set[str] = set()
@@ -99,7 +99,7 @@ class Load:
                         return
                     await asyncio.sleep(0.5)
                 self.acknowledged.update(names)
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(1.0)
 
     @staticmethod
     def _record(name: str) -> Record:
