@@ -15,13 +15,15 @@ from penstock.runtime.durability import Durability
 from penstock.statestore.service import StateStoreService
 from tests.tools import skip_or_fail
 
+KEYS = 50
 MODES: tuple[tuple[str, dict[str, object]], ...] = (
     ("qos0", {"size": 100}),
     ("qos1", {"window": 16, "pairs": 2, "subscribers": 3}),
     ("rate", {"rate": 200}),
     ("reqresp", {"clients": 3, "window": 2}),
-    ("statestore", {"op": "set", "clients": 3}),
-    ("statestore", {"op": "get", "clients": 3, "window": 4}),
+    ("statestore", {"op": "set", "clients": 3, "keys": KEYS}),
+    ("statestore", {"op": "get", "clients": 3, "window": 4, "keys": KEYS}),
+    ("statestore", {"op": "mix", "clients": 3, "window": 4, "keys": KEYS}),
 )
 
 
@@ -35,9 +37,12 @@ async def test_every_mode(tmp_path: Path) -> None:
     await store.start(server)
     server.add_service(store)
     host, port = await server.start("127.0.0.1", 0)
+    address = f"{host}:{port}"
     try:
+        # A key that is read has to be there.
+        await asyncio.to_thread(partial(generator.measure, address, "statestore", op="fill", clients=2, keys=KEYS))
         for mode, options in MODES:
-            measure = partial(generator.measure, f"{host}:{port}", mode, seconds=0.3, **options)
+            measure = partial(generator.measure, address, mode, seconds=0.3, **options)
             load = await asyncio.to_thread(measure)
             assert load.per_s > 0, mode
             assert load.p50_us is not None, mode

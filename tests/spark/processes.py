@@ -83,6 +83,11 @@ class Driver:
         assert self.process is not None
         os.killpg(self.process.pid, number)
 
+    def terminate(self) -> None:
+        """SIGTERM to the driver alone, as a supervisor does that leaves it its JVM."""
+        assert self.process is not None
+        self.process.terminate()
+
     def kill(self) -> None:
         """kill -9, and wait."""
         if self.process is None:

@@ -92,7 +92,7 @@ def test_nothing_of_a_run_that_was_paused_past_its_lease_is_written(node: Node, 
         assert "lost its lease" in said or "belongs to a later run" in said
         node.append("taken_over", records(420, 421))
         until(lambda: _rows(lake) == 421, "the new run to go on", alive=new._trouble)
-        new.send(signal.SIGTERM)
+        new.terminate()
         assert new.wait() == 0
     pipeline = load(file)
     accounts = reconcile(pipeline, state, source_count(pipeline, state))

@@ -13,9 +13,20 @@ from tests.tools import skip_or_fail
 CORE = ["tests/spark/test_tube_batch.py", "tests/spark/test_tube_stream.py", "tests/spark/test_statestore.py"]
 
 
+STREAM = "tests/spark/test_tube_stream.py"
+LACKS = {
+    # No admission control and no latest offsets of Python sources there: docs/reference/spark-versions.md says so.
+    "4.1": [
+        f"{STREAM}::test_available_now_drains_everything_in_limited_batches_and_goes_on",
+        f"{STREAM}::test_a_running_query_sees_what_comes_and_where_the_log_ends",
+    ],
+    "4.3": [],
+}
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("version", ["4.1", "4.3"])
+@pytest.mark.parametrize("version", LACKS)
 def test_the_core_holds_on(version: str) -> None:
     try:
         python = python_with_spark(version)
@@ -33,6 +44,7 @@ def test_the_core_holds_on(version: str) -> None:
         [
             *(str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not nightly"),
             *("-W", "ignore::ResourceWarning", "-W", "ignore::pytest.PytestUnraisableExceptionWarning"),
+            *(f"--deselect={test}" for test in LACKS[version]),
             *CORE,
         ],
         cwd=ROOT,
