@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -53,7 +54,8 @@ def test_sums_hold_when_an_executor_is_killed(node: Node, tmp_path: Path) -> Non
         node.append("spread", [(part, Record(m, id=f"{part}-{i}")) for i, m in enumerate(messages)])
     with Cluster(tmp_path) as cluster:
         # The line that submit prints, run by it: spark-submit in client mode.
-        command = ("submit", "--spark-master", cluster.url, f"--state-dir={state}", "--once")
+        given = ("--spark-master", cluster.url, f"--python={sys.executable}")
+        command = ("submit", *given, f"--state-dir={state}", "--once")
         small = [f"spark.{name}=1" for name in ("sql.shuffle.partitions", "executor.cores")]
         conf = [
             *small,
