@@ -94,8 +94,7 @@ RULES = [
             *("mqtt.client", "mqtt.codec.properties", "mqtt.codec.topics", "mqtt.url"),
         ),
     ),
-    Rule("penstock.pipelines.model", ("pipelines", "runtime.config"), SPARK | IO),
-    Rule("penstock.pipelines.values", ("mqtt.url",), SPARK | IO),
+    Rule("penstock.pipelines.model", ("pipelines", "mqtt.url", "runtime.config"), SPARK | IO),
     Rule(
         "penstock.pipelines",
         (

@@ -15,11 +15,11 @@ import pytest
 
 import penstock.spark
 from penstock.errors import DataLossError, RefusedError
-from penstock.pipelines import run as running
-from penstock.pipelines.ledger import Ledger
+from penstock.pipelines.books.ledger import Ledger
+from penstock.pipelines.books.reconcile import reconcile, source_count
 from penstock.pipelines.model import Pipeline
-from penstock.pipelines.reconcile import reconcile, source_count
-from penstock.pipelines.table import read as read_table
+from penstock.pipelines.running import run as running
+from penstock.pipelines.sinks.table import read as read_table
 from penstock.runtime import config
 from penstock.spark.cluster import Tube, count_rows
 from penstock.spark.offsets import Bounds, Partition, Slice

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import PenstockError
-from penstock.pipelines.delta import DeltaSink
 from penstock.pipelines.model import TableSink
+from penstock.pipelines.sinks.delta import DeltaSink
 from penstock.spark import jars
 
 COLUMNS = "_id STRING, k STRING, a STRING, n INT"

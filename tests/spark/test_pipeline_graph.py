@@ -14,10 +14,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError
-from penstock.pipelines import dead
-from penstock.pipelines import run as running
-from penstock.pipelines.reconcile import reconcile, source_count
-from penstock.pipelines.table import files
+from penstock.pipelines.books import dead
+from penstock.pipelines.books.reconcile import reconcile, source_count
+from penstock.pipelines.running import run as running
+from penstock.pipelines.sinks.table import files
 from penstock.tube.record import Record
 from tests.spark.node import Node
 from tests.spark.pipelines import Setup, Shared

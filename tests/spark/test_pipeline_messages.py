@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.pipelines import run as running
-from penstock.pipelines.reconcile import reconcile, source_count
-from penstock.pipelines.table import files
-from penstock.pipelines.values import REDRIVE, REDRIVE_STEP
+from penstock.pipelines.books.reconcile import reconcile, source_count
+from penstock.pipelines.model.values import REDRIVE, REDRIVE_STEP
+from penstock.pipelines.running import run as running
+from penstock.pipelines.sinks.table import files
 from penstock.tube.record import Record
 from tests.spark.node import Node
 from tests.spark.pipelines import Setup, Shared

@@ -15,15 +15,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, DataLossError, PenstockError, UnavailableError
-from penstock.pipelines import control, dead
-from penstock.pipelines import run as running
-from penstock.pipelines.control import lease_holder
+from penstock.pipelines.books import dead
+from penstock.pipelines.books.reconcile import reconcile, source_count
 from penstock.pipelines.model import Pipeline
-from penstock.pipelines.reconcile import reconcile, source_count
-from penstock.pipelines.replay import begun, plan_replay
-from penstock.pipelines.table import files, read
-from penstock.pipelines.values import REDRIVE, REDRIVE_STEP, lease_key
-from penstock.pipelines.writeback import Change, WriteBack
+from penstock.pipelines.model.values import REDRIVE, REDRIVE_STEP, lease_key
+from penstock.pipelines.running import run as running
+from penstock.pipelines.sinks.table import files, read
+from penstock.pipelines.state.replay import begun, plan_replay
+from penstock.pipelines.store import control
+from penstock.pipelines.store.control import lease_holder
+from penstock.pipelines.store.writeback import Change, WriteBack
 from penstock.runtime import config
 from penstock.tube.record import Record
 from tests.spark.node import Node
@@ -295,7 +296,7 @@ def test_the_books_balance_and_a_dead_letter_is_driven_through_again(setup: Setu
 
 
 def test_an_error_in_a_batch_ends_the_run_with_its_own_words(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    from penstock.pipelines.table import Table
+    from penstock.pipelines.sinks.table import Table
 
     def fail(*_: object) -> int:
         raise PenstockError("the disk is full", do="make room")

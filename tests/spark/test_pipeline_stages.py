@@ -12,7 +12,7 @@ from pyspark.sql import functions as sf
 from penstock.errors import ConfigError
 from penstock.pipelines.model import Step
 from penstock.pipelines.rows import key_column, rows_of
-from penstock.pipelines.stages import Lookup, apply
+from penstock.pipelines.steps.stages import Lookup, apply
 
 SOURCE = (
     "topic string, broker int, partition int, offset long, timestamp timestamp, key binary, "

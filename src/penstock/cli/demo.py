@@ -160,7 +160,7 @@ def _account(outcome: Outcome) -> str:
 
 def _where(outcome: Outcome, plot: Path) -> str:
     query = (
-        "from penstock.spark import session; from penstock.pipelines.table import read; "
+        "from penstock.spark import session; from penstock.pipelines.sinks.table import read; "
         f'read(session("query"), {json.dumps(str(outcome.table))}).groupBy("abnormal").count().show()'
     )
     verdict = "Everything adds up." if outcome.proof.holds else "SOMETHING IS OFF: see the lines marked FAIL."

@@ -31,7 +31,7 @@ def validate(file: File, as_json: Json = False) -> None:
     cannot be used; with --json its problems are on standard output, too.
     """
     from penstock.pipelines.model import load
-    from penstock.pipelines.plan import plan
+    from penstock.pipelines.model.plan import plan
 
     try:
         pipeline = load(file)
@@ -58,8 +58,8 @@ def show_plan(file: File, as_json: Json = False) -> None:
     For each sink: its steps from the source on, what becomes of the records that do not go on, what the sink promises,
     and what a run that lost its lease can still do there.
     """
-    from penstock.pipelines.describe import as_data, as_text
     from penstock.pipelines.model import load
+    from penstock.pipelines.model.describe import as_data, as_text
 
     pipeline = load(file)
     if as_json:

@@ -16,9 +16,9 @@ from penstock.cli.pipeline_display import duration
 from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.pipelines.control import Holder, RunRecord
-    from penstock.pipelines.dead import Letter
+    from penstock.pipelines.books.dead import Letter
     from penstock.pipelines.model import Pipeline
+    from penstock.pipelines.store.control import Holder, RunRecord
 
 __all__ = ["File", "Into", "Json", "StateDir", "dead", "reconcile", "state_of", "status"]
 
@@ -58,9 +58,9 @@ def status(file: File, state_dir: StateDir = None, as_json: Json = False) -> Non
     second, and how long a batch takes. With --json each line has the lease: held, free, or unknown where the store does
     not answer.
     """
-    from penstock.pipelines.control import lease_holder
-    from penstock.pipelines.ledger import Ledger
+    from penstock.pipelines.books.ledger import Ledger
     from penstock.pipelines.model import load
+    from penstock.pipelines.store.control import lease_holder
 
     pipeline = load(file)
     ledger = Ledger(state_of(pipeline.name, state_dir) / "ledger")
@@ -115,13 +115,13 @@ def reconcile(file: File, state_dir: StateDir = None, into: Into = None, as_json
     Compares the ledger with the tube (the brokers count each range), with the rows in the tables, and each batch with
     the one before it. With --into: the books of a replay there.
     """
-    from penstock.pipelines import reconcile as books
+    from penstock.pipelines.books import reconcile as books
     from penstock.pipelines.model import load
 
     pipeline = load(file)
     state = state_of(pipeline.name, state_dir)
     if into is not None:
-        from penstock.pipelines.replay import begun
+        from penstock.pipelines.state.replay import begun
 
         pipeline, state = begun(pipeline, into)
     accounts = books.reconcile(pipeline, state, books.source_count(pipeline, state))
@@ -161,7 +161,7 @@ def _dead_letters(file: Path) -> tuple[Path, Pipeline]:
 @dead.command("list")
 def dead_list(file: File, as_json: Json = False) -> None:
     """Count the dead letters by step, code and reason."""
-    from penstock.pipelines.dead import letters, redriven
+    from penstock.pipelines.books.dead import letters, redriven
 
     path, _ = _dead_letters(file)
     again = redriven(path)
@@ -188,7 +188,7 @@ Only = Annotated[
 @dead.command("show")
 def dead_show(file: File, step: Step = None, only: Only = None, limit: Most = 10, as_json: Json = False) -> None:
     """Show dead letters: why, from where, and the record as it was."""
-    from penstock.pipelines.dead import letters, redriven
+    from penstock.pipelines.books.dead import letters, redriven
 
     path, _ = _dead_letters(file)
     again = redriven(path)
@@ -237,7 +237,7 @@ def dead_redrive(
 
     For when the pipeline, or what it looks up, has been mended. A letter that fails once more becomes a new letter.
     """
-    from penstock.pipelines.dead import letters, redrive, redriven
+    from penstock.pipelines.books.dead import letters, redrive, redriven
 
     path, pipeline = _dead_letters(file)
     again = set() if repeat else redriven(path)

@@ -32,8 +32,8 @@ def run_cases(
     No node is needed: what enrich steps look up stands in the case, what sinks get is compared. Differences are shown
     as a diff, expected with -, found with +. Exit status 0 where all cases hold, 1 where one does not.
     """
-    from penstock.pipelines.cases import cases_beside, lines, load_cases
     from penstock.pipelines.model import load
+    from penstock.pipelines.trial.cases import cases_beside, lines, load_cases
 
     pipeline = load(file)
     chosen = load_cases(cases or cases_beside(file), pipeline)
@@ -47,7 +47,7 @@ def run_cases(
             )
         chosen = [case for case in chosen if case.name in only]
     try:
-        from penstock.pipelines.trial import session_for_cases, try_case
+        from penstock.pipelines.trial.run import session_for_cases, try_case
     except ImportError as error:
         raise ConfigError(
             f"Spark is not installed: {error}", do='pip install "penstock[spark]" (and [java] where Java is missing)'

@@ -91,8 +91,8 @@ def run(
     pipeline = load(file)
     spark_conf, address = options_of_spark(conf or []), _address(metrics)
     try:
-        from penstock.pipelines.run import Options
-        from penstock.pipelines.run import run as run_pipeline
+        from penstock.pipelines.running.run import Options
+        from penstock.pipelines.running.run import run as run_pipeline
     except ImportError as error:
         raise ConfigError(
             f"Spark is not installed: {error}", do='pip install "penstock[spark]" (and [java] where Java is missing)'
@@ -100,7 +100,7 @@ def run(
 
     state, lease, span = state_of(pipeline.name, state_dir), None, None
     if into is not None:
-        from penstock.pipelines.replay import plan_replay
+        from penstock.pipelines.state.replay import plan_replay
 
         if state_dir is not None:
             raise ConfigError(
@@ -158,7 +158,7 @@ def stop(
     The request goes through the state store. Exit status 0 when the run has stopped, also where none was running; 1
     when it ended otherwise, or not in time.
     """
-    from penstock.pipelines import control
+    from penstock.pipelines.store import control
 
     name = which
     if not _NAME.fullmatch(which) or Path(which).exists():

@@ -64,7 +64,7 @@ def submit(
     """
     from penstock.cli import submitted
     from penstock.pipelines.model import load
-    from penstock.pipelines.submit import Request, submit_line
+    from penstock.pipelines.running.submit import Request, submit_line
     from penstock.spark.session import quiet_java_options
 
     pipeline = load(file)

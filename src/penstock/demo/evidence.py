@@ -11,8 +11,8 @@ from typing import Any, Self
 from penstock.demo.data import Branch
 from penstock.demo.proof import Logged
 from penstock.demo.segments import Alarm, parse_alarm
-from penstock.pipelines.checkpoint import Offsets
-from penstock.pipelines.table import files
+from penstock.pipelines.sinks.table import files
+from penstock.pipelines.state.checkpoint import Offsets
 from penstock.spark.cluster import Tube
 from penstock.spark.offsets import Slice, from_json, to_json
 from penstock.statestore.client import StateStoreClient

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.demo.data import example
-from penstock.pipelines import control
+from penstock.pipelines.store import control
 
 
 def test_validate_names_the_chains(capsys: pytest.CaptureFixture[str]) -> None:

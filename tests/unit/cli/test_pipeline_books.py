@@ -9,10 +9,11 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.errors import UnavailableError
-from penstock.pipelines import control, reconcile
-from penstock.pipelines.durable import write_json
-from penstock.pipelines.values import REDRIVE, REDRIVE_STEP
-from tests.unit.pipelines.books import Books
+from penstock.pipelines.books import reconcile
+from penstock.pipelines.model.values import REDRIVE, REDRIVE_STEP
+from penstock.pipelines.state.durable import write_json
+from penstock.pipelines.store import control
+from tests.unit.pipelines.bookkeeping import Books
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""What became of every record: ledger, dead letters, and whether the sums hold."""

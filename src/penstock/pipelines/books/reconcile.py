@@ -1,0 +1,124 @@
+"""Whether the books of a pipeline balance: the ledger beside the tube, the tables and the checkpoints.
+
+Nothing is taken from what a run reported: how many records a range holds is asked of the brokers, how many rows a table
+has is read from its files. A run that is under way is between two batches somewhere; what it has not finished is not
+looked at.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.errors import DataLossError
+from penstock.pipelines.books.ledger import Entry, Ledger, Sums
+from penstock.pipelines.model import Pipeline
+from penstock.pipelines.model.plan import SinkPlan, plan
+from penstock.pipelines.sinks.table import commits
+from penstock.pipelines.state.checkpoint import Offsets
+
+__all__ = ["Account", "Count", "reconcile", "source_count"]
+
+Count = Callable[[str, Offsets, Offsets], int]
+"""How many records the sources of a sink's query have in ``[start, end)``."""
+
+
+class Account(NamedTuple):
+    """What one sink's query did, and what of it does not add up (``off``) or cannot be looked at (``unknown``)."""
+
+    sink: str
+    sums: Sums
+    off: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+
+def source_count(pipeline: Pipeline, state: Path) -> Count:
+    """Asks the sources of ``pipeline``: the brokers of tubes, the files themselves."""
+    from penstock.pipelines.sources.sources import Sources
+
+    return Sources(pipeline, state).count
+
+
+def reconcile(pipeline: Pipeline, state: Path, count: Count) -> list[Account]:
+    """The account of each sink, in the order of the file.
+
+    Raises:
+        UnavailableError: the tube does not answer.
+        StorageError: a file of the ledger or of a table cannot be read.
+    """
+    ledger = Ledger(state / "ledger")
+    dead = None if pipeline.dead_letters is None else Path(pipeline.dead_letters.path)
+    accounts = []
+    for sink_plan in plan(pipeline):
+        entries = ledger.entries(sink_plan.sink.name)
+        sums = ledger.sums(sink_plan.sink.name)
+        off = [*_chain(entries), *_balance(sink_plan, entries), *_tables(sink_plan, sums, dead)]
+        unknown: list[str] = []
+        if entries:
+            try:
+                off += _read(sink_plan, entries, sums, count)
+            except DataLossError as error:
+                unknown.append(f"the source cannot be counted from the first batch on: {error.what}")
+        accounts.append(Account(sink_plan.sink.name, sums, tuple(off), tuple(unknown)))
+    return accounts
+
+
+def _chain(entries: list[Entry]) -> Iterator[str]:
+    """Each batch begins where the one before it ended."""
+    for before, entry in itertools.pairwise(entries):
+        if entry.batch != before.batch + 1:
+            yield f"after batch {before.batch} comes batch {entry.batch}"
+        elif any(
+            entry.start.get(topic, {}).get(name) != place
+            for topic, named in before.end.items()
+            for name, place in named.items()
+        ):
+            yield f"batch {entry.batch} does not begin where batch {before.batch} ended"
+
+
+def _balance(sink_plan: SinkPlan, entries: list[Entry]) -> Iterator[str]:
+    """What was read went somewhere."""
+    if sink_plan.windowed:
+        return
+    for entry in entries:
+        accounted = entry.out + entry.dead + entry.filtered + (entry.duplicates or 0)
+        if accounted != entry.read or (entry.duplicates or 0) < 0:
+            yield (
+                f"batch {entry.batch}: {entry.read} read, but {entry.out} out, {entry.dead} dead, "
+                f"{entry.filtered} filtered, {entry.duplicates} duplicates"
+            )
+
+
+def _read(sink_plan: SinkPlan, entries: list[Entry], sums: Sums, count: Count) -> Iterator[str]:
+    held = count(sink_plan.sink.name, entries[0].start, entries[-1].end)
+    if held != sums.read:
+        yield f"the source has {held} records in the range of the batches, {sums.read} were read"
+
+
+def _tables(sink_plan: SinkPlan, sums: Sums, dead: Path | None) -> Iterator[str]:
+    name = sink_plan.sink.name
+    if sink_plan.sink.table is not None and sink_plan.sink.table.format == "parquet":
+        yield from _table(Path(sink_plan.sink.table.path), name, sums.out, "out")
+    for late in sink_plan.late_sinks:
+        if late.table is not None and late.table.format == "parquet":
+            yield from _table(Path(late.table.path), late.name, sums.late, "late")
+    if dead is not None and sums.letters is not None:
+        yield from _table(dead, name, sums.letters, "dead letters")
+
+
+def _table(path: Path, writer: str, expected: int, what: str) -> Iterator[str]:
+    import pyarrow.parquet as pq
+
+    mine = [commit for commit in commits(path) if commit.writer == writer]
+    missing = [name for commit in mine for name in commit.files if not (path / name).is_file()]
+    for name in missing:
+        yield f"{path} lacks its file {name}"
+    committed = sum(commit.rows for commit in mine)
+    if committed != expected:
+        yield f"{path} has {committed} rows committed, the ledger has {expected} {what}"
+    if not missing:
+        held = sum(pq.ParquetFile(path / name).metadata.num_rows for commit in mine for name in commit.files)
+        if held != committed:
+            yield f"{path} holds {held} rows, {committed} were committed"

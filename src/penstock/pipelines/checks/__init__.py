@@ -1,0 +1,1 @@
+"""What a pipeline file must hold beyond the type of each value. Reads the model, never Spark."""

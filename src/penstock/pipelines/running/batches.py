@@ -1,0 +1,267 @@
+"""What happens to each micro-batch: its rows into the sink, its broken ones into the dead letters, its counts into
+the ledger. Called by Spark (``foreachBatch``), again with the same batch id and the same rows after a failure.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+
+from penstock.pipelines.books.ledger import Entry, Ledger
+from penstock.pipelines.model import Pipeline, Step
+from penstock.pipelines.model.plan import SinkPlan
+from penstock.pipelines.model.values import sink_letter
+from penstock.pipelines.rows import alive, key_column, mark_dead
+from penstock.pipelines.sinks.delivery import Delivery
+from penstock.pipelines.sinks.messages import identity, marked, sendable
+from penstock.pipelines.sources.sources import Sources
+from penstock.pipelines.state.checkpoint import Checkpoint, Offsets
+from penstock.pipelines.steps.stages import WithLookup, flow
+from penstock.pipelines.steps.windows import last_end_ms
+from penstock.pipelines.store.writeback import Change
+
+__all__ = ["Context", "Drained", "FencedStore", "Gate", "SinkBatches", "UnderWay"]
+
+
+class Drained(Exception):  # noqa: N818 - not an error: how a query is told to stop before a batch
+    """The run is stopping: this batch was not begun and is the first of the next run."""
+
+
+class Gate:
+    """Lets batches in until it is closed, and knows when none is inside.
+
+    Stopping a query while Python runs inside its batch ends in a StackOverflowError of Spark's stream thread; raising
+    before a batch begins does not.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._closed = False
+
+    def __enter__(self) -> None:
+        with self._changed:
+            if self._closed:
+                raise Drained("the run is stopping")
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._inside -= 1
+            self._changed.notify_all()
+
+    def close(self, timeout_s: float) -> bool:
+        """Let nobody in any more and wait until nobody is inside; whether that came to pass in time."""
+        with self._changed:
+            self._closed = True
+            return self._changed.wait_for(lambda: self._inside == 0, timeout_s)
+
+
+class FencedStore(Protocol):
+    """The state store under the run's fencing token."""
+
+    @property
+    def token(self) -> object: ...
+    def write(self, changes: Sequence[Change]) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the queries of one run share.
+
+    ``report`` is told the entry of each finished batch, ``show`` the rows of console sinks: sink, batch, lines of JSON.
+    """
+
+    pipeline: Pipeline
+    source: Sources
+    ledger: Ledger
+    gate: Gate
+    report: Callable[[Entry], None]
+    show: Callable[[str, int, list[str]], None]
+    with_lookup: WithLookup
+    store: FencedStore
+    dead_letters: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """How many rows of a batch are in which state, in the rows that the sink gets."""
+
+    out: int
+    dead: int
+    filtered: int
+
+
+class UnderWay(NamedTuple):
+    """The batch that is being carried out: since when (``time.monotonic``), and where it ends."""
+
+    batch: int
+    since: float
+    end: Offsets
+
+
+class SinkBatches:
+    """The batches of one sink's query."""
+
+    def __init__(self, plan: SinkPlan, checkpoint: Checkpoint, context: Context) -> None:
+        self.plan = plan
+        self.checkpoint = checkpoint
+        self.last_finished: int | None = None
+        """The last batch that went through; Spark commits it a moment later."""
+        self.under_way: UnderWay | None = None
+        self._context = context
+        self._delivery = Delivery(plan, checkpoint, context)
+
+    def __call__(self, rows: DataFrame, batch: int) -> None:
+        """Carry out one batch. Everything in it is idempotent by batch id."""
+        with self._context.gate:
+            start, end = self._range(batch)
+            self.under_way = UnderWay(batch, time.monotonic(), end)
+            try:
+                entry = (
+                    self._windows(rows, batch, start, end)
+                    if self.plan.windowed
+                    else self._rows(rows, batch, start, end)
+                )
+                self._context.ledger.write(entry)
+                self.last_finished = batch
+            finally:
+                self.under_way = None
+        self._context.report(entry)
+
+    def _range(self, batch: int) -> tuple[Offsets, Offsets]:
+        start, end = self.checkpoint.range(batch)
+        # What a source had given nothing of yet begins where the query began.
+        return self._context.source.start(self.plan.sink.name) | (start or {}), end
+
+    def _read(self, start: Offsets, end: Offsets) -> int:
+        return self._context.source.count(self.plan.sink.name, start, end)
+
+    def _rows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> Entry:
+        # Cached: the rows come out of stateful operators, which must run once, and are used three times.
+        rows = self._marked(rows).persist()
+        try:
+            counts = _count(rows)
+            out = self._delivery.rows(self.plan.sink, rows.where(alive()), batch, counts.out)
+            letters = self._delivery.letters(rows, batch, counts.dead)
+        finally:
+            rows.unpersist()
+        read = self._read(start, end)
+        duplicates = read - counts.out - counts.dead - counts.filtered
+        return self._entry(batch, start, end, read, counts, out=out, duplicates=duplicates, letters=letters)
+
+    def _marked(self, rows: DataFrame) -> DataFrame:
+        """``rows``, dead where the sink can do nothing with them."""
+        sink = self.plan.sink
+        if sink.statestore is None:
+            return marked(rows, sink)
+        # A key with a null in it names nothing; a row may leave out some of its keys, but not all.
+        keys = [key_column(rows, entry.key) for entry in sink.statestore.entries]
+        templates = " and ".join(entry.key for entry in sink.statestore.entries)
+        nameless = sf.when(sf.coalesce(*keys).isNull(), sf.lit(f"there is a null in {templates}"))
+        return mark_dead(rows, sink_letter(sink.name), [("sink.key", nameless)])
+
+    def _windows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> Entry:
+        # Cached, as above: a window must not be computed once to be counted and once to be sent.
+        chosen = (rows if self.plan.sink.messages is None else sendable(rows, self.plan.sink)).persist()
+        try:
+            written = self._delivery.windows(chosen, batch)
+        finally:
+            chosen.unpersist()
+        read = self._read(start, end)
+        counts, late, letters = self._into_windows(rows, batch, start, end) if read else (_Counts(0, 0, 0), 0, 0)
+        return self._entry(batch, start, end, read, counts, out=written, duplicates=None, late=late, letters=letters)
+
+    def _into_windows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> tuple[_Counts, int, int]:
+        """What this batch put into the windows, how many of its events were too late for them, and its dead letters.
+
+        The windows do not say, and Spark's own count is of partial aggregates, so the batch's records are read once
+        more and compared with the watermark that Spark compared them with.
+        """
+        plan = self.plan
+        streams = self._context.source.batches(rows.sparkSession, plan.sink.name, start, end)
+        if streams is None:
+            return _Counts(0, 0, 0), 0, 0
+        window = plan.window
+        assert window is not None
+        # Up to the window, and without the dedupe before it, whose state belongs to the stream.
+        nodes = [node._replace(step=_kept(node.step)) for node in plan.nodes]
+        reads = next(node.reads[0] for node in plan.nodes if node.step.window is not None)
+        records = flow(streams, nodes, reads, self._context.with_lookup)
+        watermark = self.checkpoint.late_watermark_ms(batch)
+        # Late copies of one event are one late event; `<=`, since an event at the watermark is dropped too.
+        place = last_end_ms(window, deduped=any(step.dedupe is not None for step in plan.steps))
+        is_late = alive() & (place <= sf.lit(watermark)) if watermark else sf.expr("false")
+        late = sf.count_distinct(sf.when(is_late, sf.struct(*identity(records)))).alias("late")
+        if plan.late_sinks or plan.dead_letters_of:
+            records = records.persist()
+        try:
+            found = records.agg(*_states(), late).first()
+            assert found is not None
+            if plan.late_sinks:
+                self._write_late(records.where(is_late), batch, int(found["late"]))
+            letters = self._delivery.letters(records, batch, found["dead"])
+        finally:
+            records.unpersist()
+        return _Counts(found["out"], found["dead"], found["filtered"]), int(found["late"]), letters
+
+    def _write_late(self, rows: DataFrame, batch: int, count: int) -> None:
+        once = rows.dropDuplicates(identity(rows))
+        for sink in self.plan.late_sinks:
+            self._delivery.rows(sink, once if sink.messages is None else sendable(once, sink), batch, count)
+
+    def _entry(
+        self,
+        batch: int,
+        start: Offsets,
+        end: Offsets,
+        read: int,
+        counts: _Counts,
+        *,
+        out: int,
+        duplicates: int | None,
+        late: int = 0,
+        letters: int = 0,
+    ) -> Entry:
+        return Entry(
+            sink=self.plan.sink.name,
+            batch=batch,
+            start=start,
+            end=end,
+            read=read,
+            out=out,
+            dead=counts.dead,
+            filtered=counts.filtered,
+            duplicates=duplicates,
+            late=late,
+            late_watermark_ms=self.checkpoint.late_watermark_ms(batch),
+            watermark_ms=self.checkpoint.planned(batch).watermark_ms,
+            fencing_token=str(self._context.store.token),
+            letters=letters,
+        )
+
+
+def _kept(step: Step) -> Step:
+    """``step`` where a batch is looked at once more: a dedupe lets everything through."""
+    return step if step.dedupe is None else step.model_copy(update={"dedupe": None, "filter": "true"})
+
+
+def _states() -> list[Column]:
+    return [
+        sf.count_if(alive()).alias("out"),
+        sf.count_if(sf.col("_dead").isNotNull()).alias("dead"),
+        sf.count_if(sf.col("_dead").isNull() & sf.col("_filtered").isNotNull()).alias("filtered"),
+    ]
+
+
+def _count(rows: DataFrame) -> _Counts:
+    found = rows.agg(*_states()).first()
+    assert found is not None
+    return _Counts(found["out"], found["dead"], found["filtered"])

@@ -1,0 +1,439 @@
+"""Run a pipeline: take the lease, start its queries, keep them going, stop between batches."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import DataLossError, PenstockError, UnavailableError
+from penstock.pipelines.books.ledger import Entry, Ledger
+from penstock.pipelines.model import Pipeline
+from penstock.pipelines.model.values import duration_ms
+from penstock.pipelines.running.batches import Context, Gate
+from penstock.pipelines.running.build import BuiltQuery, build
+from penstock.pipelines.running.causes import cause, is_named_by_spark, whole
+from penstock.pipelines.running.metrics import serve
+from penstock.pipelines.running.watch import Watch, now_text
+from penstock.pipelines.sources.sources import Sources
+from penstock.pipelines.state.checkpoint import Offsets
+from penstock.pipelines.state.replay import Span
+from penstock.pipelines.steps.lookups import lookups
+from penstock.pipelines.store.control import FAILED, STOPPED, RunRecord
+from penstock.pipelines.store.writeback import WriteBack
+from penstock.runtime.clock import wall_clock_ms
+from penstock.spark import session
+from penstock.spark.jars import delta_settings
+from penstock.statestore.hlc import Hlc
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["LEASE_WAIT_S", "Event", "Options", "run"]
+
+Event = dict[str, Any]
+
+MEND = "mend the cause and start the pipeline again: it goes on where its checkpoints end"
+LEASE_WAIT_S = 60.0
+"""A driver that died keeps the lease until it expires; one that lives keeps it for ever."""
+GIVE_UP_S = 120.0
+"""How long a query may fail without finishing a batch, when what it needs is away."""
+NAMED_TRIES = 3
+"""How often in a row an error is tried again that Spark has a name for: mostly one of data or SQL, which stays."""
+STRANGE_TRIES = 8
+"""The same for any other error of Spark's own: half a minute, since such a state may pass."""
+PROGRESS_S = 10.0
+"""How often progress is told, unless somebody looks on."""
+LONGEST_WAIT_S = 1e8
+LONGEST_PAUSE_S = 5.0
+DRAIN_S = 60.0
+POLL_S = 0.1
+
+
+@contextmanager
+def _own_interrupt() -> Iterator[None]:
+    """Keep the caller's SIGINT handler: Spark sets one that ends the process in the middle of a batch."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGINT, handler)
+
+
+@dataclass(slots=True)
+class _Running:
+    """One query and how it fares."""
+
+    built: BuiltQuery
+    query: StreamingQuery | None = None
+    failing_since: float | None = None
+    pause_s: float = 0.25
+    restart_at: float = 0.0
+    restarts: int = 0
+    strange: int = 0
+    ended: bool = False
+
+    def progressed(self) -> None:
+        self.failing_since = None
+        self.strange = 0
+        self.pause_s = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to run a pipeline; see :func:`run`."""
+
+    spark_master: str = "local[2]"
+    spark_conf: Mapping[str, str] | None = None
+    available_now: bool = False
+    wait_s: float = LEASE_WAIT_S
+    progress_s: float = PROGRESS_S
+    metrics: tuple[str, int] | None = None
+    span: Span | None = None
+    lease: str | None = None
+
+
+class _Run:
+    """The loop that owns the queries. All of it runs in one thread; batches report through a queue."""
+
+    def __init__(
+        self, pipeline: Pipeline, emit: Callable[[Event], None], stop: threading.Event, options: Options, state: Path
+    ) -> None:
+        self._pipeline = pipeline
+        self._emit = emit
+        self._stop = stop
+        self._options = options
+        self._state = state
+        self._done: queue.SimpleQueue[Entry | Event] = queue.SimpleQueue()
+        self._gate = Gate()
+        self._ledger = Ledger(state / "ledger")
+        self._source = Sources(pipeline, state, options.span)
+        self._queries: dict[str, _Running] = {}
+        self._run = uuid.uuid4().hex[:12]
+        self._store = WriteBack(pipeline.statestore.broker, options.lease or pipeline.name, run_id=self._run)
+        self._watch = Watch(
+            self._source.meter(wall_clock_ms),
+            RunRecord(self._run, socket.gethostname(), os.getpid(), now_text()),
+            tell=self._store.tell,
+            show=lambda fields: self._tell_event("progress", **fields),
+            progress_s=options.progress_s,
+        )
+
+    def execute(self) -> None:
+        pipeline, store = self._pipeline, self._store
+        self._tell_event("starting", state_dir=str(self._state))
+        try:
+            # A wrong address or topic is told now, not when Spark has started.
+            store.connect()
+            self._source.check()
+            with serve(self._options.metrics, pipeline.name, lambda: self._watch.latest) as address:
+                if address is not None:
+                    self._tell_event("metrics", address=address)
+                self._hold_lease_and_work()
+        finally:
+            store.close()
+
+    def _hold_lease_and_work(self) -> None:
+        token, waiting = self._begin_to_acquire()
+        conf = {
+            "spark.sql.streaming.stopTimeout": f"{int(DRAIN_S * 1000)}",
+            # Instants, which every reader of Parquet takes for such; the default has no zone.
+            "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+            **(self._options.spark_conf or {}),
+        }
+        if any(sink.table is not None and sink.table.format == "delta" for sink in self._pipeline.sinks):
+            conf |= delta_settings(conf)
+        try:
+            # Both take seconds: Spark to start, the lease to expire where the run before us died.
+            with _own_interrupt():
+                spark = session(
+                    f"penstock-{self._pipeline.name}",
+                    self._options.spark_master,
+                    conf,
+                    checkpoint=str(self._state),
+                    log_level="FATAL",
+                )
+            try:
+                token = token or self._acquired(waiting)
+                if token is not None:
+                    self._work(spark, token)
+            finally:
+                spark.stop()
+        finally:
+            if waiting is not None:
+                waiting.cancel()
+
+    def _begin_to_acquire(self) -> tuple[Hlc | None, Future[Hlc] | None]:
+        """The token, or where another run holds the lease the word of who it is, and a wait for it."""
+        token = self._store.try_acquire()
+        if token is not None:
+            self._say_who_holds()
+            return token, None
+        holder, wait_s = self._store.holder(), min(self._options.wait_s, LONGEST_WAIT_S)
+        if wait_s <= 0:
+            raise UnavailableError(
+                f"pipeline {self._pipeline.name!r} is run by {holder.run or 'another run'} already",
+                applied=False,
+                why=None if holder.run is None else f"{holder} holds the lease",
+                do="stop it first (penstock pipeline stop), or wait for its end with --wait SECONDS",
+            )
+        record = holder.record
+        self._tell_event(
+            "waiting",
+            holder=holder.run,
+            host=None if record is None else record.host,
+            pid=None if record is None else record.pid,
+            since=None if record is None else record.since,
+            left_ms=holder.left_ms,
+            wait_s=wait_s,
+            text=str(holder),
+        )
+        return None, self._store.acquiring(wait_s)
+
+    def _acquired(self, waiting: Future[Hlc] | None) -> Hlc | None:
+        """The token of the lease that was waited for; None where the run was told to stop meanwhile."""
+        assert waiting is not None
+        while not waiting.done():
+            if self._stop.wait(POLL_S):
+                return None
+        token = waiting.result()
+        self._say_who_holds()
+        return token
+
+    def _say_who_holds(self) -> None:
+        """At once: Spark may take a minute to start, in which others ask already."""
+        self._watch.record = replace(self._watch.record, since=now_text())
+        self._store.tell(self._watch.record)
+
+    def _work(self, spark: SparkSession, token: Hlc) -> None:
+        pipeline, store = self._pipeline, self._store
+        wanted = sorted({p for sink in pipeline.sinks if sink.statestore for p in sink.statestore.fence_prefixes})
+        fenced = store.fence(wanted)
+        context = Context(
+            pipeline=pipeline,
+            source=self._source,
+            ledger=self._ledger,
+            gate=self._gate,
+            report=self._done.put,
+            show=self._show,
+            with_lookup=lookups(pipeline.statestore.broker),
+            store=store,
+            dead_letters=Path(pipeline.dead_letters.path) if pipeline.dead_letters is not None else None,
+        )
+        state, why = FAILED, ""
+        try:
+            self._queries = {q.name: _Running(q) for q in build(pipeline, spark, self._state, context)}
+            self._tell_event(
+                "started",
+                fencing_token=str(token),
+                fenced=fenced,
+                not_fenced=[prefix for prefix in wanted if prefix not in fenced],
+                sinks=list(self._queries),
+            )
+            for text in self._source.doubts:
+                self._tell_event("warning", text=text)
+            self._watch.start({name: self._reached(name) for name in self._queries})
+            self._supervise()
+            self._drain()
+            self._report()
+            for running in self._queries.values():
+                _check_nothing_dropped(running)
+            state = STOPPED
+        except PenstockError as error:
+            why = error.what
+            raise
+        finally:
+            self._drain()
+            store.last_words(self._watch.end(self._running_queries(), state, why))
+
+    def _tell_event(self, event: str, **fields: Any) -> None:
+        self._emit({"event": event, "pipeline": self._pipeline.name, "run": self._run, **fields})
+
+    def _reached(self, sink: str) -> Offsets:
+        last = self._ledger.last(sink)
+        return self._source.start(sink) if last is None else last.end
+
+    def _supervise(self) -> None:
+        """Until the run is told to stop, every query has ended (available now), or one cannot go on."""
+        while not self._is_over():
+            if self._store.lost.is_set():
+                raise PenstockError(
+                    f"the run of {self._pipeline.name!r} lost its lease and stops",
+                    why="it could not renew the lease in time, so another run may hold it by now",
+                    do="start the pipeline again: it goes on where its checkpoints end",
+                )
+            for running in self._queries.values():
+                self._look_after(running)
+            self._report()
+            self._watch.look(
+                self._running_queries(),
+                {name: running.built.batches.under_way for name, running in self._queries.items()},
+            )
+            self._stop.wait(POLL_S)
+
+    def _running_queries(self) -> dict[str, StreamingQuery | None]:
+        return {name: running.query for name, running in self._queries.items()}
+
+    def _is_over(self) -> bool:
+        asked = self._stop.is_set() or self._store.stop_asked.is_set()
+        return asked or all(running.ended for running in self._queries.values())
+
+    def _look_after(self, running: _Running) -> None:
+        if running.ended:
+            return
+        if running.query is None:
+            if time.monotonic() >= running.restart_at:
+                running.query = running.built.start(
+                    duration_ms(self._pipeline.trigger), available_now=self._options.available_now
+                )
+            return
+        if running.query.isActive:
+            return
+        error = running.query.exception()
+        if error is None:
+            running.ended = True
+            return
+        self._failed(running, whole(error))
+
+    def _failed(self, running: _Running, text: str) -> None:
+        """Start the query again after a pause where what it needs was away; otherwise the run is over."""
+        kind, words = cause(text)
+        name = running.built.name
+        now = time.monotonic()
+        running.failing_since = running.failing_since or now
+        # What Spark itself stumbles over may be gone at the next try ("Task not serializable" was seen where two
+        # queries start at once); a batch is idempotent, so trying is safe. Our own errors say whether trying helps.
+        running.strange += not kind
+        tries = NAMED_TRIES if is_named_by_spark(words) else STRANGE_TRIES
+        if (kind and kind != UnavailableError.__name__) or running.strange > tries:
+            raise PenstockError(
+                f"sink {name!r}: {words}",
+                why=None if kind else f"{running.strange} tries in a row failed",
+                # An error of ours brings its own remedy.
+                do=None if "\n  do: " in words else MEND,
+            )
+        if now - running.failing_since > GIVE_UP_S:
+            raise UnavailableError(
+                f"sink {name!r}: {words}", why=f"nothing worked for {GIVE_UP_S:g} s", do="start the node, then the run"
+            )
+        running.query = None
+        running.restarts += 1
+        self._watch.restarted(name)
+        running.restart_at = now + running.pause_s
+        self._emit(
+            {"event": "retry", "sink": name, "in_s": running.pause_s, "restarts": running.restarts, "why": words}
+        )
+        running.pause_s = min(running.pause_s * 2, LONGEST_PAUSE_S)
+
+    def _show(self, sink: str, batch: int, rows: list[str]) -> None:
+        """Called in threads of Spark's; events are emitted by ours."""
+        if rows:
+            self._done.put({"event": "rows", "sink": sink, "batch": batch, "rows": rows})
+
+    def _report(self) -> None:
+        while True:
+            try:
+                entry = self._done.get_nowait()
+            except queue.Empty:
+                return
+            if not isinstance(entry, Entry):
+                self._emit(entry)
+                continue
+            running = self._queries[entry.sink]
+            running.progressed()
+            _check_nothing_dropped(running)
+            self._watch.finished(entry)
+            lag = self._watch.lag(entry.sink)
+            shown = {name: value for name, value in asdict(entry).items() if name not in {"start", "end"}}
+            self._emit(
+                {
+                    "event": "batch",
+                    **shown,
+                    "lag": None if lag is None else lag.records,
+                    "lag_s": None if lag is None or lag.seconds is None else round(lag.seconds, 3),
+                }
+            )
+
+    def _drain(self) -> None:
+        """Stop each query between two batches: no batch is begun, the one under way is finished and committed."""
+        self._gate.close(DRAIN_S)
+        for running in self._queries.values():
+            query = running.query
+            if query is None or not query.isActive:
+                continue
+            deadline = time.monotonic() + DRAIN_S
+            while not self._is_settled(running) and time.monotonic() < deadline:
+                time.sleep(POLL_S / 2)
+            query.stop()
+
+    @staticmethod
+    def _is_settled(running: _Running) -> bool:
+        """Whether Spark has committed the last batch that went through the gate."""
+        last = running.built.batches.last_finished
+        return last is None or running.built.checkpoint.is_committed(last)
+
+
+def _check_nothing_dropped(running: _Running) -> None:
+    """Spark drops a record whose arrival lies before the dedupe's watermark; for a lake that is a loss.
+
+    It can happen where partitions are read far apart: one that is read from days ago while another, up to date, has
+    moved the watermark on. It is told by the batch after, or at the end; the records are still in the log.
+    """
+    if running.built.plan.windowed or running.query is None:
+        return
+    dropped = sum(
+        operator.numRowsDroppedByWatermark
+        for progress in running.query.recentProgress
+        for operator in progress.stateOperators
+    )
+    if dropped:
+        raise DataLossError(
+            f"sink {running.built.name!r}: {dropped} records arrived longer than `within` before others already read",
+            why="one partition is read far behind another, and the dedupe took its records for too old",
+            do="raise the dedupe's `within` above that distance, and run again with a new state directory and table",
+        )
+
+
+def run(
+    pipeline: Pipeline,
+    *,
+    state: Path,
+    options: Options | None = None,
+    emit: Callable[[Event], None],
+    stop: threading.Event,
+) -> None:
+    """Run ``pipeline`` until ``stop`` is set, or somebody asks its run to stop (``control.stop_run``).
+
+    ``options``: ``available_now`` ends it when what the log holds now is done; ``wait_s`` is how long to wait for the
+    lease that another run holds (0: not at all); ``progress_s`` how often ``progress`` is told (0: never);
+    ``metrics`` the host and port to serve Prometheus metrics on. Of a replay: the ``span`` to read, and the name of
+    the ``lease`` where it is not the pipeline's own.
+
+    ``emit`` gets events in the calling thread: ``starting``, ``metrics`` (their address), ``waiting`` (who holds the
+    lease), ``started`` (with the fencing token), ``warning`` (``text``), ``batch`` (the ledger's counts, and the lag),
+    ``progress`` (:class:`~penstock.pipelines.running.progress.SinkProgress` of each sink), ``rows`` (of a console
+    sink, as JSON), ``retry``, ``stopped``. Checkpoints, ledger and starts are kept under ``state``; a run with the
+    same directory goes on where the last one ended.
+
+    Raises:
+        ConfigError: a step cannot be built, or metrics cannot be served there.
+        UnavailableError: node or tube stayed away, or another run holds the lease.
+        DataLossError: a dedupe by arrival left records out, see its message.
+        PenstockError: the lease was lost, or a query failed for good.
+    """
+    state.mkdir(parents=True, exist_ok=True)
+    running = _Run(pipeline, emit, stop, options or Options(), state)
+    running.execute()
+    emit({"event": "stopped", "pipeline": pipeline.name})

@@ -1,0 +1,1 @@
+"""Where rows go: tables, Delta, messages; each batch once, or honest about what it is."""

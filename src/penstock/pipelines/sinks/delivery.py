@@ -1,0 +1,117 @@
+"""Rows of a batch into a sink, and dead letters into their table: each idempotent by the number of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import functions as sf
+
+from penstock.pipelines.rows import data_columns, key_column
+from penstock.pipelines.sinks.delta import DeltaSink
+from penstock.pipelines.sinks.messages import Write, send
+from penstock.pipelines.sinks.table import Table
+from penstock.pipelines.store.writeback import Change
+
+if TYPE_CHECKING:
+    from penstock.pipelines.model import Sink, StateStoreSink
+    from penstock.pipelines.model.plan import SinkPlan
+    from penstock.pipelines.running.batches import Context
+    from penstock.pipelines.state.checkpoint import Checkpoint
+
+__all__ = ["COORDINATES", "Delivery", "changes_of"]
+
+COORDINATES = ("topic", "broker", "partition", "offset", "timestamp")
+"""Fields of ``_source`` that a table keeps of every row, as ``_topic`` and so on, beside ``_id``."""
+
+
+class Delivery:
+    """What one query writes, and where."""
+
+    def __init__(self, plan: SinkPlan, checkpoint: Checkpoint, context: Context) -> None:
+        self._plan = plan
+        self._checkpoint = checkpoint
+        self._context = context
+
+    def rows(self, sink: Sink, rows: DataFrame, batch: int, count: int) -> int:
+        """``rows``, all alive and ``count`` of them, into ``sink``; how many it has of them."""
+        if sink.statestore is not None:
+            self._write_back(rows, sink.statestore)
+        elif sink.messages is not None:
+            send(rows, sink, self._context.pipeline, count, self._named(batch))
+        elif sink.table is not None:
+            coordinates = [sf.col(f"_source.{name}").alias(f"_{name}") for name in COORDINATES]
+            made = rows.select(*data_columns(rows), "_id", *coordinates)
+            return self._into(sink).write(batch, made, count)
+        else:
+            self._show(sink, rows, batch)
+        return count
+
+    def windows(self, rows: DataFrame, batch: int) -> int:
+        """Windows into the sink; how many, or for the state store how many requests that took."""
+        sink = self._plan.sink
+        if sink.statestore is not None:
+            return self._write_back(rows, sink.statestore)
+        count = rows.count()
+        if sink.messages is not None:
+            send(rows, sink, self._context.pipeline, count, self._named(batch), windows=True)
+        elif sink.table is not None:
+            return self._into(sink).write(batch, rows, count)
+        else:
+            self._show(sink, rows, batch)
+        return count
+
+    def letters(self, rows: DataFrame, batch: int, count: int) -> int:
+        """Those of the ``count`` dead ``rows`` that this query answers for, as dead letters; how many."""
+        path = self._context.dead_letters
+        if path is None or not count or not self._plan.dead_letters_of:
+            return 0
+        mine = rows.where(sf.col("_dead.step").isin(*sorted(self._plan.dead_letters_of)) & ~sf.col("_dead.again"))
+        letters = mine.select("_dead.step", "_dead.code", "_dead.reason", sf.col("_id").alias("id"), "_source.*")
+        return self._table(self._plan.sink.name, str(path)).write(batch, letters, mine.count())
+
+    def _named(self, batch: int) -> Write:
+        return Write(self._checkpoint.query_id(), batch, str(self._context.store.token))
+
+    def _into(self, sink: Sink) -> Table | DeltaSink:
+        assert sink.table is not None
+        if sink.table.format == "delta":
+            return DeltaSink(sink.table, sink.name, self._checkpoint.query_id())
+        return self._table(sink.name, sink.table.path)
+
+    def _table(self, writer: str, path: str) -> Table:
+        return Table(Path(path), writer, self._checkpoint.query_id())
+
+    def _show(self, sink: Sink, rows: DataFrame, batch: int) -> None:
+        assert sink.console is not None
+        lines = rows.select(sf.to_json(sf.struct(*data_columns(rows)), {"ignoreNullFields": "false"}).alias("line"))
+        shown = [row["line"] for row in lines.limit(sink.console.rows).collect()]
+        self._context.show(sink.name, batch, shown)
+
+    def _write_back(self, rows: DataFrame, sink: StateStoreSink) -> int:
+        return self._context.store.write(changes_of(rows, sink))
+
+
+def changes_of(rows: DataFrame, sink: StateStoreSink) -> list[Change]:
+    """What ``rows`` do in the state store, in order."""
+    if sink.order_by is not None:
+        rows = rows.orderBy(sink.order_by)
+    columns = data_columns(rows)
+    made: list[Column] = []
+    for index, entry in enumerate(sink.entries):
+        value = sf.to_json(sf.struct(*(entry.value or columns)))
+        holds = sf.coalesce(sf.expr(entry.when), sf.expr("false"))
+        made += [key_column(rows, entry.key).alias(f"key{index}"), sf.when(holds, value).alias(f"value{index}")]
+    return list(_changes(rows.select(*made).collect(), len(sink.entries)))
+
+
+def _changes(rows: list[Row], entries: int) -> Iterator[Change]:
+    for row in rows:
+        for index in range(entries):
+            key: str | None = row[f"key{index}"]
+            value: str | None = row[f"value{index}"]
+            # A row may leave out some of its keys: see where rows are marked.
+            if key is not None:
+                yield Change(key, None if value is None else value.encode())

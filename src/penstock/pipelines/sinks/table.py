@@ -1,0 +1,161 @@
+"""A Parquet table with a commit log: each batch of each writer is in it once, or not at all.
+
+    <table>/writer=<sink>/batch=<n>/part-*.parquet    the rows of one batch
+    <table>/_commits/<sink>-<n>.json                  written after them: the files and rows that count
+
+A batch that is run again after a crash finds its commit and does nothing, or writes its rows again and commits them:
+the first commit counts, whoever comes later. Files that no commit names are left over from attempts that died. Readers
+that take the files from the log (``files``, ``read``) therefore see each batch exactly once; one that lists directories
+may meet a batch that is being written, and what dead attempts left.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.errors import PenstockError, StorageError
+from penstock.pipelines.state.durable import create_json, read_json, sync_directory, sync_file
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Commit", "Table", "commits", "files", "read"]
+
+_COMMIT_NAME = re.compile(r"(?P<writer>.+)-(?P<batch>[0-9]+)\.json")
+
+
+class Commit(NamedTuple):
+    """One committed batch. ``query`` is the id in the checkpoint of the query that wrote it; ``files`` are relative."""
+
+    writer: str
+    batch: int
+    query: str
+    rows: int
+    files: tuple[str, ...]
+
+
+class Table:
+    """The table at ``path`` as one writer sees it. ``query`` is the id of the writer's checkpoint.
+
+    Batch numbers mean something only beside the checkpoint that counts them, so a writer refuses a table in which its
+    own name committed batches of another checkpoint.
+    """
+
+    def __init__(self, path: Path, writer: str, query: str) -> None:
+        self.path = path
+        self.writer = writer
+        self.query = query
+        for commit in commits(path):
+            if commit.writer == writer and commit.query != query:
+                raise PenstockError(
+                    f"table {str(path)!r} holds batches that {writer!r} wrote from another checkpoint",
+                    why=f"batch {commit.batch} is of query {commit.query}, this run is query {query}: "
+                    "its numbers would overwrite or hide each other's rows",
+                    do="give the run its old state directory back, or the sink another path",
+                )
+
+    def write(self, batch: int, rows: DataFrame, count: int) -> int:
+        """Put ``rows`` into the table as ``batch`` and commit; the rows that the table now has of it.
+
+        ``count`` is how many there are. A batch that was committed before is left as it is.
+        """
+        commit_path = self.path / "_commits" / f"{self.writer}-{batch}.json"
+        if commit_path.exists():
+            return _commit(commit_path).rows
+        if count == 0:
+            return 0
+        directory = self.path / f"writer={self.writer}" / f"batch={batch}"
+        written = self._write_files(directory, batch, rows)
+        is_ours = create_json(
+            commit_path,
+            {
+                "writer": self.writer,
+                "batch": batch,
+                "query": self.query,
+                "rows": count,
+                "files": [str(path.relative_to(self.path)) for path in written],
+            },
+        )
+        if is_ours:
+            return count
+        # A later run has been quicker: this one was paused, and has lost its lease meanwhile.
+        for path in written:
+            path.unlink()
+        return _commit(commit_path).rows
+
+    def _write_files(self, directory: Path, batch: int, rows: DataFrame) -> list[Path]:
+        """The files of ``rows`` in ``directory``, beside what other attempts may have left there.
+
+        An attempt touches its own files alone. To overwrite the directory would be simpler, but a run that was paused
+        in here would, when it goes on, remove what the run that took over has committed.
+        """
+        attempt = self.path / "_attempts" / f"{self.writer}-{batch}-{uuid.uuid4().hex[:12]}"
+        rows.coalesce(1).write.parquet(str(attempt))
+        directory.mkdir(parents=True, exist_ok=True)
+        written = []
+        for path in sorted(attempt.glob("*.parquet")):
+            sync_file(path)
+            # Spark's names hold an id of the job, so that no other attempt has the same ones.
+            written.append(path.rename(directory / path.name))
+        shutil.rmtree(attempt)
+        for parent in (directory, directory.parent, self.path):
+            sync_directory(parent)
+        return written
+
+
+def commits(path: Path) -> list[Commit]:
+    """The committed batches of the table at ``path``, by writer and batch; none where there is no table."""
+    found = (
+        _commit(entry) for entry in (path / "_commits").glob("*.json") if _COMMIT_NAME.fullmatch(entry.name) is not None
+    )
+    return sorted(found, key=lambda commit: (commit.writer, commit.batch))
+
+
+def files(path: Path) -> list[Path]:
+    """The Parquet files that count, for any reader of Parquet.
+
+    Raises:
+        StorageError: a committed file is gone.
+    """
+    return list(_files(path))
+
+
+def read(spark: SparkSession, path: Path | str) -> DataFrame:
+    """The table at ``path``: exactly the committed batches."""
+    found = files(Path(path))
+    if not found:
+        raise PenstockError(
+            f"table {str(path)!r} has no committed batch yet",
+            why=f"there is nothing in {str(Path(path) / '_commits')!r}",
+            do="check the path, or wait for the pipeline's first batch",
+        )
+    return spark.read.option("mergeSchema", "true").parquet(*map(str, found))
+
+
+def _files(path: Path) -> Iterator[Path]:
+    for commit in commits(path):
+        for name in commit.files:
+            file = path / name
+            if not file.is_file():
+                raise StorageError(
+                    f"table {str(path)!r}: batch {commit.batch} of {commit.writer!r} lacks its file {name!r}",
+                    path=str(file),
+                    why="the file was removed after the batch was committed",
+                    do="restore the file, or replay the batch from the tube into a new table",
+                )
+            yield file
+
+
+def _commit(path: Path) -> Commit:
+    value = read_json(path)
+    try:
+        return Commit(
+            str(value["writer"]), int(value["batch"]), str(value["query"]), int(value["rows"]), tuple(value["files"])
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise StorageError(f"{path} is not a commit of a table: {error!r}", path=str(path)) from error

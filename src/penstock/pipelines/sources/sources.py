@@ -1,0 +1,189 @@
+"""The sources of a pipeline as its queries see them: streams for each way, ranges read again, counts.
+
+The offsets of a query are those of all its ways in one mapping: stream -> partition -> position. The streams of the
+only source have their own names (topics); those of others are ``<label>/<name>``. Where records of a source go several
+ways to one sink, Spark reads them once for each and notes a position for each, so each way has a label: the name of
+its source, and ``#2``, ``#3`` for further ways from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.pipelines.model import Pipeline
+from penstock.pipelines.model.plan import labels, plan
+from penstock.pipelines.model.sources import SOURCE, FilesSource, RateSource, Source, TubeOptions
+from penstock.pipelines.sources.lag import Lag, query_of
+from penstock.pipelines.sources.made import FilesReader, RateReader
+from penstock.pipelines.sources.reader import Meter, Reader, Way
+from penstock.pipelines.sources.tube import TubeReader
+from penstock.pipelines.state.checkpoint import Offsets
+from penstock.pipelines.state.durable import read_json, write_json
+from penstock.pipelines.state.replay import Span
+
+__all__ = ["Sources", "reader_of"]
+
+
+def reader_of(name: str, source: Source, state: Path, span: Span | None = None, *, group: str = "") -> Reader:
+    """The runtime of one source of the file; a replay reads a ``span``. ``group`` shows where its queries are."""
+    if isinstance(source, FilesSource):
+        return FilesReader(name, source, state, span)
+    if isinstance(source, RateSource):
+        return RateReader(name, source, span)
+    assert isinstance(source, TubeOptions)
+    return TubeReader(name, source, state / "starts", span, group=group)
+
+
+class Sources:
+    """The sources of ``pipeline``; ``state`` is its state directory, which keeps where each query began.
+
+    With a ``span`` they end, at places that are decided once, too.
+    """
+
+    def __init__(self, pipeline: Pipeline, state: Path, span: Span | None = None) -> None:
+        self._readers = {
+            name: reader_of(name, source, state, span, group=f"pipeline-{pipeline.name}")
+            for name, source in pipeline.inputs.items()
+        }
+        self._ways = {found.sink.name: found.ways for found in plan(pipeline)}
+        self._state = state
+
+    @property
+    def doubts(self) -> list[str]:
+        """What a replay may lack, found when it begins."""
+        return [text for reader in self._readers.values() for text in reader.doubts]
+
+    def check(self) -> None:
+        """Look whether all can be read.
+
+        Raises:
+            UnavailableError: no master answers.
+            ConfigError: a topic or a directory does not exist, or a replay asks for what a source has not.
+        """
+        for reader in self._readers.values():
+            reader.check()
+
+    def start(self, query: str) -> Offsets:
+        """Where the query of the sink ``query`` began or begins now: decided once and kept.
+
+        A checkpoint notes where batches end, not where the first one starts, so "earliest" would come to mean
+        something else as soon as retention moves on, and the first batch could not be read or counted again.
+        """
+        path = self._state / "starts" / f"{query}.json"
+        try:
+            return dict(read_json(path))
+        except FileNotFoundError:
+            pass
+        start: Offsets = {}
+        places = {name: self._readers[name].start(self._way(query, name)) for name in self._names(query)}
+        for name, label in self._labelled(query):
+            start |= _named(label, places[name])
+        write_json(path, start)
+        return start
+
+    def streams(self, spark: SparkSession, query: str) -> Callable[[str], DataFrame]:
+        """The streams of ``query`` by the names of their sources.
+
+        The same one for all ways from a source: a stream has a process of its own beside the driver.
+        """
+        start = self.start(query)
+        made: dict[str, DataFrame] = {}
+
+        def stream(name: str) -> DataFrame:
+            if name not in made:
+                made[name] = self._readers[name].stream(spark, self._way(query, name), _of(name, start))
+            return made[name]
+
+        return stream
+
+    def batches(
+        self, spark: SparkSession, query: str, start: Offsets, end: Offsets
+    ) -> Callable[[str], DataFrame] | None:
+        """As ``streams``, for the records in ``[start, end)``, the same each time; None where there are none.
+
+        All ways from a source have come equally far: they are one stream.
+        """
+        found = {
+            name: self._readers[name].batch(spark, self._way(query, name), _of(name, start), _of(name, end))
+            for name in self._names(query)
+        }
+        if all(rows is None for rows in found.values()):
+            return None
+
+        def batch(name: str) -> DataFrame:
+            rows = found[name]
+            # A source without records in this range still has its columns.
+            return self._readers[name].empty(spark) if rows is None else rows
+
+        return batch
+
+    def count(self, query: str, start: Offsets, end: Offsets) -> int:
+        """How many records all ways have in ``[start, end)``, told by the sources themselves."""
+        return sum(
+            self._readers[name].count(self._way(query, name), _of(label, start), _of(label, end))
+            for name, label in self._labelled(query)
+        )
+
+    def meter(self, clock: Callable[[], int]) -> Meter:
+        """Measures how far queries are behind all their sources; ``clock`` gives ms since 1970."""
+        meters = {name: reader.meter(clock) for name, reader in self._readers.items()}
+        if list(meters) == [SOURCE]:
+            return meters[SOURCE]
+        return _Meters(meters, self._ways)
+
+    def _names(self, query: str) -> list[str]:
+        return list(dict.fromkeys(self._ways[query]))
+
+    def _labelled(self, query: str) -> list[tuple[str, str]]:
+        ways = self._ways[query]
+        return list(zip(ways, labels(ways), strict=True))
+
+    def _way(self, query: str, name: str) -> Way:
+        return Way(query, name, self._state)
+
+
+class _Meters:
+    """The lag of queries with several sources: records of all, the seconds of the slowest."""
+
+    def __init__(self, meters: Mapping[str, Meter], ways: Mapping[str, Sequence[str]]) -> None:
+        self._meters = meters
+        self._ways = ways
+
+    def start(self) -> None:
+        for meter in self._meters.values():
+            meter.start()
+
+    def ask(self, ends: Mapping[str, Offsets]) -> None:
+        for name, meter in self._meters.items():
+            meter.ask(self._ends_of(name, ends))
+
+    def of(self, sink: str) -> Lag | None:
+        found = [self._meters[name].of(sink) for name in dict.fromkeys(self._ways[query_of(sink)])]
+        known = [lag for lag in found if lag is not None]
+        if len(known) < len(found):
+            return None
+        seconds = [lag.seconds for lag in known]
+        dated = [each for each in seconds if each is not None]
+        return Lag(sum(lag.records for lag in known), max(dated) if len(dated) == len(seconds) else None)
+
+    def end(self, ends: Mapping[str, Offsets]) -> None:
+        for name, meter in self._meters.items():
+            meter.end(self._ends_of(name, ends))
+
+    def _ends_of(self, name: str, ends: Mapping[str, Offsets]) -> dict[str, Offsets]:
+        return {sink: _of(name, end) for sink, end in ends.items() if name in self._ways[query_of(sink)]}
+
+
+def _named(label: str, offsets: Offsets) -> Offsets:
+    return offsets if label == SOURCE else {f"{label}/{stream}": places for stream, places in offsets.items()}
+
+
+def _of(label: str, offsets: Offsets) -> Offsets:
+    if label == SOURCE:
+        return {stream: places for stream, places in offsets.items() if not stream.startswith(f"{SOURCE}#")}
+    return {
+        stream.removeprefix(f"{label}/"): places for stream, places in offsets.items() if stream.startswith(f"{label}/")
+    }

@@ -1,0 +1,166 @@
+"""Tubes as sources of a pipeline: topics, and the messages of an MQTT broker that a rule brings to one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.errors import ConfigError
+from penstock.pipelines.model.sources import SOURCE, StateStoreSource, TubeOptions
+from penstock.pipelines.sources.changes import no_capture
+from penstock.pipelines.sources.lag import TIMEOUT_MS, LagMeter
+from penstock.pipelines.sources.reader import Way
+from penstock.pipelines.sources.rows import source_rows
+from penstock.pipelines.state.checkpoint import Offsets
+from penstock.pipelines.state.durable import read_json, write_json
+from penstock.pipelines.state.replay import Span
+from penstock.spark.cluster import Tube, count_rows
+from penstock.spark.marks import marks_of, with_marks
+from penstock.spark.offsets import Bounds, Partition, Positions, Times, check_kept, from_json, to_json
+from penstock.spark.options import WITH_HEADERS, SourceOptions, canonical_names
+from penstock.spark.tube import spark_schema
+
+__all__ = ["TubeReader"]
+
+FIRST_LOOK_MS = 10_000
+"""Before Spark is started: a wrong address or topic is told at once, a node that is just starting is waited for."""
+
+
+class TubeReader:
+    """Topics of a tube under the name ``name``. With a ``span`` it ends, at a place that is kept in ``starts``.
+
+    Positions are shown as those of groups whose names begin with ``group``, unless the source names another, and end
+    with the query and the source; not those of a span.
+    """
+
+    def __init__(
+        self, name: str, source: TubeOptions, starts: Path, span: Span | None = None, *, group: str = ""
+    ) -> None:
+        self.options = canonical_names(source.all_options())
+        self.checked = SourceOptions.parse(self.options)
+        self.doubts: list[str] = []
+        """What a replay may lack, found when it begins."""
+        self._name = name
+        self._source = source
+        self._starts = starts
+        self._span = span
+        self._group = self.options.get("tubemq.group", self.options.get("groupIdPrefix", group))
+
+    def open(self) -> Tube:
+        """The tube, for questions that nobody waits long for."""
+        return Tube.of(self.checked, timeout_ms=TIMEOUT_MS)
+
+    def check(self) -> None:
+        """Look whether the tube answers and has the topics.
+
+        Raises:
+            UnavailableError: no master answers.
+            ConfigError: a topic does not exist.
+        """
+        with Tube.of(self.checked, timeout_ms=min(self.checked.timeout_ms, FIRST_LOOK_MS)) as tube:
+            try:
+                tube.partitions(self.checked.topics)
+            except ConfigError as error:
+                if not isinstance(self._source, StateStoreSource):
+                    raise
+                raise no_capture(self._source.tube_topic, error) from error
+
+    def start(self, way: Way) -> Offsets:  # noqa: ARG002 - every way begins at the same place
+        """Where ``startingOffsets``, or the span, points now."""
+        with Tube.of(self.checked) as tube:
+            bounds = tube.bounds(tube.partitions(self.checked.topics))
+            wanted = self.checked.for_stream() if self._span is None else self._span.begin
+            positions = tube.positions(wanted, bounds, "startingOffsets")
+        if self._span is not None:
+            self._look_for_gaps(positions, bounds)
+        return to_json(positions)
+
+    def end(self) -> Offsets | None:
+        """Where the span ends, decided once and kept: "latest" and times come to mean another place. None without."""
+        if self._span is None:
+            return None
+        path = self._starts / ("_end.json" if self._name == SOURCE else f"_end-{self._name}.json")
+        try:
+            return dict(read_json(path))
+        except FileNotFoundError:
+            pass
+        with Tube.of(self.checked) as tube:
+            bounds = tube.bounds(tube.partitions(self.checked.topics))
+            positions = tube.positions(self._span.end, bounds, "endingOffsets")
+            for partition, position in positions.items():
+                check_kept(position, Bounds(0, bounds[partition].end), partition)
+        end = to_json(positions)
+        write_json(path, end)
+        return end
+
+    def bounds(self, tube: Tube) -> dict[Partition, Bounds]:
+        """What there is to read now: from the oldest record kept to the end of the log, or of the span."""
+        bounds = tube.bounds(tube.partitions(self.checked.topics, max_age_s=TIMEOUT_MS / 1000))
+        end = self.end()
+        if end is None:
+            return bounds
+        last = from_json(end)
+        return {p: Bounds(b.oldest, min(b.end, last[p])) for p, b in bounds.items() if p in last}
+
+    def stream(self, spark: SparkSession, way: Way, start: Offsets) -> DataFrame:
+        """The stream from ``start`` on."""
+        parts = [self._group, way.query, *([way.name] if way.name != SOURCE else [])]
+        shown = self._group and self._span is None
+        options = self.options | {
+            "startingOffsets": json.dumps(start),
+            "tubemq.group": "-".join(parts) if shown else "",
+        }
+        end = self.end()
+        if end is not None:
+            options |= {"endingOffsets": json.dumps(end)}
+        return self._rows(spark.readStream.format("tubemq").options(**options).load())
+
+    def batch(self, spark: SparkSession, way: Way, start: Offsets, end: Offsets) -> DataFrame | None:  # noqa: ARG002
+        """The records in ``[start, end)``, the same each time; None where there are none.
+
+        A partition that only ``end`` has begins where it ends: the source notes it one batch before it reads it.
+        """
+        begin, stop = from_json(start), from_json(end)
+        ends = {
+            partition: position for partition, position in stop.items() if begin.get(partition, position) < position
+        }
+        if not ends:
+            return None
+        starts = with_marks(to_json({partition: begin[partition] for partition in ends}), marks_of(start))
+        left_out = {"subscribe", "maxOffsetsPerTrigger", "startingOffsets"}
+        options = {name: value for name, value in self.options.items() if name not in left_out} | {
+            "assign": json.dumps({topic: list(named) for topic, named in to_json(ends).items()}),
+            "startingOffsets": json.dumps(starts),
+            "endingOffsets": json.dumps(to_json(ends)),
+        }
+        return self._rows(spark.read.format("tubemq").options(**options).load())
+
+    def empty(self, spark: SparkSession) -> DataFrame:
+        """No rows, with the columns that there are otherwise."""
+        return self._rows(spark.createDataFrame([], spark_schema(WITH_HEADERS)))
+
+    def count(self, way: Way, start: Offsets, end: Offsets) -> int:  # noqa: ARG002
+        """How many records are in ``[start, end)``, counted by the brokers."""
+        return count_rows(self.options, start, end)
+
+    def meter(self, clock: Callable[[], int]) -> LagMeter:
+        """Measures how far queries are behind."""
+        return LagMeter(self.open, self.bounds, clock)
+
+    def _look_for_gaps(self, positions: Positions, bounds: Mapping[Partition, Bounds]) -> None:
+        """Positions that are gone are an error; of a time before the oldest record nobody knows what it had."""
+        assert self._span is not None
+        for partition, position in positions.items():
+            if self.checked.fail_on_data_loss:
+                check_kept(position, bounds[partition], partition)
+            if isinstance(self._span.begin, Times) and position == bounds[partition].oldest > 0:
+                self.doubts.append(
+                    f"{partition}: the log begins at position {position} now; what it had of the time before that "
+                    "retention has removed, and the replay lacks it"
+                )
+
+    def _rows(self, records: DataFrame) -> DataFrame:
+        return source_rows(self._name, self._source, records)

@@ -1,0 +1,1 @@
+"""Steps on rows: parsing, expressions, windows and look-ups as transformations of Spark's data frames."""

@@ -1,0 +1,141 @@
+"""Enrich steps against the state store of the pipeline: values of keys, or objects of a dataset under a key."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
+
+from penstock.errors import PenstockError, UnavailableError
+from penstock.pipelines.steps.dataset import Index, index
+from penstock.pipelines.steps.stages import Lookup, WithLookup
+from penstock.spark.lookup import values_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["NOT_JSON", "UNAVAILABLE", "UNKNOWN", "Found", "Get", "found_in", "lookups", "lookups_in"]
+
+UNAVAILABLE = "lookup.unavailable"
+NOT_JSON = "lookup.not_json"
+UNKNOWN = "lookup.unknown"
+"""The store did not say, and the step goes on without."""
+_RESULT = StructType(
+    [StructField("value", BinaryType()), StructField("code", StringType()), StructField("reason", StringType())]
+)
+_MOST_DATASETS = 64
+
+Found = tuple[bytes | None, str | None, str | None]
+"""The value, or the code and the reason for which there is none; all None where there is simply none."""
+
+_indexes: dict[tuple[int, str, str, tuple[str, ...]], tuple[bytes, Index]] = {}
+"""Datasets of a worker with the bytes that they were made of: indexed anew only when those change."""
+
+
+Get = Callable[[list[str | None], Lookup], list[bytes | None]]
+"""The values of keys, null for null and where there is none."""
+
+
+def lookups(broker: str) -> WithLookup:
+    """How enrich steps look keys up at ``broker``."""
+
+    def get(keys: list[str | None], lookup: Lookup) -> list[bytes | None]:
+        import pyarrow as pa
+
+        found = values_of(pa.array(keys, pa.string()), broker, refresh_ms=lookup.refresh_ms, timeout_ms=lookup.wait_ms)
+        values: list[bytes | None] = found.to_pylist()
+        return values
+
+    return lookups_in(get, broker)
+
+
+def lookups_in(get: Get, name: str) -> WithLookup:
+    """How enrich steps look keys up with ``get``, which runs in workers; ``name`` is unique to what it reads."""
+
+    def look_up(rows: DataFrame, lookup: Lookup) -> DataFrame:
+        import pyarrow as pa
+        from pyspark.sql.pandas.functions import arrow_udf
+
+        def look(keys: pa.Array[Any], wanted: pa.Array[Any]) -> pa.Array[Any]:
+            texts = [None if key is None else str(key) for key in keys.to_pylist()]
+            kind = pa.struct([("value", pa.binary()), ("code", pa.string()), ("reason", pa.string())])
+            values: list[Any] = wanted.to_pylist()
+            return pa.array([_row(each) for each in found_in(get, name, lookup, texts, values)], kind)
+
+        # Spark tells the kind of function by these, and cannot resolve the texts that annotations are here.
+        look.__annotations__ = {"keys": pa.Array, "wanted": pa.Array, "return": pa.Array}
+        # Not deterministic, so that Spark neither runs it twice for two uses of the column nor moves it over a filter.
+        function = arrow_udf(look, _RESULT).asNondeterministic()  # type: ignore[call-overload]  # needs no kind
+        columns = [sf.col(name).cast("string") for name in lookup.columns]
+        wanted = sf.array(*columns) if columns else sf.expr("CAST(array() AS array<string>)")
+        return rows.withColumn(lookup.into, function(sf.col(lookup.key), wanted))
+
+    return look_up
+
+
+def _row(found: Found) -> dict[str, Any]:
+    return dict(zip(("value", "code", "reason"), found, strict=True))
+
+
+def found_in(
+    get: Get, name: str, lookup: Lookup, keys: list[str | None], wanted: list[list[str | None]]
+) -> list[Found]:
+    """What is under each of ``keys``: its value, or with ``lookup.fields`` the object whose fields are ``wanted``.
+
+    Raises:
+        UnavailableError: the store did not answer in time and the step says to fail.
+        PenstockError: there is nothing under a key and the step says to fail.
+    """
+    try:
+        values = get(keys, lookup)
+    except UnavailableError as error:
+        if lookup.unavailable == "fail":
+            raise
+        code = UNAVAILABLE if lookup.unavailable == "dead_letter" else UNKNOWN
+        return [(None, None, None) if key is None else (None, code, error.what) for key in keys]
+    found = [_one(name, lookup.fields, key, value, each) for key, value, each in zip(keys, values, wanted, strict=True)]
+    if lookup.missing == "fail":
+        _fail_where_missing(lookup, keys, wanted, found)
+    return found
+
+
+def _one(store: str, fields: tuple[str, ...], key: str | None, value: bytes | None, wanted: list[str | None]) -> Found:
+    if key is None or value is None or not fields:
+        return value, None, None
+    try:
+        objects = _index_of(store, key, fields, value)
+    except ValueError as error:
+        return None, NOT_JSON, f"the dataset under key {key} cannot be read: {error}"
+    named = tuple(text for text in wanted if text is not None)
+    return objects.get(named) if len(named) == len(wanted) else None, None, None
+
+
+def _index_of(store: str, key: str, fields: tuple[str, ...], data: bytes) -> Index:
+    name = (os.getpid(), store, key, fields)
+    kept = _indexes.get(name)
+    if kept is None or kept[0] != data:
+        _indexes.pop(name, None)
+        kept = _indexes[name] = (data, index(data, fields))
+        while len(_indexes) > _MOST_DATASETS:
+            del _indexes[next(iter(_indexes))]
+    return kept[1]
+
+
+def _fail_where_missing(
+    lookup: Lookup, keys: list[str | None], wanted: list[list[str | None]], found: list[Found]
+) -> None:
+    for key, each, (value, code, _) in zip(keys, wanted, found, strict=True):
+        if key is not None and value is None and code is None:
+            what = f"the state store has no key {key!r}"
+            if lookup.fields:
+                named = ", ".join(f"{field} {text!r}" for field, text in zip(lookup.fields, each, strict=True))
+                what = f"nothing under key {key!r} has {named}"
+            raise PenstockError(
+                what,
+                why="the enrich step says `missing: fail`",
+                do="set the key and start the pipeline again, or say `missing: pass` or `missing: dead_letter`",
+            )

@@ -1,0 +1,164 @@
+"""Payloads as columns: the parse step, and the JSON of values that are looked up.
+
+Whatever is not exactly what the schema says is a dead letter with a code: Spark's own parsers are lenient in ways that
+would change data without a word (the first of two values, the last of two equal names).
+"""
+
+from __future__ import annotations
+
+from pyspark.errors import ParseException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+from pyspark.sql.types import DataType, DoubleType, FloatType, StringType, StructType
+
+from penstock.errors import ConfigError
+from penstock.pipelines.model.steps import Parse
+from penstock.pipelines.rows import alive, data_columns, internal_columns, mark_dead, refuse_internal
+
+__all__ = ["from_json", "parse_step", "schema_of"]
+
+JSON_OPTIONS = {
+    "mode": "PERMISSIVE",
+    "columnNameOfCorruptRecord": "_corrupt",
+    # NaN and Infinity are no JSON.
+    "allowNonNumericNumbers": "false",
+}
+
+
+def parse_step(rows: DataFrame, name: str, parse: Parse) -> DataFrame:
+    """``rows`` with the columns of the payload; those of the source are carried along."""
+    schema = schema_of(name, parse.ddl)
+    taken = sorted(set(schema.names) & set(data_columns(rows)))
+    if taken:
+        raise ConfigError(f"step {name!r} makes a column {taken[0]!r} that its source has", do="give it another name")
+    if parse.format == "raw":
+        return _raw(rows, name, schema)
+    value = sf.col("_source.value")
+    text = value.cast("string")
+    parsed, failures = _csv(text, parse) if parse.format == "csv" else _json(text, schema)
+    failures = [
+        (
+            "parse.empty",
+            sf.when(value.isNull() | (sf.trim(text, sf.lit(" \t\r\n")) == ""), sf.lit("the payload is empty")),
+        ),
+        ("parse.not_utf8", sf.when(~sf.is_valid_utf8(text), sf.lit("the payload is not UTF-8"))),
+        *failures,
+        *(
+            (
+                "schema.null",
+                sf.when(sf.col("_parsed")[f.name].isNull(), sf.lit(f"column {f.name!r} is missing or null")),
+            )
+            for f in schema.fields
+            if not f.nullable
+        ),
+    ]
+    marked = mark_dead(rows.withColumn("_parsed", parsed), name, failures)
+    data = [sf.when(alive(), sf.col("_parsed")[column]).alias(column) for column in schema.names]
+    return marked.select(*internal_columns(rows), *data_columns(rows), *data)
+
+
+def from_json(text: Column, schema: StructType) -> Column:
+    """``text`` as a struct of ``schema`` and ``_corrupt``, which is not null where it is no JSON of the schema."""
+    return sf.from_json(text, StructType([*schema.fields]).add("_corrupt", StringType()), JSON_OPTIONS)
+
+
+def schema_of(step: str, ddl: str) -> StructType:
+    """``ddl`` as Spark understands it.
+
+    Raises:
+        ConfigError: it is no list of columns, or takes a name of the pipeline's.
+    """
+    try:
+        schema = StructType.fromDDL(ddl)
+    except ParseException as error:
+        raise ConfigError(
+            f"step {step!r}: {ddl!r} is not a list of columns",
+            option="schema",
+            why=(error.getMessage() or str(error)).split("\n\n")[0].strip(),
+            do="write name TYPE [NOT NULL], ... as in CREATE TABLE",
+        ) from error
+    if not isinstance(schema, StructType):
+        raise ConfigError(f"step {step!r}: {ddl!r} is one type, not a list of columns", option="schema")
+    refuse_internal(step, schema.names)
+    return schema
+
+
+def _missing(column: str) -> Column:
+    return sf.lit(f"column {column!r} is missing or null")
+
+
+def _json(text: Column, schema: StructType) -> tuple[Column, list[tuple[str, Column]]]:
+    return from_json(text, schema), [
+        ("parse.not_json", sf.when(_is_not_one_value(text), sf.lit("the payload is not JSON"))),
+        (
+            "schema.mismatch",
+            sf.when(sf.col("_parsed._corrupt").isNotNull(), sf.lit("the payload is not JSON of the schema")),
+        ),
+        *(
+            (
+                "schema.range",
+                sf.when(_is_infinite(place), sf.lit(f"column {'.'.join(place)!r} is too large for its type")),
+            )
+            for field in schema.fields
+            for place in _floats((field.name,), field.dataType)
+        ),
+    ]
+
+
+def _floats(place: tuple[str, ...], kind: DataType) -> list[tuple[str, ...]]:
+    """The columns and fields of structs at ``place`` that hold floating point numbers."""
+    if isinstance(kind, FloatType | DoubleType):
+        return [place]
+    if isinstance(kind, StructType):
+        return [found for field in kind.fields for found in _floats((*place, field.name), field.dataType)]
+    return []
+
+
+def _is_infinite(place: tuple[str, ...]) -> Column:
+    column = sf.col("_parsed")
+    for name in place:
+        column = column.getField(name)
+    # NaN and Infinity are no JSON, so an infinite number was a finite one that does not fit.
+    return sf.abs(column) == sf.lit(float("inf"))
+
+
+def _csv(text: Column, parse: Parse) -> tuple[Column, list[tuple[str, Column]]]:
+    line = sf.regexp_replace(text, "[\\r\\n]+$", "")
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_corrupt", "sep": parse.delimiter or ","}
+    # A quote inside quotes is doubled, as everywhere but in Spark's default.
+    options["escape"] = '"'
+    parsed = sf.from_csv(line, sf.lit(f"{parse.ddl}\n, _corrupt STRING"), options)
+    # Spark reads the first line and drops the others. A line break between quotes belongs to its column.
+    beyond = sf.regexp_replace(line, '"[^"]*"', "").rlike("[\\r\\n]")
+    return parsed, [
+        ("parse.not_csv", sf.when(beyond, sf.lit("the payload is more than one line of CSV"))),
+        (
+            "schema.mismatch",
+            sf.when(sf.col("_parsed._corrupt").isNotNull(), sf.lit("the payload is not CSV of the schema")),
+        ),
+    ]
+
+
+def _raw(rows: DataFrame, name: str, schema: StructType) -> DataFrame:
+    """The payload as one column, as it is."""
+    value, text = sf.col("_source.value"), sf.col("_source.value").cast("string")
+    field = schema.fields[0]
+    is_text = isinstance(field.dataType, StringType)
+    failures: list[tuple[str, Column]] = []
+    if not field.nullable:
+        failures.append(("schema.null", sf.when(value.isNull(), _missing(field.name))))
+    if is_text:
+        failures.append(("parse.not_utf8", sf.when(~sf.is_valid_utf8(text), sf.lit("the payload is not UTF-8"))))
+    marked = mark_dead(rows, name, failures)
+    data = sf.when(alive(), text if is_text else value).alias(field.name)
+    return marked.select(*internal_columns(rows), *data_columns(rows), data)
+
+
+def _is_not_one_value(text: Column) -> Column:
+    """Whether ``text`` is anything but one JSON value with distinct names.
+
+    Spark's parsers stop after the first value, and from_json takes the last of two equal names. Inside an array
+    whatever follows the value is seen: as a second element, or as an error.
+    """
+    array = sf.try_parse_json(sf.concat(sf.lit("["), text, sf.lit("]")))
+    return array.isNull() | sf.try_variant_get(array, "$[1]", "variant").isNotNull()

@@ -1,0 +1,1 @@
+"""Cases beside a pipeline file: input records and what each sink must get, tried without any broker."""

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.pipelines.books.dead import _again, letters, redriven
+from penstock.pipelines.model.values import REDRIVE, REDRIVE_STEP
+from penstock.pipelines.state.durable import write_json
+from penstock.tube.record import Record
+from tests.unit.pipelines.bookkeeping import Books, letter
+
+
+def test_letters_are_the_records_as_they_were(tmp_path: Path) -> None:
+    Books(tmp_path)
+    found = list(letters(tmp_path / "dead"))
+    assert [(x.id, x.place, x.key, x.value) for x in found] == [
+        ("id-0", ("t", 1, 0, 0), b"k", b"{0"),
+        ("id-1", ("t", 1, 0, 28), b"k", b"{1"),
+    ]
+    assert found[0].headers == [("id", b"id-0"), ("site", b"\xff")]
+    assert list(letters(tmp_path / "none")) == []
+
+
+def test_a_table_without_keys_is_read_too(tmp_path: Path) -> None:
+    old = {name: value for name, value in letter(3).items() if name != "key"} | {"headers": None}
+    Books(tmp_path).commit("dead", 2, [old])
+    *_, last = letters(tmp_path / "dead")
+    assert (last.id, last.key, last.headers) == ("id-3", None, [])
+
+
+def test_a_letter_sent_again_keeps_its_id_and_counts(tmp_path: Path) -> None:
+    books = Books(tmp_path)
+    twice = [{"key": "event-time", "value": b"5"}, {"key": REDRIVE, "value": b"2"}]
+    books.commit("dead", 2, [letter(7, headers=twice)])
+    first, _, last = letters(tmp_path / "dead")
+    step = (REDRIVE_STEP, b"parsed")
+    assert _again(first) == Record(b"{0", b"k", [("site", b"\xff"), (REDRIVE, b"1"), step], id="id-0")
+    assert _again(last) == Record(b"{7", b"k", [(REDRIVE, b"3"), step], event_time_ms=5, id="id-7")
+
+
+def test_what_was_sent_again_is_noted(tmp_path: Path) -> None:
+    assert redriven(tmp_path) == set()
+    write_json(tmp_path / "_redriven" / "1.json", {"places": [("t", 1, 0, 28)]})
+    write_json(tmp_path / "_redriven" / "2.json", {"places": [("t", 1, 1, 0)]})
+    assert redriven(tmp_path) == {("t", 1, 0, 28), ("t", 1, 1, 0)}

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from penstock.pipelines.model.describe import as_data, as_text
+from tests.unit.pipelines.files import FILE, parse
+
+MORE = """\
+  - name: out
+    from: once
+    tubemq: {topic: "flow_{branch}", key: "{branch}", when: flow > 9}
+  - name: seen
+    from: source
+    console: {}
+"""
+
+
+def test_each_query_says_what_it_does_and_what_it_leaves() -> None:
+    rows, alarms, out, seen = as_data(parse(FILE + MORE))["queries"]
+    assert [step["name"] for step in rows["steps"]] == ["parsed", "plausible", "once"]
+    assert rows["steps"][0]["leaves"] == {"broken records": "counted as dead, kept as dead letters by this query"}
+    assert out["steps"][0]["leaves"] == {"broken records": "counted as dead, kept as dead letters by another query"}
+    assert alarms["steps"][-1]["does"] == (
+        "tumbling, 3 hours, in time by branch: n = count(*); brought out whenever they change; watermark 6 hours"
+    )
+    assert out["does"] == "127.0.0.1:8715: topic flow_{branch}, key {branch}"
+    assert out["leaves"] == {
+        "rows for which flow > 9 is not true": "counted as filtered by sink:out",
+        "rows that no message can be made of": "counted as dead, kept as dead letters by this query",
+    }
+    assert seen["steps"] == []
+
+
+def test_without_a_table_dead_letters_are_only_counted() -> None:
+    text = as_text(parse(FILE.replace("dead_letters: {path: lake/dead}\n", "")))
+    assert "dead letters: counted, not kept" in text
+    assert "broken records: counted as dead, not kept" in text
+
+
+def test_the_text_names_every_part() -> None:
+    text = as_text(parse((FILE + MORE).replace("duration: 3 hours", "duration: 3 hours, slide: 1 hour")))
+    assert "query alarms: source -> parsed -> plausible -> once_in_time -> stretches -> sink" in text
+    assert "sliding, 3 hours every 1 hour" in text
+    assert "delivery: exactly once with penstock's brokers; at least once with others" in text
+    assert max(map(len, text.splitlines())) <= 110

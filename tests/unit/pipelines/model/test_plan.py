@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from penstock.pipelines.model.plan import labels, plan
+from tests.unit.pipelines.files import FILE, parse
+
+
+def names(text: str = FILE) -> dict[str, list[str]]:
+    return {p.sink.name: [step.name for step in p.steps] for p in plan(parse(text))}
+
+
+def test_each_sink_has_the_chain_of_its_own() -> None:
+    assert names() == {
+        "rows": ["parsed", "plausible", "once"],
+        "alarms": ["parsed", "plausible", "once_in_time", "stretches"],
+    }
+
+
+def test_a_sink_may_read_the_source() -> None:
+    text = FILE.replace("from: once\n", "from: source\n").replace("dead_letters: {path: lake/dead}\n", "")
+    assert names(text)["rows"] == []
+
+
+def test_the_first_sink_of_single_rows_writes_the_dead_letters() -> None:
+    more = FILE + "  - name: more\n    from: plausible\n    table: {path: lake/more}\n"
+    rows, alarms, third = plan(parse(more))
+    assert rows.dead_letters_of == {"parsed", "plausible"}
+    assert alarms.windowed
+    assert alarms.dead_letters_of == frozenset()
+    assert third.dead_letters_of == frozenset()
+
+
+def test_the_dead_letters_of_steps_before_windows_alone_are_theirs() -> None:
+    windows_only = FILE.replace("  - name: rows\n    from: once\n    table: {path: lake/rows}\n", "")
+    (alarms,) = plan(parse(windows_only))
+    assert alarms.dead_letters_of == {"parsed", "plausible"}
+
+
+GRAPH = """\
+name: graph
+sources:
+  a: {topics: [a]}
+  b: {format: rate}
+steps:
+  - {name: low, from: a, filter: x < 1}
+  - {name: high, from: a, filter: x >= 1}
+  - {name: both, concat: [high, low, b]}
+  - {name: hours, window: {time: t, duration: 1 hour, watermark: 1 hour, aggregates: {n: count(*)}}}
+sinks:
+  - {name: late, from: hours.late, console: {}}
+  - {name: hours, console: {}}
+  - {name: lows, from: low, console: {}}
+"""
+
+
+def test_a_graph_has_a_way_for_each_time_that_a_source_is_met() -> None:
+    hours, lows = plan(parse(GRAPH))
+    assert hours.ways == ("a", "a", "b")
+    assert labels(hours.ways) == ("a", "a#2", "b")
+    assert [(node.step.name, node.reads) for node in hours.nodes] == [
+        ("low", ("a",)),
+        ("high", ("a",)),
+        ("both", ("high", "low", "b")),
+        ("hours", ("both",)),
+    ]
+    assert [sink.name for sink in hours.late_sinks] == ["late"]
+    assert (hours.reads, lows.reads, lows.ways) == ("hours", "low", ("a",))
+    assert lows.dead_letters_of == {"low"}
+    assert hours.dead_letters_of == {"high"}

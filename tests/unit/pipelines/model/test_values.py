@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+
+from penstock.pipelines.model.values import Piece, duration_ms, pieces
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"),
+    [
+        ("500 milliseconds", 500),
+        ("1 second", 1_000),
+        ("90 seconds", 90_000),
+        ("3 hours", 10_800_000),
+        ("1 day", 86_400_000),
+    ],
+)
+def test_a_duration_is_a_count_and_a_unit(text: str, ms: int) -> None:
+    assert duration_ms(text) == ms
+
+
+@pytest.mark.parametrize(
+    "text", ["", "3", "hours", "0 hours", "-1 hour", "3  hours", "3 weeks", "1 month", "3hours", "1 hour\n"]
+)
+def test_everything_else_is_refused_with_the_units(text: str) -> None:
+    with pytest.raises(ValueError, match="millisecond, second, minute, hour, day"):
+        duration_ms(text)
+
+
+@pytest.mark.parametrize(
+    ("template", "parts"),
+    [
+        ("plain", [Piece("plain", column=False)]),
+        ("{a}", [Piece("a", column=True)]),
+        ("x/{a}/{b.c}", [Piece("x/", False), Piece("a", True), Piece("/", False), Piece("b.c", True)]),
+        ("{{{a}}}", [Piece("{", False), Piece("a", True), Piece("}", False)]),
+        ("a{{b}}c", [Piece("a{b}c", column=False)]),
+    ],
+)
+def test_a_template_is_text_and_columns(template: str, parts: list[Piece]) -> None:
+    assert pieces(template) == parts
+
+
+@pytest.mark.parametrize("template", ["{", "}", "{a", "a}", "{}", "{a b}", "{a;drop}", "{1a}", "{a.}"])
+def test_a_template_that_is_none_is_refused(template: str) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        pieces(template)

@@ -1,0 +1,75 @@
+"""How the error that ended a query is found in what Spark says about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.pipelines.running.causes import cause, is_named_by_spark, whole
+
+THROUGH_PYTHON = """\
+[FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred in the user provided function. Reason: Traceback:
+  File "batches.py", line 1, in __call__
+penstock.errors.UnavailableError: the state store did not answer
+  why: no connection
+  do:  start the node
+
+During handling of the above exception, another exception occurred:
+
+penstock.errors.PenstockError: the disk is full
+  do:  make room
+\tat py4j.Protocol.getReturnValue(Protocol.java:476)
+"""
+COLUMN = "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column `celcius` cannot be resolved. SQLSTATE: 42703; line 1 pos 0"
+THROUGH_PROXY = f"""\
+An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):
+  File "batches.py", line 1, in __call__
+pyspark.errors.exceptions.captured.AnalysisException: {COLUMN};
+'Filter ('celcius > 1)
+
+\tat py4j.Protocol.getReturnValue(Protocol.java:476)
+"""
+OF_SPARK = """\
+Task not serializable
+=== Streaming Query ===
+Caused by: java.io.NotSerializableException: a
+Caused by: java.util.ConcurrentModificationException
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [
+        (THROUGH_PYTHON, "PenstockError", "the disk is full\n  do:  make room"),
+        (
+            THROUGH_PYTHON.split("During", maxsplit=1)[0],
+            "UnavailableError",
+            "the state store did not answer\n  why: no connection\n  do:  start the node",
+        ),
+        (OF_SPARK, "", "Task not serializable / Caused by: java.util.ConcurrentModificationException"),
+        (THROUGH_PROXY, "", COLUMN),
+        ("", "", "the query ended without a reason"),
+    ],
+)
+def test_the_last_error_of_ours_or_sparks_first_line_and_deepest_cause(text: str, kind: str, words: str) -> None:
+    assert cause(text) == (kind, words)
+
+
+class OfSpark(Exception):  # noqa: N818 - stands for pyspark's CapturedException
+    def __init__(self, text: str, stack: str = "", cause: Exception | None = None) -> None:
+        super().__init__(text)
+        self._stackTrace = stack
+        self._cause = cause
+
+
+def test_the_causes_in_the_jvm_are_told() -> None:
+    deepest = OfSpark("object not serializable (class: a.B)", "java.io.NotSerializableException: a.B\n\tat c")
+    error = OfSpark("Task not serializable", cause=OfSpark("Job aborted", "org.apache.Spark", deepest))
+    assert cause(whole(error)) == (
+        "",
+        "Task not serializable / Caused by: java.io.NotSerializableException: object not serializable (class: a.B)",
+    )
+
+
+def test_conditions_of_sparks_are_told_apart() -> None:
+    assert is_named_by_spark(COLUMN)
+    assert not is_named_by_spark("Task not serializable")

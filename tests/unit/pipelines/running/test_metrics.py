@@ -1,0 +1,43 @@
+"""Metrics of a run, as Prometheus scrapes them."""
+
+from __future__ import annotations
+
+import socket
+import urllib.error
+import urllib.request
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.pipelines.running.metrics import serve
+from penstock.pipelines.running.progress import SinkProgress
+
+SINKS = {"rows": SinkProgress(batch=3, batches=4, read=10, lag_records=7, lag_s=1.5), "alarms": SinkProgress(read=2)}
+
+
+def test_a_scrape_has_every_sink() -> None:
+    with serve(("127.0.0.1", 0), "water", lambda: SINKS) as address:
+        with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain")
+            lines = answer.read().decode().splitlines()
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://{address}/other", timeout=10)
+    labels = '{pipeline="water",sink="rows"}'
+    assert f"penstock_pipeline_read_total{labels} 10.0" in lines
+    assert f"penstock_pipeline_lag_records{labels} 7.0" in lines
+    assert f"penstock_pipeline_lag_seconds{labels} 1.5" in lines
+    assert 'penstock_pipeline_read_total{pipeline="water",sink="alarms"} 2.0' in lines
+    assert "# TYPE penstock_pipeline_lag_records gauge" in lines
+
+
+def test_no_address_and_one_that_is_taken() -> None:
+    with serve(None, "water", dict) as address:
+        assert address is None
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with (
+            pytest.raises(ConfigError, match="metrics cannot be served"),
+            serve(("127.0.0.1", taken.getsockname()[1]), "water", dict),
+        ):
+            raise AssertionError

@@ -1,0 +1,65 @@
+"""Rates, lags and sums of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.pipelines.books.ledger import Entry
+from penstock.pipelines.running.progress import Progress, SinkProgress, figures, of_spark
+from penstock.pipelines.sources.lag import Lag
+
+WALL_MS = 1_700_000_000_000
+
+
+def entry(batch: int, read: int, **changed: Any) -> Entry:
+    fields: dict[str, Any] = dict.fromkeys(("out", "dead", "filtered", "duplicates", "late", "late_watermark_ms"), 0)
+    fields |= {"start": {}, "end": {}, "watermark_ms": 0, "fencing_token": "t", **changed}
+    return Entry(sink="rows", batch=batch, read=read, **fields)
+
+
+def take(progress: Progress, now: float, **given: Any) -> SinkProgress:
+    nothing: dict[str, Any] = {"lags": {}, "waiting": {}, "under_way": {}, "queries": {}}
+    return progress.take(now, WALL_MS, **(nothing | given))["rows"]
+
+
+def test_before_the_first_batch_little_is_known() -> None:
+    found = take(Progress(["rows"], 0.0), 1.0)
+    assert (found.batch, found.read, found.rows_per_s, found.lag_records, found.waiting_s) == (None, 0, 0.0, None, None)
+
+
+def test_sums_rates_and_the_age_of_the_watermark() -> None:
+    progress = Progress(["rows"], 0.0)
+    progress.finished(entry(7, 100, out=90, dead=10), 1.0)
+    progress.finished(entry(8, 300, out=300, duplicates=None, watermark_ms=WALL_MS - 5_000), 2.0)
+    progress.restarted("rows")
+    found = take(progress, 4.0)
+    assert (found.batch, found.batches, found.read, found.out, found.dead, found.restarts) == (8, 2, 400, 390, 10, 1)
+    assert found.rows_per_s == 100.0
+    assert found.behind_s == 5.0
+    # The first batch is more than ten seconds ago, then both are.
+    assert take(progress, 11.5).rows_per_s == 30.0
+    assert take(progress, 60.0).rows_per_s == 0.0
+    assert progress.latest["rows"].read == 400
+
+
+def test_lag_is_split_by_hop() -> None:
+    progress = Progress(["rows"], 0.0)
+    lags = {"rows": Lag(50, 12.0)}
+    idle = take(progress, 5.0, lags=lags)
+    assert (idle.lag_records, idle.waiting_records, idle.waiting_s, idle.in_batch_records) == (50, 50, 12.0, 0)
+    busy = take(progress, 5.0, lags=lags, waiting={"rows": Lag(20, 3.0)}, under_way={"rows": 3.5})
+    assert (busy.lag_records, busy.lag_s) == (50, 12.0)
+    assert (busy.waiting_records, busy.waiting_s) == (20, 3.0)
+    assert (busy.in_batch_records, busy.in_batch_s) == (30, 1.5)
+    unknown = take(progress, 5.0, lags=lags, under_way={"rows": 3.5})
+    assert (unknown.lag_records, unknown.waiting_records, unknown.in_batch_records) == (50, None, None)
+
+
+def test_what_spark_says_and_what_becomes_a_metric() -> None:
+    operators = [{"numRowsTotal": 3, "memoryUsedBytes": 100}, {"numRowsTotal": 4, "memoryUsedBytes": 50}]
+    said = of_spark({"durationMs": {"triggerExecution": 250}, "stateOperators": operators})
+    assert said == {"batch_s": 0.25, "state_rows": 7, "state_bytes": 150}
+    assert of_spark({"durationMs": {}, "stateOperators": []}) == {"batch_s": 0.0, "state_rows": 0, "state_bytes": 0}
+    numbers = figures(take(Progress(["rows"], 0.0), 1.0, queries={"rows": said}))
+    assert (numbers["batch_seconds"], numbers["state_bytes"], numbers["rows_per_second"]) == (0.25, 150, 0.0)
+    assert "lag_seconds" not in numbers

@@ -1,0 +1,53 @@
+"""A run before Spark is there, and what it does with queries that fail."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from penstock.errors import PenstockError, UnavailableError
+from penstock.pipelines.running import run
+from penstock.pipelines.running.build import BuiltQuery
+from penstock.pipelines.running.watch import Watch
+from tests.unit.pipelines.files import FILE, parse
+
+COLUMN = "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column `celcius` cannot be resolved. SQLSTATE: 42703; line 1 pos 0"
+
+
+def test_ctrl_c_stays_what_the_caller_made_it() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with run._own_interrupt():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as Spark's start sets a handler of its own
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_node_that_is_not_there_is_told_before_spark_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "session", None)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, not listening: nobody answers here
+        port = taken.getsockname()[1]
+        pipeline = parse(f'{FILE}statestore: {{broker: "mqtt://127.0.0.1:{port}"}}\n')
+        with pytest.raises(UnavailableError, match=f"no connection to .*{port}"):
+            run.run(pipeline, state=tmp_path, emit=lambda _: None, stop=threading.Event())
+
+
+@pytest.mark.parametrize(("text", "tries"), [(COLUMN, 3), ("Task not serializable", 8)])
+def test_what_spark_has_no_name_for_is_tried_longer(text: str, tries: int, tmp_path: Path) -> None:
+    events: list[run.Event] = []
+    loop = run._Run(parse(), events.append, threading.Event(), run.Options(), tmp_path)
+    restarted: list[str] = []
+    loop._watch = cast(Watch, SimpleNamespace(restarted=restarted.append))
+    running = run._Running(cast(BuiltQuery, SimpleNamespace(name="rows")))
+    for _ in range(tries):
+        loop._failed(running, text)
+    assert [event["event"] for event in events] == ["retry"] * tries
+    assert restarted == ["rows"] * tries
+    with pytest.raises(PenstockError, match=f"{tries + 1} tries in a row failed"):
+        loop._failed(running, text)
+    loop._store.close()

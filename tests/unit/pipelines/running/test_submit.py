@@ -1,0 +1,105 @@
+"""The line of spark-submit: words, quoting, and what does not go together."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli import submitted
+from penstock.cli.main import main
+from penstock.demo.data import example
+from penstock.errors import ConfigError
+from penstock.pipelines.running.submit import Line, Request, submit_line
+
+
+def line(master: str, **changed: Any) -> Line:
+    given: dict[str, Any] = {
+        "spark_submit": "spark-submit",
+        "program": "/opt/penstock/submitted.py",
+        "file": Path("flows/p.yaml"),
+        "name": "water",
+    }
+    return submit_line(Request(master=master, **(given | changed)))
+
+
+def options(found: Line, name: str) -> list[str]:
+    return [value for option, value in zip(found.argv, found.argv[1:], strict=False) if option == name]
+
+
+def test_a_standalone_cluster() -> None:
+    found = line("spark://host:7077", environment={"WATER_LAKE": "/lake of water"}, arguments=["--once"])
+    assert found.environment == {"WATER_LAKE": "/lake of water"}
+    assert options(found, "--conf") == [
+        "spark.executorEnv.WATER_LAKE=/lake of water",
+        "spark.sql.session.timeZone=UTC",
+    ]
+    assert found.argv[-3:] == ["/opt/penstock/submitted.py", "flows/p.yaml", "--once"]
+    assert found.shell().splitlines()[0] == "WATER_LAKE='/lake of water' spark-submit \\"
+
+
+def test_yarn_in_a_cluster_ships_file_and_environment() -> None:
+    found = line("yarn", deploy_mode="cluster", archive="env.tar.gz", environment={"A": "1"})
+    assert found.environment == {}
+    assert options(found, "--archives") == ["env.tar.gz#environment"]
+    assert options(found, "--files") == ["flows/p.yaml"]
+    assert found.argv[-1] == "p.yaml"
+    conf = dict(text.split("=", 1) for text in options(found, "--conf"))
+    assert conf["spark.pyspark.python"] == "./environment/bin/python"
+    assert (conf["spark.yarn.appMasterEnv.A"], conf["spark.executorEnv.A"]) == ("1", "1")
+
+
+def test_kubernetes() -> None:
+    found = line("k8s://https://host:6443", deploy_mode="cluster", image="lake/penstock:1", environment={"A": "1"})
+    conf = dict(text.split("=", 1) for text in options(found, "--conf"))
+    assert conf["spark.kubernetes.container.image"] == "lake/penstock:1"
+    assert conf["spark.kubernetes.driverEnv.A"] == "1"
+
+
+@pytest.mark.parametrize("nasty", ["a b", "$(touch x)", "it's", 'say "so"', "a;b&c|d", "new\nline", "*", "", "--conf"])
+def test_a_shell_gets_the_words_back(nasty: str) -> None:
+    found = line(
+        "spark://host:7077",
+        file=Path("dir") / (nasty or "x"),
+        wheel=nasty or "w.whl",
+        conf={"spark.x": nasty},
+        environment={"A": nasty},
+        arguments=["--state-dir", nasty],
+    )
+    words = shlex.split(found.shell().replace("\\\n", " "))
+    assert words == [f"A={nasty}", *found.argv]
+
+
+@pytest.mark.parametrize(
+    ("master", "changed", "message"),
+    [
+        ("spark://h:1", {"deploy_mode": "cluster"}, "does not go with"),
+        ("mesos://h:1", {}, "is no master of Spark's"),
+        ("yarn", {"image": "x"}, "--image is for Kubernetes"),
+        ("k8s://h:1", {}, "needs an image"),
+        ("yarn", {"environment": {"A B": "1"}}, "is no name of a variable"),
+    ],
+)
+def test_what_does_not_go_together(master: str, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        line(master, **changed)
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_HOME", "/opt/my spark")
+    command = ["pipeline", "submit", str(example("pipeline.yaml")), "--spark-master", "yarn", "--dry-run"]
+    assert main([*command, "--env", "A=1", "--state-dir", "/shared/state", "--once", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["environment"] == {"A": "1"}
+    assert found["argv"][0] == "/opt/my spark/bin/spark-submit"
+    assert found["argv"][-5:] == [
+        submitted.__file__, str(example("pipeline.yaml")), "--state-dir", "/shared/state", "--once",
+    ]  # fmt: skip
+    assert main(command) == 0
+    assert capsys.readouterr().out.startswith("'/opt/my spark/bin/spark-submit' \\\n  --master yarn \\\n")
+    for more, words in [(["--env", "A"], "is not NAME=VALUE"), (["--deploy-mode", "x"], "is not known")]:
+        assert main([*command, *more]) == 2
+        assert words in capsys.readouterr().err

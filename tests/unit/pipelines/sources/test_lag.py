@@ -1,0 +1,111 @@
+"""Lag in records and seconds, against a tube of numbers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
+
+from penstock.errors import UnavailableError
+from penstock.pipelines.sources.lag import Lag, LagMeter, measure
+from penstock.spark.cluster import Tube
+from penstock.spark.offsets import Bounds, Partition, Slice
+from penstock.tube.reader import Batch
+
+NOW_MS = 1_000_000
+P0, P1 = Partition("t", 1, 0), Partition("t", 1, 1)
+
+
+class Numbers:
+    """Partitions that share one store, as (partition, append time) by position."""
+
+    def __init__(self, *records: tuple[Partition, int], oldest: int = 0) -> None:
+        self.records = records
+        self.oldest = oldest
+        self.away = False
+        self.ranges = True
+
+    def __enter__(self) -> Numbers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def partitions(self, _topics: Iterable[str], *, max_age_s: float) -> list[Partition]:
+        if self.away:
+            raise UnavailableError("away")
+        return [P0, P1]
+
+    def bounds(self, partitions: Iterable[Partition]) -> Mapping[Partition, Bounds]:
+        return dict.fromkeys(partitions, Bounds(self.oldest, 28 * len(self.records)))
+
+    def has_ranges(self, _partition: Partition) -> bool:
+        return self.ranges
+
+    def weigh(self, piece: Slice) -> int:
+        return len(self._of(piece))
+
+    def plan(self, piece: Slice, most: int) -> tuple[int, int]:
+        found = self._of(piece)[:most]
+        return found[-1] + 28, len(found)
+
+    def read(self, piece: Slice) -> Iterator[Batch]:
+        found = self._of(piece)
+        yield Batch(found, [self.records[p // 28][1] for p in found], [0] * len(found), [b""] * len(found))
+
+    def _of(self, piece: Slice) -> list[int]:
+        return [p for p in range(piece.start, piece.end, 28) if self.records[p // 28][0] == piece.partition]
+
+
+def there_is(tube: Tube) -> Mapping[Partition, Bounds]:
+    return tube.bounds(tube.partitions(["t"], max_age_s=0.0))
+
+
+def lag(tube: Numbers, end: dict[str, int]) -> Lag:
+    return measure(cast(Tube, tube), tube.bounds([P0, P1]), {"t": end}, NOW_MS)
+
+
+def test_records_and_the_age_of_the_oldest() -> None:
+    tube = Numbers((P0, NOW_MS - 9_000), (P1, NOW_MS - 8_000), (P0, NOW_MS - 2_000), (P1, NOW_MS - 1_000))
+    assert lag(tube, {"1:0": 112, "1:1": 112}) == Lag(0, 0.0)
+    assert lag(tube, {"1:0": 28, "1:1": 112}) == Lag(1, 2.0)
+    assert lag(tube, {"1:0": 0, "1:1": 0}) == Lag(4, 9.0)
+    # What lies behind P0's position in the store belongs to P1.
+    assert lag(tube, {"1:0": 84, "1:1": 112}) == Lag(0, 0.0)
+    # New partitions are read from their oldest record on; what is gone is no lag.
+    assert lag(tube, {"1:1": 112}) == Lag(2, 9.0)
+    tube.oldest = 56
+    assert lag(tube, {"1:0": 0, "1:1": 0}) == Lag(2, 2.0)
+    # Brokers that are not asked for the oldest.
+    tube.ranges = False
+    assert lag(tube, {"1:0": 0, "1:1": 0}) == Lag(2, None)
+    tube.ranges = True
+    # A clock behind the broker's.
+    assert measure(cast(Tube, tube), tube.bounds([P0]), {"t": {"1:0": 0}}, 0).seconds == 0.0
+
+
+def test_the_meter_measures_when_asked_and_a_last_time() -> None:
+    tube = Numbers((P0, NOW_MS - 3_000))
+    measured = threading.Event()
+
+    def clock() -> int:
+        measured.set()
+        return NOW_MS
+
+    meter = LagMeter(lambda: cast(Tube, tube), there_is, clock)
+    meter.start()
+    ends: dict[str, Any] = {"rows": {"t": {"1:0": 0, "1:1": 0}}}
+    assert meter.of("rows") is None
+    meter.ask(ends)
+    assert measured.wait(10)
+    meter.end({"rows": {"t": {"1:0": 28, "1:1": 28}}})
+    assert meter.of("rows") == Lag(0, 0.0)
+    tube.away = True
+    other = LagMeter(lambda: cast(Tube, tube), there_is, clock)
+    other.start()
+    other.end(ends)
+    assert other.of("rows") is None
+
+
+def test_a_meter_that_was_never_started_ends() -> None:
+    LagMeter(lambda: cast(Tube, Numbers()), there_is, lambda: 0).end({})

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import StorageError
+from penstock.pipelines.state.checkpoint import Checkpoint, Planned, parse_offsets
+
+# Origin: a query of Spark 4.2.1 with one source; the metadata line shortened.
+ENTRY = 'v1\n{"batchWatermarkMs":1647772200000,"batchTimestampMs":1795258116728,"conf":{}}\n{"t":{"1:0":56}}'
+
+
+def checkpoint(path: Path, *watermarks: int) -> Checkpoint:
+    (path / "offsets").mkdir()
+    (path / "commits").mkdir()
+    for batch, watermark in enumerate(watermarks):
+        meta = json.dumps({"batchWatermarkMs": watermark})
+        (path / "offsets" / str(batch)).write_text(f"v1\n{meta}\n" + json.dumps({"t": {"1:0": 28 * (batch + 1)}}))
+    return Checkpoint(path)
+
+
+def test_an_entry_of_the_offset_log() -> None:
+    assert parse_offsets(ENTRY) == Planned(1647772200000, {"t": {"1:0": 56}})
+    assert parse_offsets('v1\n{"batchWatermarkMs":0}\n-') == Planned(0, {})
+
+
+def test_the_streams_of_several_sources_are_told_apart() -> None:
+    text = 'v1\n{"batchWatermarkMs":0}\n{"t":{"1:0":56}}\n{"t":{"1:0":28}}\n-'
+    found = parse_offsets(text, ("source", "source#2", "clock"))
+    assert found.end == {"t": {"1:0": 56}, "source#2/t": {"1:0": 28}}
+    with pytest.raises(ValueError, match="1 lines for the sources"):
+        parse_offsets(text)
+
+
+@pytest.mark.parametrize("text", ["", "v1", "v1\n{}", "x\n{}\n-", 'v1\n{"batchWatermarkMs":0}\n{'])
+def test_something_else_is_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "0").write_text(text)
+    with pytest.raises(StorageError, match="batch 0"):
+        Checkpoint(tmp_path).planned(0)
+
+
+def test_a_range_begins_where_the_batch_before_it_ended(tmp_path: Path) -> None:
+    found = checkpoint(tmp_path, 0, 5)
+    assert found.range(0) == (None, {"t": {"1:0": 28}})
+    assert found.range(1) == ({"t": {"1:0": 28}}, {"t": {"1:0": 56}})
+
+
+def test_events_are_late_by_the_watermark_of_the_batch_before(tmp_path: Path) -> None:
+    found = checkpoint(tmp_path, 0, 10, 20)
+    assert [found.late_watermark_ms(batch) for batch in range(3)] == [0, 0, 10]
+
+
+def test_committed_and_id(tmp_path: Path) -> None:
+    found = checkpoint(tmp_path, 0)
+    assert not found.is_committed(0)
+    (tmp_path / "commits" / "0").write_text("v1\n{}")
+    assert found.is_committed(0)
+    (tmp_path / "metadata").write_text('{"id":"abc"}')
+    assert found.query_id() == "abc"

@@ -1,0 +1,90 @@
+"""Places in the log, targets of their own, and what a directory may be gone on with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.pipelines.state.replay import Replay, begun, place, plan_replay, retargeted
+from penstock.spark.offsets import Times
+from tests.unit.pipelines.files import parse
+
+MIDNIGHT_MS = 1_714_521_600_000
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2024-05-01", Times(MIDNIGHT_MS, or_latest=True)),
+        ("2024-05-01T00:00", Times(MIDNIGHT_MS, or_latest=True)),
+        ("2024-05-01T00:00Z", Times(MIDNIGHT_MS, or_latest=True)),
+        ("2024-05-01T02:00:00.5+02:00", Times(MIDNIGHT_MS + 500, or_latest=True)),
+        (f" {MIDNIGHT_MS} ", Times(MIDNIGHT_MS, or_latest=True)),
+        ('{"t": {"1:0": 28}}', {"t": {"1:0": 28}}),
+        ("Earliest", "earliest"),
+    ],
+)
+def test_places(text: str, expected: object) -> None:
+    assert place(text, "--from") == expected
+
+
+@pytest.mark.parametrize("text", ["yesterday", "", "{", "2024-13-01", "{}", "latest"])
+def test_what_is_no_place(text: str) -> None:
+    with pytest.raises(ConfigError, match="--from"):
+        place(text, "--from")
+    with pytest.raises(ConfigError, match="--to"):
+        place("earliest", "--to")
+
+
+def replay(into: Path, begin: str | None = "2024-05-01", **changed: Any) -> Replay:
+    return plan_replay(parse(), into, begin, "2024-05-02", **({"live": False} | changed))
+
+
+def test_a_replay_has_targets_and_a_lease_of_its_own(tmp_path: Path) -> None:
+    into = tmp_path / "again"
+    found = replay(into)
+    sinks = {sink.name: sink for sink in found.pipeline.sinks}
+    assert set(sinks) == {"rows"}
+    assert found.left_out == ("alarms",)
+    assert sinks["rows"].table is not None
+    assert sinks["rows"].table.path == str(into / "tables" / "rows")
+    assert found.pipeline.dead_letters is not None
+    assert found.pipeline.dead_letters.path == str(into / "dead_letters")
+    assert found.state == into / "state"
+    assert found.lease.startswith("water-replay-")
+    assert found.lease != replay(tmp_path / "other").lease
+    # Messages keep their ids: the pipeline is the same one.
+    assert found.pipeline.name == "water"
+
+
+def test_with_live_targets_it_is_the_pipelines_run(tmp_path: Path) -> None:
+    found = replay(tmp_path / "again", live=True)
+    assert [sink.name for sink in found.pipeline.sinks] == ["rows", "alarms"]
+    assert (found.lease, found.left_out) == ("water", ())
+    pipeline, state = begun(parse(), tmp_path / "again")
+    assert ([sink.name for sink in pipeline.sinks], state) == (["rows", "alarms"], tmp_path / "again" / "state")
+
+
+def test_the_same_again_goes_on_and_anything_else_is_refused(tmp_path: Path) -> None:
+    assert replay(tmp_path / "a") == replay(tmp_path / "a")
+    for changed in ({"begin": None}, {"live": True}):
+        with pytest.raises(ConfigError, match="holds another replay"):
+            replay(tmp_path / "a", **changed)
+    with pytest.raises(ConfigError, match="holds no replay"):
+        begun(parse(), tmp_path / "b")
+
+
+def test_live_tables_are_out_of_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for into in ("lake", "lake/rows", "lake/rows/more", "."):
+        with pytest.raises(ConfigError, match="sink 'rows' of the pipeline itself writes there"):
+            replay(Path(into))
+    only_keys = parse(
+        "name: keys\nsource: {topics: [t]}\nsteps: [{name: p, parse: {schema: x INT}}]\n"
+        "sinks: [{name: k, statestore: {entries: [{key: '{x}'}]}}]\n"
+    )
+    with pytest.raises(ConfigError, match="no table to replay into"):
+        retargeted(only_keys, tmp_path)

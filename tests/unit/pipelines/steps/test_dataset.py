@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from penstock.pipelines.steps.dataset import index, text_of
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"id":"a","n":1}\r\n\n{"id":"b","n":2}\n{"id":"a","n":3}',
+        b' [{"id":"a","n":1},{"id":"b","n":2},{"id":"a","n":3}]',
+    ],
+)
+def test_objects_are_found_by_a_field_and_the_last_one_counts(data: bytes) -> None:
+    found = index(data, ["id"])
+    assert {name: json.loads(text)["n"] for name, text in found.items()} == {("a",): 3, ("b",): 2}
+
+
+def test_several_fields_are_compared_as_text() -> None:
+    lines = [{"a": 1, "b": True}, {"a": "1", "b": None}, {"a": 1.5, "b": "x"}, {"b": "x"}, {"a": [1], "b": "x"}]
+    found = index("\n".join(map(json.dumps, lines)).encode(), ["a", "b"])
+    assert set(found) == {("1", "true"), ("1.5", "x")}
+    scalars: list[object] = [5, 5.0, False, "é", None, {}]
+    assert [text_of(value) for value in scalars] == ["5", "5.0", "false", "é", None, None]
+
+
+def test_an_empty_dataset_has_no_objects() -> None:
+    assert index(b"", ["id"]) == index(b"[]", ["id"]) == index(b"\n", ["id"]) == {}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"[1]", b"[{]", b"5\n", b'{"id":NaN}', b"\xff\xff", b"[" * 100_000, b'{"id":' * 100_000, b'[{"a":1}] [2]'],
+)
+def test_something_else_is_an_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        index(data, ["id"])
+
+
+def test_names_with_quotes_and_line_breaks_are_names() -> None:
+    line = json.dumps({"a;drop": "x\"\n'", "lone": "\ud800"})
+    assert index(line.encode(), ["a;drop"]) == {("x\"\n'",): line.encode()}
+    assert list(index(f"[{line}]".encode(), ["a;drop"])) == [("x\"\n'",)]

@@ -1,0 +1,151 @@
+"""What a run says of itself, how it is asked to stop, who is told to wait: with a state store in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import UnavailableError
+from penstock.mqtt.server import MqttServer
+from penstock.pipelines.store import control
+from penstock.pipelines.store.control import Holder, RunRecord, lease_holder, stop_run
+from penstock.pipelines.store.writeback import WriteBack
+from penstock.runtime.durability import Durability
+from penstock.statestore.service import StateStoreService
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A broker with a state store, in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    async def start() -> tuple[MqttServer, StateStoreService, str]:
+        store = StateStoreService(Path(tmp_path_factory.mktemp("store")), Durability.FLUSHED)
+        server = MqttServer(services=[store])
+        await store.start(server)
+        host, port = await server.start("127.0.0.1", 0)
+        return server, store, f"mqtt://{host}:{port}"
+
+    async def close() -> None:
+        await server.close()
+        await store.close()
+
+    server, store, url = asyncio.run_coroutine_threadsafe(start(), loop).result(30)
+    yield url
+    asyncio.run_coroutine_threadsafe(close(), loop).result(30)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+Runs = Callable[[], WriteBack]
+
+
+@pytest.fixture
+def new_run(broker: str, request: pytest.FixtureRequest) -> Iterator[Runs]:
+    """Makes runs of the test's own pipeline, connected."""
+    runs: list[WriteBack] = []
+
+    def make() -> WriteBack:
+        run = WriteBack(broker, request.node.name)
+        runs.append(run)
+        run.connect()
+        return run
+
+    yield make
+    for run in runs:
+        run.close()
+
+
+def test_a_record_comes_back_and_others_are_none() -> None:
+    record = RunRecord("abc", "edge-7", 42, "2024-05-01T00:00:00Z", progress={"sinks": {"rows": {"read": 1}}})
+    assert RunRecord.decode(record.encode().encode()) == record
+    # What a later version adds is left out.
+    assert RunRecord.decode(b'{"run": "abc", "more": 1}') == RunRecord("abc")
+    for other in (b"abc", b"[]", b'{"run": 5}', b"\xff", b"{}", b'{"state": "running"}'):
+        assert RunRecord.decode(other) is None
+    assert str(Holder("abc", None, record)) == "run abc (host edge-7, process 42, since 2024-05-01T00:00:00Z)"
+    assert (str(Holder("abc", None)), str(Holder(None, None))) == ("run abc", "no run")
+
+
+def test_who_holds_the_lease_says_where_it_runs(broker: str, new_run: Runs, request: pytest.FixtureRequest) -> None:
+    pipeline = request.node.name
+    assert lease_holder(broker, pipeline, 10.0) == Holder(None, None)
+    first, second = new_run(), new_run()
+    assert first.try_acquire() is not None
+    assert second.try_acquire() is None
+    first.last_words(RunRecord(first.run_id, "edge-7", 42))
+    holder = second.holder()
+    assert (holder.run, holder.record) == (first.run_id, RunRecord(first.run_id, "edge-7", 42))
+    # The word of another run says nothing of this one.
+    first.last_words(RunRecord("earlier", "edge-6"))
+    assert second.holder().record is None
+
+
+def test_a_wait_that_is_broken_off_leaves_the_lease_free(new_run: Runs) -> None:
+    first, second, third = new_run(), new_run(), new_run()
+    first.acquire(10.0)
+    waiting = second.acquiring(60.0)
+    waiting.cancel()
+    second.close()
+    first.close()
+    assert third.try_acquire() is not None
+
+
+def test_a_run_is_asked_to_stop_and_waited_for(broker: str, new_run: Runs, request: pytest.FixtureRequest) -> None:
+    run = new_run()
+    run.acquire(10.0)
+    run.last_words(RunRecord(run.run_id))
+    told: list[Holder] = []
+
+    def work() -> None:
+        assert run.stop_asked.wait(30.0)
+        run.last_words(RunRecord(run.run_id, state=control.STOPPED))
+        run.close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    stopped = stop_run(broker, request.node.name, timeout_s=30.0, answer_s=10.0, told=told.append)
+    thread.join()
+    assert stopped == control.Stopped(run.run_id, clean=True)
+    assert [holder.run for holder in told] == [run.run_id]
+    assert stop_run(broker, request.node.name, timeout_s=1.0, answer_s=10.0, told=told.append).run is None
+    # The request was for that run alone.
+    after = new_run()
+    after.acquire(10.0)
+    assert not after.stop_asked.wait(0.3)
+
+
+def test_a_run_that_fails_or_goes_on_is_told(broker: str, new_run: Runs, request: pytest.FixtureRequest) -> None:
+    pipeline = request.node.name
+    run = new_run()
+    run.acquire(10.0)
+    with pytest.raises(UnavailableError, match="has not stopped within"):
+        stop_run(broker, pipeline, timeout_s=0.2, answer_s=10.0, told=lambda _: None)
+
+    def fail() -> None:
+        run.last_words(RunRecord(run.run_id, state=control.FAILED, why="the disk is full"))
+        run.close()
+
+    failing = threading.Thread(target=fail)
+    stopped = stop_run(broker, pipeline, timeout_s=30.0, answer_s=10.0, told=lambda _: failing.start())
+    failing.join()
+    assert stopped == control.Stopped(run.run_id, clean=False, why="the disk is full")
+
+
+def test_a_run_that_died_said_nothing(
+    broker: str, new_run: Runs, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "LAST_WORDS_S", 0.2)
+    run = new_run()
+    run.acquire(10.0)
+    run.last_words(RunRecord(run.run_id))
+    stopped = stop_run(broker, request.node.name, timeout_s=30.0, answer_s=10.0, told=lambda _: run.close())
+    assert (stopped.run, stopped.clean) == (run.run_id, False)
+    assert "its lease expired" in stopped.why
