@@ -12,13 +12,16 @@ from typing import Final, NamedTuple
 
 from penstock.errors import RemoteProtocolError
 
-__all__ = ["MAX_COUNTER", "MAX_DRIFT_MS", "Hlc", "StampReader", "parse"]
+__all__ = ["MAX_COUNTER", "MAX_DRIFT_MS", "MAX_LEAD_MS", "Hlc", "StampReader", "parse"]
 
 MAX_DRIFT_MS: Final = 60_000
 """How far ahead of the local clock a value may be; one millisecond more is refused."""
 
 MAX_COUNTER: Final = 2**31 - 1
 """The largest counter ever made here: the .NET SDK reads a signed 32-bit number, the others 64 bits."""
+
+MAX_LEAD_MS: Final = 8
+"""How far versions of the store may lead its wall clock, so that each has a millisecond of its own."""
 
 _MAX_NUMBER: Final = 2**64 - 1
 _MAX_NUMBER_DIGITS: Final = 20
@@ -52,10 +55,13 @@ class Hlc(NamedTuple):
         return self.wall_ms - now_ms > MAX_DRIFT_MS
 
     def following(self, other: Hlc | None, now_ms: int) -> Hlc:
-        """The next value of this node's clock: greater than this one and than ``other``, never behind ``now_ms``.
+        """The next version of the store: greater than this one and than ``other``, never behind ``now_ms``.
 
-        This is the rule of the store for the versions it gives: it holds for every ``other``, also one of the same
-        node id, and where a counter would overflow the wall clock moves on by a millisecond instead.
+        It holds for every ``other``, also one of the same node id. The counter is 1, as in the document's example,
+        whether the request came within the millisecond of its time stamp or later: clients compare the counters of two
+        renewals of a lease. So further versions within a millisecond take the next ones, as long as that leads the
+        wall clock by at most ``MAX_LEAD_MS``; in a burst, and behind a clock that is ahead, the counter counts. Where
+        it would overflow the wall clock moves on instead.
         """
         wall, counter, node = self
         if other is not None:
@@ -65,10 +71,16 @@ class Hlc(NamedTuple):
             elif other_wall == wall and other_counter > counter:
                 counter = other_counter
         if now_ms > wall:
-            return _new(Hlc, (now_ms, 0, node))
-        if counter >= MAX_COUNTER:
-            return _new(Hlc, (wall + 1, 0, node))
+            return _new(Hlc, (now_ms, 1, node))
+        if counter and (wall < now_ms + MAX_LEAD_MS or counter >= MAX_COUNTER):
+            return _new(Hlc, (wall + 1, 1, node))
         return _new(Hlc, (wall, counter + 1, node))
+
+    def ticked(self, now_ms: int) -> Hlc:
+        """This node's clock when it sends something: the rule of the clients for their time stamps."""
+        if now_ms > self.wall_ms:
+            return Hlc(now_ms, 0, self.node)
+        return Hlc(self.wall_ms, self.counter + 1, self.node)
 
     def merged(self, other: Hlc, now_ms: int) -> Hlc:
         """This node's clock after it has seen ``other``: the rule of the clients.

@@ -52,7 +52,7 @@ class RequestClock:
             # The machine's clock was set back: going on from the old time would be refused until it comes round again.
             # Nothing is lost, since the store gives the versions and always greater ones.
             self._value = Hlc(0, 0, self._value.node)
-        self._value = self._value.following(None, now_ms)
+        self._value = self._value.ticked(now_ms)
         return self._value
 
     def saw(self, text: str | None) -> Hlc | None:

@@ -112,7 +112,7 @@ def test_nx_and_nex(store: Store) -> None:
 
 def test_version_is_greater_than_the_request_and_than_every_earlier_one(store: Store) -> None:
     assert store.version("SET k v", ts=f"{NOW}:0:StateStore") == Hlc(NOW, 1, "StateStore")
-    assert store.version("SET k v", ts=f"{NOW}:1:StateStore") == Hlc(NOW, 2, "StateStore")
+    assert store.version("SET k v", ts=f"{NOW}:1:StateStore") == Hlc(NOW + 1, 1, "StateStore")
     assert store.version("SET k v", ts=f"{NOW + 60_000}:9:c") == Hlc(NOW + 60_000, 10, "StateStore")
     assert store.version("SET k v", ts="0:0:c") == Hlc(NOW + 60_000, 11, "StateStore")
     store.now -= 3_600_000
@@ -120,8 +120,8 @@ def test_version_is_greater_than_the_request_and_than_every_earlier_one(store: S
 
 
 def test_a_counter_at_its_end_moves_the_wall_clock(store: Store) -> None:
-    assert store.version("SET k v", ts=f"{NOW}:{MAX_COUNTER}:c") == Hlc(NOW + 1, 0, "StateStore")
-    assert store.version("SET k v", ts=f"{NOW + 5}:{2**64 - 1}:c") == Hlc(NOW + 6, 0, "StateStore")
+    assert store.version("SET k v", ts=f"{NOW}:{MAX_COUNTER}:c") == Hlc(NOW + 1, 1, "StateStore")
+    assert store.version("SET k v", ts=f"{NOW + 50}:{2**64 - 1}:c") == Hlc(NOW + 51, 1, "StateStore")
 
 
 def test_skew_of_60_000_ms_is_accepted_and_60_001_refused(store: Store) -> None:
@@ -426,7 +426,7 @@ def test_restore_takes_the_greatest_version_on_record() -> None:
     ]
     store = Store()
     store.engine.restore(records, Hlc(NOW + 5, 7, ""))
-    assert store.version("SET c v", ts="0:0:c") == Hlc(NOW + 5, 8, "StateStore")
+    assert store.version("SET c v", ts="0:0:c") == Hlc(NOW + 6, 1, "StateStore")
     assert store.ask("GET a").value == b"1"
     assert store.error("SET b v") is StoreError.FENCE_REQUIRED
     assert [change.key for change in store.pass_ms(50)] == [b"b"]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.statestore.hlc import MAX_COUNTER, MAX_DRIFT_MS, Hlc, StampReader, parse
+from penstock.statestore.hlc import MAX_COUNTER, MAX_DRIFT_MS, MAX_LEAD_MS, Hlc, StampReader, parse
 from tests.vectors.statestore import vectors
 
 NOW = 1_696_374_425_000
@@ -100,12 +100,35 @@ def test_the_example_of_the_document() -> None:
 
 def test_versions_of_the_store_exceed_every_request() -> None:
     clock = Hlc(NOW, 7, "StateStore")
-    assert clock.following(clock, NOW) == Hlc(NOW, 8, "StateStore")
-    assert clock.following(Hlc(NOW, 9, "zzz"), NOW) == Hlc(NOW, 10, "StateStore")
-    assert clock.following(None, NOW + 1) == Hlc(NOW + 1, 0, "StateStore")
+    behind = NOW - MAX_LEAD_MS
+    assert clock.following(clock, behind) == Hlc(NOW, 8, "StateStore")
+    assert clock.following(Hlc(NOW, 9, "zzz"), behind) == Hlc(NOW, 10, "StateStore")
+    assert clock.following(None, NOW + 1) == Hlc(NOW + 1, 1, "StateStore")
     assert clock.following(None, NOW - 50_000) == Hlc(NOW, 8, "StateStore")
-    assert clock.following(Hlc(NOW, MAX_COUNTER, "c"), NOW) == Hlc(NOW + 1, 0, "StateStore")
-    assert clock.following(Hlc(NOW, 2**64 - 1, "c"), NOW) == Hlc(NOW + 1, 0, "StateStore")
+    assert clock.following(Hlc(NOW, MAX_COUNTER, "c"), behind) == Hlc(NOW + 1, 1, "StateStore")
+    assert clock.following(Hlc(NOW, 2**64 - 1, "c"), behind) == Hlc(NOW + 1, 1, "StateStore")
+
+
+@pytest.mark.parametrize("late_ms", [0, 1, 700])
+def test_a_lone_request_gets_counter_1_however_long_it_was_on_its_way(late_ms: int) -> None:
+    """A test of the Rust SDK compares the counters of two renewals of a lease."""
+    clock = Hlc(NOW - 2000, 1, "StateStore")
+    assert clock.following(Hlc(NOW, 0, "c"), NOW + late_ms) == Hlc(NOW + late_ms, 1, "StateStore")
+
+
+def test_a_few_versions_within_a_millisecond_have_counter_1_and_a_burst_counts() -> None:
+    clock = Hlc(NOW - 1, 1, "StateStore")
+    given = [clock := clock.following(Hlc(NOW, 0, "c"), NOW) for _ in range(2 * MAX_LEAD_MS)]
+    assert given[: MAX_LEAD_MS + 1] == [Hlc(NOW + lead, 1, "StateStore") for lead in range(MAX_LEAD_MS + 1)]
+    assert given[MAX_LEAD_MS + 1 :] == [
+        Hlc(NOW + MAX_LEAD_MS, counter, "StateStore") for counter in range(2, MAX_LEAD_MS + 1)
+    ]
+
+
+def test_stamps_of_a_client_count_within_a_millisecond() -> None:
+    clock = Hlc(NOW, 0, "c")
+    assert clock.ticked(NOW) == clock.ticked(NOW - 5) == Hlc(NOW, 1, "c")
+    assert clock.ticked(NOW + 1) == Hlc(NOW + 1, 0, "c")
 
 
 walls = st.integers(0, 50)
