@@ -29,6 +29,7 @@ IMPURE = frozenset(
 )
 IO = frozenset({"asyncio", "socket", "ssl", "uvloop"})
 SPARK = frozenset({"pyspark", "pyarrow", "pandas"})
+STORE = ("statestore.client", "statestore.errors", "statestore.lock", "statestore.hlc")
 
 
 class Rule(NamedTuple):
@@ -94,15 +95,29 @@ RULES = [
             *("mqtt.client", "mqtt.codec.properties", "mqtt.codec.topics", "mqtt.url"),
         ),
     ),
-    Rule("penstock.pipelines.model", ("pipelines", "mqtt.url", "runtime.config"), SPARK | IO),
-    Rule(
-        "penstock.pipelines",
-        (
-            *("pipelines", "spark", "runtime.clock", "runtime.config", "runtime.loop_thread", "runtime.metrics"),
-            *("tube.producer", "tube.reader", "tube.record"),
-            *("statestore.client", "statestore.errors", "statestore.lock", "statestore.hlc", "mqtt.client"),
-        ),
+    # The layers of a pipeline, each above those that it may import.
+    *(
+        Rule(f"penstock.pipelines.{layer}", (*(f"pipelines.{below}" for below in (layer, *lower)), *public), never)
+        for layer, lower, public, never in (
+            ("model", ("checks.pipeline",), ("mqtt.url", "runtime.config"), SPARK | IO),
+            ("checks", ("model",), ("spark.options", "spark.mqtt_options", "spark.sink_options"), SPARK | IO),
+            ("state", ("model",), ("spark.offsets",), SPARK | IO),
+            ("store", ("model",), (*STORE, "runtime.loop_thread", "spark.store_writes"), SPARK),
+            ("rows", ("model",), (), IO),
+            ("steps", ("model", "rows"), ("spark",), IO),
+            ("sources", ("model", "rows", "state"), ("spark",), IO),
+            ("sinks", ("model", "rows", "state", "steps", "store"), ("spark",), IO),
+            ("books", ("model", "sinks.table", "sources", "state"), ("spark", "tube.producer", "tube.record"), IO),
+            ("trial", ("model", "rows", "sinks", "sources", "steps"), ("spark", "runtime.config"), IO),
+            (
+                "running",
+                ("books", "model", "rows", "sinks", "sources", "state", "steps", "store"),
+                ("spark", "runtime.clock", "runtime.metrics", "statestore.hlc"),
+                IO,
+            ),
+        )
     ),
+    Rule("penstock.pipelines", ("pipelines",)),
     Rule(
         "penstock.demo",
         (

@@ -60,10 +60,11 @@ def status(file: File, state_dir: StateDir = None, as_json: Json = False) -> Non
     """
     from penstock.pipelines.books.ledger import Ledger
     from penstock.pipelines.model import load
+    from penstock.pipelines.state import layout
     from penstock.pipelines.store.control import lease_holder
 
     pipeline = load(file)
-    ledger = Ledger(state_of(pipeline.name, state_dir) / "ledger")
+    ledger = Ledger(layout.ledger(state_of(pipeline.name, state_dir)))
     holder: Holder | None = None
     try:
         holder = lease_holder(pipeline.statestore.broker, pipeline.name, _STORE_TIMEOUT_S)

@@ -21,12 +21,13 @@ from penstock.errors import ConfigError
 from penstock.pipelines.model.sources import FilesSource, Source, StateStoreSource, TubeOptions
 from penstock.pipelines.model.values import REDRIVE, REDRIVE_STEP
 from penstock.pipelines.sinks.table import files
+from penstock.pipelines.state import layout
 from penstock.pipelines.state.durable import read_json, sync_directory, write_json
 from penstock.spark.headers import record_of
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
 
-__all__ = ["Letter", "Place", "inbox", "letters", "redrive", "redriven"]
+__all__ = ["Letter", "Place", "letters", "redrive", "redriven"]
 
 Place = tuple[str, int, int, int]
 """Topic, broker, partition and offset of the record."""
@@ -106,7 +107,7 @@ async def redrive(path: Path, chosen: Sequence[Letter], inputs: Mapping[str, Sou
         if isinstance(source, TubeOptions):
             await _into_topics(source.master, mine)
         else:
-            _into_inbox(inbox(state, name), mine)
+            _into_inbox(layout.inbox(state, name), mine)
     note = path / "_redriven" / f"{time.time_ns()}.json"
     write_json(note, {"places": [letter.place for letter in chosen]})
     return len(chosen)
@@ -155,11 +156,6 @@ def _into_inbox(directory: Path, letters: Sequence[Letter]) -> None:
         os.fsync(file.fileno())
     temporary.replace(directory / name)
     sync_directory(directory)
-
-
-def inbox(state: Path, source: str) -> Path:
-    """Where letters of the source ``source`` of files are put to be read again."""
-    return state / "inbox" / source
 
 
 def _marked(letter: Letter) -> list[tuple[str, bytes]]:

@@ -8,15 +8,15 @@ single rows ``read = out + dead + filtered + duplicates``; a query of windows co
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from penstock.errors import StorageError
 from penstock.pipelines.state.checkpoint import Offsets
 from penstock.pipelines.state.durable import read_json, write_json
 
-__all__ = ["Entry", "Ledger", "Sums"]
+__all__ = ["Counts", "Entry", "Ledger", "Sums"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,8 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sums:
-    """The counts of a query over all its batches."""
+class Counts:
+    """What became of the records of several batches of a query."""
 
     batches: int = 0
     read: int = 0
@@ -57,11 +57,11 @@ class Sums:
     filtered: int = 0
     duplicates: int = 0
     late: int = 0
-    letters: int | None = 0
 
-    def plus(self, entry: Entry) -> Sums:
-        """The sums with one more batch."""
-        return Sums(
+    def plus(self, entry: Entry) -> Self:
+        """The counts with one more batch."""
+        return replace(
+            self,
             batches=self.batches + 1,
             read=self.read + entry.read,
             out=self.out + entry.out,
@@ -69,8 +69,19 @@ class Sums:
             filtered=self.filtered + entry.filtered,
             duplicates=self.duplicates + (entry.duplicates or 0),
             late=self.late + entry.late,
-            letters=None if self.letters is None or entry.letters is None else self.letters + entry.letters,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums(Counts):
+    """The counts of a query over all its batches, and the dead letters it wrote; None where books do not say."""
+
+    letters: int | None = 0
+
+    def plus(self, entry: Entry) -> Self:
+        """The sums with one more batch."""
+        letters = None if self.letters is None or entry.letters is None else self.letters + entry.letters
+        return replace(Counts.plus(self, entry), letters=letters)
 
 
 class Ledger:

@@ -17,6 +17,7 @@ from penstock.pipelines.books.ledger import Entry, Ledger, Sums
 from penstock.pipelines.model import Pipeline
 from penstock.pipelines.model.plan import SinkPlan, plan
 from penstock.pipelines.sinks.table import commits
+from penstock.pipelines.state import layout
 from penstock.pipelines.state.checkpoint import Offsets
 
 __all__ = ["Account", "Count", "reconcile", "source_count"]
@@ -48,7 +49,7 @@ def reconcile(pipeline: Pipeline, state: Path, count: Count) -> list[Account]:
         UnavailableError: the tube does not answer.
         StorageError: a file of the ledger or of a table cannot be read.
     """
-    ledger = Ledger(state / "ledger")
+    ledger = Ledger(layout.ledger(state))
     dead = None if pipeline.dead_letters is None else Path(pipeline.dead_letters.path)
     accounts = []
     for sink_plan in plan(pipeline):

@@ -6,28 +6,26 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
 from penstock.pipelines.books.ledger import Entry, Ledger
-from penstock.pipelines.model import Pipeline, Step
+from penstock.pipelines.model import Step
 from penstock.pipelines.model.plan import SinkPlan
 from penstock.pipelines.model.values import sink_letter
 from penstock.pipelines.rows import alive, key_column, mark_dead
-from penstock.pipelines.sinks.delivery import Delivery
+from penstock.pipelines.sinks.delivery import Delivery, Targets
 from penstock.pipelines.sinks.messages import identity, marked, sendable
 from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.state.checkpoint import Checkpoint, Offsets
 from penstock.pipelines.steps.stages import WithLookup, flow
 from penstock.pipelines.steps.windows import last_end_ms
-from penstock.pipelines.store.writeback import Change
 
-__all__ = ["Context", "Drained", "FencedStore", "Gate", "SinkBatches", "UnderWay"]
+__all__ = ["Context", "Drained", "Gate", "SinkBatches", "UnderWay"]
 
 
 class Drained(Exception):  # noqa: N818 - not an error: how a query is told to stop before a batch
@@ -64,30 +62,16 @@ class Gate:
             return self._changed.wait_for(lambda: self._inside == 0, timeout_s)
 
 
-class FencedStore(Protocol):
-    """The state store under the run's fencing token."""
-
-    @property
-    def token(self) -> object: ...
-    def write(self, changes: Sequence[Change]) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the queries of one run share.
+    """What the queries of one run share. ``report`` is told the entry of each finished batch."""
 
-    ``report`` is told the entry of each finished batch, ``show`` the rows of console sinks: sink, batch, lines of JSON.
-    """
-
-    pipeline: Pipeline
     source: Sources
     ledger: Ledger
     gate: Gate
     report: Callable[[Entry], None]
-    show: Callable[[str, int, list[str]], None]
     with_lookup: WithLookup
-    store: FencedStore
-    dead_letters: Path | None
+    targets: Targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +101,7 @@ class SinkBatches:
         """The last batch that went through; Spark commits it a moment later."""
         self.under_way: UnderWay | None = None
         self._context = context
-        self._delivery = Delivery(plan, checkpoint, context)
+        self._delivery = Delivery(plan, checkpoint, context.targets)
 
     def __call__(self, rows: DataFrame, batch: int) -> None:
         """Carry out one batch. Everything in it is idempotent by batch id."""
@@ -243,7 +227,7 @@ class SinkBatches:
             late=late,
             late_watermark_ms=self.checkpoint.late_watermark_ms(batch),
             watermark_ms=self.checkpoint.planned(batch).watermark_ms,
-            fencing_token=str(self._context.store.token),
+            fencing_token=str(self._context.targets.store.token),
             letters=letters,
         )
 

@@ -12,6 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.pipelines.model import Pipeline
 from penstock.pipelines.model.plan import SinkPlan, labels, plan
 from penstock.pipelines.running.batches import Context, SinkBatches
+from penstock.pipelines.state import layout
 from penstock.pipelines.state.checkpoint import Checkpoint
 from penstock.pipelines.steps.stages import flow
 
@@ -58,7 +59,7 @@ def build(pipeline: Pipeline, spark: SparkSession, state: Path, context: Context
     built = []
     for sink_plan in plan(pipeline):
         name = sink_plan.sink.name
-        checkpoint = Checkpoint(state / "checkpoints" / name, labels(sink_plan.ways))
+        checkpoint = Checkpoint(layout.checkpoint(state, name), labels(sink_plan.ways))
         streams = context.source.streams(spark, name)
         rows = flow(streams, sink_plan.nodes, sink_plan.reads, context.with_lookup, sink=name)
         built.append(BuiltQuery(sink_plan, rows, SinkBatches(sink_plan, checkpoint, context), checkpoint))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
-from penstock.pipelines.books.ledger import Entry
+from penstock.pipelines.books.ledger import Counts, Entry
 from penstock.pipelines.sources.lag import Lag
 
 __all__ = ["COUNTERS", "GAUGES", "Progress", "SinkProgress", "figures", "of_spark"]
@@ -17,7 +17,7 @@ RATE_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SinkProgress:
+class SinkProgress(Counts):
     """One sink's query at one moment. Counts are of this run; None is what is not known (yet).
 
     ``lag_*``: all that the tube has and the query has not finished; of that ``waiting_*`` is in no batch yet, and
@@ -27,13 +27,6 @@ class SinkProgress:
     """
 
     batch: int | None = None
-    batches: int = 0
-    read: int = 0
-    out: int = 0
-    dead: int = 0
-    filtered: int = 0
-    duplicates: int = 0
-    late: int = 0
     restarts: int = 0
     rows_per_s: float = 0.0
     batch_s: float | None = None
@@ -48,7 +41,7 @@ class SinkProgress:
     state_bytes: int | None = None
 
 
-COUNTERS: Final = ("batches", "read", "out", "dead", "filtered", "duplicates", "late", "restarts")
+COUNTERS: Final = (*(f.name for f in fields(Counts)), "restarts")
 GAUGES: Final = tuple(f.name for f in fields(SinkProgress) if f.name not in COUNTERS)
 
 
@@ -66,7 +59,8 @@ class Progress:
     """Adds up what the batches of a run report. ``now`` is a clock in seconds that never jumps."""
 
     def __init__(self, sinks: list[str], now: float) -> None:
-        self._sums: dict[str, dict[str, int]] = {sink: dict.fromkeys(COUNTERS, 0) for sink in sinks}
+        self._counts = dict.fromkeys(sinks, Counts())
+        self._restarts = dict.fromkeys(sinks, 0)
         self._last: dict[str, Entry] = {}
         self._read: dict[str, deque[tuple[float, int]]] = {sink: deque() for sink in sinks}
         self._started = now
@@ -75,16 +69,13 @@ class Progress:
 
     def finished(self, entry: Entry, now: float) -> None:
         """A batch is done."""
-        sums = self._sums[entry.sink]
-        sums["batches"] += 1
-        for name in ("read", "out", "dead", "filtered", "duplicates", "late"):
-            sums[name] += getattr(entry, name) or 0
+        self._counts[entry.sink] = self._counts[entry.sink].plus(entry)
         self._last[entry.sink] = entry
         self._read[entry.sink].append((now, entry.read))
 
     def restarted(self, sink: str) -> None:
         """A query was started again after an error."""
-        self._sums[sink]["restarts"] += 1
+        self._restarts[sink] += 1
 
     def take(
         self,
@@ -103,7 +94,7 @@ class Progress:
         """
         self.latest = {
             sink: self._sink(sink, now, wall_ms, lags.get(sink), waiting.get(sink), under_way.get(sink), queries)
-            for sink in self._sums
+            for sink in self._counts
         }
         return self.latest
 
@@ -121,7 +112,8 @@ class Progress:
         waits = lag if began is None else waiting
         in_batch = None if lag is None or waits is None else max(lag.records - waits.records, 0)
         return SinkProgress(
-            **self._sums[sink],
+            **asdict(self._counts[sink]),
+            restarts=self._restarts[sink],
             batch=None if entry is None else entry.batch,
             rows_per_s=round(self._rate(sink, now), 1),
             lag_records=None if lag is None else lag.records,

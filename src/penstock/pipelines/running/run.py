@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
 import queue
 import signal
-import socket
 import threading
 import time
 import uuid
@@ -25,7 +25,9 @@ from penstock.pipelines.running.build import BuiltQuery, build
 from penstock.pipelines.running.causes import cause, is_named_by_spark, whole
 from penstock.pipelines.running.metrics import serve
 from penstock.pipelines.running.watch import Watch, now_text
+from penstock.pipelines.sinks.delivery import Targets
 from penstock.pipelines.sources.sources import Sources
+from penstock.pipelines.state import layout
 from penstock.pipelines.state.checkpoint import Offsets
 from penstock.pipelines.state.replay import Span
 from penstock.pipelines.steps.lookups import lookups
@@ -118,14 +120,14 @@ class _Run:
         self._state = state
         self._done: queue.SimpleQueue[Entry | Event] = queue.SimpleQueue()
         self._gate = Gate()
-        self._ledger = Ledger(state / "ledger")
+        self._ledger = Ledger(layout.ledger(state))
         self._source = Sources(pipeline, state, options.span)
         self._queries: dict[str, _Running] = {}
         self._run = uuid.uuid4().hex[:12]
         self._store = WriteBack(pipeline.statestore.broker, options.lease or pipeline.name, run_id=self._run)
         self._watch = Watch(
             self._source.meter(wall_clock_ms),
-            RunRecord(self._run, socket.gethostname(), os.getpid(), now_text()),
+            RunRecord(self._run, platform.node(), os.getpid(), now_text()),
             tell=self._store.tell,
             show=lambda fields: self._tell_event("progress", **fields),
             progress_s=options.progress_s,
@@ -221,16 +223,14 @@ class _Run:
         pipeline, store = self._pipeline, self._store
         wanted = sorted({p for sink in pipeline.sinks if sink.statestore for p in sink.statestore.fence_prefixes})
         fenced = store.fence(wanted)
+        dead_letters = None if pipeline.dead_letters is None else Path(pipeline.dead_letters.path)
         context = Context(
-            pipeline=pipeline,
             source=self._source,
             ledger=self._ledger,
             gate=self._gate,
             report=self._done.put,
-            show=self._show,
             with_lookup=lookups(pipeline.statestore.broker),
-            store=store,
-            dead_letters=Path(pipeline.dead_letters.path) if pipeline.dead_letters is not None else None,
+            targets=Targets(pipeline, store, dead_letters, self._show),
         )
         state, why = FAILED, ""
         try:

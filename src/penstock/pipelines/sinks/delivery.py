@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as sf
@@ -16,31 +17,48 @@ from penstock.pipelines.sinks.table import Table
 from penstock.pipelines.store.writeback import Change
 
 if TYPE_CHECKING:
-    from penstock.pipelines.model import Sink, StateStoreSink
+    from penstock.pipelines.model import Pipeline, Sink, StateStoreSink
     from penstock.pipelines.model.plan import SinkPlan
-    from penstock.pipelines.running.batches import Context
     from penstock.pipelines.state.checkpoint import Checkpoint
 
-__all__ = ["COORDINATES", "Delivery", "changes_of"]
+__all__ = ["COORDINATES", "Delivery", "FencedStore", "Targets", "changes_of"]
 
 COORDINATES = ("topic", "broker", "partition", "offset", "timestamp")
 """Fields of ``_source`` that a table keeps of every row, as ``_topic`` and so on, beside ``_id``."""
 
 
+class FencedStore(Protocol):
+    """The state store under the run's fencing token."""
+
+    @property
+    def token(self) -> object: ...
+    def write(self, changes: Sequence[Change]) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What the sinks of a run write to; ``show`` gets the rows of console sinks: sink, batch, lines of JSON."""
+
+    pipeline: Pipeline
+    store: FencedStore
+    dead_letters: Path | None
+    show: Callable[[str, int, list[str]], None]
+
+
 class Delivery:
     """What one query writes, and where."""
 
-    def __init__(self, plan: SinkPlan, checkpoint: Checkpoint, context: Context) -> None:
+    def __init__(self, plan: SinkPlan, checkpoint: Checkpoint, targets: Targets) -> None:
         self._plan = plan
         self._checkpoint = checkpoint
-        self._context = context
+        self._targets = targets
 
     def rows(self, sink: Sink, rows: DataFrame, batch: int, count: int) -> int:
         """``rows``, all alive and ``count`` of them, into ``sink``; how many it has of them."""
         if sink.statestore is not None:
             self._write_back(rows, sink.statestore)
         elif sink.messages is not None:
-            send(rows, sink, self._context.pipeline, count, self._named(batch))
+            send(rows, sink, self._targets.pipeline, count, self._named(batch))
         elif sink.table is not None:
             coordinates = [sf.col(f"_source.{name}").alias(f"_{name}") for name in COORDINATES]
             made = rows.select(*data_columns(rows), "_id", *coordinates)
@@ -56,7 +74,7 @@ class Delivery:
             return self._write_back(rows, sink.statestore)
         count = rows.count()
         if sink.messages is not None:
-            send(rows, sink, self._context.pipeline, count, self._named(batch), windows=True)
+            send(rows, sink, self._targets.pipeline, count, self._named(batch), windows=True)
         elif sink.table is not None:
             return self._into(sink).write(batch, rows, count)
         else:
@@ -65,7 +83,7 @@ class Delivery:
 
     def letters(self, rows: DataFrame, batch: int, count: int) -> int:
         """Those of the ``count`` dead ``rows`` that this query answers for, as dead letters; how many."""
-        path = self._context.dead_letters
+        path = self._targets.dead_letters
         if path is None or not count or not self._plan.dead_letters_of:
             return 0
         mine = rows.where(sf.col("_dead.step").isin(*sorted(self._plan.dead_letters_of)) & ~sf.col("_dead.again"))
@@ -73,7 +91,7 @@ class Delivery:
         return self._table(self._plan.sink.name, str(path)).write(batch, letters, mine.count())
 
     def _named(self, batch: int) -> Write:
-        return Write(self._checkpoint.query_id(), batch, str(self._context.store.token))
+        return Write(self._checkpoint.query_id(), batch, str(self._targets.store.token))
 
     def _into(self, sink: Sink) -> Table | DeltaSink:
         assert sink.table is not None
@@ -88,10 +106,10 @@ class Delivery:
         assert sink.console is not None
         lines = rows.select(sf.to_json(sf.struct(*data_columns(rows)), {"ignoreNullFields": "false"}).alias("line"))
         shown = [row["line"] for row in lines.limit(sink.console.rows).collect()]
-        self._context.show(sink.name, batch, shown)
+        self._targets.show(sink.name, batch, shown)
 
     def _write_back(self, rows: DataFrame, sink: StateStoreSink) -> int:
-        return self._context.store.write(changes_of(rows, sink))
+        return self._targets.store.write(changes_of(rows, sink))
 
 
 def changes_of(rows: DataFrame, sink: StateStoreSink) -> list[Change]:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import ConfigError
-from penstock.pipelines.books.dead import inbox
 from penstock.pipelines.sources.lag import Lag, query_of
 from penstock.pipelines.sources.reader import Way
 from penstock.pipelines.sources.rows import source_rows
+from penstock.pipelines.state import layout
 from penstock.pipelines.state.durable import read_json, write_json
 from penstock.pipelines.state.replay import Span
 from penstock.spark import files, rate
@@ -36,7 +36,8 @@ class FilesReader:
         self._span = span
         self._name = name
         self._source = source
-        self._inbox = inbox(state, name)
+        self._state = state
+        self._inbox = layout.inbox(state, name)
         self._path = str(Path(source.path).absolute())
 
     def check(self) -> None:
@@ -101,7 +102,7 @@ class FilesReader:
 
     def meter(self, clock: Callable[[], int]) -> _FileMeter:
         """Measures what was found and not yet read."""
-        return _FileMeter(lambda query: _log(Way(query, self._name, self._inbox.parent.parent)), clock)
+        return _FileMeter(lambda query: _log(Way(query, self._name, self._state)), clock)
 
     def _rows(self, records: DataFrame) -> DataFrame:
         return source_rows(self._name, self._source, records)
@@ -160,7 +161,7 @@ class RateReader:
 
 def _clock(way: Way) -> int:
     """The instant, ms since 1970, from which the rows of ``way`` are counted: decided once and kept."""
-    path = way.directory / "clocks" / f"{way.query}-{way.name}.json"
+    path = layout.clock(way.directory, way.query, way.name)
     try:
         return int(read_json(path)["start_ms"])
     except FileNotFoundError:
@@ -170,7 +171,7 @@ def _clock(way: Way) -> int:
 
 
 def _log(way: Way) -> Path:
-    return way.directory / "files" / f"{way.query}-{way.name}.jsonl"
+    return layout.file_log(way.directory, way.query, way.name)
 
 
 def _range(stream: str, start: Offsets, end: Offsets) -> tuple[int, int]:

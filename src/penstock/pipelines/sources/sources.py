@@ -20,6 +20,7 @@ from penstock.pipelines.sources.lag import Lag, query_of
 from penstock.pipelines.sources.made import FilesReader, RateReader
 from penstock.pipelines.sources.reader import Meter, Reader, Way
 from penstock.pipelines.sources.tube import TubeReader
+from penstock.pipelines.state import layout
 from penstock.pipelines.state.checkpoint import Offsets
 from penstock.pipelines.state.durable import read_json, write_json
 from penstock.pipelines.state.replay import Span
@@ -34,7 +35,7 @@ def reader_of(name: str, source: Source, state: Path, span: Span | None = None, 
     if isinstance(source, RateSource):
         return RateReader(name, source, span)
     assert isinstance(source, TubeOptions)
-    return TubeReader(name, source, state / "starts", span, group=group)
+    return TubeReader(name, source, layout.starts(state), span, group=group)
 
 
 class Sources:
@@ -72,7 +73,7 @@ class Sources:
         A checkpoint notes where batches end, not where the first one starts, so "earliest" would come to mean
         something else as soon as retention moves on, and the first batch could not be read or counted again.
         """
-        path = self._state / "starts" / f"{query}.json"
+        path = layout.starts(self._state) / f"{query}.json"
         try:
             return dict(read_json(path))
         except FileNotFoundError:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.pipelines.model import Pipeline
+from penstock.pipelines.state import layout
 from penstock.pipelines.state.durable import read_json, write_json
 from penstock.spark.offsets import Times, Wanted, parse_wanted
 
@@ -132,7 +133,7 @@ def begun(pipeline: Pipeline, into: Path) -> tuple[Pipeline, Path]:
     """
     into = into.resolve()
     try:
-        asked = read_json(state_of_replay(into) / "replay.json")
+        asked = read_json(layout.replay(state_of_replay(into)))
     except FileNotFoundError:
         raise ConfigError(
             f"{str(into)!r} holds no replay", option="--into", do="name the directory that run --into was given"
@@ -146,7 +147,7 @@ def _is_within(path: Path, directory: Path) -> bool:
 
 def _remember(state: Path, asked: dict[str, object]) -> None:
     """Keep what was asked for; the same again goes on, anything else would mix two replays in one table."""
-    path = state / "replay.json"
+    path = layout.replay(state)
     try:
         before = read_json(path)
     except FileNotFoundError:

@@ -1,0 +1,51 @@
+"""Where what is kept of a pipeline lies in its state directory.
+
+<state>/checkpoints/<sink>/             Spark's checkpoint of the sink's query
+<state>/ledger/<sink>/<batch>.json      what became of the records of each batch
+<state>/starts/<sink>.json              where each query began; beside it the ends of a replay
+<state>/files/<sink>-<source>.jsonl     which files a query has found, in order
+<state>/clocks/<sink>-<source>.json     since when a source makes records
+<state>/inbox/<source>/                 dead letters of files, put there to be read again
+<state>/replay.json                     what a replay was asked for
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+__all__ = ["checkpoint", "clock", "file_log", "inbox", "ledger", "replay", "starts"]
+
+
+def checkpoint(state: Path, sink: str) -> Path:
+    """Spark's checkpoint of the query of ``sink``."""
+    return state / "checkpoints" / sink
+
+
+def ledger(state: Path) -> Path:
+    """What became of the records of each batch."""
+    return state / "ledger"
+
+
+def starts(state: Path) -> Path:
+    """Where each query began."""
+    return state / "starts"
+
+
+def file_log(state: Path, query: str, source: str) -> Path:
+    """Which files of ``source`` the ``query`` has found."""
+    return state / "files" / f"{query}-{source}.jsonl"
+
+
+def clock(state: Path, query: str, source: str) -> Path:
+    """Since when ``source`` makes records for ``query``."""
+    return state / "clocks" / f"{query}-{source}.json"
+
+
+def inbox(state: Path, source: str) -> Path:
+    """Where dead letters of the files of ``source`` are put to be read again."""
+    return state / "inbox" / source
+
+
+def replay(state: Path) -> Path:
+    """What a replay was asked for."""
+    return state / "replay.json"
