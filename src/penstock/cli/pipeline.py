@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli import pipeline_books, pipeline_cases, pipeline_run, pipeline_submit
 from penstock.cli.output import print_json
-from penstock.cli.pipeline_books import File, Json
+from penstock.cli.pipeline_options import File, Json
 from penstock.errors import ConfigError
 
 __all__ = ["app"]

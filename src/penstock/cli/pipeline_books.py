@@ -13,6 +13,7 @@ import typer
 
 from penstock.cli.output import bytes_fields, note, print_json, print_table, shown
 from penstock.cli.pipeline_display import duration
+from penstock.cli.pipeline_options import File, Into, Json, StateDir, state_of
 from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
@@ -20,23 +21,7 @@ if TYPE_CHECKING:
     from penstock.pipelines.model import Pipeline
     from penstock.pipelines.store.control import Holder, RunRecord
 
-__all__ = ["File", "Into", "Json", "StateDir", "dead", "reconcile", "state_of", "status"]
-
-File = Annotated[Path, typer.Argument(help="The pipeline file (YAML).", metavar="FILE", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
-StateDir = Annotated[
-    Path | None,
-    typer.Option(
-        help="Where checkpoints and the ledger are kept; a run goes on where the last one ended. "
-        "Default: penstock-pipelines/NAME.",
-        metavar="PATH",
-        show_default=False,
-    ),
-]
-Into = Annotated[
-    Path | None,
-    typer.Option("--into", help="The directory of a replay.", metavar="PATH", show_default=False),
-]
+__all__ = ["dead", "reconcile", "status"]
 
 dead = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True, help="Records that failed.")
 
@@ -44,11 +29,6 @@ _STORE_TIMEOUT_S = 2.0
 """The books are here; who holds the lease is worth a short wait only."""
 _NOW = ("rows_per_s", "lag_records", "lag_s", "batch_s", "state_rows", "state_bytes")
 _SUMS = ("batches", "read", "out", "dead", "filtered", "duplicates", "late")
-
-
-def state_of(name: str, given: Path | None) -> Path:
-    """The state directory of the pipeline ``name``."""
-    return (given if given is not None else Path("penstock-pipelines") / name).resolve()
 
 
 def status(file: File, state_dir: StateDir = None, as_json: Json = False) -> None:

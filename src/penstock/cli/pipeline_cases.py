@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.output import escape, print_json, use_colour
-from penstock.cli.pipeline_books import File, Json
+from penstock.cli.pipeline_options import File, Json
 from penstock.errors import ConfigError
 
 __all__ = ["run_cases"]

@@ -7,71 +7,81 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.output import note, print_json
-from penstock.cli.pipeline_books import File, Into, Json, StateDir, state_of
 from penstock.cli.pipeline_display import display
+from penstock.cli.pipeline_options import (
+    Conf,
+    File,
+    Into,
+    Json,
+    Metrics,
+    Once,
+    StateDir,
+    options_of_spark,
+    state_of,
+)
 from penstock.errors import ConfigError
 
-__all__ = ["options_of_spark", "run", "stop"]
+if TYPE_CHECKING:
+    from penstock.pipelines.model import Pipeline
+    from penstock.pipelines.state.replay import Replay
+
+__all__ = ["run", "stop"]
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _ADDRESS = re.compile(r"(?P<host>\[[^\]]+\]|[^:\s]+):(?P<port>\d{1,5})")
 
-Conf = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME=VALUE", help="An option of Spark's; repeatable.", show_default=False),
+SparkMaster = Annotated[
+    str,
+    typer.Option(
+        help="Spark's master: local[N], spark://HOST:PORT, yarn; submitted: that of spark-submit.", metavar="MASTER"
+    ),
+]
+Begin = Annotated[
+    str | None,
+    typer.Option("--from", help="Replay from this place on; see above.", metavar="PLACE", show_default=False),
+]
+End = Annotated[
+    str | None,
+    typer.Option("--to", help="Replay up to this place, without it.", metavar="PLACE", show_default=False),
+]
+Live = Annotated[
+    bool,
+    typer.Option("--live", help="The sinks that are not tables, too, where they are: needs the run to be stopped."),
+]
+Wait = Annotated[
+    float,
+    typer.Option(help="How long to wait for the lease that another run holds; inf: for ever.", metavar="SECONDS"),
+]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Fail at once where another run holds the lease; as --wait 0.")]
+ProgressEvery = Annotated[
+    float | None,
+    typer.Option(
+        help="How often to tell of progress; 0: never. Default: 1 on a terminal, else 10.",
+        metavar="SECONDS",
+        show_default=False,
+    ),
 ]
 
 
 def run(
     file: File,
-    spark_master: Annotated[
-        str,
-        typer.Option(
-            help="Spark's master: local[N], spark://HOST:PORT, yarn; submitted: that of spark-submit.", metavar="MASTER"
-        ),
-    ] = "local[2]",
+    spark_master: SparkMaster = "local[2]",
     conf: Conf = None,
     state_dir: StateDir = None,
-    begin: Annotated[
-        str | None,
-        typer.Option("--from", help="Replay from this place on; see above.", metavar="PLACE", show_default=False),
-    ] = None,
-    end: Annotated[
-        str | None,
-        typer.Option("--to", help="Replay up to this place, without it.", metavar="PLACE", show_default=False),
-    ] = None,
+    begin: Begin = None,
+    end: End = None,
     into: Into = None,
-    live: Annotated[
-        bool,
-        typer.Option("--live", help="The sinks that are not tables, too, where they are: needs the run to be stopped."),
-    ] = False,
-    once: Annotated[
-        bool, typer.Option("--once", "--available-now", help="Process what the log holds now, then end.")
-    ] = False,
-    wait: Annotated[
-        float,
-        typer.Option(help="How long to wait for the lease that another run holds; inf: for ever.", metavar="SECONDS"),
-    ] = 60.0,
-    no_wait: Annotated[
-        bool, typer.Option("--no-wait", help="Fail at once where another run holds the lease; as --wait 0.")
-    ] = False,
-    metrics: Annotated[
-        str | None,
-        typer.Option(help="Serve metrics for Prometheus there while it runs.", metavar="HOST:PORT", show_default=False),
-    ] = None,
-    progress: Annotated[
-        float | None,
-        typer.Option(
-            help="How often to tell of progress; 0: never. Default: 1 on a terminal, else 10.",
-            metavar="SECONDS",
-            show_default=False,
-        ),
-    ] = None,
+    live: Live = False,
+    once: Once = False,
+    wait: Wait = 60.0,
+    no_wait: NoWait = False,
+    metrics: Metrics = None,
+    progress: ProgressEvery = None,
     as_json: Json = False,
 ) -> None:
     """Run a pipeline until it is told to stop.
@@ -98,43 +108,51 @@ def run(
             f"Spark is not installed: {error}", do='pip install "penstock[spark]" (and [java] where Java is missing)'
         ) from error
 
-    state, lease, span = state_of(pipeline.name, state_dir), None, None
-    if into is not None:
-        from penstock.pipelines.state.replay import plan_replay
-
-        if state_dir is not None:
-            raise ConfigError(
-                "--state-dir and --into are given", option="--into", do="leave --state-dir out: a replay has its own"
-            )
-        pipeline, span, state, lease, left_out = plan_replay(pipeline, into, begin, end, live=live)
-        once = True
-        if left_out and not as_json:
-            note(f"pipeline {pipeline.name}: replay without {', '.join(left_out)}, which others look at (--live)")
-    elif begin is not None or end is not None or live:
-        raise ConfigError(
-            "a replay needs a target of its own",
-            option="--into",
-            why="the tables of the pipeline have these records already",
-            do="name a new directory with --into",
-        )
+    replay = _replay(pipeline, state_dir, into, begin, end, live=live)
+    if replay is not None and replay.left_out and not as_json:
+        left_out = ", ".join(replay.left_out)
+        note(f"pipeline {pipeline.name}: replay without {left_out}, which others look at (--live)")
     stop = _stop_on_signals()
     with display(as_json=as_json) as screen:
+        options = Options(
+            spark_master=spark_master,
+            spark_conf=spark_conf,
+            available_now=once or replay is not None,
+            wait_s=0.0 if no_wait else wait,
+            progress_s=screen.progress_s if progress is None else progress,
+            metrics=address,
+            span=None if replay is None else replay.span,
+            lease=None if replay is None else replay.lease,
+        )
         run_pipeline(
-            pipeline,
-            state=state,
-            options=Options(
-                spark_master=spark_master,
-                spark_conf=spark_conf,
-                available_now=once,
-                wait_s=0.0 if no_wait else wait,
-                progress_s=screen.progress_s if progress is None else progress,
-                metrics=address,
-                span=span,
-                lease=lease,
-            ),
+            pipeline if replay is None else replay.pipeline,
+            state=state_of(pipeline.name, state_dir) if replay is None else replay.state,
+            options=options,
             emit=screen.tell,
             stop=stop,
         )
+
+
+def _replay(
+    pipeline: Pipeline, state_dir: Path | None, into: Path | None, begin: str | None, end: str | None, *, live: bool
+) -> Replay | None:
+    """The replay that was asked for; None where the pipeline itself is to run."""
+    from penstock.pipelines.state.replay import plan_replay
+
+    if into is None:
+        if begin is not None or end is not None or live:
+            raise ConfigError(
+                "a replay needs a target of its own",
+                option="--into",
+                why="the tables of the pipeline have these records already",
+                do="name a new directory with --into",
+            )
+        return None
+    if state_dir is not None:
+        raise ConfigError(
+            "--state-dir and --into are given", option="--into", do="leave --state-dir out: a replay has its own"
+        )
+    return plan_replay(pipeline, into, begin, end, live=live)
 
 
 def stop(
@@ -185,19 +203,6 @@ def stop(
 
 
 _ANSWER_S = 10.0
-
-
-def options_of_spark(given: list[str]) -> dict[str, str]:
-    """``NAME=VALUE`` pairs as Spark's options."""
-    options = {}
-    for text in given:
-        name, equals, value = text.partition("=")
-        if not equals or not name.startswith("spark."):
-            raise ConfigError(
-                f"--conf {text!r} is not an option of Spark's", option="conf", do="write spark.NAME=VALUE"
-            )
-        options[name] = value
-    return options
 
 
 def _address(text: str | None) -> tuple[str, int] | None:

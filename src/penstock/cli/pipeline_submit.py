@@ -13,8 +13,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.output import print_json
-from penstock.cli.pipeline_books import File, Json, StateDir
-from penstock.cli.pipeline_run import Conf, options_of_spark
+from penstock.cli.pipeline_options import Conf, File, Json, StateDir, options_of_spark
 from penstock.errors import ConfigError
 
 __all__ = ["submit"]

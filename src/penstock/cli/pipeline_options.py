@@ -1,0 +1,59 @@
+"""Arguments that several commands of `penstock pipeline` have, and what they mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.errors import ConfigError
+
+__all__ = ["Conf", "File", "Into", "Json", "Metrics", "Once", "StateDir", "options_of_spark", "state_of"]
+
+File = Annotated[Path, typer.Argument(help="The pipeline file (YAML).", metavar="FILE", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where checkpoints and the ledger are kept; a run goes on where the last one ended. "
+        "Default: penstock-pipelines/NAME.",
+        metavar="PATH",
+        show_default=False,
+    ),
+]
+Into = Annotated[
+    Path | None,
+    typer.Option("--into", help="The directory of a replay.", metavar="PATH", show_default=False),
+]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="An option of Spark's; repeatable.", show_default=False),
+]
+Once = Annotated[bool, typer.Option("--once", "--available-now", help="Process what the log holds now, then end.")]
+Metrics = Annotated[
+    str | None,
+    typer.Option(help="Serve metrics for Prometheus there while it runs.", metavar="HOST:PORT", show_default=False),
+]
+
+
+def state_of(name: str, given: Path | None) -> Path:
+    """The state directory of the pipeline ``name``."""
+    return (given if given is not None else Path("penstock-pipelines") / name).resolve()
+
+
+def options_of_spark(given: list[str]) -> dict[str, str]:
+    """``NAME=VALUE`` pairs as Spark's options.
+
+    Raises:
+        ConfigError: one is no such pair.
+    """
+    options = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.startswith("spark."):
+            raise ConfigError(
+                f"--conf {text!r} is not an option of Spark's", option="conf", do="write spark.NAME=VALUE"
+            )
+        options[name] = value
+    return options
