@@ -313,9 +313,10 @@ def _held(
             low, high = source.bounds(topic, info.partition)
             if since is not None:
                 low = source.offset_at(topic, info.partition, since)
-            for offsets, times, flags, payloads in source.read(topic, info.partition, low, high):
-                for offset, time_ms, flag, data in zip(offsets, times, flags, payloads, strict=True):
-                    record = Record.decode(bytes(data), int(flag))
+            for batch in source.read(topic, info.partition, low, high):
+                columns = (batch.offsets, batch.append_times, batch.flags, batch.payloads)
+                for offset, time_ms, flag, data in zip(*columns, strict=True):
+                    record = Record.decode(data, int(flag))
                     yield _fields(topic, info.broker_id, info.partition, int(offset), int(time_ms), record)
 
     return heapq.merge(*map(of_partition, infos), key=lambda row: row["append_time_ms"])

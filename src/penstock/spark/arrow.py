@@ -1,14 +1,15 @@
 """Messages of the log as Arrow record batches, with exactly the schema that Spark derives from the source's columns.
 
 Spark compares the schema of the first batch with its own and trusts the rest, so one function builds all of them.
-Columns are built whole; a Python object per row is made only where a row's attributes must be looked at.
+Columns are built whole; a Python object per row is made only where a row's attributes must be looked at, for its key or
+its headers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -31,13 +32,17 @@ __all__ = [
     "record_batches",
 ]
 
-TARGET_BYTES = 2 * 1024 * 1024
-"""A record batch is given away once it holds so much: Spark is fastest between 1 and 4 MiB."""
+Numbers = np.typing.NDArray[np.int64]
+
+TARGET_BYTES = 512 * 1024
+"""A record batch is given away once it holds so much: a whole answer of a broker with ranges, or several small ones.
+Spark is fastest with one to ten thousand rows a record batch."""
 
 LOG_APPEND_TIME = 1
 """``timestampType``: the time is the broker's, as in Kafka's ``TimestampType``."""
 
 _FIXED_BYTES = 64  # of a row beside key and value
+_LENGTH_BYTES = 4  # before the attributes
 _KEY = next(row.attribute for row in FIELDS if row.name == "key").encode() + b"="
 
 MESSAGE_ID = "tubemq.messageId"
@@ -81,34 +86,36 @@ def record_batches(
         yield _record_batch(partition, joined, columns)
 
 
-class Joined(NamedTuple):
+class Joined:
     """The messages of several batches.
 
     ``times`` are append times in microseconds, ``ids`` message ids: a broker tells either the one or the other.
     """
 
-    payloads: list[bytes]
-    flags: list[int]
-    offsets: np.typing.NDArray[np.int64]
-    times: np.typing.NDArray[np.int64] | None
-    ids: list[int] | None
-
-    @classmethod
-    def of(cls, batches: Sequence[Batch]) -> Joined:
-        payloads = list(chain.from_iterable(batch.payloads for batch in batches))
-        times = np.concatenate([np.asarray(batch.append_times, np.int64) for batch in batches]) * 1000
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self.batches = batches
+        self.offsets = _concatenated([batch.offsets for batch in batches])
+        times = _concatenated([batch.append_times for batch in batches]) * 1000
+        self.times = times if len(times) == len(self) else None
         ids = [number for batch in batches for number in batch.message_ids or ()]
-        return cls(
-            payloads,
-            list(chain.from_iterable(batch.flags for batch in batches)),
-            np.concatenate([np.asarray(batch.offsets, np.int64) for batch in batches]),
-            times if len(times) == len(payloads) else None,
-            ids if len(ids) == len(payloads) else None,
-        )
+        self.ids = ids if len(ids) == len(self) else None
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @property
+    def payloads(self) -> list[bytes]:
+        """Each message's data."""
+        return list(chain.from_iterable(batch.payloads for batch in self.batches))
+
+    @property
+    def flags(self) -> list[int]:
+        """Each message's flag."""
+        return list(chain.from_iterable(map(int, batch.flags) for batch in self.batches))
 
     def timestamps(self) -> pa.Array[Any]:
         """The append times as a column; null where the broker tells none."""
-        return pa.nulls(len(self.payloads), _TIMESTAMP) if self.times is None else pa.array(self.times).cast(_TIMESTAMP)
+        return pa.nulls(len(self), _TIMESTAMP) if self.times is None else pa.array(self.times).cast(_TIMESTAMP)
 
 
 def join(batches: Iterable[Batch], target_bytes: int = TARGET_BYTES) -> Iterator[Joined]:
@@ -117,16 +124,27 @@ def join(batches: Iterable[Batch], target_bytes: int = TARGET_BYTES) -> Iterator
     size = 0
     for batch in batches:
         waiting.append(batch)
-        size += sum(map(len, batch.payloads)) + _FIXED_BYTES * len(batch.payloads)
+        size += _bytes_of(batch) + _FIXED_BYTES * len(batch.offsets)
         if size >= target_bytes:
-            yield Joined.of(waiting)
+            yield Joined(waiting)
             waiting, size = [], 0
     if size:
-        yield Joined.of(waiting)
+        yield Joined(waiting)
+
+
+def _bytes_of(batch: Batch) -> int:
+    if batch.spans is None:
+        return sum(map(len, batch.payloads))
+    _, starts, ends = batch.spans
+    return int((ends - starts).sum())
+
+
+def _concatenated(columns: Sequence[Sequence[int] | Numbers]) -> Numbers:
+    return np.concatenate([np.asarray(column, np.int64) for column in columns])
 
 
 def _record_batch(partition: Partition, joined: Joined, columns: Sequence[str]) -> pa.RecordBatch:
-    rows = len(joined.payloads)
+    rows = len(joined)
     made: dict[str, pa.Array[Any]] = {}
     if not _OF_PAYLOADS.isdisjoint(columns):
         made = _of_payloads(joined, columns)
@@ -151,26 +169,69 @@ def _record_batch(partition: Partition, joined: Joined, columns: Sequence[str]) 
 
 def _of_payloads(joined: Joined, columns: Sequence[str]) -> dict[str, pa.Array[Any]]:
     """Keys, values and headers, as far as they are wanted."""
-    payloads, flags = joined.payloads, joined.flags
     made: dict[str, pa.Array[Any]] = {}
     if HEADERS in columns:
-        keys, values, made[HEADERS] = _with_headers(payloads, flags, joined.ids)
-    elif any(flags):
-        keys, values = _keys_and_values(payloads, flags)
-    else:
-        keys, values = [None] * len(payloads), payloads
+        keys, values, made[HEADERS] = _with_headers(joined.payloads, joined.flags, joined.ids)
+        made["key"], made["value"] = pa.array(keys, pa.binary()), pa.array(values, pa.binary())
+        return made
     if "key" in columns:
-        made["key"] = pa.array(keys, pa.binary())
+        made["key"] = _one([_keys(batch) for batch in joined.batches])
     if "value" in columns:
-        made["value"] = pa.array(values, pa.binary())
+        made["value"] = _one([_values(batch) for batch in joined.batches])
     return made
 
 
-def _keys_and_values(payloads: Sequence[bytes], flags: Sequence[int]) -> tuple[list[bytes | None], list[bytes]]:
+def _one(arrays: list[pa.Array[Any]]) -> pa.Array[Any]:
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+
+
+def _values(batch: Batch) -> pa.Array[Any]:
+    """What stands behind the attributes of each message."""
+    if batch.spans is None:
+        return pa.array(_keys_and_values(batch)[1], pa.binary())
+    data, starts, ends = batch.spans
+    return _cut_out(data, _bodies(data, starts, ends, np.asarray(batch.flags)), ends)
+
+
+def _keys(batch: Batch) -> pa.Array[Any]:
+    """The key of each message; null where it has none."""
+    has_attributes = (np.asarray(batch.flags) & HAS_ATTRIBUTES) != 0
+    if not has_attributes.any() or (batch.spans is not None and _KEY not in batch.spans[0]):
+        return pa.nulls(len(batch.offsets), pa.binary())
+    return pa.array(_keys_and_values(batch)[0], pa.binary())
+
+
+def _bodies(data: bytes, starts: Numbers, ends: Numbers, flags: Numbers) -> Numbers:
+    """Where the bodies of messages begin: behind their attributes, of those that have some that make sense."""
+    found = np.flatnonzero((flags & HAS_ATTRIBUTES != 0) & (ends - starts >= _LENGTH_BYTES))
+    if not len(found):
+        return starts
+    begins = starts[found]
+    lengths = np.frombuffer(data, np.uint8)[begins[:, None] + np.arange(_LENGTH_BYTES)].view(">i4")[:, 0]
+    behind = begins + _LENGTH_BYTES + lengths
+    # Else a foreign producer's mistake. Other readers drop such a message; here it arrives as it is.
+    makes_sense = (lengths >= 0) & (behind <= ends[found])
+    bodies = starts.copy()
+    bodies[found] = np.where(makes_sense, behind, begins)
+    return bodies
+
+
+def _cut_out(data: bytes, starts: Numbers, ends: Numbers) -> pa.Array[Any]:
+    """The bytes ``[starts[k], ends[k])`` of ``data`` as a column, without an object for each.
+
+    For Arrow ``data`` is a column of which every second row is wanted, those between are the gaps.
+    """
+    edges = np.empty(2 * len(starts), np.int32)
+    edges[0::2], edges[1::2] = starts, ends
+    with_gaps = pa.Array.from_buffers(pa.binary(), len(edges) - 1, [None, pa.py_buffer(edges.data), pa.py_buffer(data)])
+    return with_gaps.take(np.arange(0, len(edges), 2))
+
+
+def _keys_and_values(batch: Batch) -> tuple[list[bytes | None], list[bytes]]:
     """Key and value of each message. A key that needs no decoding is cut out without looking at other attributes."""
     keys: list[bytes | None] = []
     values: list[bytes] = []
-    for payload, flag in zip(payloads, flags, strict=True):
+    for payload, flag in zip(batch.payloads, map(int, batch.flags), strict=True):
         end = 4 + int.from_bytes(payload[:4], signed=True) if flag & HAS_ATTRIBUTES else 0
         if not end:
             keys.append(None)

@@ -22,6 +22,11 @@ class _Chosen(NamedTuple):
     message_ids: Sequence[int] | None
     reached: int
 
+    @property
+    def spans(self) -> None:
+        """What is left does not stand together."""
+        return
+
 
 def only(types: Collection[str]) -> Callable[[Batch], Batch]:
     """What leaves of a batch the messages whose type is one of ``types``; those without a type are not."""

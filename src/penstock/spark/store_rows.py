@@ -166,7 +166,7 @@ def version_at(topic: str, batch: Batch) -> Hlc:
     Raises:
         PenstockError: it is not a change.
     """
-    _, _, _, names, contents = columns(batch.payloads[:1], batch.flags[:1])
+    _, _, _, names, contents = columns(batch.payloads[:1], [int(batch.flags[0])])
     layout = _Layout.of(names)
     version = None if layout is None else hlc.parse(contents[layout.version].decode(errors="replace"))
     if version is None:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.errors import ConfigError, RefusedError, UnavailableError
 from penstock.runtime.login import ANYBODY, Login
 from penstock.spark.offsets import Partition
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Numbers = Sequence[int] | npt.NDArray[np.int64]
 
 __all__ = [
     "DEFAULT_GROUP",
@@ -58,17 +64,20 @@ class Batch(Protocol):
     """Messages of one partition in order, as columns of equal length.
 
     A broker without ranges tells no ``append_times`` (they are empty), but message ids; its ``offsets`` say where the
-    fetch of each began. Every message before ``reached`` is in this batch or an earlier one.
+    fetch of each began. Every message before ``reached`` is in this batch or an earlier one. ``spans``: where the
+    payloads stand in one piece of memory, if they do; ``payloads`` are then made when somebody asks.
     """
 
     @property
-    def offsets(self) -> Sequence[int]: ...
+    def offsets(self) -> Numbers: ...
     @property
-    def append_times(self) -> Sequence[int]: ...
+    def append_times(self) -> Numbers: ...
     @property
-    def flags(self) -> Sequence[int]: ...
+    def flags(self) -> Numbers: ...
     @property
     def payloads(self) -> Sequence[bytes]: ...
+    @property
+    def spans(self) -> tuple[bytes, npt.NDArray[np.int64], npt.NDArray[np.int64]] | None: ...
     @property
     def message_ids(self) -> Sequence[int] | None: ...
     @property

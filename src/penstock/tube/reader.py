@@ -10,6 +10,7 @@ import ssl
 import time
 import zlib
 from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -22,12 +23,12 @@ from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import broker_pb2, master_pb2
 from penstock.tube.codec.schema import decode
-from penstock.tube.codec.stored import messages_start, take_apart
+from penstock.tube.codec.stored import Numbers, messages_start, numbers_of, take_apart
 from penstock.tube.codec.strings import DEFAULT_BROKER_PORT, DEFAULT_BROKER_TLS_PORT, UNDEFINED
 from penstock.tube.engine.producer import Routes
 from penstock.tube.record import encode_msg_type
 
-__all__ = ["NO_RANGES", "Batch", "PartitionInfo", "RangeReader", "partitions", "visit_token"]
+__all__ = ["NO_RANGES", "Batch", "PartitionInfo", "RangeReader", "Spans", "partitions", "visit_token"]
 
 BATCH_BYTES = 1 << 20
 INDEX_RECORD_BYTES = 28
@@ -44,23 +45,51 @@ class PartitionInfo(NamedTuple):
     partition: int
 
 
-class Batch(NamedTuple):
+class Spans(NamedTuple):
+    """Where the data of messages are: those of message k in ``data[starts[k]:ends[k]]``."""
+
+    data: bytes
+    starts: Numbers
+    ends: Numbers
+
+
+class Batch:
     """Messages in order: index offsets, append times (ms), flags and data, item by item."""
 
-    offsets: list[int]
-    append_times: list[int]
-    flags: list[int]
-    payloads: list[bytes]
+    message_ids = None
+    """Not kept: an offset says which message it is."""
 
-    @property
-    def message_ids(self) -> None:
-        """Not kept: an offset says which message it is."""
-        return
+    def __init__(self, offsets: Numbers, append_times: Numbers, flags: Numbers, spans: Spans) -> None:
+        self.offsets = offsets
+        self.append_times = append_times
+        self.flags = flags
+        self.spans = spans
+
+    @classmethod
+    def of(
+        cls,
+        offsets: Sequence[int] | Numbers,
+        append_times: Sequence[int] | Numbers,
+        flags: Sequence[int],
+        payloads: Sequence[bytes],
+    ) -> Batch:
+        """The same from one object a message."""
+        ends = np.cumsum(list(map(len, payloads)), dtype=np.int64)
+        starts = np.concatenate([[0], ends[:-1]])
+        spans = Spans(b"".join(payloads), starts, ends)
+        places, times = np.asarray(offsets, np.int64), np.asarray(append_times, np.int64)
+        return cls(places, times, np.asarray(flags, np.int64), spans)
+
+    @cached_property
+    def payloads(self) -> list[bytes]:
+        """The data of each message, for whoever needs them one by one."""
+        data, starts, ends = self.spans
+        return [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
     @property
     def reached(self) -> int:
         """Every message of the range before it is in this batch or an earlier one."""
-        return self.offsets[-1] + INDEX_RECORD_BYTES
+        return int(self.offsets[-1]) + INDEX_RECORD_BYTES
 
 
 def partitions(
@@ -259,11 +288,15 @@ class RangeReader:
         position, conditions = start, [encode_msg_type(name) for name in types]
         while position < end:
             wanted = broker_pb2.RangeRequest(
-                startOffset=position, endOffset=end, maxBytes=self._batch_bytes, filterCondStr=conditions
+                startOffset=position,
+                endOffset=end,
+                maxBytes=self._batch_bytes,
+                filterCondStr=conditions,
+                asColumns=True,
             )
             fetched = self._fetch(topic, partition, wanted)
             batch = self._batch(fetched, topic, partition)
-            if batch.offsets:
+            if batch is not None:
                 yield batch
             answer = fetched.message
             if answer.range.nextOffset <= position:
@@ -274,33 +307,31 @@ class RangeReader:
                 )
             position = answer.range.nextOffset
 
-    def _batch(self, answer: _Answer, topic: str, partition: int) -> Batch:
-        columns = take_apart(answer.payload, answer.start, answer.message.range.messageBytes)
-        if columns is not None:
-            data = answer.payload
-            payloads = [
-                data[start:end] for start, end in zip(columns.starts.tolist(), columns.ends.tolist(), strict=True)
-            ]
-            flags = columns.flags.tolist() if columns.flags.any() else [0] * len(payloads)
-            checksums = columns.checksums
-        else:
-            messages = answer.whole().messages
-            flags = [message.flag for message in messages]
-            checksums = np.array([message.checkSum for message in messages], np.int64)
-            payloads = [message.payLoadData for message in messages]
-        found = np.fromiter(map(zlib.crc32, payloads), np.int64, len(payloads)) & 0x7FFFFFFF
-        if not np.array_equal(found, checksums):
+    def _batch(self, answer: _Answer, topic: str, partition: int) -> Batch | None:
+        """The messages of ``answer``; None where it has none."""
+        if not answer.message.range.HasField("columns"):
+            raise RefusedError(f"tube: broker {self._peer} is too old to read ranges from", peer=self._peer)
+        described = numbers_of(answer.message.range.columns)
+        if described is None:
+            raise RemoteProtocolError(f"tube: {self._peer} sent columns of unequal lengths")
+        if answer.message.range.columns.checkSum != zlib.crc32(answer.messages):
             raise DataLossError(
-                f"tube: topic {topic!r} partition {partition}: a message from {self._peer} does not match its checksum",
-                why="it was changed on its way, or before the broker took it",
+                f"tube: topic {topic!r} partition {partition}: an answer from {self._peer} does not match its checksum",
+                why="it was changed on its way",
             )
-        offsets = list(answer.message.range.messageOffsets)
-        times = list(answer.message.range.appendTimes)
-        if not len(offsets) == len(times) == len(payloads):
-            raise RemoteProtocolError(
-                f"tube: {self._peer} sent {len(payloads)} messages, {len(offsets)} offsets, {len(times)} times"
+        offsets, times, sizes = described
+        columns = take_apart(answer.payload, answer.start, sizes)
+        if columns is not None:
+            return Batch(
+                offsets, times, columns.flags.astype(np.int64), Spans(answer.payload, columns.starts, columns.ends)
             )
-        return Batch(offsets, times, flags, payloads)
+        messages = answer.whole().messages
+        if len(messages) != len(offsets):
+            raise RemoteProtocolError(f"tube: {self._peer} sent {len(messages)} messages and {len(offsets)} offsets")
+        if not messages:
+            return None
+        flags, payloads = [message.flag for message in messages], [message.payLoadData for message in messages]
+        return Batch.of(offsets, times, flags, payloads)
 
     @property
     def _peer(self) -> str:
@@ -393,7 +424,7 @@ class RangeReader:
 
 
 class _Answer:
-    """A get response: what stands before its messages is parsed; they are, too, unless their sizes are known."""
+    """A get response: what stands before its messages is parsed; the others only when somebody needs them parsed."""
 
     __slots__ = ("message", "payload", "start")
 
@@ -401,8 +432,13 @@ class _Answer:
         self.payload = payload
         self.start = messages_start(payload)
         self.message = decode(broker_pb2.GetMessageResponseB2C, payload[: self.start])
-        if self.start < len(payload) and not self.message.range.messageBytes:
+        if self.start < len(payload) and not self.message.HasField("range"):
             self.message = self.whole()
+
+    @property
+    def messages(self) -> memoryview:
+        """The messages, encoded."""
+        return memoryview(self.payload)[self.start :]
 
     def whole(self) -> broker_pb2.GetMessageResponseB2C:
         return decode(broker_pb2.GetMessageResponseB2C, self.payload)

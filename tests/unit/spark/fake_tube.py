@@ -26,6 +26,7 @@ class Columns:
     payloads: list[bytes]
     reached: int = 0
     message_ids: list[int] | None = None
+    spans: None = None
 
 
 FIRST_MS = 1_700_000_000_000

@@ -15,8 +15,9 @@ from penstock.spark.offsets import Partition as SparkPartition
 from penstock.spark.offsets import Slice
 from penstock.tube import reader
 from penstock.tube.codec.envelope import Request, encode_response
-from penstock.tube.codec.message import check_sum
+from penstock.tube.codec.message import check_sum, encode_stored
 from penstock.tube.codec.proto import broker_pb2
+from penstock.tube.codec.stored import describe
 from penstock.tube.producer import Producer, SendResult
 from penstock.tube.reader import RangeReader
 from penstock.tube.record import Record
@@ -148,34 +149,43 @@ async def test_reader_connects_again(tmp_path: Path) -> None:
         RangeReader("127.0.0.1", 0)
 
 
-def answered(answer: broker_pb2.GetMessageResponseB2C) -> Callable[[Request], bytes | None]:
-    return lambda request: encode_response(request.method, answer.SerializeToString())
+def answered(answer: bytes) -> Callable[[Request], bytes | None]:
+    return lambda request: encode_response(request.method, answer)
 
 
-def answer(code: int = 200, *, offsets: int = 1, checksum: int | None = None) -> broker_pb2.GetMessageResponseB2C:
+def answer(
+    code: int = 200, *, offsets: int = 1, times: int | None = None, checksum: int | None = None, columns: bool = True
+) -> bytes:
+    message = encode_stored(1, check_sum(b"x"), b"x", 0)
     found = broker_pb2.GetMessageResponseB2C(success=code == 200, errCode=code)
-    found.messages.add(
-        messageId=1, checkSum=check_sum(b"x") if checksum is None else checksum, payLoadData=b"x", flag=0
-    )
     found.range.nextOffset = found.range.maxOffset = 28
-    found.range.messageOffsets.extend([0] * offsets)
-    found.range.appendTimes.extend([1] * offsets)
-    return found
+    if columns:
+        described = describe(message, [len(message)], [0], [1])
+        described.offsets *= offsets
+        described.appendTimes *= offsets if times is None else times
+        described.messageBytes *= offsets
+        if checksum is not None:
+            described.checkSum = checksum
+        found.range.columns.CopyFrom(described)
+    encoded: bytes = found.SerializeToString()
+    return encoded + message
 
 
 @pytest.mark.parametrize(
     ("reply", "error"),
     [
         (answer(checksum=1), DataLossError),
+        (answer(times=2), RemoteProtocolError),
         (answer(offsets=2), RemoteProtocolError),
+        (answer(columns=False), RefusedError),
         (answer(500), RefusedError),
         (answer(503), UnavailableError),
         # Apache's broker: not registered, and no range in the answer.
-        (broker_pb2.GetMessageResponseB2C(success=False, errCode=411, errMsg="no"), RefusedError),
+        (broker_pb2.GetMessageResponseB2C(success=False, errCode=411, errMsg="no").SerializeToString(), RefusedError),
     ],
-    ids=["checksum", "offsets", "failed", "not serving", "no extension"],
+    ids=["checksum", "times", "offsets", "no columns", "failed", "not serving", "no extension"],
 )
-async def test_answers_that_are_no_range(reply: broker_pb2.GetMessageResponseB2C, error: type[Exception]) -> None:
+async def test_answers_that_are_no_range(reply: bytes, error: type[Exception]) -> None:
     async with scripted(answered(reply)) as (port, _):
 
         def check() -> None:

@@ -65,7 +65,7 @@ def measure(tube: Tube, bounds: Mapping[Partition, Bounds], end: Offsets, now_ms
             continue
         first, _ = tube.plan(Slice(partition, position, bound.end), 1)
         for batch in tube.read(Slice(partition, position, first)):
-            oldest_ms = min(oldest_ms, *batch.append_times)
+            oldest_ms = min(oldest_ms, *map(int, batch.append_times))
     return Lag(records, max(now_ms - oldest_ms, 0) / 1000 if is_dated else None)
 
 

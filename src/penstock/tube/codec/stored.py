@@ -1,24 +1,30 @@
 """The messages of a range answer, taken apart all at once.
 
-A get response holds each message as field 4 (`message.encode_stored` writes it). Where the size of each is known
-(``range.messageBytes``), the numbers before the payloads are decoded as columns: a step per message costs more than
-everything else that a batch reader does. Whatever does not look exactly as our brokers write it is left to the protobuf
-parser.
+A get response holds each message as field 4 (`message.encode_stored` writes it). Where what there is to know of all of
+them comes as columns (``range.columns``, which :func:`describe` makes), the numbers before the payloads are decoded as
+columns too, and one checksum covers all: a step per message costs more than everything else that a batch reader does.
+Whatever does not look exactly as our brokers write it is left to the protobuf parser.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Columns", "messages_start", "take_apart"]
+from penstock.tube.codec.proto.broker_pb2 import RangeColumns
+
+__all__ = ["Columns", "Numbers", "describe", "messages_start", "numbers_of", "take_apart"]
 
 _MESSAGES, _ID, _CHECKSUM, _PAYLOAD, _FLAG = 0x22, 0x08, 0x10, 0x1A, 0x20
+_MARKER = (0xC0, 0x3E)
+"""The tag of field 1000, the only one that stands behind the flag (`message.encode_marker`)."""
 _LENGTH_DELIMITED = 2
-_ID_BYTES, _CHECKSUM_BYTES, _LENGTH_BYTES = 10, 5, 4
+_ID_BYTES, _LENGTH_BYTES = 10, 4
 """Most bytes of the varints; payloads of 256 MiB and more do not occur."""
 _LEAST_BYTES = 10
 
@@ -34,12 +40,31 @@ _GROUPS = [np.uint64(0x7F << 7 * number) for number in range(5)]
 
 
 class Columns(NamedTuple):
-    """Where the payload of each message is, ``[start, end)`` in the answer, with its flag and CRC-32 (31 bits)."""
+    """Where the payload of each message is, ``[start, end)`` in the answer, and its flag."""
 
     starts: Numbers
     ends: Numbers
     flags: npt.NDArray[np.uint8]
-    checksums: Numbers
+
+
+def describe(joined: bytes, sizes: Iterable[int], offsets: Sequence[int], times: Sequence[int]) -> RangeColumns:
+    """What ``range.columns`` says of the encoded fields 4 in ``joined``, of ``sizes`` bytes each."""
+    count = len(offsets)
+    return RangeColumns(
+        offsets=struct.pack(f"<{count}q", *offsets),
+        appendTimes=struct.pack(f"<{count}q", *times),
+        messageBytes=struct.pack(f"<{count}i", *sizes),
+        checkSum=crc32(joined),
+    )
+
+
+def numbers_of(columns: RangeColumns) -> tuple[Numbers, Numbers, Numbers] | None:
+    """Offsets, append times and sizes that ``columns`` says; None where they are not of equally many messages."""
+    texts = (columns.offsets, columns.appendTimes, columns.messageBytes)
+    count = len(texts[2]) // 4
+    if [len(text) for text in texts] != [8 * count, 8 * count, 4 * count]:
+        return None
+    return np.frombuffer(texts[0], "<i8"), np.frombuffer(texts[1], "<i8"), np.frombuffer(texts[2], "<i4").astype("i8")
 
 
 def messages_start(answer: bytes) -> int:
@@ -69,29 +94,33 @@ def messages_start(answer: bytes) -> int:
     return end
 
 
-def take_apart(answer: bytes, start: int, sizes: Sequence[int]) -> Columns | None:
+def take_apart(answer: bytes, start: int, sizes: Numbers) -> Columns | None:
     """The messages at ``start`` of an encoded get response, ``sizes[k]`` bytes each; None where they are not so."""
-    lengths = np.asarray(sizes, np.int64)
-    if not len(lengths) or int(lengths.min()) < _LEAST_BYTES or start + int(lengths.sum()) != len(answer):
+    if not len(sizes) or int(sizes.min()) < _LEAST_BYTES or start + int(sizes.sum()) != len(answer):
         return None
     data = np.frombuffer(answer, np.uint8)
-    ends = start + np.cumsum(lengths)
-    begins = ends - lengths
+    ends = start + np.cumsum(sizes)
+    begins = ends - sizes
     inner, after_length, ok = _varint(answer, begins + 1, _LENGTH_BYTES)
     ok &= (data[begins] == _MESSAGES) & (after_length + inner == ends)
     after_length = np.where(ok, after_length, start)  # the others are looked at no more, but somewhere they must stand
     ok &= data[after_length] == _ID
     after_id, whole = _skip(answer, after_length + 1)
     ok &= whole & (_at(data, after_id) == _CHECKSUM)
-    checksums, after_checksum, whole = _varint(answer, after_id + 1, _CHECKSUM_BYTES)
+    after_checksum, whole = _skip(answer, after_id + 1)
     ok &= whole & (_at(data, after_checksum) == _PAYLOAD)
     payload, payload_start, whole = _varint(answer, after_checksum + 1, _LENGTH_BYTES)
-    payload_end = ends - 2
-    ok &= whole & (payload_start + payload == payload_end)
-    ok &= (data[payload_end] == _FLAG) & (data[ends - 1] < 0x80)
+    payload_end = payload_start + payload
+    left = ends - payload_end - 2
+    flags = _at(data, payload_end + 1)
+    ok &= whole & (_at(data, payload_end) == _FLAG) & (flags < 0x80) & (left >= 0)
+    marked = np.flatnonzero(left)
+    if len(marked):
+        behind = payload_end[marked] + 2
+        ok[marked] &= (_at(data, behind) == _MARKER[0]) & (_at(data, behind + 1) == _MARKER[1])
     if not ok.all():
         return None
-    return Columns(payload_start, payload_end, data[ends - 1], checksums)
+    return Columns(payload_start, payload_end, flags)
 
 
 def _at(data: npt.NDArray[np.uint8], positions: Numbers) -> npt.NDArray[np.uint8]:

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.message import filter_key
 from penstock.tube.codec.proto import broker_pb2 as pb
+from penstock.tube.codec.stored import describe
 from penstock.tube.engine.topics import LogRead, LogStore
 
 __all__ = ["GET_BYTES", "answer_range", "get_failure", "get_success", "range_extension"]
@@ -89,9 +90,14 @@ def answer_range(store: LogStore, partition_id: int, wanted: pb.RangeRequest) ->
             return _range_failure(ErrCode.INTERNAL_SERVER_ERROR, text, answer), 0
         count = bisect_left(offsets, gap[0])
         messages, offsets = messages[:count], offsets[:count]
-    answer.messageOffsets.extend(offsets)
-    answer.appendTimes.extend(store.times(offsets))
-    return _with_range(messages, answer), len(messages)
+    if wanted.asColumns:
+        joined = b"".join(messages)
+        answer.columns.CopyFrom(describe(joined, map(len, messages), offsets, store.times(offsets)))
+        messages = [joined]
+    else:
+        answer.messageOffsets.extend(offsets)
+        answer.appendTimes.extend(store.times(offsets))
+    return _with_range(messages, answer), len(offsets)
 
 
 def _truncated(store: LogStore, start: int, epoch: int) -> int | None:
@@ -117,8 +123,7 @@ def _range_failure(code: int, text: str, answer: pb.RangeResponse) -> bytes:
 
 
 def _with_range(messages: list[bytes], answer: pb.RangeResponse) -> bytes:
-    # The extension first: whoever knows the sizes can take the messages apart without a step for each.
-    answer.messageBytes.extend(map(len, messages))
+    # The extension first: whoever knows the columns can take the messages apart without a step for each.
     return b"".join([_OK_HEAD, range_extension(answer), *messages])
 
 

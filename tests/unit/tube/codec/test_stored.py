@@ -2,39 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from zlib import crc32
+
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.tube.codec.message import check_sum, encode_stored
+from penstock.tube.codec.message import check_sum, encode_marker, encode_stored
 from penstock.tube.codec.proto import broker_pb2
-from penstock.tube.codec.stored import messages_start, take_apart
+from penstock.tube.codec.stored import describe, messages_start, numbers_of, take_apart
 
 HEAD = broker_pb2.GetMessageResponseB2C(success=True, errCode=200, errMsg="OK!").SerializeToString()
 LENGTHS = st.one_of(st.integers(0, 40), st.sampled_from([99, 100, 101, 126, 127, 128, 129, 16_370, 16_384, 2_097_160]))
 MESSAGES = st.lists(
-    st.tuples(LENGTHS, st.integers(0, 127), st.integers(0, (1 << 63) - 1), st.integers(0, (1 << 31) - 1)), max_size=5
+    st.tuples(
+        LENGTHS, st.integers(0, 127), st.integers(0, (1 << 63) - 1), st.integers(0, (1 << 31) - 1), st.booleans()
+    ),
+    max_size=5,
 )
 
 
-def extension(sizes: list[int]) -> bytes:
-    answer = broker_pb2.RangeResponse(nextOffset=28, messageOffsets=[1], messageBytes=sizes)
+def extension(parts: Sequence[bytes]) -> bytes:
+    numbers = range(len(parts))
+    columns = describe(b"".join(parts), map(len, parts), numbers, [1 << 40 | n for n in numbers])
+    answer = broker_pb2.RangeResponse(nextOffset=28, columns=columns)
     return broker_pb2.GetMessageResponseB2C(range=answer).SerializePartialToString()
 
 
 @given(MESSAGES)
-def test_columns_are_what_the_parser_finds(messages: list[tuple[int, int, int, int]]) -> None:
-    parts = [encode_stored(number, checksum, bytes(length), flag) for length, flag, number, checksum in messages]
-    answer = b"".join([HEAD, extension(list(map(len, parts))), *parts])
+def test_columns_are_what_the_parser_finds(messages: list[tuple[int, int, int, int, bool]]) -> None:
+    parts = [
+        encode_stored(number, checksum, bytes(length), flag, encode_marker(number, 7, 1) if is_marked else b"")
+        for length, flag, number, checksum, is_marked in messages
+    ]
+    answer = b"".join([HEAD, extension(parts), *parts])
     start = messages_start(answer)
     parsed = broker_pb2.GetMessageResponseB2C.FromString(answer)
     assert answer[start:] == b"".join(parts)
-    columns = take_apart(answer, start, parsed.range.messageBytes)
+    assert parsed.range.columns.checkSum == crc32(answer[start:])
+    described = numbers_of(parsed.range.columns)
+    assert described is not None
+    offsets, times, sizes = described
+    assert [(int(o), int(t)) for o, t in zip(offsets, times, strict=True)] == [
+        (n, 1 << 40 | n) for n in range(len(parts))
+    ]
+    columns = take_apart(answer, start, sizes)
     if not parts:
         assert columns is None
         return
     assert columns is not None
-    assert [(answer[begin:end], flag, checksum) for begin, end, flag, checksum in zip(*columns, strict=True)] == [
-        (m.payLoadData, m.flag, m.checkSum) for m in parsed.messages
+    assert [(answer[begin:end], flag) for begin, end, flag in zip(*columns, strict=True)] == [
+        (m.payLoadData, m.flag) for m in parsed.messages
     ]
 
 
@@ -46,7 +65,7 @@ def test_other_bytes_are_left_to_the_parser_or_mean_the_same(data: bytes, at: in
     joined = bytearray(b"".join(parts))
     joined[at % len(joined)] = byte
     answer = HEAD + bytes(joined)
-    columns = take_apart(answer, len(HEAD), sizes)
+    columns = take_apart(answer, len(HEAD), np.array(sizes))
     if columns is None:
         return
     # Nothing but a number was changed.
@@ -62,4 +81,4 @@ def test_the_start_is_found_or_everything_is_before_it(junk: bytes) -> None:
     assert 0 <= messages_start(junk) <= max(len(junk), messages_start(junk))
     assert messages_start(HEAD + b"\x22\x00") == len(HEAD)
     assert messages_start(HEAD) == len(HEAD)
-    assert messages_start(HEAD + extension([1, 2]) + b"\x22") == len(HEAD + extension([1, 2]))
+    assert messages_start(HEAD + extension([b"a", b"bc"]) + b"\x22") == len(HEAD + extension([b"a", b"bc"]))

@@ -269,7 +269,7 @@ class HeartBeatResponseB2C(_message.Message):
     def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ..., hasPartFailure: bool = ..., failureInfo: _Optional[_Iterable[str]] = ..., requireAuth: bool = ...) -> None: ...
 
 class RangeRequest(_message.Message):
-    __slots__ = ("startOffset", "endOffset", "maxMessages", "maxBytes", "planOnly", "timeMs", "logEpoch", "filterCondStr")
+    __slots__ = ("startOffset", "endOffset", "maxMessages", "maxBytes", "planOnly", "timeMs", "logEpoch", "filterCondStr", "asColumns")
     STARTOFFSET_FIELD_NUMBER: _ClassVar[int]
     ENDOFFSET_FIELD_NUMBER: _ClassVar[int]
     MAXMESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -278,6 +278,7 @@ class RangeRequest(_message.Message):
     TIMEMS_FIELD_NUMBER: _ClassVar[int]
     LOGEPOCH_FIELD_NUMBER: _ClassVar[int]
     FILTERCONDSTR_FIELD_NUMBER: _ClassVar[int]
+    ASCOLUMNS_FIELD_NUMBER: _ClassVar[int]
     startOffset: int
     endOffset: int
     maxMessages: int
@@ -286,10 +287,23 @@ class RangeRequest(_message.Message):
     timeMs: int
     logEpoch: int
     filterCondStr: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, startOffset: _Optional[int] = ..., endOffset: _Optional[int] = ..., maxMessages: _Optional[int] = ..., maxBytes: _Optional[int] = ..., planOnly: bool = ..., timeMs: _Optional[int] = ..., logEpoch: _Optional[int] = ..., filterCondStr: _Optional[_Iterable[str]] = ...) -> None: ...
+    asColumns: bool
+    def __init__(self, startOffset: _Optional[int] = ..., endOffset: _Optional[int] = ..., maxMessages: _Optional[int] = ..., maxBytes: _Optional[int] = ..., planOnly: bool = ..., timeMs: _Optional[int] = ..., logEpoch: _Optional[int] = ..., filterCondStr: _Optional[_Iterable[str]] = ..., asColumns: bool = ...) -> None: ...
+
+class RangeColumns(_message.Message):
+    __slots__ = ("offsets", "appendTimes", "messageBytes", "checkSum")
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    APPENDTIMES_FIELD_NUMBER: _ClassVar[int]
+    MESSAGEBYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    offsets: bytes
+    appendTimes: bytes
+    messageBytes: bytes
+    checkSum: int
+    def __init__(self, offsets: _Optional[bytes] = ..., appendTimes: _Optional[bytes] = ..., messageBytes: _Optional[bytes] = ..., checkSum: _Optional[int] = ...) -> None: ...
 
 class RangeResponse(_message.Message):
-    __slots__ = ("nextOffset", "messageOffsets", "appendTimes", "minOffset", "maxOffset", "messageCount", "lostStart", "lostEnd", "timeOffset", "logEpoch", "truncatedTo", "messageBytes")
+    __slots__ = ("nextOffset", "messageOffsets", "appendTimes", "minOffset", "maxOffset", "messageCount", "lostStart", "lostEnd", "timeOffset", "logEpoch", "truncatedTo", "columns")
     NEXTOFFSET_FIELD_NUMBER: _ClassVar[int]
     MESSAGEOFFSETS_FIELD_NUMBER: _ClassVar[int]
     APPENDTIMES_FIELD_NUMBER: _ClassVar[int]
@@ -301,7 +315,7 @@ class RangeResponse(_message.Message):
     TIMEOFFSET_FIELD_NUMBER: _ClassVar[int]
     LOGEPOCH_FIELD_NUMBER: _ClassVar[int]
     TRUNCATEDTO_FIELD_NUMBER: _ClassVar[int]
-    MESSAGEBYTES_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     nextOffset: int
     messageOffsets: _containers.RepeatedScalarFieldContainer[int]
     appendTimes: _containers.RepeatedScalarFieldContainer[int]
@@ -313,8 +327,8 @@ class RangeResponse(_message.Message):
     timeOffset: int
     logEpoch: int
     truncatedTo: int
-    messageBytes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, nextOffset: _Optional[int] = ..., messageOffsets: _Optional[_Iterable[int]] = ..., appendTimes: _Optional[_Iterable[int]] = ..., minOffset: _Optional[int] = ..., maxOffset: _Optional[int] = ..., messageCount: _Optional[int] = ..., lostStart: _Optional[int] = ..., lostEnd: _Optional[int] = ..., timeOffset: _Optional[int] = ..., logEpoch: _Optional[int] = ..., truncatedTo: _Optional[int] = ..., messageBytes: _Optional[_Iterable[int]] = ...) -> None: ...
+    columns: RangeColumns
+    def __init__(self, nextOffset: _Optional[int] = ..., messageOffsets: _Optional[_Iterable[int]] = ..., appendTimes: _Optional[_Iterable[int]] = ..., minOffset: _Optional[int] = ..., maxOffset: _Optional[int] = ..., messageCount: _Optional[int] = ..., lostStart: _Optional[int] = ..., lostEnd: _Optional[int] = ..., timeOffset: _Optional[int] = ..., logEpoch: _Optional[int] = ..., truncatedTo: _Optional[int] = ..., columns: _Optional[_Union[RangeColumns, _Mapping[str, object]]] = ...) -> None: ...
 
 class GetMessageRequestC2B(_message.Message):
     __slots__ = ("clientId", "partitionId", "groupName", "topicName", "lastPackConsumed", "manualCommitOffset", "escFlowCtrl", "range", "maxWaitMs", "wantOffsets", "authInfo")
