@@ -17,10 +17,11 @@ from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.node.broker import ReadyBroker
+    from penstock.node.config import Tube
     from penstock.node.tube_config import TubeTls
     from penstock.runtime.addresses import Address
 
-__all__ = ["broker"]
+__all__ = ["Kept", "broker"]
 
 DEFAULT_TLS_PORT = 8124
 W = TypeVar("W", bound=StrEnum)
@@ -60,10 +61,43 @@ class TlsListener:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How much the broker keeps; `penstock.node.config.BROKER_OPTIONS` says where the configuration file has it."""
+
+    max_store_bytes: Annotated[
+        int | None,
+        typer.Option(
+            help="Bytes that each store keeps, 64 MiB segments at a time; default: no limit by size.", metavar="N"
+        ),
+    ] = None
+    staging_max_bytes: Annotated[
+        int | None,
+        typer.Option(
+            help="Bytes staged at most for writes that are exactly once; beyond, tasks are refused. Default: 4 GiB.",
+            metavar="N",
+        ),
+    ] = None
+    staging_keep: Annotated[
+        str | None,
+        typer.Option(
+            help="How long rows stay staged that nobody commits, as in 90s, 30m or 12h; default: 24h.", metavar="TEXT"
+        ),
+    ] = None
+
+    def limits(self) -> Tube:
+        """The same, checked as in the configuration file. Raises ConfigError."""
+        from penstock.node.config import BROKER_OPTIONS, broker_limits
+
+        return broker_limits({option.flag: getattr(self, option.flag.replace("-", "_")) for option in BROKER_OPTIONS})
+
+
 @logs_in
 @grouped(TlsListener, "listener")
+@grouped(Kept, "kept")
 def broker(
     listener: TlsListener,
+    kept: Kept,
     login: LoginOptions,
     broker_id: Annotated[int, typer.Option(help="Its number, different for each broker.", min=1, metavar="N")],
     tube_master: Master = MASTER,
@@ -100,6 +134,7 @@ def broker(
     from penstock.runtime.logs import LogLevel
 
     client = login.client()
+    limits = kept.limits()
     settings = BrokerSettings(
         broker_id,
         [_address("--tube-master", text) for text in tube_master.split(",")],
@@ -113,6 +148,8 @@ def broker(
         None if client["user"] is None else (client["user"], client["password"] or ""),
         listener.settings(),
         client["tls"],
+        limits.max_store_bytes,
+        limits.staging.limits,
     )
     level = _word("--log-level", log_level, LogLevel)
     run_broker(settings, log_level=level, on_ready=lambda ready: _show(ready, as_json=as_json))

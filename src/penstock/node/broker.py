@@ -9,7 +9,7 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from penstock.runtime.logs import LogFormat, LogLevel
 from penstock.runtime.loop import freeze_memory, run, tune_process
 from penstock.tube.broker import TubeBroker
 from penstock.tube.engine.access import Access
+from penstock.tube.engine.staging import StagingLimits
 from penstock.tube.users import read_users
 
 __all__ = ["BrokerSettings", "ReadyBroker", "run_broker", "serve_broker"]
@@ -36,6 +37,7 @@ class BrokerSettings:
 
     ``users``: file of the users that clients have to be; ``user``: name and password with which the broker signs.
     ``tls``: a TLS listener beside ``bind``; ``master_tls``: how it reaches the masters, at their TLS ports then.
+    ``max_store_bytes`` of each store and ``staging``: how much is kept.
     ``register_s``: give up where no master takes it for so long; None: try until one does.
     """
 
@@ -51,6 +53,8 @@ class BrokerSettings:
     user: tuple[str, str] | None = None
     tls: TubeTls | None = None
     master_tls: ssl.SSLContext | None = None
+    max_store_bytes: int | None = None
+    staging: StagingLimits = field(default_factory=StagingLimits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,8 @@ async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker
             masters=[str(address) for address in settings.masters],
             advertise=None if told is None else str(told),
             web_address=str(_told(web, told)),
+            max_store_bytes=settings.max_store_bytes,
+            staging=settings.staging,
             access=None if settings.users is None else Access(read_users(settings.users)),
             master_user=settings.user,
             master_tls=settings.master_tls,

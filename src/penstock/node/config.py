@@ -32,6 +32,7 @@ from penstock.tube.engine.staging import StagingLimits
 from penstock.tube.storage.retention import parse_policy
 
 __all__ = [
+    "BROKER_OPTIONS",
     "DEFAULT_FILE",
     "OPTIONS",
     "HttpListener",
@@ -45,6 +46,7 @@ __all__ = [
     "TubeBrokerListener",
     "TubeMasterListener",
     "WhenFull",
+    "broker_limits",
     "load_config",
 ]
 
@@ -301,6 +303,26 @@ OPTIONS: tuple[Option, ...] = (
     Option("log-level", ("log_level",)),
     Option("log-format", ("log_format",)),
 )
+
+BROKER_OPTIONS: tuple[Option, ...] = (
+    Option("max-store-bytes", ("max_store_bytes",)),
+    Option("staging-max-bytes", ("staging", "max_bytes")),
+    Option("staging-keep", ("staging", "keep")),
+)
+"""Options of `Tube` that a broker takes as well which runs alone (``penstock tube broker``)."""
+
+
+def broker_limits(flags: Mapping[str, object]) -> Tube:
+    """What a broker that runs alone keeps: ``flags`` maps names of ``BROKER_OPTIONS`` to what was given, None: default.
+
+    Raises:
+        ConfigError: a value cannot be used; it names the flag.
+    """
+    document = Document("defaults", {})
+    for option in BROKER_OPTIONS:
+        if flags.get(option.flag) is not None:
+            document.put(option.location, flags[option.flag], f"--{option.flag}")
+    return validate(document, Tube)
 
 
 def load_config(path: Path | None, flags: Mapping[str, str | None], environment: Mapping[str, str]) -> NodeConfig:

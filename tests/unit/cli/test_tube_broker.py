@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import trustme
 
+from penstock.cli.tube_broker import Kept
 from penstock.node import broker as node_broker
 from penstock.node.broker import BrokerSettings, ReadyBroker
+from penstock.node.config import BROKER_OPTIONS, Tube
 from penstock.node.tube_config import TubeTls
 from penstock.runtime.addresses import Address
 from penstock.runtime.durability import Durability
+from penstock.tube.engine.staging import StagingLimits
 from tests.unit.cli.conftest import Command
 
 
@@ -34,6 +38,28 @@ def test_arguments(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
         BrokerSettings(2, [Address("a", 1), Address("b", 2)], Path("b2"), zero, zero, None, Durability.MEMORY)
     ]
     assert penstock("tube", "broker", *args).out.startswith("broker 2 is ready\n")
+
+
+def test_what_is_kept_is_as_in_the_configuration_file(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[BrokerSettings] = []
+    monkeypatch.setattr(node_broker, "run_broker", lambda settings, **_: given.append(settings))
+    args = ["--broker-id", "2"]
+    assert penstock("tube", "broker", *args).status == 0
+    assert (given[0].max_store_bytes, given[0].staging) == (Tube().max_store_bytes, Tube().staging.limits)
+    kept = ["--max-store-bytes", "1073741824", "--staging-max-bytes", "2097152", "--staging-keep", "90m"]
+    assert penstock("tube", "broker", *args, *kept).status == 0
+    assert given[1].max_store_bytes == 1 << 30
+    assert given[1].staging == StagingLimits(max_bytes=2 << 20, keep_ms=90 * 60_000)
+    assert {field.name.replace("_", "-") for field in fields(Kept)} == {option.flag for option in BROKER_OPTIONS}
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"), [("--max-store-bytes", "5"), ("--staging-max-bytes", "0"), ("--staging-keep", "a while")]
+)
+def test_what_cannot_be_kept_names_its_flag(penstock: Command, flag: str, value: str) -> None:
+    done = penstock("tube", "broker", "--broker-id", "2", flag, value)
+    assert done.status == 2
+    assert flag in done.err
 
 
 def test_users(penstock: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
