@@ -312,7 +312,7 @@ BROKER_OPTIONS: tuple[Option, ...] = (
 """Options of `Tube` that a broker takes as well which runs alone (``penstock tube broker``)."""
 
 
-def broker_limits(flags: Mapping[str, object]) -> Tube:
+def broker_limits(flags: Mapping[str, str | int | None]) -> Tube:
     """What a broker that runs alone keeps: ``flags`` maps names of ``BROKER_OPTIONS`` to what was given, None: default.
 
     Raises:
@@ -320,8 +320,9 @@ def broker_limits(flags: Mapping[str, object]) -> Tube:
     """
     document = Document("defaults", {})
     for option in BROKER_OPTIONS:
-        if flags.get(option.flag) is not None:
-            document.put(option.location, flags[option.flag], f"--{option.flag}")
+        given = flags.get(option.flag)
+        if given is not None:
+            document.put(option.location, given, f"--{option.flag}")
     return validate(document, Tube)
 
 

@@ -66,7 +66,7 @@ def _ask(
             {"Content-Type": "application/x-www-form-urlencoded"},
         )
         answer = json.loads(connection.getresponse().read())
-        rows: list[dict[str, Any]] = answer.get("dataSet" if "dataSet" in answer else "data", [])
+        rows: list[Any] = answer.get("dataSet" if "dataSet" in answer else "data", [])
         ok: bool = answer["result"]
     except (OSError, http.client.HTTPException, ValueError, KeyError, AttributeError) as error:
         raise UnavailableError(
@@ -91,7 +91,7 @@ def _ask(
             do=do,
         )
     for row in rows:
-        if row.get("success") is False:
+        if isinstance(row, dict) and row.get("success") is False:  # some rows are bare names
             raise RefusedError(
                 f"the {server} refused {method}: {row.get('errInfo')}",
                 code=int(row.get("errCode", 0)),

@@ -60,7 +60,7 @@ class Web:
         return self.answers.get(method, self.rows)
 
 
-BROKER = {"brokerId": 1, "brokerIp": "127.0.0.1", "brokerPort": 8123, "runStatus": "online", "subStatus": "idle",
+BROKER = {"brokerId": 1, "brokerIp": "127.0.0.1", "brokerPort": 8123, "runStatus": "running", "subStatus": "idle",
           "manageStatus": "online"}  # fmt: skip
 
 

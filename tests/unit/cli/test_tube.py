@@ -109,9 +109,9 @@ def test_brokers_and_groups(web: Web, penstock: Command) -> None:
     web.answers["admin_query_broker_run_status"] = [{**BROKER, "brokerId": 2, "brokerWebPort": 7}, BROKER]
     done = penstock("tube", "brokers")
     assert done.out == (
-        "BROKER  ADDRESS         STATE   CONFIGURATION  MANAGED  HTTP\n"
-        "     1  127.0.0.1:8123  online  idle           online   -\n"
-        "     2  127.0.0.1:8123  online  idle           online   127.0.0.1:7\n"
+        "BROKER  ADDRESS         STATE    CONFIGURATION  MANAGED  HTTP\n"
+        "     1  127.0.0.1:8123  running  idle           online   -\n"
+        "     2  127.0.0.1:8123  running  idle           online   127.0.0.1:7\n"
     )
     told = {"brokerWebAddress": "edge:9", "brokerWebPort": 9}
     web.answers["admin_query_broker_run_status"].append({**BROKER, "brokerId": 3, **told})

@@ -197,7 +197,7 @@ async def test_others_are_told_what_the_operator_says(tmp_path: Path) -> None:
         assert ready.tube_broker == "edge-1.example:8123"
         _, body = await http(ready.http, "/webapi.htm?method=admin_query_broker_run_status")
         row = json.loads(body)["data"][0]
-        assert (row["brokerIp"], row["brokerPort"], row["runStatus"]) == ("edge-1.example", 8123, "online")
+        assert (row["brokerIp"], row["brokerPort"], row["runStatus"]) == ("edge-1.example", 8123, "running")
     finally:
         await node.close()
 

@@ -35,7 +35,10 @@ def handle(desk: Desk, params: Mapping[str, str]) -> tuple[Answer, bool]:
         return _failure(str(error)), False
     except OSError as error:
         return _failure(f"the disk failed: {error.strerror}"), False
-    return {"result": True, "errCode": 0, "errMsg": "OK", "dataSet": rows, "totalCnt": len(rows)}, method.changes
+    answer: Answer = {"result": True, "errCode": 0, "errMsg": "OK", method.rows: rows, method.total: len(rows)}
+    if method.single and rows:
+        answer |= rows[0]
+    return answer, method.changes
 
 
 def _failure(text: str) -> Answer:
@@ -43,7 +46,7 @@ def _failure(text: str) -> Answer:
 
 
 def _version(desk: Desk, params: Params) -> list[Answer]:  # noqa: ARG001 - the table's form
-    return [{"serverVersion": f"penstock-{penstock.__version__}"}]
+    return [{"version": f"penstock-{penstock.__version__}"}]
 
 
 def _statistics(desk: Desk, params: Params) -> list[Answer]:  # noqa: ARG001 - the table's form
@@ -51,34 +54,48 @@ def _statistics(desk: Desk, params: Params) -> list[Answer]:  # noqa: ARG001 - t
 
 
 def _methods(desk: Desk, params: Params) -> list[Any]:  # noqa: ARG001 - the table's form
-    return sorted(METHODS)
+    return [{"method": name, "needAuth": False} for name in sorted(METHODS)]
 
 
 class Method(NamedTuple):
-    """One row: what runs, whether it changes something, and a line for the reference page."""
+    """One row: what runs, whether it changes something, and a line for the reference page.
+
+    ``rows`` and ``total`` are the names under which the answer has its rows and their number: the reference's methods
+    differ in that. ``single``: what the row says stands in the answer itself as well.
+    """
 
     run: Callable[[Desk, Params], list[Any]]
     about: str
     changes: bool = False
+    rows: str = "dataSet"
+    total: str = "totalCnt"
+    single: bool = False
+
+    def with_data(self) -> Method:
+        """The same, where the reference calls the rows `data`."""
+        return self._replace(rows="data", total="count")
 
 
 _CONSUMERS = Method(queries.consumers, "who holds which partition, and where it stands")
-_GROUPS = Method(queries.groups, "names of the groups; `divide`: those with a consumer and those without")
+_GROUPS = Method(
+    queries.groups, "names of the groups; `divide`: those with a consumer and those without", total="dataCount"
+)
+_METRICS = Method(queries.metrics, "counters of the broker").with_data()
 _REGISTERED = Method(queries.registrations, "which consumer holds which partition")
-_STATISTICS = Method(_statistics, "nothing to switch: counters are always on")
+_STATISTICS = Method(_statistics, "nothing to switch: counters are always on").with_data()
 METHODS: dict[str, Method] = {
     "admin_query_broker_all_consumer_info": _CONSUMERS,
     "admin_get_group_detail_info": _CONSUMERS,
     "admin_query_broker_all_store_info": Method(queries.stores, "bounds and sizes of the stores"),
     "admin_query_broker_memstore_info": Method(queries.stores, "the same; `unwrittenSize` waits for its commit"),
-    "admin_get_msgstore_stats": Method(queries.metrics, "counters of the broker"),
-    "admin_get_metrics_info": Method(queries.metrics, "counters of the broker"),
+    "admin_get_msgstore_stats": Method(queries.store_stats, "sizes of the stores, by topic").with_data(),
+    "admin_get_metrics_info": _METRICS,
     "admin_enable_stats": _STATISTICS,
     "admin_disable_stats": _STATISTICS,
     "admin_disable_all_stats": _STATISTICS,
-    "admin_query_group_offset": Method(queries.group_offset, "where a group stands in one partition"),
+    "admin_query_group_offset": Method(queries.group_offset, "where a group stands in one partition", single=True),
     "admin_query_offset": Method(queries.offsets, "where groups stand, and their lag"),
-    "admin_query_pubinfo": Method(queries.pubinfo, "bounds of all partitions"),
+    "admin_query_pubinfo": Method(queries.pubinfo, "bounds of all partitions", total="dataCount"),
     "admin_get_booked_groupname": _GROUPS,
     "admin_query_group": _GROUPS,
     "admin_get_partition_reginfo": _REGISTERED,
@@ -86,20 +103,27 @@ METHODS: dict[str, Method] = {
     "admin_snapshot_message": Method(queries.snapshot, "the newest messages of a partition, in base64"),
     "admin_get_group_history_offset": Method(
         queries.history, "what the offset history says of a group, from a time on"
-    ),
+    ).with_data(),
+    "admin_backup_group_offsets": Method(
+        queries.backup,
+        "where all groups stand, each as `offsetJsonInfo` of `admin_set_offset`; the answer is the backup, nothing is"
+        " written on the broker's machine",
+    ).with_data(),
     "admin_manual_set_current_offset": Method(
-        changes.set_current, "put a group at an offset of one partition", changes=True
+        changes.set_current, "put a group at an offset of one partition", changes=True, single=True
     ),
     "admin_set_offset": Method(
         changes.set_offset, "put groups at given offsets, or at the end of topics", changes=True
     ),
     "admin_set_offset_by_time": Method(changes.set_by_time, "put groups at the first message of a time", changes=True),
     "admin_clone_offset": Method(changes.clone, "put groups where another one stands", changes=True),
-    "admin_rmv_offset": Method(changes.remove, "forget the positions of groups that are not consuming", changes=True),
+    "admin_rmv_offset": Method(
+        changes.remove, "forget the positions of groups that are not consuming", changes=True
+    ).with_data(),
     "admin_query_staged_rows": Method(staged.rows, "what tasks staged and nobody committed yet; not the reference's"),
     "admin_rmv_staged_rows": Method(
         staged.remove, "let go what a query staged (`queryName`, `force`); not the reference's", changes=True
     ),
-    "admin_query_server_version": Method(_version, "version of the server"),
+    "admin_query_server_version": Method(_version, "version of the server").with_data(),
     "admin_get_methods": Method(_methods, "names of the methods"),
 }

@@ -13,6 +13,7 @@ from penstock.tube.engine.history import history_place
 from penstock.tube.engine.topics import HISTORY_TOPIC, LogStore
 
 __all__ = [
+    "backup",
     "consumers",
     "group_offset",
     "groups",
@@ -22,6 +23,7 @@ __all__ = [
     "pubinfo",
     "registrations",
     "snapshot",
+    "store_stats",
     "stores",
 ]
 
@@ -30,15 +32,15 @@ MAX_SNAPSHOT = 500
 
 def consumers(desk: Desk, params: Params) -> list[Answer]:
     wanted = set(params.items("groupName"))
-    rows = []
+    rows: list[Answer] = []
     for key, holder in desk.engine.holdings:
         if wanted and key[0] not in wanted:
             continue
         store = desk.store(key)
         committed = desk.engine.offsets.committed(key) or 0
-        flight = desk.engine.offsets.in_flight(key)
         rows.append(
             {
+                "index": len(rows) + 1,
                 "groupName": key[0],
                 "topicName": key[1],
                 "partitionId": key[2],
@@ -47,8 +49,9 @@ def consumers(desk: Desk, params: Params) -> list[Answer]:
                 "isFilterConsume": holder.keys is not None,
                 "filterConds": list(holder.filters),
                 "qryPriorityId": holder.priority,
-                "lastRegTime": format_time(holder.since),
-                "tmpOffset": committed + flight,
+                "lastRegTime": holder.since,
+                "isMessageStoreOk": True,
+                "tmpOffset": desk.engine.offsets.in_flight(key),
                 "zkOffset": committed,
                 "minOffset": store.min_offset,
                 "maxOffset": store.durable_end,
@@ -60,26 +63,38 @@ def consumers(desk: Desk, params: Params) -> list[Answer]:
 
 
 def stores(desk: Desk, params: Params) -> list[Answer]:
-    rows = []
+    rows: list[Answer] = []
     for topic in desk.topics(params):
         stores = []
         for number in range(topic.config.stores or 1):
             store = desk.engine.topics.store(topic, number * 10_000)
+            count = topic.config.partitions or 1
+            index_bytes = store.durable_end - store.min_offset
+            bounds = {"minOffset": store.min_offset, "maxOffset": store.durable_end, "sizeInBytes": index_bytes}
             stores.append(
                 {
                     "storeId": number,
-                    "numPartitions": topic.config.partitions or 1,
-                    "indexMinOffset": store.min_offset,
-                    "indexMaxOffset": store.durable_end,
-                    "dataMinOffset": store.min_data_offset,
-                    "dataMaxOffset": store.durable_data_end,
-                    "indexSize": store.durable_end - store.min_offset,
-                    "dataSize": store.durable_data_end - store.min_data_offset,
+                    "numPartition": count,
+                    "minDataOffset": store.min_data_offset,
+                    "maxDataOffset": store.durable_data_end,
+                    "sizeInBytes": store.durable_data_end - store.min_data_offset,
+                    "partitionInfo": [{"partitionId": number * 10_000 + part, **bounds} for part in range(count)],
                     "unwrittenSize": store.unwritten_bytes,
                 }
             )
-        rows.append({"topicName": topic.name, "storeInfo": stores})
+        rows.append({"index": len(rows) + 1, "topicName": topic.name, "storeInfo": stores})
     return rows
+
+
+def store_stats(desk: Desk, params: Params) -> list[Answer]:
+    details = ("storeId", "sizeInBytes", "unwrittenSize")
+    return [
+        {
+            "topicName": row["topicName"],
+            "details": [{name: store[name] for name in details} for store in row["storeInfo"]],
+        }
+        for row in stores(desk, params)
+    ]
 
 
 def pubinfo(desk: Desk, params: Params) -> list[Answer]:
@@ -97,7 +112,7 @@ def pubinfo(desk: Desk, params: Params) -> list[Answer]:
                     "dataMax": store.durable_data_end,
                 }
             )
-        rows.append({"topicName": topic.name, "offsetInfo": parts, "partCount": len(parts)})
+        rows.append({"topicName": topic.name, "offsetInfo": parts, "itemCount": len(parts)})
     return rows
 
 
@@ -113,7 +128,7 @@ def group_offset(desk: Desk, params: Params) -> list[Answer]:
             "groupName": key[0],
             "topicName": key[1],
             "partitionId": key[2],
-            "tmpOffset": here + offsets.in_flight(key),
+            "tmpOffset": offsets.in_flight(key),
             "zkOffset": -1 if committed is None else committed,
             "minOffset": store.min_offset,
             "maxOffset": store.durable_end,
@@ -157,27 +172,34 @@ def groups(desk: Desk, params: Params) -> list[Answer]:
     divide = params.flag("divide", default=False)
     known = {key[0] for key, _ in desk.engine.offsets.items()}
     online = {key[0] for key, _ in desk.engine.holdings}
-    if not divide:
-        return [{"groupName": name} for name in sorted(known | online)]
-    return [{"online": sorted(online), "offline": sorted(known - online)}]
+    kinds = {"online": online, "offline": known - online} if divide else {"all": known | online}
+    return [{"type": kind, "groupName": sorted(names), "groupCount": len(names)} for kind, names in kinds.items()]
 
 
 def registrations(desk: Desk, params: Params) -> list[Answer]:
     wanted = set(params.items("groupName"))
     return [
         {
-            "partition": f"{key[0]}:{key[1]}:{key[2]}",
-            "consumer": holder.client_id,
+            "Partition": f"{key[0]}:{key[1]}:{key[2]}",
+            "Consumer": holder.client_id,
             "index": number,
-            "lastRegTime": format_time(holder.since),
         }
-        for number, (key, holder) in enumerate(desk.engine.holdings)
+        for number, (key, holder) in enumerate(desk.engine.holdings, 1)
         if not wanted or key[0] in wanted
     ]
 
 
 def metrics(desk: Desk, params: Params) -> list[Answer]:  # noqa: ARG001 - the counters are never reset
-    return [dict(desk.stats())]
+    return [{"probeTime": format_time(desk.now_ms), "nodeRole": "Broker", "metrics": dict(desk.stats())}]
+
+
+def backup(desk: Desk, params: Params) -> list[Answer]:
+    if params.text("backupPath"):
+        raise BadParameter("backupPath: nothing is written on the broker's machine; leave it out, the answer has it")
+    found: dict[str, dict[str, int]] = {}
+    for key, offset in desk.positions(params):
+        found.setdefault(key[0], {})[f"{desk.broker_id}:{key[1]}:{key[2]}"] = offset
+    return [{"groupName": group, "offsetJsonInfo": json.dumps(parts)} for group, parts in sorted(found.items())]
 
 
 def snapshot(desk: Desk, params: Params) -> list[Answer]:
@@ -190,18 +212,19 @@ def snapshot(desk: Desk, params: Params) -> list[Answer]:
     filters = params.items("filterConds", most=500)
     store = desk.engine.topics.store(topic, partition)
     messages = _newest(store, partition, most, frozenset(map(filter_key, filters)) if filters else None)
-    rows = []
+    rows: list[Answer] = []
     for offset, message in messages:
         found = split_data(message.payLoadData, message.flag)
         attributes, body = ("", message.payLoadData) if found is None else found
         pairs = dict(parse_attributes(attributes))
         rows.append(
             {
+                "index": len(rows),
                 "messageId": message.messageId,
                 "indexOffset": offset,
                 "msgType": pairs.get(MSG_TYPE, ""),
                 "msgTime": pairs.get(MSG_TIME, ""),
-                "attr": base64.b64encode(attributes.encode()).decode(),
+                "attr": attributes,
                 "data": base64.b64encode(body).decode(),
             }
         )

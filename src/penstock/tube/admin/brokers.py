@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 
-from penstock.tube.admin.common import Answer, Change, item, success
+from penstock.tube.admin.common import NOT_USED, Answer, Change, item, success, who_and_when
 from penstock.tube.admin.params import BadParameter, Params
 from penstock.tube.codec.strings import DEFAULT_BROKER_PORT, ipv4_to_int
 from penstock.tube.engine.cluster import Broker, Cluster
@@ -15,6 +15,8 @@ __all__ = ["add", "configured", "delete", "offline", "online", "read_or_write", 
 
 DEFAULT_TLS_PORT = 8124
 DEFAULT_WEB_PORT = 8081
+SYNCHRONISING = 3
+"""stepOp: the broker has not yet said that it has what it was given."""
 
 
 def _ids(params: Params) -> list[int]:
@@ -181,6 +183,8 @@ def configured(engine: MasterEngine, params: Params, now: int) -> Answer:  # noq
                 "deletePolicy": cluster.default.delete_policy,
                 "acceptPublish": setting.status in {Status.ONLINE, Status.ONLY_WRITE},
                 "acceptSubscribe": setting.status in {Status.ONLINE, Status.ONLY_READ},
+                **NOT_USED,
+                **who_and_when(),
             }
         )
     return success(rows)
@@ -196,6 +200,7 @@ def run_status(engine: MasterEngine, params: Params, now: int) -> Answer:  # noq
         if (wanted and number not in wanted) or (only_abnormal and not abnormal):
             continue
         setting = engine.controls.brokers.get(number)
+        settled = broker.serving and not broker.need_report
         rows.append(
             {
                 "brokerId": number,
@@ -203,17 +208,26 @@ def run_status(engine: MasterEngine, params: Params, now: int) -> Answer:  # noq
                 "brokerPort": broker.info.port,
                 "brokerTLSPort": broker.tls_port,
                 "manageStatus": "online" if setting is None else Status(setting.status).text,
-                "runStatus": "online" if broker.online else "offline",
-                "subStatus": "idle" if broker.serving and not broker.need_report else "wait_sync",
-                "acceptPublish": not broker.stop_write and not broker.write_status,
-                "acceptSubscribe": not broker.stop_read and not broker.read_status,
-                "isConfChanged": broker.need_report,
-                "isConfLoaded": not broker.need_report,
-                "isBrokerOnline": broker.online,
+                "enableTLS": bool(broker.tls_port),
+                "isRepAbnormal": broker.read_status < 0 or broker.write_status < 0,
+                "isAutoForbidden": False,
+                "runStatus": "running" if broker.online else "notRegister",
+                **({"subStatus": "idle"} if settled else {"subStatus": "processing_event", "stepOp": SYNCHRONISING}),
+                "isConfChanged": _text(broker.need_report),
+                "isConfLoaded": _text(not broker.need_report),
+                "isBrokerOnline": _text(broker.online),
+                "brokerVersion": "-",
+                "acceptPublish": _text(not broker.stop_write and not broker.write_status),
+                "acceptSubscribe": _text(not broker.stop_read and not broker.read_status),
             }
             | _web(broker, setting)
         )
     return success(rows)
+
+
+def _text(flag: object) -> str:
+    """A flag as the reference writes it here: in quotes."""
+    return "true" if flag else "false"
 
 
 def _web(broker: Broker, setting: BrokerSetting | None) -> Answer:

@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.tube.admin.params import BadParameter, Params
+from penstock.tube.codec.strings import UNDEFINED
 from penstock.tube.engine.flow import parse_rules
 from penstock.tube.engine.master import MIN_MESSAGE_BYTES
 from penstock.tube.engine.settings import Removal, Setting
 
-__all__ = ["DELETE_POLICY", "Answer", "Change", "failure", "flow_text", "item", "message_bytes", "success"]
+__all__ = [
+    "DELETE_POLICY",
+    "NOT_USED",
+    "Answer",
+    "Change",
+    "failure",
+    "flow_rules",
+    "flow_text",
+    "item",
+    "message_bytes",
+    "success",
+    "who_and_when",
+]
 
 
 Answer = dict[str, Any]
 DELETE_POLICY = re.compile(r"delete,(\d{1,6})([smhSMH]?)", re.ASCII)
+
+NOT_USED: Answer = {
+    "unflushThreshold": 1000,
+    "unflushInterval": 10_000,
+    "unflushDataHold": 0,
+    "memCacheMsgSizeInMB": 3,
+    "memCacheMsgCntInK": 10,
+    "memCacheFlushIntvl": 20_000,
+    "dataStoreType": UNDEFINED,
+    "dataPath": "",
+}
+"""What tools expect to read of each topic and broker: the reference's defaults. Nothing here depends on them."""
 
 
 class Change(NamedTuple):
@@ -25,9 +52,21 @@ class Change(NamedTuple):
     answer: Answer
 
 
-def success(rows: list[Answer]) -> Answer:
+def success(rows: Sequence[Answer | str]) -> Answer:
     """The answer with ``rows`` as its data."""
     return {"result": True, "errCode": 0, "errMsg": "OK", "data": rows, "count": len(rows)}
+
+
+def who_and_when(serial: int = UNDEFINED) -> Answer:
+    """Fields of a setting that tools expect; who changed it, and when, is not kept here."""
+    unknown = dict.fromkeys(["createUser", "createDate", "modifyUser", "modifyDate"], "-")
+    return {"dataVersionId": serial, "serialId": serial, **unknown}
+
+
+def flow_rules(text: str, counted: str) -> Answer:
+    """The rules of ``text`` and how many there are, the latter under the name ``counted``."""
+    rules = json.loads(text) if text.strip() else []
+    return {counted: sum(len(kind.get("rule", ())) for kind in rules), "flowCtrlInfo": rules}
 
 
 def failure(text: str) -> Answer:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from penstock.tube.admin.common import Answer, Change, flow_text, item, message_bytes, success
+from penstock.tube.admin.common import (
+    Answer,
+    Change,
+    flow_rules,
+    flow_text,
+    item,
+    message_bytes,
+    success,
+    who_and_when,
+)
 from penstock.tube.admin.params import BadParameter, Params
 from penstock.tube.codec.strings import UNDEFINED, valid_group
-from penstock.tube.engine.balance import Group
+from penstock.tube.engine.balance import Group, most_brokers
 from penstock.tube.engine.client_groups import ClientGroup
 from penstock.tube.engine.master import MIN_MESSAGE_BYTES, MasterEngine
 from penstock.tube.engine.settings import (
@@ -18,6 +27,8 @@ from penstock.tube.engine.settings import (
 )
 
 __all__ = [
+    "FILTERED",
+    "FILTERED_AND_OFF",
     "cluster_setting",
     "consume_controls",
     "consume_from_max",
@@ -33,10 +44,18 @@ __all__ = [
     "set_resources",
     "set_topic_control",
     "sub_info",
+    "topic_authorization",
     "topic_controls",
+    "who_may",
 ]
 
 Changed = list[Setting | Removal]
+
+DEFAULT_RATE = 1000
+"""The reference's limit of brokers a member where a group has none of its own. Nobody is held to it here."""
+
+FILTERED_AND_OFF, FILTERED = 1, 2
+"""condStatus: 0 no filter is asked for, 1 the rule is there and not in force, 2 it is in force."""
 
 
 def names_of(params: Params) -> list[str]:
@@ -104,14 +123,37 @@ def detail(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: A
     rows = []
     for member in group.members.values():
         owned = sorted(p for p, owner in group.owned.items() if owner == member.id)
-        parts = [{"partId": p.key, "status": "registered" if p in member.held else "registering"} for p in owned]
+        parts = [
+            {
+                "partId": p.id,
+                "brokerAddr": p.broker.address,
+                "topicName": p.topic,
+                "status": "registered" if p in member.held else "registering",
+            }
+            for p in owned
+        ]
         rows.append({"consumerId": member.id, "parCount": len(owned), "parInfo": parts})
     return {
         **success(rows),
         "topicSet": sorted(group.topics),
         "consumeGroup": name,
         "isBandConsume": "bound" if group.bound else "unbound",
+        "re-rebalance": {member.id: member.out for member in group.members.values() if member.out},
+        "rebInfo": _balancing(engine, group),
         "filterConds": {topic: sorted(items) for topic, items in sorted(group.filters.items())},
+    }
+
+
+def _balancing(engine: MasterEngine, group: Group) -> Answer:
+    """Whether the group got partitions, and how many brokers of a topic a member has to read."""
+    setting = engine.controls.groups.get(group.name)
+    most = most_brokers(engine.cluster.partitions(list(group.topics)))
+    return {
+        "isRebalanced": group.allocated,
+        "checkPasted": not engine.controls.too_few(group.name, most, len(group.members)),
+        "defBClientRate": DEFAULT_RATE,
+        "confBClientRate": setting.rate if setting is not None and setting.check_rate else UNDEFINED,
+        "curBClientRate": most // max(len(group.members), 1),
     }
 
 
@@ -157,6 +199,7 @@ def consume_controls(engine: MasterEngine, params: Params, now: int) -> Answer: 
                 "disableCsmRsn": control.reason,
                 "filterEnable": control.filter_enabled,
                 "filterConds": f",{','.join(control.filters)}," if control.filters else "",
+                **who_and_when(),
             }
             for (group, topic), control in sorted(engine.controls.consume.items())
             if (not groups or group in groups) and (not topics or topic in topics)
@@ -205,13 +248,45 @@ def topic_controls(engine: MasterEngine, params: Params, now: int) -> Answer:  #
         [
             {
                 "topicName": name,
+                "topicNameId": UNDEFINED,
                 "enableAuthControl": name in engine.controls.topics and engine.controls.topics[name].enabled,
                 "maxMsgSizeInMB": (topic.max_message_bytes or engine.max_message_bytes) // MIN_MESSAGE_BYTES,
+                **who_and_when(),
             }
             for name, topic in sorted(engine.cluster.topics.items())
             if not wanted or name in wanted
         ]
     )
+
+
+def topic_authorization(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+    """Which topics only allowed groups may consume, with these groups and their filters."""
+    wanted = set(params.items("topicName"))
+    return success([who_may(engine, name) for name in sorted(engine.cluster.topics) if not wanted or name in wanted])
+
+
+def who_may(engine: MasterEngine, topic: str) -> Answer:
+    """Whether the control of ``topic`` is on, the groups of which something is said there, and their filters."""
+    control = engine.controls.topics.get(topic)
+    groups, filters = [], []
+    unknown = who_and_when()
+    for (group, name), said in sorted(engine.controls.consume.items()):
+        if name != topic:
+            continue
+        if said.enabled:
+            groups.append({"topicName": name, "groupName": group, **unknown})
+        text = f",{','.join(said.filters)}," if said.filters else ""
+        status = FILTERED if said.filter_enabled else FILTERED_AND_OFF if said.filters else 0
+        filters.append({"topicName": name, "groupName": group, "condStatus": status, "filterConds": text, **unknown})
+    return {
+        "topicName": topic,
+        "isEnable": control is not None and control.enabled,
+        **unknown,
+        "authConsumeGroup": groups,
+        "groupCount": len(groups),
+        "authFilterCondSet": filters,
+        "filterCount": len(filters),
+    }
 
 
 def set_topic_control(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
@@ -254,8 +329,8 @@ def resources(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa
                 "alwdBrokerClientRate": setting.rate,
                 "qryPriorityId": setting.query_priority,
                 "flowCtrlEnable": setting.flow_enabled,
-                "flowCtrlInfo": setting.flow_info,
-                "dataVersionId": setting.serial,
+                **flow_rules(setting.flow_info, "flowCtrlRuleCount"),
+                **who_and_when(setting.serial),
             }
             for name, setting in sorted(engine.controls.groups.items())
             if not wanted or name in wanted
@@ -310,8 +385,8 @@ def cluster_setting(engine: MasterEngine, params: Params, now: int) -> Answer:  
                 if setting.query_priority is None
                 else setting.query_priority,
                 "flowCtrlEnable": setting.flow_enabled,
-                "flowCtrlInfo": setting.flow_info,
-                "dataVersionId": setting.serial,
+                **flow_rules(setting.flow_info, "flowCtrlRuleCount"),
+                **who_and_when(setting.serial),
                 "numPartitions": default.partitions,
                 "numTopicStores": default.stores,
                 "deletePolicy": default.delete_policy,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from penstock.tube.admin import groups
 from penstock.tube.admin.batch import Run
-from penstock.tube.admin.common import Answer, Change, item, success
+from penstock.tube.admin.common import Answer, Change, item, success, who_and_when
 from penstock.tube.admin.params import BadParameter, Params
 from penstock.tube.engine.master import MasterEngine
 from penstock.tube.engine.settings import ClusterSetting, GroupSetting, Removal, Setting
@@ -30,9 +30,6 @@ __all__ = [
     "set_rules",
     "withdraw",
 ]
-
-_BOUND_AND_OFF, _BOUND = 1, 2
-"""condStatus: 0 no filter is asked for, 1 the rule is there and not in force, 2 it is in force."""
 
 
 def _with(run: Run, **fixed: str) -> Run:
@@ -69,13 +66,13 @@ def forbidden(engine: MasterEngine, params: Params, now: int) -> Answer:
 
 def _listed(engine: MasterEngine, params: Params, now: int, *, enabled: bool) -> Answer:
     rows = groups.consume_controls(engine, params, now)["data"]
-    return success([row for row in rows if row["consumeEnable"] is enabled])
+    return success([{**row, "reason": row["disableCsmRsn"]} for row in rows if row["consumeEnable"] is enabled])
 
 
 def bind_filters(engine: MasterEngine, params: Params, now: int) -> Change:
     """Bind what groups consume of topics to message types."""
-    status = params.number("condStatus", default=0, least=0, most=_BOUND)
-    fixed = {"filterEnable": "true" if status == _BOUND else "false"} if params.text("condStatus") else {}
+    status = params.number("condStatus", default=0, least=0, most=groups.FILTERED)
+    fixed = {"filterEnable": "true" if status == groups.FILTERED else "false"} if params.text("condStatus") else {}
     return _with(groups.set_consume, **fixed)(engine, params, now)
 
 
@@ -101,7 +98,7 @@ def filters(engine: MasterEngine, params: Params, now: int) -> Answer:
 
 
 def _condition(row: Answer) -> int:
-    return _BOUND if row["filterEnable"] else _BOUND_AND_OFF if row["filterConds"] else 0
+    return groups.FILTERED if row["filterEnable"] else groups.FILTERED_AND_OFF if row["filterConds"] else 0
 
 
 # How fast.
@@ -116,7 +113,10 @@ def group_settings(engine: MasterEngine, params: Params, now: int) -> Answer:
                 "groupName": row["groupName"],
                 "consumeGroupName": row["groupName"],
                 "enableBind": int(row["resCheckEnable"]),
-                "allowedBrokerClientRate": row["alwdBrokerClientRate"],
+                "allowedBClientRate": row["alwdBrokerClientRate"],
+                "attributes": "",
+                "lastBindUsedDate": "-",
+                **who_and_when(row["dataVersionId"]),
             }
             for row in rows
         ]
@@ -142,9 +142,10 @@ def _rules(name: str, row: Answer) -> Answer:
     return {
         "groupName": name,
         "statusId": int(row["flowCtrlEnable"]),
+        "ruleCnt": row["flowCtrlRuleCount"],
         "flowCtrlInfo": row["flowCtrlInfo"],
         "qryPriorityId": row["qryPriorityId"],
-        "dataVersionId": row["dataVersionId"],
+        **who_and_when(row["dataVersionId"]),
     }
 
 

@@ -14,7 +14,7 @@ import penstock
 from penstock.tube.admin import brokers, groups, legacy, topics, views
 from penstock.tube.admin.batch import Run, batch
 from penstock.tube.admin.common import Answer, Change, failure, success
-from penstock.tube.admin.params import BadParameter, Params
+from penstock.tube.admin.params import BadParameter, Params, format_time
 from penstock.tube.engine.master import MasterEngine
 
 __all__ = ["METHODS", "Change", "Method", "handle"]
@@ -41,23 +41,26 @@ def handle(engine: MasterEngine, params: Mapping[str, str], token: str | None, n
 def _master_group(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001 - the table's form
     """The master and its state."""
     host, _, port = engine.address.rpartition(":")
-    status = "Master" if engine.active else "Standby"
-    return success(
-        [{"index": 1, "name": "master", "hostName": host, "port": port, "statusInfo": {"nodeStatus": status}}]
-    )
+    status = "MASTER" if engine.active else "REPLICA"
+    node = {"index": 1, "name": "master", "hostName": host, "port": port, "statusInfo": {"nodeStatus": status}}
+    return success([node]) | {
+        "groupName": "penstock",
+        "isPrimaryNodeActive": False,
+        "groupStatus": "Running-ReadWrite" if engine.active else "Running-ReadOnly",
+    }
 
 
 def _version(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
     """Version of the server."""
-    return success([{"serverVersion": f"penstock-{penstock.__version__}"}])
+    return success([{"version": f"penstock-{penstock.__version__}"}])
 
 
 def _methods(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
     """Names of the methods."""
-    return success([{"id": number, "method": name} for number, name in enumerate(sorted(METHODS), 1)])
+    return success([{"method": name, "needAuth": method.changes} for name, method in sorted(METHODS.items())])
 
 
-def _metrics(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def _metrics(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001 - the table's form
     """Counters of the master."""
     figures = {
         "requests": engine.requests,
@@ -67,7 +70,8 @@ def _metrics(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa:
         "topics": len(engine.cluster.topics),
         "rebalances": engine.rebalances,
     }
-    return success([figures])
+    node = {"probeTime": format_time(now), "nodeName": engine.address.rpartition(":")[0], "nodeRole": "Master"}
+    return success([{**node, "metrics": figures}])
 
 
 class Method(NamedTuple):
@@ -95,11 +99,13 @@ def _batches(names: tuple[str, ...], *rows: tuple[Run | str, ...]) -> dict[str, 
 
 
 METHODS: dict[str, Method] = {
-    **_query(
-        topics.info, "admin_query_topic_info", "admin_query_topic_deploy_info", "admin_query_topic_deploy_configure"
-    ),
-    **_query(views.topics_of_brokers, "admin_query_broker_topic_config_info", "admin_query_deployed_topics"),
-    **_query(views.brokers_of_topics, "admin_query_topic_broker_config_info", "admin_query_deployed_broker_ids"),
+    **_query(topics.info, "admin_query_topic_info"),
+    **_query(topics.deployed, "admin_query_topic_deploy_info"),
+    **_query(topics.places, "admin_query_topic_deploy_configure"),
+    **_query(views.topics_of_brokers, "admin_query_deployed_topics"),
+    **_query(views.loads_of_brokers, "admin_query_broker_topic_config_info"),
+    **_query(views.brokers_of_topics, "admin_query_deployed_broker_ids"),
+    **_query(views.spread_of_topics, "admin_query_topic_broker_config_info"),
     **_query(views.cluster_view, "admin_query_cluster_topic_view"),
     **_change(topics.add, "admin_add_new_topic_record", "admin_add_topic_deploy_info"),
     **_change(topics.modify, "admin_modify_topic_info", "admin_update_topic_deploy_info"),
@@ -119,7 +125,8 @@ METHODS: dict[str, Method] = {
     **_query(groups.detail, "admin_query_consume_group_detail"),
     **_change(groups.rebalance, "admin_rebalance_group_allocate"),
     **_change(groups.consume_from_max, "admin_set_client_balance_group_consume_from_max"),
-    **_query(groups.topic_controls, "admin_query_topic_control_info", "admin_query_topic_authorize_control"),
+    **_query(groups.topic_controls, "admin_query_topic_control_info"),
+    **_query(groups.topic_authorization, "admin_query_topic_authorize_control"),
     **_change(
         groups.set_topic_control,
         "admin_add_topic_control_info",

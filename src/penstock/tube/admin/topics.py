@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from penstock.errors import RefusedError
-from penstock.tube.admin.common import DELETE_POLICY, Answer, Change, item, message_bytes, success
+from penstock.tube.admin.common import (
+    DELETE_POLICY,
+    NOT_USED,
+    Answer,
+    Change,
+    item,
+    message_bytes,
+    success,
+    who_and_when,
+)
+from penstock.tube.admin.groups import who_may
 from penstock.tube.admin.params import BadParameter, Params
+from penstock.tube.codec.strings import UNDEFINED
 from penstock.tube.engine.cluster import TOPIC_DELETED, TOPIC_REMOVED, Topic
 from penstock.tube.engine.master import MIN_MESSAGE_BYTES, MasterEngine
 
-__all__ = ["add", "delete", "info", "modify", "redo", "remove"]
+__all__ = ["add", "delete", "deployed", "info", "modify", "places", "redo", "remove"]
 
 _MAX_HOURS = 168
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "": 3600}
@@ -136,15 +147,41 @@ def remove(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: A
 
 def info(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
     """Topics, where they are and whether they are usable."""
-    wanted = set(params.items("topicName"))
-    topics = sorted(engine.cluster.topics.items())
-    return success([_topic_row(engine, topic) for name, topic in topics if not wanted or name in wanted])
-
-
-def _topic_row(engine: MasterEngine, topic: Topic) -> Answer:
-    cluster = engine.cluster
     rows = []
-    running = 0
+    for topic in _asked(engine, params):
+        places, sums = _places(engine, topic), _sums(engine, topic)
+        control = who_may(engine, topic.name)
+        del control["topicName"]
+        control["enableAuthControl"] = control.pop("isEnable")
+        rows.append({**sums, "topicStatusId": topic.status, "topicInfo": places, "authData": control})
+    return success(rows)
+
+
+def deployed(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+    """Topics, where they are and whether they are usable, in the newer form."""
+    return success(
+        [
+            {**_sums(engine, topic), "topicNameId": UNDEFINED, **who_and_when(), "deployInfo": _places(engine, topic)}
+            for topic in _asked(engine, params)
+        ]
+    )
+
+
+def places(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+    """Topics as they are configured, a row for each broker."""
+    rows = [row for topic in _asked(engine, params) for row in _places(engine, topic)]
+    return success([{name: value for name, value in row.items() if name != "runInfo"} for row in rows])
+
+
+def _asked(engine: MasterEngine, params: Params) -> list[Topic]:
+    wanted = set(params.items("topicName"))
+    return [topic for name, topic in sorted(engine.cluster.topics.items()) if not wanted or name in wanted]
+
+
+def _places(engine: MasterEngine, topic: Topic) -> list[Answer]:
+    """A row for each broker that has the topic, by its configuration."""
+    cluster = engine.cluster
+    rows: list[Answer] = []
     for broker_id, broker in sorted(cluster.brokers.items()):
         if not topic.on(broker_id):
             continue
@@ -153,7 +190,6 @@ def _topic_row(engine: MasterEngine, topic: Topic) -> Answer:
             ["acceptPublish", "acceptSubscribe", "numPartitions", "numTopicStores", "brokerManageStatus"], "-"
         )
         if config is not None:
-            running += (config.partitions or 1) * (config.stores or 1)
             run = {
                 "acceptPublish": bool(config.accept_publish),
                 "acceptSubscribe": bool(config.accept_subscribe),
@@ -164,6 +200,7 @@ def _topic_row(engine: MasterEngine, topic: Topic) -> Answer:
         rows.append(
             {
                 "topicName": topic.name,
+                "topicNameId": UNDEFINED,
                 "topicStatusId": topic.status,
                 "brokerId": broker_id,
                 "brokerIp": broker.info.host,
@@ -173,18 +210,26 @@ def _topic_row(engine: MasterEngine, topic: Topic) -> Answer:
                 "acceptPublish": topic.accept_publish,
                 "acceptSubscribe": topic.accept_subscribe,
                 "deletePolicy": topic.delete_policy or engine.config.default.delete_policy,
+                **NOT_USED,
+                **who_and_when(),
                 "runInfo": run,
             }
         )
+    return rows
+
+
+def _sums(engine: MasterEngine, topic: Topic) -> Answer:
+    """The topic as a whole."""
+    cluster = engine.cluster
+    on = [broker for broker_id, broker in cluster.brokers.items() if topic.on(broker_id)]
+    running = [broker.serving[topic.name] for broker in on if topic.name in broker.serving]
     control = engine.controls.topics.get(topic.name)
     return {
         "topicName": topic.name,
-        "topicStatusId": topic.status,
         "maxMsgSizeInMB": (topic.max_message_bytes or engine.max_message_bytes) // MIN_MESSAGE_BYTES,
-        "topicInfo": rows,
-        "infoCount": len(rows),
-        "totalCfgNumPart": len(rows) * topic.partitions * topic.stores,
-        "totalRunNumPartCount": running,
+        "infoCount": len(on),
+        "totalCfgNumPart": len(on) * topic.partitions * topic.stores,
+        "totalRunNumPartCount": sum((config.partitions or 1) * (config.stores or 1) for config in running),
         "isSrvAcceptPublish": cluster.topic_info(topic.name) is not None,
         "isSrvAcceptSubscribe": bool(cluster.partitions([topic.name])),
         "enableAuthControl": control is not None and control.enabled,

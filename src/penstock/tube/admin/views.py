@@ -6,7 +6,9 @@ from penstock.tube.admin.common import Answer, Change, failure, item, success
 from penstock.tube.admin.params import Params
 from penstock.tube.engine.balance import Group
 from penstock.tube.engine.client_groups import ClientGroup
+from penstock.tube.engine.cluster import Topic
 from penstock.tube.engine.master import MasterEngine
+from penstock.tube.engine.settings import Status
 
 __all__ = [
     "booked_consume",
@@ -14,8 +16,10 @@ __all__ = [
     "brokers_of_topics",
     "cluster_view",
     "groups_by_topic",
+    "loads_of_brokers",
     "release",
     "self_balancing",
+    "spread_of_topics",
     "statistics",
     "topics_of_brokers",
     "transfer",
@@ -25,13 +29,79 @@ __all__ = [
 def topics_of_brokers(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001 - the table's form
     """Topics by broker."""
     wanted = set(params.numbers("brokerId"))
+    found = {
+        number: [topic.name for topic in sorted(engine.cluster.topics.values()) if topic.on(number)]
+        for number in sorted(engine.cluster.brokers)
+        if not wanted or number in wanted
+    }
     return success(
-        [
-            {"brokerId": number, "topicName": [t.name for t in sorted(engine.cluster.topics.values()) if t.on(number)]}
-            for number in sorted(engine.cluster.brokers)
-            if not wanted or number in wanted
-        ]
+        [{"brokerId": number, "topicName": names, "topicCount": len(names)} for number, names in found.items()]
     )
+
+
+def loads_of_brokers(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+    """How many topics, stores and partitions each broker has, and how many of them can be used."""
+    wanted, numbers = set(params.items("topicName")), set(params.numbers("brokerId"))
+    rows: list[Answer] = []
+    for number, broker in sorted(engine.cluster.brokers.items()):
+        if numbers and number not in numbers:
+            continue
+        topics = [t for name, t in engine.cluster.topics.items() if t.on(number) and (not wanted or name in wanted)]
+        setting = engine.controls.brokers.get(number)
+        writes, reads = broker.online and not broker.stop_write, broker.online and not broker.stop_read
+        publish = [t for t in topics if writes and t.accept_publish and t.name in broker.serving]
+        subscribe = [t for t in topics if reads and t.accept_subscribe and t.name in broker.serving]
+        rows.append(
+            {
+                "brokerId": number,
+                "brokerIp": broker.info.host,
+                "brokerPort": broker.info.port,
+                "manageStatus": "online" if setting is None else Status(setting.status).text,
+                "acceptPublish": not broker.stop_write,
+                "acceptSubscribe": not broker.stop_read,
+                "nodeRunInfo": "running" if broker.online else "notRegister",
+                **_counted("TotalCfgCnt", topics),
+                **_counted("AccPubTotalCnt", publish),
+                **_counted("AccSubTotalCnt", subscribe),
+            }
+        )
+    return success(rows)
+
+
+def _counted(what: str, topics: list[Topic], name: str = "topic", brokers: int = 1) -> Answer:
+    """Topics (or ``brokers`` that each have them) with their stores and partitions."""
+    stores = brokers * sum(topic.stores for topic in topics)
+    partitions = brokers * sum(topic.stores * topic.partitions for topic in topics)
+    count = len(topics) if name == "topic" else brokers
+    return {f"{name}{what}": count, f"store{what}": stores, f"part{what}": partitions}
+
+
+def spread_of_topics(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+    """How many brokers, stores and partitions each topic has, and how many of them can be used."""
+    wanted = set(params.items("topicName"))
+    cluster = engine.cluster
+    rows: list[Answer] = []
+    for name, topic in sorted(cluster.topics.items()):
+        if wanted and name not in wanted:
+            continue
+        on = [broker for number, broker in cluster.brokers.items() if topic.on(number)]
+        running = [broker for broker in on if broker.online and name in broker.serving]
+        publish = sum(topic.accept_publish and not broker.stop_write for broker in running)
+        subscribe = sum(topic.accept_subscribe and not broker.stop_read for broker in running)
+        control = engine.controls.topics.get(name)
+        rows.append(
+            {
+                "topicName": name,
+                **_counted("TotalCfgCnt", [topic], "broker", len(on)),
+                **_counted("TotalRunCnt", [topic], "broker", len(running)),
+                **_counted("AccPubTotalCnt", [topic], "broker", publish),
+                **_counted("AccSubTotalCnt", [topic], "broker", subscribe),
+                "topicSrvAccPubStatus": cluster.topic_info(name) is not None,
+                "topicSrvAccSubStatus": bool(cluster.partitions([name])),
+                "enableAuthControl": control is not None and control.enabled,
+            }
+        )
+    return success(rows)
 
 
 def brokers_of_topics(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
@@ -70,6 +140,8 @@ def cluster_view(engine: MasterEngine, params: Params, now: int) -> Answer:  # n
             {
                 "topicName": name,
                 "totalCfgBrokerCnt": len(on),
+                "totalCfgNumStore": len(on) * topic.stores,
+                "totalRunNumStore": sum(config.stores or 1 for config in running),
                 "totalCfgNumPart": len(on) * topic.partitions * topic.stores,
                 "totalRunNumPartCount": sum((config.partitions or 1) * (config.stores or 1) for config in running),
                 "isSrvAcceptPublish": cluster.topic_info(name) is not None,
@@ -89,24 +161,24 @@ def groups_by_topic(engine: MasterEngine, params: Params, now: int) -> Answer:  
         if wanted and topic not in wanted:
             continue
         names = sorted(name for name, group in known.items() if topic in group.topics)
-        rows.append({"topicName": topic, "groupInfo": names, "groupCount": len(names)})
+        rows.append({"topicName": topic, "groupSet": names, "groupCnt": len(names)})
     return success(rows)
 
 
 def booked_resources(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
     """Names of the groups that have resources of their own."""
-    return success([{"groupName": name} for name in sorted(engine.controls.groups)])
+    return success(sorted(engine.controls.groups))
 
 
 def booked_consume(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
     """Names of the groups of which it is said what they may consume."""
-    return success([{"groupName": name} for name in sorted({group for group, _ in engine.controls.consume})])
+    return success(sorted({group for group, _ in engine.controls.consume}))
 
 
 def self_balancing(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
     """Groups that balance by themselves."""
     wanted = set(params.items("groupName", "group", "consumeGroup"))
-    return success([{"groupName": name} for name in sorted(engine.client_groups) if not wanted or name in wanted])
+    return success([name for name in sorted(engine.client_groups) if not wanted or name in wanted])
 
 
 def statistics(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001

@@ -12,13 +12,14 @@ up), sends it once, and the consumer's next heartbeat says that it is done. Rule
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from enum import IntEnum
 from typing import NamedTuple
 
 from penstock.tube.codec.strings import Partition
 
-__all__ = ["Bound", "Event", "Group", "Member", "Op"]
+__all__ = ["Bound", "Event", "Group", "Member", "Op", "most_brokers"]
 
 # A delivered event that nobody reported done by then was lost with its connection: it is sent again.
 EVENT_TIMEOUT_MS = 60_000
@@ -295,6 +296,11 @@ def _better(key: str, member: Member, best: Member) -> bool:
     assert best.bound is not None
     ours, theirs = member.bound.offsets[key], best.bound.offsets[key]
     return ours >= theirs if member.bound.select_big else ours < theirs
+
+
+def most_brokers(partitions: Iterable[Partition]) -> int:
+    """How many brokers the topic has that is on most of them."""
+    return max(Counter(topic for _, topic in {(p.broker.id, p.topic) for p in partitions}).values(), default=0)
 
 
 def _count(partitions: set[Partition], topic: str) -> int:

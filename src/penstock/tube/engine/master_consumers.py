@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,7 +18,7 @@ from penstock.tube.codec.strings import (
     parse_condition,
 )
 from penstock.tube.engine.access import Passed
-from penstock.tube.engine.balance import Bound, Group
+from penstock.tube.engine.balance import Bound, Group, most_brokers
 from penstock.tube.engine.master_common import (
     MAX_FILTERS,
     MAX_TOPICS,
@@ -180,8 +179,7 @@ class ConsumerDesk:
             return
         cluster, controls = self._hall.cluster, self._hall.controls
         partitions = cluster.partitions([name for name in group.topics if controls.may_consume(group.name, name)])
-        most = max(Counter(topic for _, topic in {(p.broker.id, p.topic) for p in partitions}).values(), default=0)
-        if not group.bound and controls.too_few(group.name, most, len(group.members)):
+        if not group.bound and controls.too_few(group.name, most_brokers(partitions), len(group.members)):
             partitions = []
         if group.rebalance(partitions, self._hall.cluster.reporting(), now):
             self._rebalance_id += 1

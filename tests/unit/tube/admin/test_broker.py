@@ -27,8 +27,9 @@ class Admin:
     def ask(self, method: str, **params: str) -> list[Any]:
         answer, changed = handle(self.desk, {"method": method, **params})
         assert answer["result"], answer
-        assert (answer["errCode"], answer["totalCnt"], changed) == (0, len(answer["dataSet"]), METHODS[method].changes)
-        return list(answer["dataSet"])
+        row = METHODS[method]
+        assert (answer["errCode"], answer[row.total], changed) == (0, len(answer[row.rows]), row.changes)
+        return list(answer[row.rows])
 
     def refused(self, method: str, **params: str) -> str:
         answer, changed = handle(self.desk, {"method": method, **params})
@@ -51,7 +52,7 @@ def test_where_a_group_stands() -> None:
     admin = consuming()
     (row,) = admin.ask("admin_query_group_offset", topicName="demo", groupName="group", partitionId="0")
     assert row == {
-        "groupName": "group", "topicName": "demo", "partitionId": 0, "tmpOffset": 56, "zkOffset": 56, "minOffset": 0,
+        "groupName": "group", "topicName": "demo", "partitionId": 0, "tmpOffset": 0, "zkOffset": 56, "minOffset": 0,
         "maxOffset": 84, "minDataOffset": 0, "maxDataOffset": 159, "curReadDataOffset": 106, "curRdDltDataOffset": 53,
     }  # fmt: skip
     (group,) = admin.ask("admin_query_offset", groupName="group,other")
@@ -65,19 +66,29 @@ def test_where_a_group_stands() -> None:
 def test_who_consumes_and_what_is_stored() -> None:
     admin = consuming()
     (row,) = admin.ask("admin_query_broker_all_consumer_info")
-    assert (row["consumerId"], row["lastRegTime"], row["maxOffset"]) == ("c1", format_time(NOW), 84)
+    assert (row["consumerId"], row["lastRegTime"], row["maxOffset"]) == ("c1", NOW, 84)
     assert admin.ask("admin_get_group_detail_info", groupName="other") == []
-    assert admin.ask("admin_get_booked_groupname") == [{"groupName": "group"}]
+    assert admin.ask("admin_get_booked_groupname") == [{"type": "all", "groupName": ["group"], "groupCount": 1}]
     admin.talk.register(opType=32, readStatus=1)
-    assert admin.ask("admin_query_group", divide="true") == [{"online": [], "offline": ["group"]}]
+    assert admin.ask("admin_query_group", divide="true") == [
+        {"type": "online", "groupName": [], "groupCount": 0},
+        {"type": "offline", "groupName": ["group"], "groupCount": 1},
+    ]
     (topic,) = admin.ask("admin_query_broker_all_store_info", topicName="demo")
-    assert [(s["storeId"], s["indexMaxOffset"], s["dataSize"]) for s in topic["storeInfo"]] == [(0, 84, 159), (1, 0, 0)]
+    assert [(s["storeId"], s["maxDataOffset"], s["sizeInBytes"]) for s in topic["storeInfo"]] == [
+        (0, 159, 159),
+        (1, 0, 0),
+    ]
+    assert topic["storeInfo"][0]["partitionInfo"][2] == {
+        "partitionId": 2, "minOffset": 0, "maxOffset": 84, "sizeInBytes": 84,
+    }  # fmt: skip
+    assert admin.ask("admin_get_msgstore_stats", topicName="demo")[0]["details"][0]["sizeInBytes"] == 159
     (public,) = admin.ask("admin_query_pubinfo", topicName="demo,other")
     assert [part["partitionId"] for part in public["offsetInfo"]] == [0, 1, 2, 10000, 10001, 10002]
     assert public["offsetInfo"][1]["offsetMax"] == 84
-    assert admin.ask("admin_get_metrics_info") == [{"produced_messages": 3}]
-    assert "admin_set_offset" in admin.ask("admin_get_methods")
-    assert admin.ask("admin_query_server_version")[0]["serverVersion"].startswith("penstock-")
+    assert admin.ask("admin_get_metrics_info")[0]["metrics"] == {"produced_messages": 3}
+    assert {"method": "admin_set_offset", "needAuth": False} in admin.ask("admin_get_methods")
+    assert admin.ask("admin_query_server_version")[0]["version"].startswith("penstock-")
 
 
 def test_the_newest_messages_can_be_looked_at() -> None:
@@ -90,6 +101,7 @@ def test_the_newest_messages_can_be_looked_at() -> None:
     rows = admin.ask("admin_snapshot_message", topicName="demo", partitionId="1", msgCount="3")
     assert [base64.b64decode(row["data"]) for row in rows] == [b"197", b"198", b"199"]
     assert (rows[0]["msgType"], rows[0]["msgTime"]) == ("t1", "202401010101")
+    assert rows[0]["attr"] == "$msgType$=t1,$msgTime$=202401010101,k=v", "as text: InLong's manager splits it"
     rows = admin.ask("admin_snapshot_message", topicName="demo", partitionId="1", msgCount="2", filterConds="t0")
     assert [base64.b64decode(row["data"]) for row in rows] == [b"196", b"198"]
     rows = admin.ask("admin_snapshot_message", topicName="demo", partitionId="1", msgCount="500")
@@ -142,6 +154,16 @@ def test_positions_are_copied_and_removed() -> None:
     assert admin.talk.offsets.committed(("group", "demo", 0)) is None
 
 
+def test_a_backup_of_positions_brings_them_back() -> None:
+    admin = consuming()
+    (row,) = admin.ask("admin_backup_group_offsets")
+    assert row == {"groupName": "group", "offsetJsonInfo": '{"1:demo:0": 56}'}
+    admin.ask("admin_set_offset", topicName="demo", manualSet="false", groupName="group", **USER)
+    admin.ask("admin_set_offset", manualSet="true", **row, **USER)
+    assert admin.talk.offsets.committed(("group", "demo", 0)) == 56
+    assert "nothing is written" in admin.refused("admin_backup_group_offsets", backupPath="../conf")
+
+
 @pytest.mark.parametrize("method", [name for name, row in METHODS.items() if row.changes])
 def test_a_change_needs_a_user(method: str) -> None:
     admin = consuming()
@@ -185,13 +207,14 @@ async def test_a_change_is_durable_when_it_is_answered(tmp_path: Path) -> None:
                 {"method": "admin_manual_set_current_offset", "manualOffset": "28", **place, **USER}
             )
             assert answer["dataSet"] == [{"oldOffset": -1, "newOffset": 28}]
+            assert answer["oldOffset"] == -1
             stored = broker.disk.meta.offsets()
             assert [(item.group, item.offset) for item in stored] == [("group", 28)]
         answer = await broker.webapi({"method": "admin_query_group_offset", **place})
-        assert answer["dataSet"][0]["zkOffset"] == 28
+        assert answer["dataSet"][0]["zkOffset"] == answer["zkOffset"] == 28
         broker.retain(broker.clock())
         await broker.committed()
         history = await broker.webapi({"method": "admin_get_group_history_offset", "groupName": "group"})
-        assert history["dataSet"][0]["records"][0]["group"] == "group"
+        assert history["data"][0]["records"][0]["group"] == "group"
         await client.close()
         await broker.close()

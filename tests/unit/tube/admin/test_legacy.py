@@ -25,7 +25,7 @@ def test_allowed_and_forbidden_groups() -> None:
     change(engine, "admin_batch_delete_black_consumergroup_info", groupNameJsonSet=pairs, modifyUser="me")
     change(engine, "admin_delete_black_consumergroup_info", groupName="bb", topicName="demo", modifyUser="me")
     assert query(engine, "admin_query_black_consumer_group_info")["data"] == []
-    assert query(engine, "admin_query_booked_csmctrl_groups")["data"] == [{"groupName": "aa"}]
+    assert query(engine, "admin_query_booked_csmctrl_groups")["data"] == ["aa"]
 
 
 def test_filters_and_their_condition() -> None:
@@ -46,8 +46,8 @@ def test_filters_and_their_condition() -> None:
 def test_group_settings() -> None:
     engine = master()
     change(engine, "admin_add_consume_group_setting", groupName="aa", enableBind="1", allowedBClientRate="4")
-    expected = {"groupName": "aa", "consumeGroupName": "aa", "enableBind": 1, "allowedBrokerClientRate": 4}
-    assert query(engine, "admin_query_consume_group_setting")["data"] == [expected]
+    (row,) = query(engine, "admin_query_consume_group_setting")["data"]
+    assert (row["groupName"], row["enableBind"], row["allowedBClientRate"]) == ("aa", 1, 4)
     change(engine, "admin_upd_consume_group_setting", groupName="aa", enableBind="0", modifyUser="me")
     assert not engine.controls.groups["aa"].check_rate
     assert query(engine, "admin_upd_consume_group_setting", confModAuthToken="secret", cur="me", groupName="aa",
@@ -60,14 +60,14 @@ def test_flow_rules_of_groups_and_of_all() -> None:
     engine = master()
     change(engine, "admin_set_group_flow_control_rule", groupName="aa", flowCtrlInfo=RULES)
     (row,) = query(engine, "admin_query_group_flow_control_rule")["data"]
-    assert (row["statusId"], row["flowCtrlInfo"]) == (1, RULES)
+    assert (row["statusId"], row["ruleCnt"], row["flowCtrlInfo"]) == (1, 1, json.loads(RULES))
     first = row["dataVersionId"]
     change(engine, "admin_upd_group_flow_control_rule", groupName="aa", statusId="0", modifyUser="me")
     change(engine, "admin_rmv_group_flow_control_rule", groupName="aa,bb", modifyUser="me")
     (row,) = query(engine, "admin_query_group_flow_control_rule")["data"]
-    assert (row["statusId"], row["flowCtrlInfo"]) == (0, "[]")
+    assert (row["statusId"], row["flowCtrlInfo"]) == (0, [])
     assert row["dataVersionId"] > first, "members learn that the rules are gone"
     change(engine, "admin_set_def_flow_control_rule", flowCtrlInfo=RULES)
-    assert query(engine, "admin_query_def_flow_control_rule")["data"][0]["flowCtrlInfo"] == RULES
+    assert query(engine, "admin_query_def_flow_control_rule")["data"][0]["flowCtrlInfo"] == json.loads(RULES)
     change(engine, "admin_rmv_def_flow_control_rule", modifyUser="me")
     assert query(engine, "admin_query_def_flow_control_rule")["data"][0]["statusId"] == 0

@@ -78,7 +78,7 @@ def test_topic_info_says_whether_the_topic_is_usable() -> None:
     assert row["topicInfo"][0]["runInfo"]["numPartitions"] == 3
     assert query(engine, "admin_query_topic_info", topicName="none")["count"] == 0
     [broker] = query(engine, "admin_query_broker_run_status")["data"]
-    assert (broker["runStatus"], broker["subStatus"]) == ("online", "idle")
+    assert (broker["runStatus"], broker["subStatus"]) == ("running", "idle")
     assert query(engine, "admin_query_broker_run_status", brokerId="9")["count"] == 0
 
 
@@ -92,5 +92,7 @@ def test_groups() -> None:
     assert query(engine, "admin_query_sub_info", groupName="other")["count"] == 0
     detail = query(engine, "admin_query_consume_group_detail", groupName="lake")
     assert detail["data"][0]["parCount"] == 3
+    assert [part["partId"] for part in detail["data"][0]["parInfo"]] == [0, 1, 2]
+    assert detail["rebInfo"]["curBClientRate"] == 1
     assert detail["filterConds"] == {"demo": ["x"]}
     assert query(engine, "admin_query_consume_group_detail", consumeGroup="none")["count"] == 0

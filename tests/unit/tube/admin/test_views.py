@@ -13,11 +13,17 @@ def test_topics_and_brokers() -> None:
     before = query(engine, "admin_query_cluster_topic_view")["data"][0]
     assert (before["totalCfgBrokerCnt"], before["isSrvAcceptPublish"]) == (0, False)
     join_broker(engine)
-    assert query(engine, "admin_query_deployed_topics")["data"] == [{"brokerId": 1, "topicName": ["demo"]}]
+    assert query(engine, "admin_query_deployed_topics")["data"] == [
+        {"brokerId": 1, "topicName": ["demo"], "topicCount": 1}
+    ]
     assert query(engine, "admin_query_broker_topic_config_info", brokerId="2")["data"] == []
     (row,) = query(engine, "admin_query_deployed_broker_ids")["data"]
     assert row == {"topicName": "demo", "brokerInfo": [1], "brokerCnt": 1}
-    (row,) = query(engine, "admin_query_topic_broker_config_info", withIp="true")["data"]
+    (row,) = query(engine, "admin_query_broker_topic_config_info", brokerId="1")["data"]
+    assert (row["partTotalCfgCnt"], row["topicAccPubTotalCnt"], row["nodeRunInfo"]) == (3, 1, "running")
+    (row,) = query(engine, "admin_query_topic_broker_config_info")["data"]
+    assert (row["brokerTotalRunCnt"], row["partAccSubTotalCnt"], row["topicSrvAccPubStatus"]) == (1, 3, True)
+    (row,) = query(engine, "admin_query_deployed_broker_ids", withIp="true")["data"]
     assert row["brokerInfo"][0]["brokerId"] == 1
     assert row["brokerInfo"][0]["brokerIp"]
     (row,) = query(engine, "admin_query_cluster_topic_view", brokerId="1")["data"]
@@ -30,7 +36,7 @@ def test_groups() -> None:
     join_broker(engine)
     ask(engine, MethodId.CONSUMER_REGISTER, Membership("c1", "h", "lake", ["demo"], {}, NOW).register())
     (row,) = query(engine, "admin_query_group_info_by_topic", topicName="demo")["data"]
-    assert row == {"topicName": "demo", "groupInfo": ["lake"], "groupCount": 1}
+    assert row == {"topicName": "demo", "groupSet": ["lake"], "groupCnt": 1}
     assert query(engine, "admin_query_client_balance_group_set")["data"] == []
 
 
