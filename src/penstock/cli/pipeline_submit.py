@@ -88,6 +88,8 @@ def submit(
             archive=archive,
             image=image,
             conf=options_of_spark(conf or []),
+            # Spark would take the python3 of the search path, or one that only executors have.
+            driver_python=sys.executable,
             java_options=quiet_java_options("", "FATAL"),
             environment=_variables(env or []),
             arguments=arguments,

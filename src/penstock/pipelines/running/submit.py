@@ -38,8 +38,8 @@ class Request:
     """What is to be submitted. ``program`` is our entry script, ``arguments`` go to ``pipeline run`` behind the file.
 
     ``wheel``: ours, for executors that lack it; ``archive``: a packed virtual environment with all packages;
-    ``java_options`` are for a driver on this machine; ``environment``: variables of the pipeline file, for the driver,
-    and for executors.
+    ``driver_python`` and ``java_options`` are for a driver on this machine; ``environment``: variables of the pipeline
+    file, for the driver, and for executors.
     """
 
     spark_submit: str
@@ -53,6 +53,7 @@ class Request:
     archive: str | None = None
     image: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
+    driver_python: str | None = None
     java_options: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: Sequence[str] = ()
@@ -100,8 +101,11 @@ def submit_line(request: Request) -> Line:
         conf[f"spark.executorEnv.{name}"] = value
     # Where penstock.spark.session would have set it: the JVM of the driver is started by spark-submit.
     conf["spark.sql.session.timeZone"] = "UTC"
-    if request.java_options is not None and not is_cluster:
-        conf["spark.driver.extraJavaOptions"] = request.java_options
+    if not is_cluster:
+        if request.driver_python is not None:
+            conf["spark.pyspark.driver.python"] = request.driver_python
+        if request.java_options is not None:
+            conf["spark.driver.extraJavaOptions"] = request.java_options
     conf |= request.conf
 
     pieces = [[request.spark_submit], ["--master", request.master], ["--deploy-mode", request.deploy_mode]]

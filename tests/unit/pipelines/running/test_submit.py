@@ -52,6 +52,15 @@ def test_yarn_in_a_cluster_ships_file_and_environment() -> None:
     assert (conf["spark.yarn.appMasterEnv.A"], conf["spark.executorEnv.A"]) == ("1", "1")
 
 
+def test_a_driver_on_this_machine_runs_the_python_of_the_command() -> None:
+    given = {"archive": "env.tar.gz", "driver_python": "/opt/penstock/bin/python"}
+    conf = dict(text.split("=", 1) for text in options(line("yarn", **given), "--conf"))
+    assert conf["spark.pyspark.driver.python"] == "/opt/penstock/bin/python"
+    assert conf["spark.pyspark.python"] == "./environment/bin/python"
+    elsewhere = options(line("yarn", deploy_mode="cluster", **given), "--conf")
+    assert not [text for text in elsewhere if text.startswith("spark.pyspark.driver.python=")]
+
+
 def test_kubernetes() -> None:
     found = line("k8s://https://host:6443", deploy_mode="cluster", image="lake/penstock:1", environment={"A": "1"})
     conf = dict(text.split("=", 1) for text in options(found, "--conf"))
