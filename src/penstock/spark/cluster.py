@@ -83,15 +83,10 @@ class Tube:
         options: SourceOptions,
         *,
         timeout_ms: int | None = None,
-        stem: str | None = None,
         client: Client | None = None,
     ) -> Self:
-        """The tube that ``options`` name; ``timeout_ms`` instead of theirs.
-
-        ``stem``: read under names that begin so, where a broker wants a group.
-        """
-        peer = options.peer if stem is None else options.peer._replace(group=stem)
-        return cls(peer, timeout_ms or options.timeout_ms, types=options.types, client=client)
+        """The tube that ``options`` name; ``timeout_ms`` instead of theirs."""
+        return cls(options.peer, timeout_ms or options.timeout_ms, types=options.types, client=client)
 
     def __enter__(self) -> Self:
         return self

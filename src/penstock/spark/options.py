@@ -18,7 +18,7 @@ from penstock.runtime.login import ANYBODY, Login
 from penstock.spark import names
 from penstock.spark.login_options import LOGIN_OPTIONS, parse_login
 from penstock.spark.offsets import Named, Partition, Times, Wanted, is_selected, parse_times, parse_wanted
-from penstock.spark.tube_client import DEFAULT_GROUP, Peer, new_stem
+from penstock.spark.tube_client import DEFAULT_GROUP, Peer
 
 __all__ = [
     "COLUMNS",
@@ -143,9 +143,8 @@ class SourceOptions:
 
     @property
     def peer(self) -> Peer:
-        """Whom to ask, and as whom: somebody new each time."""
-        stem = new_stem(self.group or DEFAULT_GROUP)
-        return Peer(self.masters, self.login, self.http, stem, self.batch_bytes)
+        """Whom to ask, and as whom."""
+        return Peer(self.masters, self.login, self.http, self.group or DEFAULT_GROUP, self.batch_bytes)
 
     def selects(self, partition: Partition) -> bool:
         """Whether ``partition`` is read, if it exists."""

@@ -16,7 +16,6 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import (
     ArrayType,
@@ -53,7 +52,7 @@ from penstock.spark.options import COLUMNS, HEADERS, SourceOptions
 from penstock.spark.published import Published
 from penstock.spark.sink_options import SinkOptions
 from penstock.spark.triggers import SupportsTriggerAvailableNow
-from penstock.spark.tube_client import DEFAULT_GROUP, Address, Batch, Client, new_stem
+from penstock.spark.tube_client import Address, Batch, Client
 from penstock.spark.tube_sink import TubeStreamWriter, TubeWriter, check_columns
 
 if TYPE_CHECKING:
@@ -100,15 +99,14 @@ def spark_schema(columns: Sequence[str] = COLUMNS) -> StructType:
 class RangePartition(InputPartition):
     """What one task reads. ``address`` is where its broker was last seen, a hint that saves a question.
 
-    ``mark``: that of the start, see ``marks``. ``stem``: of the names that the task registers under, where it must.
+    ``mark``: that of the start, see ``marks``.
     """
 
-    def __init__(self, piece: Slice, address: Address | None, mark: int | None = None, stem: str | None = None) -> None:
+    def __init__(self, piece: Slice, address: Address | None, mark: int | None = None) -> None:
         super().__init__(piece)
         self.piece = piece
         self.address = address
         self.mark = mark
-        self.stem = stem
 
     def __repr__(self) -> str:
         partition, start, end = self.piece
@@ -207,7 +205,6 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._marks: Marks = {}  # of _position
         self._published: Published | None = None
         # Tasks of one batch have names of their own, which the next batch uses again; those of a run are nobody else's.
-        self._stem = new_stem(options.group or DEFAULT_GROUP)
 
     def __getstate__(self) -> dict[str, Any]:
         # Spark sends the reader to every executor; connections and threads stay here.
@@ -279,7 +276,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         unknown = stop.keys() - begin.keys()
         if unknown:
             begin |= self._beginnings(unknown, stop)
-        return _planned(slices(begin, stop), self._options, self._tube, marks_of(start), self._stem)
+        return _planned(slices(begin, stop), self._options, self._tube, marks_of(start))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, partition, self._client)
@@ -411,18 +408,12 @@ def _planned(
     options: SourceOptions,
     tube: Tube | None,
     marks: Mapping[Partition, int],
-    stem: str | None = None,
 ) -> list[InputPartition]:
     if options.min_partitions is not None:
         pieces = split(pieces, options.min_partitions)
     return [
-        RangePartition(
-            piece,
-            tube.address(piece.partition) if tube else None,
-            marks.get(piece.partition),
-            f"{stem}_{number}" if stem else None,
-        )
-        for number, piece in enumerate(pieces)
+        RangePartition(piece, tube.address(piece.partition) if tube else None, marks.get(piece.partition))
+        for piece in pieces
     ]
 
 
@@ -440,10 +431,7 @@ def read_messages(options: SourceOptions, partition: InputPartition, client: Cli
     """The messages of one task, as they came. Runs in an executor: everything it needs is made here."""
     if not isinstance(partition, RangePartition):
         return
-    task = TaskContext.get()
-    # An attempt that was given up may still be reading: no two have one name.
-    stem = None if partition.stem is None else f"{partition.stem}_{task.attemptNumber() if task else 0}"
-    with Tube.of(options, stem=stem, client=client) as tube:
+    with Tube.of(options, client=client) as tube:
         yield from tube.read(
             partition.piece,
             address=partition.address,

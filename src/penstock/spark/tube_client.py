@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -26,7 +25,6 @@ __all__ = [
     "Peer",
     "Reader",
     "TubeClient",
-    "new_stem",
 ]
 
 DEFAULT_GROUP = "spark-tubemq"
@@ -36,8 +34,7 @@ DEFAULT_HTTP_PORT = 8080
 class Peer(NamedTuple):
     """Whom to ask and as whom. ``http``: administration of a master; None: port 8080 of the first of ``masters``.
 
-    ``group`` is the stem of the names under which ranges are read where a broker wants a group; only one may read under
-    it at a time, see :func:`new_stem`.
+    ``group`` begins the names under which ranges are read where a broker wants a group.
     """
 
     masters: str
@@ -211,11 +208,6 @@ class TubeClient:
                 do="set tubemq.http to the administration of the masters in tubemq.master",
             )
         return http
-
-
-def new_stem(group: str) -> str:
-    """A stem for readers of ``group`` that nobody else has."""
-    return f"{group}_{secrets.token_hex(4)}"
 
 
 def _has_ranges(ranges: Reader, partition: Partition) -> bool:

@@ -32,7 +32,7 @@ _ANSWERS: dict[MethodId, type[Answer]] = {
     MethodId.COMMIT_OFFSET: broker_pb2.CommitOffsetResponseB2C,
 }
 _GROUPS = 16
-"""Tasks that may read one partition at a time under the names of one query; more wait for one another."""
+"""Tasks that may read one partition at a time under one group's names; more wait for one another."""
 _INDEX_RECORD_BYTES = 28
 _STOPS_S = 1.0
 _OPTION = "tubemq.http"
@@ -190,9 +190,9 @@ class Registrar:
 class RegisteredReader(Registrar):
     """Reads exact ranges from one broker of Apache's, whose administration answers at ``http``.
 
-    ``group`` is the stem of the names that it registers under, and that it has the broker forget after each range.
-    Nobody else may use it at the same time: that takes the position from whoever reads under the name. Make a new
-    reader for each attempt at a range.
+    ``group`` begins the names that it registers under, and that it has the broker forget after each range. The names
+    are the same for each partition again and again: a broker forgets only those that it wrote down before, some seconds
+    after their first use. Many may read under one ``group``; each finds a name that nobody holds.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class RegisteredReader(Registrar):
     ) -> None:
         super().__init__(host, port, token=token, timeout_s=timeout_s, user=user, password=password, tls=tls)
         self.http = http
-        self._groups = [f"{group}_{number}" for number in range(_GROUPS)]
+        self._group = group
 
     def bounds(self, topic: str, partition: int) -> Kept:
         """What the partition's store holds. Before its first message a broker knows of none: all zero.
@@ -262,7 +262,9 @@ class RegisteredReader(Registrar):
             RefusedError: the broker refuses.
         """
         place = Place(topic, partition)
-        session = Session(client_id("reader"), self._groups)
+        # With the partition in them: a broker forgets all that a name had of a topic.
+        names = [f"{self._group}_{partition}_{number}" for number in range(_GROUPS)]
+        session = Session(client_id("reader"), names)
         done = False
         try:
             for fetched in self._drive(read_range(session, place, start, end)):

@@ -73,7 +73,11 @@ async def test_ranges_positions_and_what_is_left_behind(tmp_path: Path, monkeypa
                 source.stand_at("shown", "demo", 1, 280)
 
         await blocking(check)
-        assert {line["groupName"] for line in asked if line["method"] == "admin_rmv_offset"} == {"lake_0"}
+        assert {line["groupName"] for line in asked if line["method"] == "admin_rmv_offset"} == {
+            "lake_0_0",
+            "lake_1_0",
+            "lake_2_0",
+        }
         engine = running.brokers[1].engine
         assert engine is not None
         assert engine.offsets.committed(("shown", "demo", 1)) == 280

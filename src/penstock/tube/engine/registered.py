@@ -220,7 +220,10 @@ def _fetch(
             raise UnavailableError(f"tube: {place}: the broker does not serve now: {got.errMsg}", applied=False)
         if got.errCode not in {ErrCode.SUCCESS, ErrCode.NOT_FOUND}:
             raise _refused(place, got.errCode, got.errMsg)
-        if got.errCode == ErrCode.SUCCESS and got.currOffset != position:
+        if got.errCode == ErrCode.SUCCESS and got.currOffset < position:
+            yield from _register_anew(session, place, position, end)
+            continue
+        if got.errCode == ErrCode.SUCCESS and got.currOffset > position:
             raise DataLossError(
                 f"tube: {place}: a get at offset {position} began at {got.currOffset}",
                 end=got.currOffset,
@@ -235,14 +238,21 @@ def _fetch(
         if done.errCode != ErrCode.SUCCESS:
             raise _refused(place, done.errCode, done.errMsg)
         if done.currOffset < position:
-            raise DataLossError(
-                f"tube: {place}: the log ends at {done.currOffset}, before offset {position}",
-                why="the broker lost its newest messages in a crash",
-            )
+            yield from _register_anew(session, place, position, end)
+            continue
         if done.currOffset > position:
             return (got.messages if got.errCode == ErrCode.SUCCESS else (), done.currOffset)
         # A 404 alone never says that the end is reached: something may be on its way into the files.
         yield Pause(_RETRY_MS, f"{place}: nothing can be read at offset {position} yet: {got.errMsg}")
+
+
+def _register_anew(session: Session, place: Place, position: int, end: int) -> Steps:
+    """Register at ``position`` again: the broker stood before it.
+
+    It forgot the position, for whoever read under the name before, or lost the end of its log; this tells which.
+    """
+    yield Pause(_RETRY_MS, f"{place}: the position of group {session.group!r} was forgotten, again and again")
+    yield from _register(session, place, position, end)
 
 
 def _cut(session: Session, place: Place, end: int, reached: int, messages: Messages) -> Positioned:

@@ -30,6 +30,7 @@ class Model:
     not_yet: Callable[[], bool] = lambda: False  # a 404 although there is something
     limited: Callable[[], bool] = lambda: False
     forgets: Callable[[], bool] = lambda: False  # the session ends
+    removed: Callable[[], bool] = lambda: False  # somebody has the group's position forgotten
     grow: Callable[[], int] = lambda: 0  # messages that come between two questions
     held_by: dict[str, str] = field(default_factory=dict)
     stored: dict[str, int] = field(default_factory=dict)
@@ -51,6 +52,9 @@ class Model:
         self.before(step.method)
         for _ in range(self.grow()):
             self.log.append(len(self.log) % 3)
+        if self.removed():
+            self.stored.clear()
+            self.flying.clear()
         request = step.request
         group = request.groupName
         if isinstance(request, broker_pb2.RegisterRequestC2B):
@@ -61,7 +65,7 @@ class Model:
         if isinstance(request, broker_pb2.CommitOffsetRequestC2B):
             if not held:
                 return broker_pb2.CommitOffsetResponseB2C(success=False, errCode=401, errMsg="who?", currOffset=-1)
-            self.stored[group] += self.flying.pop(group, 0)
+            self.stored[group] = self.stored.get(group, 0) + self.flying.pop(group, 0)
             return broker_pb2.CommitOffsetResponseB2C(
                 success=True, errCode=200, errMsg="OK", currOffset=self.stored[group]
             )
@@ -95,7 +99,7 @@ class Model:
             return no(ErrCode.HB_NO_NODE, "no session")
         if self.limited():
             return no(ErrCode.SERVER_CONSUME_SPEED_LIMIT, "slowly")
-        position = max(self.stored[group], self.oldest * ENTRY)
+        position = max(self.stored.get(group, 0), self.oldest * ENTRY)
         self.stored[group] = position
         if position >= len(self.log) * ENTRY or self.not_yet():
             return no(ErrCode.NOT_FOUND, "nothing there")
@@ -147,6 +151,7 @@ def test_any_range_whatever_the_broker_does(data: st.DataObject) -> None:
         not_yet=lambda: chance.random() < rate,
         limited=lambda: chance.random() < rate / 2,
         forgets=lambda: chance.random() < rate / 4,
+        removed=lambda: chance.random() < rate / 4,
         grow=lambda: chance.randint(0, 2) if chance.random() < rate else 0,
     )
     start, end = sorted(data.draw(st.integers(0, len(model.log))) * ENTRY for _ in range(2))
@@ -154,7 +159,7 @@ def test_any_range_whatever_the_broker_does(data: st.DataObject) -> None:
     found, _ = read(model, start, end, session)
     assert found == model.own(start, end)
     assert not model.held_by, "nobody is kept out"
-    assert model.stored[session.group] == end
+    assert model.stored.get(session.group, end) == end, "there, or removed again"
     assert read(model, start, end)[0] == found, "the same again"
 
 
