@@ -54,6 +54,7 @@ class Result:
     passed: int = 0
     failed: int = 0
     skipped: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
     slowest: list[tuple[float, str]] = field(default_factory=list)
 
 
@@ -65,12 +66,20 @@ def read_report(report: Path, result: Result) -> None:
         name = f"{case.get('classname', '')}::{case.get('name', '')}"
         result.slowest.append((float(case.get("time", "0")), name))
         skip = case.find("skipped")
-        if case.find("failure") is not None or case.find("error") is not None:
+        broken = case.find("failure") if case.find("failure") is not None else case.find("error")
+        if broken is not None:
             result.failed += 1
+            result.failures.append(f"{name}: {first_lines(broken.get('message', ''))}")
         elif skip is not None:
             result.skipped.append(f"{name}: {skip.get('message', '')}")
         else:
             result.passed += 1
+
+
+def first_lines(message: str, most: int = 300) -> str:
+    """The beginning of a message on one line: enough to know the failure where only the end of a log is kept."""
+    text = " ".join(message.split())
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def pytest_command(paths: list[str], report: Path, *, nightly: bool) -> list[str]:
@@ -153,6 +162,9 @@ def close(results: list[Result], seconds: float) -> list[str]:
     skipped = [reason for r in results for reason in r.skipped]
     if skipped:
         lines += ["", f"skipped: {len(skipped)}", *(f"  {reason}" for reason in skipped)]
+    failures = [failure for r in results for failure in r.failures]
+    if failures:
+        lines += ["", f"failed: {len(failures)}", *(f"  {failure}" for failure in failures)]
     passed, failed = sum(r.passed for r in results), sum(r.failed for r in results)
     # A suite without single tests (lint, types, docs) counts as one.
     passed += sum(r.ok for r in results if r.name in COMMANDS)
