@@ -17,6 +17,7 @@ byte), ``[a-z]`` and ``[!a-z]``; ``\`` takes the next character as it is.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from penstock.security.principal import Principal
@@ -29,18 +30,24 @@ MAX_PATTERN: Final = 65_535
 _KNOWN: Final = "{clientId}, {clientIdHex}, {user}, {attributes.NAME}"
 _BRACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
+_NOBODY: Final = Principal("")
+
 Piece = tuple[bool, str]
 """Literal text (False), or the name of a placeholder (True)."""
 
 
 class BoundTopic:
-    """A topic filter of a policy with the placeholders filled in. ``None`` stands for ``+``."""
+    """A topic filter of a policy with the placeholders filled in. ``None`` stands for ``+``.
 
-    __slots__ = ("_levels", "_rest")
+    ``exceptions``: what is not meant although the filter matches it.
+    """
 
-    def __init__(self, levels: tuple[str | None, ...], *, rest: bool) -> None:
+    __slots__ = ("_exceptions", "_levels", "_rest")
+
+    def __init__(self, levels: tuple[str | None, ...], *, rest: bool, exceptions: tuple[BoundTopic, ...] = ()) -> None:
         self._levels = levels
         self._rest = rest
+        self._exceptions = exceptions
 
     def matches(self, levels: list[str]) -> bool:
         """Whether the topic name, split into levels, is one of those meant [MQTT 5.0 section 4.7]."""
@@ -49,10 +56,15 @@ class BoundTopic:
             return False
         if levels[0][:1] == "$" and (not mine or mine[0] is None):  # [MQTT-4.7.2-1]
             return False
-        return all(level is None or level == other for level, other in zip(mine, levels, strict=False))
+        if not all(level is None or level == other for level, other in zip(mine, levels, strict=False)):
+            return False
+        return not any(exception.matches(levels) for exception in self._exceptions)
 
     def covers(self, levels: list[str]) -> bool:
-        """Whether every topic that the well-formed filter, split into levels, matches is one of those meant."""
+        """Whether every topic that the well-formed filter, split into levels, matches is one of those meant.
+
+        A filter that is wider than an exception is covered; whoever sends asks :meth:`matches` for each topic.
+        """
         mine = self._levels
         asked_rest = levels[-1] == "#"
         asked = levels[:-1] if asked_rest else levels
@@ -65,18 +77,22 @@ class BoundTopic:
             return False
         if asked and asked[0][:1] == "$" and (not mine or mine[0] is None):
             return False
-        return all(
+        if not all(
             level is None or (level == other and other != "+") for level, other in zip(mine, asked, strict=False)
-        )
+        ):
+            return False
+        return not any(exception.covers(levels) for exception in self._exceptions)
 
 
 class TopicPattern:
     """A topic filter with placeholders, as it stands in a policy."""
 
-    __slots__ = ("_levels", "_rest", "personal", "text")
+    __slots__ = ("_exceptions", "_levels", "_rest", "personal", "text")
 
-    def __init__(self, text: str) -> None:
-        """Parse ``text``; raises ValueError saying what is accepted."""
+    def __init__(self, text: str, exceptions: Sequence[TopicPattern] = ()) -> None:
+        """Parse ``text``; raises ValueError saying what is accepted. ``exceptions`` hold no placeholders: one without
+        a value would except nothing.
+        """
         if not text or "\0" in text or len(text.encode(errors="replace")) > MAX_PATTERN:
             raise ValueError("expected a topic filter of 1 to 65,535 bytes without U+0000")
         if text.startswith("$share/"):
@@ -96,6 +112,10 @@ class TopicPattern:
         self.text = text
         self.personal = any(_personal(level) for level in self._levels if level is not None)
         """Whether it says something else for each principal."""
+        if any(exception.personal for exception in exceptions):
+            raise ValueError("expected exceptions without placeholders")
+        bound = [exception.bind(_NOBODY) for exception in exceptions]
+        self._exceptions = tuple(exception for exception in bound if exception is not None)
 
     def bind(self, principal: Principal) -> BoundTopic | None:
         """The filter for one principal; None where a placeholder has no value."""
@@ -111,7 +131,7 @@ class TopicPattern:
                     return None
                 text += value
             levels.append(text)
-        return BoundTopic(tuple(levels), rest=self._rest)
+        return BoundTopic(tuple(levels), rest=self._rest, exceptions=self._exceptions)
 
 
 _STAR: Final = "*"

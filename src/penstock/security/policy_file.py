@@ -113,13 +113,18 @@ class BrokerResource(_Part):
     topics: list[TopicText] = Field(
         default_factory=list, description="Publish, Subscribe: topic filters; HighPriority: default any"
     )
+    exceptTopics: list[TopicText] = Field(  # noqa: N815
+        default_factory=list, description="topic filters that are left out of `topics`, without placeholders"
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> BrokerResource:
         if self.method in {"Publish", "Subscribe"} and not self.topics:
             raise ValueError(f"{self.method} needs `topics`; all of them are `topics: ['#']`")
-        if self.method == "Connect" and self.topics:
+        if self.method == "Connect" and (self.topics or self.exceptTopics):
             raise ValueError("Connect takes `clientIds`, not `topics`")
+        if any(pattern.personal for pattern in self.exceptTopics):
+            raise ValueError("expected `exceptTopics` without placeholders")
         if self.method != "Connect" and self.clientIds:
             raise ValueError(f"{self.method} takes `topics`, not `clientIds`; whom a rule is for is in `principals`")
         return self
@@ -127,12 +132,15 @@ class BrokerResource(_Part):
     def add_to(self, grants: Grants) -> None:
         if self.method == "Connect":
             grants.connect += self.clientIds or [Glob("*")]
-        elif self.method == "Publish":
-            grants.publish += self.topics
+            return
+        texts = [pattern.text for pattern in self.topics] or ["#"]
+        patterns = [TopicPattern(text, self.exceptTopics) for text in texts]
+        if self.method == "Publish":
+            grants.publish += patterns
         elif self.method == "Subscribe":
-            grants.subscribe += self.topics
+            grants.subscribe += patterns
         else:
-            grants.high_priority += self.topics or [TopicPattern("#")]
+            grants.high_priority += patterns
 
 
 class StateStoreResource(_Part):

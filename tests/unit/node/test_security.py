@@ -199,6 +199,35 @@ rules:
             await client.disconnect()
 
 
+async def test_a_topic_that_is_left_out_is_refused_as_the_limits_say(tmp_path: Path) -> None:
+    policies = tmp_path / "policies.yaml"
+    policies.write_text(
+        """
+rules:
+  - principals: {clientIds: ["*"]}
+    brokerResources:
+      - {method: Connect}
+      - {method: Publish, topics: ["#"]}
+      - {method: Subscribe, topics: ["#"], exceptTopics: ["test/nosubscribe"]}
+"""
+    )
+    limits = {"refused_subscription": 0x80}
+    async with (
+        serving(mqtt={"limits": limits}, security={"policies": str(policies)}) as (_security, bound),
+        MqttClient(*bound["mqtt"]) as client,
+        client.subscription("#", qos=1) as messages,
+    ):
+        with pytest.raises(RefusedError) as caught:
+            await client.subscribe("test/nosubscribe")
+        assert caught.value.code == 0x80
+        for topic in ("test/nosubscribe", "test/other"):
+            await client.publish(topic, b"x", qos=1, retain=True)
+        async with asyncio.timeout(DEADLINE_S):
+            assert (await anext(messages)).topic == "test/other"
+        async with client.subscription("test/+", qos=1) as kept, asyncio.timeout(DEADLINE_S):
+            assert (await anext(kept)).topic == "test/other"
+
+
 async def test_a_broken_file_keeps_what_held(tmp_path: Path) -> None:
     policies = tmp_path / "policies.yaml"
     policies.write_text(EVERYTHING)

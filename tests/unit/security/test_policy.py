@@ -153,6 +153,36 @@ def test_shared_subscriptions_are_checked_by_their_filter() -> None:
     assert not permissions.may_subscribe("$share/a/#")
 
 
+def test_topics_that_are_left_out() -> None:
+    resources = [
+        {"method": "Subscribe", "topics": ["#", "$SYS/#"], "exceptTopics": ["test/nosubscribe", "hr/#", "$SYS/x/#"]},
+        {"method": "Publish", "topics": ["plant/{user}/#"], "exceptTopics": ["plant/+/setpoint"]},
+        {"method": "Subscribe", "topics": ["hr/notices"]},
+        {"method": "HighPriority", "exceptTopics": ["bulk/#"]},
+    ]
+    file = PolicyFile.model_validate({"rules": [{"principals": {"usernames": ["*"]}, "brokerResources": resources}]})
+    ann = file.policy().permissions(Principal("c", user="ann"))
+    asked = {
+        "#": True,  # wider than what is left out: then messages are left out, below
+        "test/nosubscribe": False,
+        "test/+": True,
+        "$share/g/test/nosubscribe": False,
+        "hr/#": False,
+        "hr/pay": False,
+        "hr/notices": True,  # another entry allows it
+        "$SYS/x/y": False,
+        "$SYS/broker/#": True,
+    }
+    assert {topic_filter: ann.may_subscribe(topic_filter) for topic_filter in asked} == asked
+    received = {"a": True, "test/nosubscribe": False, "hr": False, "hr/pay/ann": False, "hr/notices": True}
+    assert {topic: ann.may_receive(topic) for topic in received} == received
+    assert ann.may_publish("plant/ann/flow")
+    assert not ann.may_publish("plant/ann/setpoint")
+    assert not ann.may_publish("plant/ben/flow")
+    assert ann.may_pass_first("a")
+    assert not ann.may_pass_first("bulk/a")
+
+
 def test_permissions_are_shared_where_no_placeholder_tells_principals_apart() -> None:
     plain = parse_policy(STORE.replace(', "own/{principal.clientId}/*"', ""))
     assert plain.permissions(Principal("a")) is plain.permissions(Principal("b"))

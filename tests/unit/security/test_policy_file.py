@@ -33,6 +33,19 @@ from penstock.security.principal import Principal
             "Connect takes `clientIds`",
         ),
         (
+            "rules:\n  - principals: {usernames: [a]}\n    brokerResources: [{method: Publish, exceptTopics: [a]}]\n",
+            "p:3:23",
+            "Publish needs `topics`",
+        ),
+        (
+            (
+                "rules:\n  - principals: {usernames: [a]}\n"
+                "    brokerResources: [{method: Publish, topics: [a], exceptTopics: ['{user}']}]\n"
+            ),
+            "p:3:23",
+            "without placeholders",
+        ),
+        (
             "rules:\n  - principals: {usernames: [a]}\n    brokerResources: [{method: Subscribe, topics: ['a/#/b']}]\n",
             "p:3:52",
             "# the last one",
