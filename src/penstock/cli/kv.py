@@ -15,7 +15,16 @@ import typer
 from penstock.cli.broker import BrokerOptions, Token, connects, parse_token
 from penstock.cli.kv_lock import lock_command
 from penstock.cli.kv_transfer import export_command, import_command
-from penstock.cli.output import bytes_fields, escape, note, print_error, print_json, print_raw, shown
+from penstock.cli.output import (
+    bytes_fields,
+    escape,
+    note,
+    print_error,
+    print_json,
+    print_raw,
+    shown,
+    unless_standard,
+)
 from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
@@ -36,14 +45,18 @@ Base64 = Annotated[bool, typer.Option("--base64", help="KEY is given in base64: 
 Value = Annotated[
     str | None, typer.Argument(help="The value; without it, it is read from --file or stdin.", metavar="VALUE")
 ]
-ValueFile = Annotated[Path | None, typer.Option(help="Take the value from this file, byte for byte.", metavar="PATH")]
+ValueFile = Annotated[
+    Path | None, typer.Option(help="Take the value from this file, byte for byte; -: from stdin.", metavar="PATH")
+]
 
 
 @app.command(name="get")
 @connects
 def get_command(
     key: Key,
-    file: Annotated[Path | None, typer.Option(help="Write the value to this file.", metavar="PATH")] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="Write the value to this file; -: to stdout.", metavar="PATH")
+    ] = None,
     key_base64: Base64 = False,
     as_json: Json = False,
     *,
@@ -53,7 +66,7 @@ def get_command(
 
     Exit status 1 when there is no such key.
     """
-    name = _key(key, key_base64)
+    name, file = _key(key, key_base64), unless_standard(file)
 
     async def get(store: StateStoreClient) -> bool:
         entry = await store.get(name)
@@ -303,14 +316,14 @@ def _value(command: str, value: str | None, file: Path | None) -> bytes:
         raise ConfigError(
             f"kv {command}: a VALUE and --file exclude each other", option="--file", do="give one of the two"
         )
-    if file is not None:
-        try:
-            return file.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"kv {command}: --file {file}: {error.strerror}", option="--file") from error
     if value is not None:
         return value.encode("utf-8", "surrogateescape")
-    if sys.stdin.isatty():
+    if (path := unless_standard(file)) is not None:
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"kv {command}: --file {path}: {error.strerror}", option="--file") from error
+    if file is None and sys.stdin.isatty():
         raise ConfigError(f"kv {command}: no value", do="give a VALUE, or --file PATH, or pipe it in")
     return sys.stdin.buffer.read()
 

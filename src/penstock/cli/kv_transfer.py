@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from penstock.cli.broker import BrokerOptions, Token, connects, parse_token
-from penstock.cli.output import bytes_fields, note, print_json
+from penstock.cli.output import bytes_fields, note, print_json, unless_standard
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -48,10 +48,12 @@ class Line(NamedTuple):
 @connects
 def export_command(
     pattern: Annotated[str, typer.Argument(help="Glob of the keys.", metavar="PATTERN")] = "*",
-    file: Annotated[Path | None, typer.Option(help="Write to this file, default: stdout.", metavar="PATH")] = None,
+    file: Annotated[Path | None, typer.Option(help="Write to this file, - or default: stdout.", metavar="PATH")] = None,
     keys: Annotated[
         Path | None,
-        typer.Option(help="Export the keys in this file, one a line: for stores without SCAN.", metavar="PATH"),
+        typer.Option(
+            help="Export the keys in this file (-: stdin), one a line: for stores without SCAN.", metavar="PATH"
+        ),
     ] = None,
     *,
     options: BrokerOptions,
@@ -61,7 +63,7 @@ def export_command(
     Each key is as it was when it was read: what changes meanwhile is there in its old or its new state. When a key
     expires (ttl_ms) is exported where the store tells it: that is an extension of penstock, which is off by default.
     """
-    wanted = None if keys is None else _key_list(keys)
+    wanted, file = None if keys is None else _key_list(keys), unless_standard(file)
     from penstock.runtime.loop import run
 
     with ExitStack() as stack:
@@ -73,7 +75,7 @@ def export_command(
 
 @connects
 def import_command(
-    file: Annotated[Path | None, typer.Argument(help="Lines of JSON, default: stdin.", metavar="FILE")] = None,
+    file: Annotated[Path | None, typer.Argument(help="Lines of JSON, - or default: stdin.", metavar="FILE")] = None,
     only_new: Annotated[bool, typer.Option("--nx", help="Leave keys alone that exist.")] = False,
     fencing_token: Token = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as JSON.")] = False,
@@ -87,7 +89,7 @@ def import_command(
     from penstock.runtime.loop import run
 
     token = parse_token(fencing_token)
-    with _readable(file) as lines:
+    with _readable(unless_standard(file)) as lines:
         for _ in _lines(lines):
             pass
         lines.seek(0)
@@ -234,9 +236,10 @@ def _bytes(row: dict[str, Any], name: str) -> bytes:
 
 def _key_list(path: Path) -> list[bytes]:
     try:
-        return [line for line in path.read_bytes().splitlines() if line]
+        names = path.read_bytes() if unless_standard(path) else sys.stdin.buffer.read()
     except OSError as error:
         raise ConfigError(f"kv export: --keys {path}: {error.strerror}", option="--keys") from error
+    return [line for line in names.splitlines() if line]
 
 
 def _writable(path: Path) -> IO[str]:

@@ -12,6 +12,7 @@ import os
 import sys
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TextIO
 
 from penstock.errors import ConfigError, LocalProtocolError, PenstockError
@@ -27,6 +28,7 @@ __all__ = [
     "print_raw",
     "print_table",
     "shown",
+    "unless_standard",
     "use_colour",
 ]
 
@@ -51,6 +53,11 @@ def shown(data: bytes) -> str:
         return escape(data.decode("utf-8"))
     except UnicodeDecodeError:
         return "".join(chr(b) if 0x20 <= b < 0x7F and b != 0x5C else f"\\x{b:02x}" for b in data)
+
+
+def unless_standard(path: Path | None) -> Path | None:
+    """``path``; None for ``-`` too, by which commands mean standard input or output."""
+    return None if path == Path("-") else path
 
 
 def bytes_fields(name: str, data: bytes | None) -> dict[str, str | None]:

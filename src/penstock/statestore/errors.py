@@ -111,6 +111,11 @@ class LeaseLostError(UnavailableError):
         self.name = name
 
 
+_OTHER_FORM: Final = (
+    "this store does not offer this form of the command: it is of an older version, or an extension is switched off"
+    " there (statestore.extensions)"
+)
+
 _KINDS: Final[dict[StoreError, tuple[type[StateStoreError], str]]] = {
     StoreError.TIMESTAMP_TOO_FAR_AHEAD: (
         ClockSkewError,
@@ -131,8 +136,14 @@ _KINDS: Final[dict[StoreError, tuple[type[StateStoreError], str]]] = {
         InvalidRequestError,
         "this store has no such command: it is of an older version, or an extension is switched off there",
     ),
-    StoreError.SYNTAX: (InvalidRequestError, "this store does not read this form of the command: see its version"),
-    StoreError.ARITY: (InvalidRequestError, "this store does not read this form of the command: see its version"),
+    StoreError.SYNTAX: (InvalidRequestError, _OTHER_FORM),
+    StoreError.ARITY: (InvalidRequestError, _OTHER_FORM),
+    StoreError.BAD_TOKEN: (InvalidRequestError, "begin the listing anew: the store has started again since"),
+    StoreError.HISTORY: (
+        InvalidRequestError,
+        "read the key as it is now; a longer history is kept by statestore.history_changes and history_bytes",
+    ),
+    StoreError.FENCE_PREFIX: (InvalidRequestError, "give a prefix of 1 to 4096 bytes, and the token of the lock"),
     StoreError.READ_ONLY: (
         StateStoreError,
         "look into the store's log: its disk failed; restart it when that is mended",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,9 @@ __all__ = ["LocalNode"]
 
 HOST = "127.0.0.1"
 
+_LOOK_AT_CLOCK_S = 0.01
+"""How often a clock of the caller's is looked at: no timer knows when it will have moved."""
+
 
 class LocalNode:
     """Started by ``with`` or :meth:`start`; the port is free and stays the same over :meth:`restart`.
@@ -33,7 +37,8 @@ class LocalNode:
         extensions: what the store offers beside the published protocol, by the names of the configuration; ``scan`` is
             always there.
         faults: obey the fault switches (see :mod:`penstock.mqtt.faults`).
-        clock: wall clock in ms that the store goes by, expiry included; None: the machine's.
+        clock: wall clock in ms that the store goes by, expiry included: once it has moved, what is due by then expires
+            within some 10 ms. The clients of :meth:`client` go by it too. None: the machine's.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class LocalNode:
         self._server: MqttServer | None = None
         self._store: StateStoreService | None = None
         self._faults: FaultListener | None = None
+        self._ticking: asyncio.Task[None] | None = None
         self._port = 0
         self._clients: list[Client] = []
 
@@ -135,7 +141,7 @@ class LocalNode:
 
     def client(self, client_id: str | None = None) -> Client:
         """A connected client of the store; closed with the node."""
-        client = Client(self.url, client_id=client_id).open()
+        client = Client(self.url, client_id=client_id, server_clock=self._clock is not None).open()
         self._clients.append(client)
         return client
 
@@ -159,6 +165,8 @@ class LocalNode:
         await store.start(server)
         # Known from here on: what did not start needs no stop.
         self._server, self._store = server, store
+        if self._clock is not None:
+            self._ticking = asyncio.create_task(_follow_clock(store))
         if self._with_faults:
             _, behind = await server.start(HOST, 0)
             self._faults = FaultListener(HOST, behind)
@@ -167,6 +175,9 @@ class LocalNode:
             _, self._port = await server.start(HOST, self._port)
 
     async def _stop(self) -> None:
+        if self._ticking is not None:
+            self._ticking.cancel()
+            self._ticking = None
         if self._faults is not None:
             await self._faults.close()
             self._faults = None
@@ -174,3 +185,9 @@ class LocalNode:
             await self._server.close()
         if self._store is not None:
             await self._store.close()
+
+
+async def _follow_clock(store: StateStoreService) -> None:
+    while True:
+        await asyncio.sleep(_LOOK_AT_CLOCK_S)
+        store.wake()

@@ -132,7 +132,8 @@ def test_the_value_may_come_from_a_file_or_from_standard_input(store: Store, pen
     path.write_bytes(b"\x00\xff\n")
     assert penstock("kv", "set", "k", "--file", str(path)).status == 0
     assert penstock("kv", "set", "k", stdin=b"\xfepiped\n").status == 0
-    assert [call[1][1] for call in store.calls] == [b"\x00\xff\n", b"\xfepiped\n"]
+    assert penstock("kv", "set", "k", "--file", "-", stdin=b"\xfedash\n").status == 0
+    assert [call[1][1] for call in store.calls] == [b"\x00\xff\n", b"\xfepiped\n", b"\xfedash\n"]
 
 
 @pytest.mark.parametrize(
@@ -216,6 +217,7 @@ def test_get_writes_to_a_file(store: Store, penstock: Command, tmp_path: Path) -
     store.entry = Entry(b"\x00\n", VERSION)
     assert penstock("kv", "get", "k", "--file", str(tmp_path / "v")) == (0, "", "")
     assert (tmp_path / "v").read_bytes() == b"\x00\n"
+    assert penstock("kv", "get", "k", "--file", "-") == (0, "\x00\n", "")
     done = penstock("kv", "get", "k", "--file", str(tmp_path / "none" / "v"))
     assert (done.status, "No such file" in done.err) == (2, True)
 

@@ -219,6 +219,9 @@ def test_export_and_import_are_inverse(kv: Command, store: Client, tmp_path: Pat
     assert {row.get("key", row.get("key_base64")) for row in exported} == {"ä\n", "empty", "short", "new", "/wA="}
     assert kv("export", "--keys", str(keys), "--file", str(tmp_path / "out")).err.startswith("exported 2 keys to ")
     assert len((tmp_path / "out").read_text().splitlines()) == 2
+    listed = kv("export", "--keys", "-", "--file", "-", stdin=b"text\n")
+    assert (json.loads(listed.out)["key"], listed.err) == ("text", "")
+    assert kv("import", "-", stdin=listed.out.encode()).err == "imported 1 keys\n"
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,20 @@ def test_options_reach_the_store(tmp_path: Path) -> None:
         assert store.get("k") is None
 
 
+def test_an_observer_is_told_once_the_clock_of_the_test_has_moved(tmp_path: Path) -> None:
+    now = [1_000_000]
+    with LocalNode(tmp_path, clock=lambda: now[0]) as node, node.client().observe("k") as changes:
+        node.client("writer").set("k", "v", ttl_ms=3_600_000)
+        assert next(changes).value == b"v"
+        assert changes.next(timeout_s=0.05) is None
+        now[0] += 3_600_000
+        expired = changes.next(timeout_s=10)
+        assert expired is not None
+        assert expired.operation == "DELETE"
+        assert expired.version is not None
+        assert expired.version.wall_ms == now[0]
+
+
 def test_a_node_that_cannot_start_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "statestore").write_text("a file")
     node = LocalNode(tmp_path)
