@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.tube.codec.methods import METHODS
+from penstock.tube.codec.methods import METHODS, RESERVED
+from tools.tubemq_table import messages
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLE = json.loads((Path(__file__).parent / "methods.json").read_text(encoding="utf-8"))
@@ -17,9 +18,13 @@ TABLE = json.loads((Path(__file__).parent / "methods.json").read_text(encoding="
 def test_every_method_is_shown_by_tests() -> None:
     assert {int(number) for number in TABLE["methods"]} == set(METHODS)
     assert all(TABLE["methods"].values())
+    assert TABLE["others"][0][0] == ", ".join(map(str, sorted(RESERVED)))
 
 
-@pytest.mark.parametrize("test", sorted({test for tests in TABLE["methods"].values() for test in tests}))
+NAMED = {test for tests in TABLE["methods"].values() for test in tests} | {row[2] for row in TABLE["others"]}
+
+
+@pytest.mark.parametrize("test", sorted(NAMED))
 def test_what_it_names_is_there(test: str) -> None:
     path, _, name = test.partition("::")
     assert (ROOT / path).is_file()
@@ -27,11 +32,6 @@ def test_what_it_names_is_there(test: str) -> None:
 
 
 def test_fields_with_a_remark_exist() -> None:
-    fields = {
-        f"{message.DESCRIPTOR.name}.{field.name}"
-        for row in METHODS.values()
-        for message in (row.request, row.response)
-        for field in message.DESCRIPTOR.fields
-    } | {"EventProto.status"}
+    fields = {f"{message.name}.{field.name}" for message in messages() for field in message.fields}
     for pattern in TABLE["fields"]:
         assert any(fnmatch(name, pattern) for name in fields), pattern
