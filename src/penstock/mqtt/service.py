@@ -56,17 +56,19 @@ class Connection(Protocol):
         ...
 
 
-Encoded = tuple[str, bytes, bytes, bytes, int | None]
-"""A message of the node itself as it is written, of QoS 1: its topic, that and the property block with their lengths,
-the payload, and the message expiry in seconds that is among the properties."""
+Encoded = tuple[str, bytes, tuple[bytes, ...], bytes, int | None, int]
+"""A message of the node itself as it is written, of QoS 1: its topic; the packet up to the identifier; the property
+block with its length, in pieces; the payload; the message expiry in seconds that is among the properties; and how many
+bytes the whole packet has."""
 
 
 def published(message: Encoded) -> Publish:
     """The message as a packet."""
-    topic, topic_wire, wire, payload, _ = message
+    topic, head, pieces, payload, _, _ = message
+    wire = b"".join(pieces)
     properties = decode_properties(wire, length_size(wire), len(wire), _CONTEXT)
     publish = Publish(topic, payload, 1, properties=properties)
-    publish.topic_wire, publish.properties_wire = topic_wire, wire
+    publish.topic_wire, publish.properties_wire = head[1 + length_size(head[1:]) :], wire
     return publish
 
 
@@ -86,27 +88,25 @@ class Requester(Connection, Protocol):
         """Who the client is for the policies, as :attr:`Inbound.principal`."""
         ...
 
-    def accept(self, packet_id: int) -> None:
-        """Acknowledge the QoS 1 message now: its taker is done with it."""
-        ...
-
     def accept_later(self, packet_id: int) -> Later:
         """The taker works on the QoS 1 message and settles it later."""
         ...
 
-    def respond(self, message: Encoded, now: int) -> bool:
-        """As :meth:`Outlet.respond_encoded`, to the session of this connection; ``now`` is the taker's."""
+    def answer(self, packet_id: int, message: Encoded, now: int) -> bool:
+        """The taker is done with the QoS 1 message: acknowledge it, then :meth:`Outlet.respond_encoded` to the session
+        of this connection; ``now`` is the taker's."""
         ...
 
 
 Taker = Callable[[LikePublish, Requester, int, int], bool]
-"""Takes a message of QoS 1 as it was cut up; the broker's ``now`` and the wall clock at its arrival follow. False,
-before anything was done with it: it is to go the way of every message.
+"""Takes a message of QoS 1; the broker's ``now`` and the wall clock at its arrival follow. False, before anything was
+done with it: it is to go the way of every message.
 
 A service that was handed a message whose properties are :class:`~penstock.mqtt.codec.shapes.LikeProperties` may make
 itself the ``taker`` of their shape, which is that of one network connection and one topic. Then it gets the like
 messages without an :class:`Inbound`, as long as no other service wants them; rate and rights of the client have been
-looked at.
+looked at. With a :class:`~penstock.mqtt.codec.shapes.Form` it gets the next ones cut up, through the form's ``take``,
+whose first argument is their parts.
 """
 
 

@@ -38,7 +38,7 @@ __all__ = [
     "encode_bulk",
     "encode_error",
     "encode_integer",
-    "read_plain",
+    "plain_places",
 ]
 
 OK: Final = b"+OK\r\n"
@@ -128,28 +128,30 @@ def decode_array(payload: bytes) -> list[bytes]:
     return elements
 
 
-def read_plain(payload: bytes) -> tuple[bytes, bytes | None] | None:
-    """Key and value of a plain SET, key and None of a GET, as every client writes them; None for everything else.
+def plain_places(payload: bytes) -> list[tuple[int, int]]:
+    """Where the key and the value of a plain SET stand, or the key of a GET, as every client writes them; else nothing.
 
-    What it takes, :func:`decode_array` takes with the same result; it leaves long ones to that, and all errors.
+    What it takes, :func:`decode_array` takes with the same result, whatever bytes stand there; it leaves long ones to
+    that, and all errors.
     """
     head = payload[:13]
-    is_set = head == _SET_LINES
-    if not is_set and head != _GET_LINES:
-        return None
-    start = payload.find(b"\n", 13, 20) + 1
-    size = _SIZES.get(payload[13:start])
-    if not size:
-        return None
-    end = start + size
-    key = payload[start:end]
-    if not is_set:
-        return (key, None) if payload[end:] == b"\r\n" else None
-    start = payload.find(b"\n", end + 2, end + 9) + 1
-    size = _SIZES.get(payload[end + 2 : start])
-    if size is None or payload[end : end + 2] != b"\r\n" or payload[start + size :] != b"\r\n":
-        return None
-    return key, payload[start:-2]
+    if head == _GET_LINES:
+        sizes = 1
+    elif head == _SET_LINES:
+        sizes = 2
+    else:
+        return []
+    places: list[tuple[int, int]] = []
+    end = 13
+    for _ in range(sizes):
+        start = payload.find(b"\n", end, end + 7) + 1
+        size = _SIZES.get(payload[end:start])
+        if size is None or payload[start + size : start + size + 2] != b"\r\n":
+            return []
+        places.append((start, start + size))
+        end = start + size + 2
+    no_key = places[0][0] == places[0][1]
+    return [] if no_key or end != len(payload) else places
 
 
 def decode_reply(payload: bytes) -> Reply:

@@ -137,10 +137,13 @@ class StampReader:
         self._node = node
         self._tail = b":" + node.encode()
 
-    def read(self, text: bytes) -> Hlc | None:
-        """What :func:`parse` makes of the text; None also where it is written in another way."""
-        wall, counter = text[:15], text[16:21]
-        if text[15:16] != b":" or text[21:] != self._tail or not wall.isdigit() or not counter.isdigit():
+    def fits(self, text: bytes) -> bool:
+        """Whether the text is written so, but for the digits themselves: wall clock at 0 to 15, counter at 16 to 21."""
+        return text[15:16] == b":" and text[21:] == self._tail
+
+    def read(self, wall: bytes, counter: bytes) -> Hlc | None:
+        """What :func:`parse` makes of a text that fits, with these digits; None where they are none."""
+        if not wall.isdigit() or not counter.isdigit():
             return None
         return _new(Hlc, (int(wall), int(counter), self._node))
 

@@ -1,27 +1,27 @@
 """The quick way of a request: a plain GET or SET of a client whose requests look alike.
 
 What a client's requests have in common (who asks, on which topic and in which form the answer goes, which properties it
-has) is read once, when one of them went the full way. The next ones come as the bytes of correlation data, time stamp
-and payload alone; the answer is put together from cached parts. One of two ways, with the same results: whatever is out
-of the ordinary (another command, an option, an error, a fence, an expiry, a clock that is off) is left to the full way
-of :class:`~penstock.statestore.service.StateStoreService`, before anything was done.
+has) is read once, when one of them went the full way. The next ones come as the bytes of correlation data, time stamp,
+key and value alone; the answer is put together from cached parts. One of two ways, with the same results: whatever is
+out of the ordinary (another command, an option, an error, a fence, an expiry, a clock that is off) is left to the full
+way of :class:`~penstock.statestore.service.StateStoreService`, before anything was done.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import LocalProtocolError
+from penstock.mqtt.codec.encoder import publish_head
 from penstock.mqtt.codec.primitives import encode_string, encode_varint
-from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.codec.shapes import LikeProperties, LikePublish, Shape
+from penstock.mqtt.codec.shapes import Form, LikeProperties, LikePublish, Shape
 from penstock.mqtt.codec.topics import validate_topic_name
 from penstock.mqtt.service import Encoded, Inbound, Later, Outlet, Requester
 from penstock.statestore.answer import Context
 from penstock.statestore.binding import Ask, answer_parts
-from penstock.statestore.codec import MISSING, OK, encode_bulk, encode_error, read_plain
+from penstock.statestore.codec import MISSING, OK, encode_bulk, encode_error, plain_places
 from penstock.statestore.commands import Access, StoreError
 from penstock.statestore.hlc import MAX_DRIFT_MS, Hlc, StampReader, parse
 from penstock.statestore.record import Change
@@ -36,6 +36,9 @@ __all__ = ["PreparedRequests", "QuickWay"]
 
 _READ: Final = Access.READ
 _WRITE: Final = Access.WRITE
+_CORRELATION_DATA: Final = 0x09
+_KEY_AT: Final = 9
+_VALUE_AT: Final = 11
 
 
 class QuickWay:
@@ -110,7 +113,7 @@ class QuickWay:
             topic_wire = encode_string(ask.response_topic, "the response topic")
         except LocalProtocolError:
             return
-        shape.taker = PreparedRequests(self, shape, model, context, ask, stamp, topic_wire, asked=asks_to_keep(ask))
+        shape.taker = PreparedRequests(self, shape, context, ask, stamp, topic_wire, asked=asks_to_keep(ask))
 
 
 class PreparedRequests:
@@ -120,13 +123,13 @@ class PreparedRequests:
         "_asked",
         "_client_id",
         "_context",
-        "_correlation",
         "_correlation_at",
         "_expiry_s",
         "_heads",
         "_padded",
-        "_stamp",
+        "_places",
         "_stamp_at",
+        "_stamp_place",
         "_stamps",
         "_topic",
         "_topic_wire",
@@ -137,7 +140,6 @@ class PreparedRequests:
         self,
         way: QuickWay,
         shape: Shape,
-        model: Properties,
         context: Context,
         ask: Ask,
         stamp: Hlc,
@@ -150,68 +152,89 @@ class PreparedRequests:
         self._client_id = context.client_id
         self._topic = ask.response_topic
         self._topic_wire = topic_wire
-        self._correlation = ask.correlation
-        self._correlation_at = shape.correlation_at
-        self._stamp = stamp
-        self._stamp_at = shape.texts[0][0] if shape.texts else 0
         self._stamps = StampReader(stamp.node)
-        self._expiry_s = model.message_expiry_interval
+        self._expiry_s = shape.model.message_expiry_interval
         self._padded = context.dialect.padded_versions
         self._asked = asked
-        self._heads: dict[tuple[int, int | None], tuple[bytes, bytes]] = {}
-        """What stands before and after the correlation data, by the length of the version and the expiry."""
+        self._heads: dict[tuple[int, int, int | None], tuple[bytes, bytes, bytes, int]] = {}
+        """What stands around what changes in an answer and how long it is, by what its length depends on."""
+        users = shape.model.user_properties
+        for identifier, start, end, index in shape.values:
+            if identifier == _CORRELATION_DATA:
+                correlation = (start, end)
+            elif users[index][0] == ask.dialect.timestamp_property:
+                self._stamp_place = (start, end)
+        first = correlation < self._stamp_place
+        self._correlation_at, self._stamp_at = (3, 5) if first else (7, 3)
+        """Which of a request's parts they are: packet identifier, correlation data and stamp, key, value."""
+        start, _ = self._stamp_place
+        digits = [(start, start + 15), (start + 16, start + 21)]
+        self._places = [correlation, *digits] if first else [*digits, correlation]
 
     def __call__(self, publish: LikePublish, requester: Requester, now: int, wall_ms: int) -> bool:
-        """Carry out a plain GET or SET; False: go the full way."""
-        way = self._way
-        plain = read_plain(publish.payload)
-        engine = way.engine
-        if plain is None or not way.serving or engine.read_only or way.waiting.count >= way.max_waiting:
+        """Carry out a plain GET or SET, and have the next ones of its form cut up; False: go the full way."""
+        body, size = publish.body, publish.shape.size
+        places = plain_places(body[size:])
+        start, end = self._stamp_place
+        if not places or not self._stamps.fits(body[start:end]):
             return False
-        key, value = plain
+        form = Form(publish, [*self._places, *[(size + start, size + end) for start, end in places]], self.take)
+        return self.take(form.parts(publish), requester, now, wall_ms)
+
+    def take(self, parts: tuple[Any, ...], requester: Requester, now: int, wall_ms: int) -> bool:
+        """Carry out a plain GET or SET, of which these are the parts; False: go the full way."""
+        way = self._way
+        engine = way.engine
+        waiting = way.waiting
+        if not way.serving or engine.read_only or waiting.count >= way.max_waiting:
+            return False
         now_ms = way.clock()
-        parts = publish.parts
-        stamp = self._stamps.read(parts[self._stamp_at]) if self._stamp_at else self._stamp
+        stamp_at = self._stamp_at
+        stamp = self._stamps.read(parts[stamp_at], parts[stamp_at + 2])
         if stamp is None or stamp[0] - now_ms > MAX_DRIFT_MS:
             return False
+        left = self._expiry_s
         expires_at = 0
-        if self._expiry_s is not None:
-            expires_at = wall_ms + self._expiry_s * 1000
+        if left is not None:
+            expires_at = wall_ms + left * 1000
             if expires_at <= now_ms:
                 return False
-        policy = way.policy
-        if policy is not None and not self._may(policy, requester, key, _READ if value is None else _WRITE):
+            if now_ms - wall_ms >= 1000:
+                left = (expires_at - now_ms + 999) // 1000
+        key = parts[_KEY_AT]
+        is_set = len(parts) > _VALUE_AT
+        if way.policy is not None and not self._may(way.policy, requester, key, _WRITE if is_set else _READ):
             return False
         writer = way.writer
-        if value is None:
+        change: Change | None = None
+        if is_set:
+            change = engine.set_plainly(key, parts[_VALUE_AT], stamp, now_ms, self._client_id)
+            if change is None:
+                return False
+            wait_for = writer.submit((change,), asked=self._asked)
+            payload = OK
+            version: Hlc | None = change.version
+        else:
             found = engine.get_plainly(key, stamp)
             if found is None:
                 return False
             wait_for = writer.waits_for(key)
             record = found[0]
             payload, version = (MISSING, None) if record is None else (encode_bulk(record.value), record.version)
-        else:
-            change = engine.set_plainly(key, value, stamp, now_ms, self._client_id)
-            if change is None:
-                return False
-            wait_for = writer.submit((change,), asked=self._asked)
-            payload, version = OK, change.version
-        way.stats.requests += 1
-        wait_for = way.waiting.behind(self._client_id, wait_for)
-        correlation = parts[self._correlation_at] if self._correlation_at else self._correlation
+        stats = way.stats
+        stats.requests += 1
+        if waiting.count:
+            wait_for = waiting.behind(self._client_id, wait_for)
+        correlation = parts[self._correlation_at]
         if wait_for:
-            later = requester.accept_later(publish.packet_id)
-            way.waiting.add(wait_for, _Later(self, later, correlation, payload, version, expires_at))
+            later = requester.accept_later(parts[1])
+            waiting.add(wait_for, _Later(self, later, correlation, payload, version, expires_at))
             return True
-        requester.accept(publish.packet_id)
-        left = self._expiry_s
-        if left is not None and now_ms - wall_ms >= 1000:
-            left = (expires_at - now_ms + 999) // 1000
-        if requester.respond(self.encode(correlation, payload, version, left), now):
-            way.stats.responses += 1
+        if requester.answer(parts[1], self.encode(correlation, payload, version, left), now):
+            stats.responses += 1
         else:
-            way.stats.unanswered += 1
-        if value is not None and change is not None and change.observers:
+            stats.unanswered += 1
+        if change is not None and change.observers:
             way.notify((change,))
         return True
 
@@ -232,25 +255,23 @@ class PreparedRequests:
             stamp = b"%015d:%05d:%b" % (version[0], version[1], version[2].encode())
         else:
             stamp = str(version).encode()
-        shape = (len(stamp), left_s)
+        shape = (len(stamp), len(payload), left_s)
         around = self._heads.get(shape)
         if around is None:
             around = self._head(shape, len(correlation))
-        return (
-            self._topic,
-            self._topic_wire,
-            b"".join((around[0], correlation, around[1], stamp)),
-            payload,
-            left_s,
-        )
+        head, before, after, size = around
+        return self._topic, head, (before, correlation, after, stamp), payload, left_s, size
 
-    def _head(self, shape: tuple[int, int | None], correlation_size: int) -> tuple[bytes, bytes]:
-        stamp_size, left_s = shape
+    def _head(self, shape: tuple[int, int, int | None], correlation_size: int) -> tuple[bytes, bytes, bytes, int]:
+        stamp_size, payload_size, left_s = shape
         before, after = answer_parts(self._context.dialect, left_s, correlation_size, stamp_size)
-        size = len(before) + correlation_size + len(after) + stamp_size
+        block = len(before) + correlation_size + len(after) + stamp_size
+        length = encode_varint(block)
+        remaining = len(self._topic_wire) + 2 + len(length) + block + payload_size
+        head = publish_head(0x32, remaining)
         if len(self._heads) >= _HEADS_KEPT:
             self._heads.clear()
-        around = self._heads[shape] = (encode_varint(size) + before, after)
+        around = self._heads[shape] = (head + self._topic_wire, length + before, after, len(head) + remaining)
         return around
 
     def release(self, item: _Later) -> None:

@@ -291,14 +291,14 @@ async def _compare(
         await node.start(Path("nowhere"), durability, options, quick=number == 0)
     quick, full = nodes
     quick.taken = 0
-    calls = PreparedRequests.__call__
+    takes = PreparedRequests.take
 
     def counting(self: PreparedRequests, *args: object) -> bool:
-        took = cast("Callable[..., bool]", calls)(self, *args)
+        took = cast("Callable[..., bool]", takes)(self, *args)
         quick.taken += took
         return took
 
-    PreparedRequests.__call__ = counting  # type: ignore[method-assign, assignment]
+    PreparedRequests.take = counting  # type: ignore[method-assign, assignment]
     try:
         for number, step in enumerate(steps, 1):
             for node in nodes:
@@ -308,7 +308,7 @@ async def _compare(
             assert quick.said() == full.said(), (number, step)
             assert quick.state() == full.state(), (number, step)
     finally:
-        PreparedRequests.__call__ = calls  # type: ignore[method-assign]
+        PreparedRequests.take = takes  # type: ignore[method-assign]
     for node in nodes:
         node.committer.finish()
     assert quick.said() == full.said()

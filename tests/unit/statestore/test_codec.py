@@ -23,7 +23,7 @@ from penstock.statestore.codec import (
     encode_bulk,
     encode_error,
     encode_integer,
-    read_plain,
+    plain_places,
 )
 from tests.vectors.statestore import vectors
 
@@ -205,10 +205,14 @@ def test_what_is_read_plainly_is_what_the_array_holds(
     payload = encode_array((verb, *arguments))
     if patch is not None:
         payload = payload[:at] + patch + payload[at + 1 :]
-    plain = read_plain(payload)
-    if plain is not None:
-        key, value = plain
-        assert decode_array(payload) == ([b"GET", key] if value is None else [b"SET", key, value])
-        assert key
+    places = plain_places(payload)
+    if places:
+        elements = [payload[start:end] for start, end in places]
+        assert decode_array(payload) == [b"GET" if len(places) == 1 else b"SET", *elements]
+        assert elements[0]
+        # Whatever stands there instead: lengths rule.
+        for start, end in places:
+            payload = payload[:start] + b"\n" * (end - start) + payload[end:]
+        assert decode_array(payload)[1:] == [b"\n" * len(element) for element in elements]
     elif patch is None and verb in (b"GET", b"SET") and len(arguments) == (1 if verb == b"GET" else 2):
         assert not arguments[0] or max(map(len, arguments)) == 1024

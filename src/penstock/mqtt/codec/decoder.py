@@ -19,19 +19,20 @@ from penstock.mqtt.codec.properties import Properties, message_properties
 from penstock.mqtt.codec.property_blocks import decode_properties
 from penstock.mqtt.codec.reasons import CLIENT_DISCONNECT, PacketType, reason_name
 from penstock.mqtt.codec.runs import PubAckRun, PublishRun, puback_run, publish_run
-from penstock.mqtt.codec.shapes import LONGEST, Learner, LikeProperties, LikePublish, Shape
+from penstock.mqtt.codec.shapes import LONGEST, Form, Formed, Learner, LikeProperties, LikePublish, Shape
 from penstock.mqtt.codec.topics import has_wildcard
 from penstock.mqtt.codec.version311 import BODIES_311
 
 __all__ = ["LARGEST_PACKET", "Decoded", "Decoder", "Role", "TopicNames"]
 
-Decoded = Packet | PublishRun | PubAckRun
-"""What a decoder gives: packets, and where it was asked for them, runs of packets."""
+Decoded = Packet | PublishRun | PubAckRun | Formed
+"""What a decoder gives: packets, where it was asked for them runs of packets, and parts of those that have a taker."""
 
 LARGEST_PACKET: Final = MAX_VARINT + 5
 """The largest packet that the protocol can express, in bytes with its header."""
 
 _PUBLISH_CONTEXT: Final = 1 << PacketType.PUBLISH
+_NO_FORMS: Final[dict[bytes, Form]] = {}
 _NO_PROPERTIES: Final = b"\x00"
 _ACKNOWLEDGEMENTS: Final[dict[int, type[PubRec | PubRel | PubComp]]] = {5: PubRec, 6: PubRel, 7: PubComp}
 """Those that come in their short form nearly always, beside PUBACK."""
@@ -187,8 +188,17 @@ class Decoder:
         largest = self._largest
         runs = self.runs
         publish = self._publish if self.version == 5 else self._publish_311
+        forms = _NO_FORMS if self._shape is None else self._shape.forms
         while position < size:
             first = data[position]
+            if first == 0x32 and forms:
+                form = forms.get(data[position : position + 3])
+                if form is not None and position + form.size <= size:
+                    parts = form.cut(data, position)
+                    if parts[::2] == form.fixed and parts[1]:
+                        packets.append((form, parts))
+                        position += form.size
+                        continue
             kind = _KINDS[first]
             if kind == 0:
                 raise malformed(f"first byte 0x{first:02X}: reserved type or flags [MQTT-2.1.3-1]")
@@ -263,7 +273,7 @@ class Decoder:
             parts = shape.cut(data, start)
             if parts[::2] == shape.fixed and parts[1] != 0:
                 if shape.taker is not None:
-                    return _cut_up(shape, parts, data, first, start, end)
+                    return LikePublish(first, data[start:end], shape, parts[1] or 0)
                 return _publish_like(shape, parts, data, first, start, end)
         position = start + 2
         if position > end:
@@ -373,20 +383,6 @@ class Decoder:
             raise protocol_error("a client does not send Server Reference")
         if not from_client and properties.session_expiry_interval is not None:
             raise protocol_error("a server does not send Session Expiry Interval on DISCONNECT [MQTT-3.14.2-2]")
-
-
-def _cut_up(shape: Shape, parts: tuple[Any, ...], data: bytes, first: int, start: int, end: int) -> LikePublish:
-    """A PUBLISH for the taker of its shape."""
-    publish = _new_like(LikePublish)
-    publish.first = first
-    publish.shape = shape
-    publish.parts = parts
-    publish.payload = data[start + shape.size : end]
-    publish.packet_id = parts[1] or 0
-    return publish
-
-
-_new_like = LikePublish.__new__
 
 
 def _publish_like(shape: Shape, parts: tuple[Any, ...], data: bytes, first: int, start: int, end: int) -> Publish:

@@ -149,20 +149,22 @@ class Answers(Output):
         session = self.session
         return None if session is None or session.rights is None else session.rights.principal
 
-    def accept(self, packet_id: int) -> None:
-        """Acknowledge a QoS 1 message, after those before it [Requester]."""
-        if self.pending:
-            self.accept_later(packet_id).settle(0, "")
-        else:
-            self.puback(packet_id, 0)
-
     def accept_later(self, packet_id: int) -> PendingAnswer:
         """Acknowledge a QoS 1 message once it is settled [Requester]."""
         answer = PendingAnswer(self, packet_id, 1, 0, 1)
         self.line_up(answer)
         return answer
 
-    def respond(self, message: Encoded, now: int) -> bool:
-        """Send a message of the node to this connection's client, if it subscribes to it [Requester]."""
+    def answer(self, packet_id: int, message: Encoded, now: int) -> bool:
+        """Acknowledge a QoS 1 message, and send one of the node to the client if it subscribes to it [Requester]."""
         session = self.session
-        return session is not None and self.broker.respond_encoded(session.client_id, message, now)
+        if session is None:
+            return False
+        if self.pending:
+            self.accept_later(packet_id).settle(0, "")
+        else:
+            self.out.append((0x40020000 | packet_id).to_bytes(4, "big"))
+            self._stats.answers_sent += 1
+            if not self.dirty:
+                self.mark()
+        return self.broker.respond_encoded(session.client_id, message, now)

@@ -22,11 +22,12 @@ from penstock.mqtt.codec.topics import validate_topic_filter, validate_topic_nam
 from penstock.mqtt.engine.access import LOCAL, Access, Origin, Rights, may_hurry
 from penstock.mqtt.engine.bulk import Bulk
 from penstock.mqtt.engine.connection import BrokerConnection
+from penstock.mqtt.engine.encoded import deliver_encoded
 from penstock.mqtt.engine.figures import Figures
 from penstock.mqtt.engine.journal import Journal
 from penstock.mqtt.engine.lifecycle import Lifecycle
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueFull
-from penstock.mqtt.engine.message import EncodedMessage, Message
+from penstock.mqtt.engine.message import Message
 from penstock.mqtt.engine.outbound import Outbound, Output
 from penstock.mqtt.engine.retained import Retained
 from penstock.mqtt.engine.routes import Route, Router
@@ -224,7 +225,7 @@ class Broker:
         for target in route.targets:
             session = target.session
             if session.client_id == client_id:
-                session.deliver(EncodedMessage(encoded, now), 1 if target.qos else 0, 0, target.identifiers, now)
+                deliver_encoded(session, target, encoded, now)
                 return True
         return False
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from penstock.mqtt.codec.encoder import encode_properties
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.primitives import encode_string, encode_varint, length_size
 from penstock.mqtt.codec.reasons import PacketType
-from penstock.mqtt.service import Encoded, published
 
-__all__ = ["EncodedMessage", "Message", "identifier_block"]
+__all__ = ["Message", "identifier_block"]
 
 _CONTEXT: Final = 1 << PacketType.PUBLISH
 
@@ -120,27 +119,3 @@ class Message:
 
 
 _new = Message.__new__
-
-
-class EncodedMessage(Message):
-    """A message that the node has written itself, for one receiver; its ``publish`` is made when somebody asks."""
-
-    __slots__ = ("_encoded",)
-
-    def __init__(self, encoded: Encoded, now: int) -> None:
-        self._encoded = encoded
-        _, self.topic_wire, self.properties_wire, self.payload, expiry_s = encoded
-        self.qos = 1
-        self.retain = False
-        self.accepted_at = now
-        self.expires_at = 0 if expiry_s is None else now + expiry_s * 1000
-        self.stored = 0
-        self.receivers = 0
-        self.urgent = False
-
-    def __getattr__(self, name: str) -> Any:
-        """Called for an attribute that was not set."""
-        if name != "publish":
-            raise AttributeError(name)
-        self.publish = published(self._encoded)
-        return self.publish

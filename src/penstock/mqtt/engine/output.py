@@ -21,7 +21,10 @@ from penstock.mqtt.engine.words import OF_IDENTIFIERS, OF_MESSAGES
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
+    from penstock.mqtt.engine.inflight import Inflight
     from penstock.mqtt.engine.unpromised import Unpromised
+    from penstock.mqtt.engine.waiting import Delivery
+    from penstock.mqtt.service import Encoded
 
 __all__ = ["Output", "diagnosis"]
 
@@ -144,6 +147,25 @@ class Output(Timed):
         if not self.dirty:
             self.mark()
         return True
+
+    def send_encoded(self, encoded: Encoded, inflight: Inflight[Delivery]) -> int:
+        """Queue a PUBLISH as the node has written it, at QoS 1; its packet identifier, new in ``inflight``.
+
+        0: it cannot leave so, and nothing was done.
+        """
+        _, head, properties, payload, _, size = encoded
+        if not self._plain or size > self._maximum_out:
+            return 0
+        packet_id = inflight.free_id()
+        self.out += (head, packet_id.to_bytes(2, "big"), *properties, payload)
+        self.out_bytes += size
+        if self.out_bytes > self._max_output:
+            self.throttled = True
+            self.writable = False
+        self._stats.publishes_sent += 1
+        if not self.dirty:
+            self.mark()
+        return packet_id
 
     def takes_run(self, form: Form) -> bool:
         """Whether a run can go as a whole: no topic aliases, all packets in the client's bounds, and in this turn's."""
