@@ -36,6 +36,7 @@ def single(decoded: Iterable[Decoded]) -> list[Packet]:
         elif isinstance(item, PubAckRun):
             packets += [PubAck(packet_id) for packet_id in item.packet_ids]
         else:
+            assert not isinstance(item, tuple), "nobody takes these"
             packets.append(item)
     return packets
 
