@@ -176,7 +176,7 @@ async def test_texts_and_lists_without_end(server: Server) -> None:
         await client.ask(MethodId.PARTITION_HEARTBEAT, beat)
     assert time.monotonic() - started < 5
     engine = server.broker.engine
-    assert sum(map(len, engine.sending._reader._behind)) < 10_000
+    assert sum(map(len, engine.sending.reader._known)) < 10_000
     assert all(len(key) <= 1024 for key in engine.sending._keys)
     await client.close()
     await still_served(server)

@@ -7,7 +7,7 @@ waited, and whoever comes later, is told 503 with the reason.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from penstock.errors import PenstockError, StorageError
 from penstock.runtime.committer import GroupCommitter
@@ -34,8 +34,8 @@ class _Waiting:
     __slots__ = ("appended", "futures", "replies")
 
     def __init__(self) -> None:
-        # (connection, serial, method, body, expires at or 0)
-        self.replies: list[tuple[BrokerConnection, int, int, bytes, int]] = []
+        # (connection, serials, method, bodies, expires at or 0)
+        self.replies: list[tuple[BrokerConnection, Sequence[int], int, Sequence[bytes], int]] = []
         self.appended: list[tuple[AppendDone, AppendResult]] = []
         self.futures: list[asyncio.Future[None]] = []
 
@@ -83,9 +83,16 @@ class Commits:
         """Commits until now."""
         return self._committer.commits
 
-    def wait(self, connection: BrokerConnection, serial: int, method: int, body: bytes, expires_ms: int) -> None:
-        """Send ``body`` after the commit of this loop turn."""
-        self._waiting.replies.append((connection, serial, method, body, expires_ms))
+    def wait(
+        self,
+        connection: BrokerConnection,
+        serials: Sequence[int],
+        method: int,
+        bodies: Sequence[bytes],
+        expires_ms: int,
+    ) -> None:
+        """Send ``bodies`` after the commit of this loop turn, unless it is ``expires_ms`` by then (0: never)."""
+        self._waiting.replies.append((connection, serials, method, bodies, expires_ms))
         self.schedule()
 
     def tell(self, done: AppendDone, result: AppendResult) -> None:
@@ -178,7 +185,7 @@ class Commits:
         transactions = self._engine.transactions
         for address, serial, body in transactions.answered:
             if isinstance(address, BrokerConnection):
-                waiting.replies.append((address, serial, MethodId.SEND_MESSAGE, body, 0))
+                waiting.replies.append((address, [serial], MethodId.SEND_MESSAGE, [body], 0))
         transactions.answered.clear()
         publishing = transactions.publishing
         if publishing is not None and publishing.lost:
@@ -206,11 +213,11 @@ class Commits:
             engine.readable([store for store, _ in works], now)
         touched: dict[BrokerConnection, None] = {}
         self._collect_ready(touched)
-        for connection, serial, method, body, expires_ms in waiting.replies:
+        for connection, serials, method, bodies, expires_ms in waiting.replies:
             if expires_ms and now >= expires_ms:
-                engine.dropped_late += 1
+                engine.dropped_late += len(serials)
                 continue
-            connection.put(serial, body if error is None else _unavailable(method, error))
+            connection.put_all(serials, bodies if error is None else [_unavailable(method, error)] * len(serials))
             touched[connection] = None
         for connection in touched:
             connection.flush()

@@ -19,6 +19,7 @@ from penstock.errors import LocalProtocolError, PenstockError, RefusedError, Una
 from penstock.runtime.clock import monotonic_ms
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import Request, Response, payload_of
+from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.schema import decode
@@ -36,7 +37,6 @@ UNREACHABLE_MS = 5_000  # round robin leaves a broker out after a connect that f
 LEAST_REQUESTS = 16
 """In flight to a broker that says again and again that it has no room."""
 RETRIABLE = frozenset({ErrCode.SERVICE_UNAVAILABLE, ErrCode.SERVER_RECEIVE_OVERFLOW, ErrCode.CERTIFICATE_FAILURE})
-ENTRY = 28  # index bytes of a message: those of a batch stand one behind the other
 BATCHES_IN_FLIGHT = 4  # enough to keep broker and connection busy; more would only make the batches smaller
 
 
@@ -282,7 +282,7 @@ class Delivery:
         for message in messages[old:] if old else messages:
             tell(message, SendResult(message_id, time_ms, offset, partition, broker_id))
             message_id += 1
-            offset += ENTRY
+            offset += INDEX_RECORD_BYTES
 
     def _settle(self, lane: Lane[Outgoing]) -> None:
         """After an outcome: go on sending, or arrange the failed ones once all in flight have theirs."""

@@ -20,6 +20,7 @@ from penstock.errors import ConfigError, DataLossError, RefusedError, RemoteProt
 from penstock.tube.addresses import Address, parse_masters
 from penstock.tube.blocking_link import BlockingLink, accepted, client_id, credentials_of
 from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import broker_pb2, master_pb2
 from penstock.tube.codec.schema import decode
@@ -31,7 +32,6 @@ from penstock.tube.record import encode_msg_type
 __all__ = ["NO_RANGES", "Batch", "PartitionInfo", "RangeReader", "Spans", "partitions", "visit_token"]
 
 BATCH_BYTES = 1 << 20
-INDEX_RECORD_BYTES = 28
 NO_RANGES = ErrCode.HB_NO_NODE
 """``code`` of the RefusedError of a broker that is not one of ours: it wants a registration."""
 

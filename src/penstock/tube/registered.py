@@ -19,6 +19,7 @@ from penstock.errors import DataLossError, PenstockError, RefusedError, Unavaila
 from penstock.tube import web
 from penstock.tube.blocking_link import BlockingLink, client_id, credentials_of
 from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.schema import decode
@@ -33,7 +34,6 @@ _ANSWERS: dict[MethodId, type[Answer]] = {
 }
 _GROUPS = 16
 """Tasks that may read one partition at a time under one group's names; more wait for one another."""
-_INDEX_RECORD_BYTES = 28
 _STOPS_S = 1.0
 _OPTION = "tubemq.http"
 
@@ -238,8 +238,8 @@ class RegisteredReader(Registrar):
 
         The broker counts nothing, so ``count`` is what the whole store has in the range: no partition has more.
         """
-        reached = min(end, start + max_messages * _INDEX_RECORD_BYTES)
-        return reached, (reached - start) // _INDEX_RECORD_BYTES
+        reached = min(end, start + max_messages * INDEX_RECORD_BYTES)
+        return reached, (reached - start) // INDEX_RECORD_BYTES
 
     def read(
         self,

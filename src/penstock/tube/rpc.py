@@ -11,7 +11,7 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 from penstock.errors import RemoteProtocolError
@@ -86,6 +86,9 @@ class ServerConnection(asyncio.Protocol):
     def receive(self, serial: int, body: bytes) -> None:
         """Answer a frame."""
         raise NotImplementedError
+
+    def settle(self) -> None:
+        """Answer what `receive` only collected; called before the turn's answers leave."""
 
     def turned(self) -> None:
         """All that could be answered in this turn has been."""
@@ -162,6 +165,11 @@ class ServerConnection(asyncio.Protocol):
         self._out.append(frame)
         self._out_bytes += len(frame)
 
+    def put_all(self, serials: Sequence[int], bodies: Sequence[bytes]) -> None:
+        """As :meth:`put` for each."""
+        for serial, body in zip(serials, bodies, strict=True):
+            self.put(serial, body)
+
     def flush(self) -> None:
         """Send what was collected with one write."""
         if self._out and self._transport is not None:
@@ -194,6 +202,7 @@ class ServerConnection(asyncio.Protocol):
         receive = self.receive
         while frames and self._out_bytes < TURN_BYTES:
             receive(*frames.popleft())
+        self.settle()
         self.flush()
         self.turned()
         if frames and not self._full:

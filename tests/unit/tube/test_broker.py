@@ -13,8 +13,12 @@ import pytest
 from penstock.errors import PenstockError, RefusedError, StorageError
 from penstock.runtime.durability import Durability
 from penstock.tube.broker import AppendResult, TubeBroker
+from penstock.tube.broker_connection import BrokerConnection
 from penstock.tube.codec.envelope import Request, encode_request
 from penstock.tube.codec.framing import encode_frame
+from penstock.tube.codec.message import check_sum
+from penstock.tube.codec.methods import MethodId
+from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import TopicConfig
 from penstock.tube.master import TubeMaster
 from penstock.tube.storage.files import DirectFiles
@@ -39,7 +43,10 @@ async def test_produce_consume_confirm_over_a_socket(tmp_path: Path) -> None:
     async with running(tmp_path) as (broker, client):
         serials = [client.send(b"%d" % n, n % 3) for n in range(300)]
         results = [await client.answer(serial) for serial in serials]
-        assert [result.appendOffset for result in results] == [28 * n for n in range(300)]
+        offsets = [result.appendOffset for result in results]
+        assert sorted(offsets) == [28 * n for n in range(300)]
+        for partition in range(3):  # in order; what one turn brought for a partition stands together
+            assert offsets[partition::3] == sorted(offsets[partition::3])
         assert (await client.register(1)).maxOffset == 8400
         got = await client.get(1)
         assert [message.payLoadData for message in got.messages] == [b"%d" % n for n in range(1, 300, 3)]
@@ -216,3 +223,87 @@ async def test_a_restarted_master_gets_its_broker_back(tmp_path: Path) -> None:
     assert {"first", "second"} <= set(broker.engine.topics.by_name)
     await broker.close()
     await master.close()
+
+
+async def test_one_read_brings_what_is_stored_refused_and_asked_in_order(tmp_path: Path) -> None:
+    async with running(tmp_path) as (broker, client):
+        await client.register()
+        sends = [client.send(b"first"), client.send(b"other", 1), client.send(b""), client.send(b"second")]
+        strange = client.send(b"nowhere", topic="unknown")
+        commit = client.write(
+            MethodId.COMMIT_OFFSET,
+            pb.CommitOffsetRequestC2B(clientId="c", groupName="group", topicName="demo", partitionId=0),
+        )
+        last = client.send(b"third")
+        first, other, empty, second = [await client.answer(serial) for serial in sends]
+        assert (empty.success, empty.errCode) == (False, 400)
+        assert (await client.answer(strange)).errCode == 403
+        assert (await client.answer(commit)).success
+        third = await client.answer(last)
+        assert first.appendOffset < second.appendOffset < third.appendOffset
+        assert first.messageId < second.messageId < third.messageId
+        assert other.success
+        assert [m.payLoadData for m in (await client.get()).messages] == [b"first", b"second", b"third"]
+        assert broker.stats["refused"] == 2
+
+
+async def test_types_flags_and_sums_of_a_run_are_each_message_s_own(tmp_path: Path) -> None:
+    async with running(tmp_path) as (_, client):
+        await client.register()
+        serials, wrong = [], []
+        for n in range(40):
+            request = pb.SendMessageRequestP2B(
+                clientId=f"p{n % 2}", topicName="demo", partitionId=0, data=b"\0\0\0\0%d" % n, flag=n % 3 % 2,
+                checkSum=check_sum(b"\0\0\0\0%d" % n) if n % 4 else -1, sentAddr=0, msgType=f"type-{n % 5}",
+            )  # fmt: skip
+            if n % 10 == 7:
+                request.checkSum += 1
+                wrong.append(client.write(MethodId.SEND_MESSAGE, request))
+            else:
+                serials.append(client.write(MethodId.SEND_MESSAGE, request, timeout_ms=10_000 + n // 20))
+        offsets = [(await client.answer(serial)).appendOffset for serial in serials]
+        assert offsets == [28 * n for n in range(36)]
+        assert [(await client.answer(serial)).errCode for serial in wrong] == [403] * 4
+        kept = [n for n in range(40) if n % 10 != 7]
+        got = (await client.get()).messages
+        assert [(m.payLoadData, m.flag) for m in got] == [(b"\0\0\0\0%d" % n, n % 3 % 2) for n in kept]
+        filtered = await client.range(startOffset=0)
+        assert len(filtered.messages) == 36
+        question = pb.GetMessageRequestC2B(clientId="r", partitionId=0, groupName="r", topicName="demo")
+        question.range.CopyFrom(pb.RangeRequest(startOffset=0, filterCondStr=["type-3"]))
+        chosen = (await client.ask(MethodId.GET_MESSAGES, question)).messages
+        assert [m.payLoadData for m in chosen] == [b"\0\0\0\0%d" % n for n in kept if n % 5 == 3]
+
+
+async def test_sends_that_waited_longer_than_their_time_are_not_answered(tmp_path: Path) -> None:
+    now = 1_700_000_000_000
+
+    async with running(tmp_path, clock=lambda: now) as (broker, client):
+        await client.answer(client.send(b"known"))
+        (connection,) = broker.peers.open
+        late, soon = [
+            encode_frame(
+                1000 + timeout,
+                encode_request(Request(0, 3, MethodId.SEND_MESSAGE, plain(b"%d" % timeout), timeout=timeout)),
+            )
+            for timeout in (50, 5000)
+        ]
+        answered_before = now
+
+        def receive(serial: int, body: bytes) -> None:
+            nonlocal now
+            BrokerConnection.receive(connection, serial, body)  # type: ignore[arg-type]
+            now = answered_before + 100  # the loop was busy before it came to them
+
+        connection.receive = receive  # type: ignore[method-assign]
+        connection.data_received(late + soon)
+        assert (await client.answer(6000)).success
+        assert broker.stats["dropped_late"] == 1
+        assert broker.stats["produced_messages"] == 2
+
+
+def plain(data: bytes) -> bytes:
+    request = pb.SendMessageRequestP2B(
+        clientId="p", topicName="demo", partitionId=0, data=data, flag=0, checkSum=-1, sentAddr=0
+    )
+    return request.SerializeToString()

@@ -156,7 +156,7 @@ def answered(answer: bytes) -> Callable[[Request], bytes | None]:
 def answer(
     code: int = 200, *, offsets: int = 1, times: int | None = None, checksum: int | None = None, columns: bool = True
 ) -> bytes:
-    message = encode_stored(1, check_sum(b"x"), b"x", 0)
+    (message,) = encode_stored(1, [check_sum(b"x")], [b"x"], [0])
     found = broker_pb2.GetMessageResponseB2C(success=code == 200, errCode=code)
     found.range.nextOffset = found.range.maxOffset = 28
     if columns:

@@ -10,7 +10,7 @@ only what differs goes through protobuf.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -32,6 +32,7 @@ __all__ = [
     "encode_request",
     "encode_response",
     "payload_of",
+    "response_head",
 ]
 
 PROTOCOL_VERSION = 3
@@ -119,13 +120,14 @@ def decode_request(serial: int, body: bytes) -> Request:
     """
     heads = _HEADS.get(body[:8])
     if heads is not None:
-        start, end = _prefix(body, 8)
-        fast = _request_body(body, start, end)
-        if fast is not None:
-            method, timeout, payload = fast
+        usual = _usual_request(body)
+        if usual is not None:
+            flag, service, version = heads
+            method, timeout, start, end, after = usual
             return Request(
-                serial, heads[1], method, payload, timeout=timeout, version=heads[2], flag=heads[0], trailing=body[end:]
-            )
+                serial, service, method, body[start:end],
+                timeout=timeout, version=version, flag=flag, trailing=body[after:],
+            )  # fmt: skip
     connection, position = _message(pb.RpcConnHeader, body, 0)
     header, position = _message(pb.RequestHeader, body, position)
     if position == 8 and not (connection.HasField("traceId") or connection.HasField("spanId")):
@@ -222,9 +224,14 @@ def payload_of(response: Response, method: int, peer: str) -> bytes:
 
 def encode_response(method: int, payload: bytes) -> bytes:
     """The frame body of a successful answer as the Java server writes it: version 3, no service type."""
-    size = len(payload)
+    return response_head(method, len(payload)) + payload
+
+
+@lru_cache(4096)
+def response_head(method: int, size: int) -> bytes:
+    """What stands before a payload of ``size`` bytes in the frame body of a successful answer."""
     inner = b"\x08%b\x12%b" % (encode_varint(method), encode_varint(size))
-    return b"%b%b%b%b" % (_OK_HEAD, encode_varint(len(inner) + size), inner, payload)
+    return b"%b%b%b" % (_OK_HEAD, encode_varint(len(inner) + size), inner)
 
 
 def encode_error(exception: str, text: str, *, version: int = PROTOCOL_VERSION, fatal: bool = False) -> bytes:
@@ -246,25 +253,28 @@ _HEADS: dict[bytes, tuple[int, int, int]] = {}
 _OK_HEAD = bytes.fromhex("0208010408001803")
 
 
-def _request_body(body: bytes, start: int, end: int) -> tuple[int, int | None, bytes] | None:
-    """RequestBody in its usual order (method, timeout, request, nothing else); None: let protobuf look at it."""
-    if end - start < 2 or body[start] != 8 or body[start + 1] >= 0x80:
+def _usual_request(body: bytes) -> tuple[int, int | None, int, int, int] | None:
+    """Method, timeout, start and end of the payload, end of RequestBody; None: let protobuf look at it.
+
+    It is so where RequestBody, at byte 8, has its fields in the usual order (method, timeout, request) and no others.
+    """
+    length, at = decode_varint(body, 8)
+    end = at + length
+    if end > len(body) or length < 2 or body[at] != 8 or body[at + 1] >= 0x80:
         return None
-    method = body[start + 1]
-    position = start + 2
+    method = body[at + 1]
+    at += 2
     timeout = None
-    if position < end and body[position] == 0x10:
-        timeout, position = decode_varint(body, position + 1)
+    if at < end and body[at] == 0x10:
+        timeout, at = decode_varint(body, at + 1)
         if timeout >= 1 << 31:
             return None
-    if position == end:
-        return method, timeout, b""
-    if body[position] != 0x1A:
+    if at == end:
+        return method, timeout, end, end, end
+    if at > end or body[at] != 0x1A:
         return None
-    data, after = _prefix(body, position + 1)
-    if after != end:
-        return None
-    return method, timeout, body[data:after]
+    length, at = decode_varint(body, at + 1)
+    return (method, timeout, at, end, end) if at + length == end else None
 
 
 def _prefix(body: bytes, position: int) -> tuple[int, int]:

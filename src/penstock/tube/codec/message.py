@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from penstock.errors import LocalProtocolError
 from penstock.tube.codec.strings import java_trim
-from penstock.tube.codec.varint import decode_varint, encode_varint
+from penstock.tube.codec.varint import decode_varint, encode_rising, encode_varint
 
 __all__ = [
     "HAS_ATTRIBUTES",
+    "INDEX_RECORD_BYTES",
     "MSG_TIME",
     "MSG_TYPE",
     "NO_KEY",
@@ -36,6 +37,8 @@ __all__ = [
 ]
 
 HAS_ATTRIBUTES = 1
+INDEX_RECORD_BYTES = 28
+"""A message's part of its store's index: the offsets on the wire are positions there."""
 MSG_TYPE = "$msgType$"
 MSG_TIME = "$msgTime$"
 NO_KEY = -1  # index key of a message without a type: no filter finds it
@@ -120,15 +123,26 @@ def split_data(data: bytes, flag: int) -> tuple[str, bytes] | None:
     return data[4 : 4 + length].decode("utf-8", "replace"), data[4 + length :]
 
 
-def encode_stored(message_id: int, checksum: int, data: bytes, flag: int, marker: bytes = b"") -> bytes:
-    """A stored message as a get response needs it: field 4 (TransferedMessage), tag and length included.
+def encode_stored(
+    first_id: int, checksums: Sequence[int], datas: Sequence[bytes], flags: Sequence[int], marker: bytes = b""
+) -> list[bytes]:
+    """Stored messages as a get response needs them: fields 4 (TransferedMessage), tag and length included.
 
-    A response is then gathered from such slices, nothing is encoded again. ``marker``: from `encode_marker`.
+    A response is then gathered from such slices, nothing is encoded again. Their ids rise by one from ``first_id``;
+    ``marker``, from `encode_marker`, is that of the first.
     """
-    size = len(data)
-    head = b"\x08%b\x10%b\x1a%b" % (encode_varint(message_id), encode_varint(checksum), encode_varint(size))
-    tail = b"\x20" + encode_varint(flag) + marker
-    return b"\x22%b%b%b%b" % (encode_varint(len(head) + size + len(tail)), head, data, tail)
+    encoded = []
+    varint = encode_varint
+    numbers = encode_rising(first_id, 1, len(datas))
+    for number, checksum, data, flag in zip(numbers, checksums, datas, flags, strict=True):
+        size = len(data)
+        length, total = varint(size), varint(checksum)
+        tail = varint(flag) + marker
+        inner = len(number) + len(total) + len(length) + size + len(tail) + 4
+        fields = (b"\x22", varint(inner), b"\x08", number, b"\x10", total, b"\x1a", length, data, b"\x20", tail)
+        encoded.append(b"".join(fields))
+        marker = b""
+    return encoded
 
 
 class Marker(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.errors import RemoteProtocolError
 
-__all__ = ["decode_varint", "encode_varint"]
+__all__ = ["decode_varint", "encode_rising", "encode_varint"]
 
 
 def _encode(value: int) -> bytes:
@@ -25,6 +25,10 @@ def encode_varint(value: int) -> bytes:
     """``value`` as protobuf writes an int32 or int64: negative numbers take ten bytes."""
     if 0 <= value < 16384:
         return _TABLE[value]
+    if 0 <= value < 1 << 42:  # checksums, offsets and times
+        if value < 1 << 28:
+            return _MORE[value & 0x3FFF] + _TABLE[value >> 14]
+        return _MORE[value & 0x3FFF] + _MORE[value >> 14 & 0x3FFF] + _TABLE[value >> 28]
     value &= 0xFFFFFFFFFFFFFFFF
     encoded = b""
     while value >= 16384:
@@ -33,13 +37,36 @@ def encode_varint(value: int) -> bytes:
     return encoded + _TABLE[value]
 
 
+def encode_rising(first: int, step: int, count: int) -> list[bytes]:
+    """``count`` numbers from ``first`` (0 or more) on, each ``step`` higher than the one before.
+
+    Of a long one only the lowest 14 bits change mostly.
+    """
+    encoded = []
+    upper, rest = -1, b""
+    for value in range(first, first + count * step, step):
+        if value >> 14 != upper:
+            upper = value >> 14
+            rest = encode_varint(upper)
+        encoded.append(_MORE[value & 0x3FFF] + rest if upper else _TABLE[value])
+    return encoded
+
+
 def decode_varint(data: bytes, position: int) -> tuple[int, int]:
     """The unsigned value at ``position`` and the position after it.
 
     Raises:
         RemoteProtocolError: the bytes end inside it, or it has more than ten.
     """
-    end = min(len(data), position + 10)
+    end = len(data)
+    if position < end - 1:  # most numbers have one byte or two
+        value = data[position]
+        if value < 0x80:
+            return value, position + 1
+        byte = data[position + 1]
+        if byte < 0x80:
+            return value & 0x7F | byte << 7, position + 2
+    end = min(end, position + 10)
     value = shift = 0
     while position < end:
         byte = data[position]

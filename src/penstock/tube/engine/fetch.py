@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 
 from penstock.tube.codec.codes import ErrCode
-from penstock.tube.codec.message import filter_key
+from penstock.tube.codec.message import INDEX_RECORD_BYTES, filter_key
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.stored import describe
 from penstock.tube.engine.topics import LogRead, LogStore
@@ -17,8 +17,6 @@ GET_BYTES = 512 << 10
 
 _RANGE_BYTES = 4 << 20
 """Most bytes in one range read, whatever was asked for: within what every reader of frames accepts."""
-
-INDEX_RECORD_BYTES = 28
 
 
 def _head(code: int, text: str, *, success: bool) -> bytes:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from penstock.tube.codec.message import INDEX_RECORD_BYTES
+
 __all__ = ["GroupOffsets", "Key"]
 
 Key = tuple[str, str, int]
 """Group, topic, partition id."""
 
-_RECORD = 28
 READ_FROM_MIN = 0
 READ_FROM_MAX = 1
 READ_ALWAYS_MAX = 2
@@ -67,7 +68,7 @@ class GroupOffsets:
         if read_status == READ_ALWAYS_MAX:
             target = high
         elif wanted is not None and wanted >= 0:
-            target = max(low, min(wanted - wanted % _RECORD, high))
+            target = max(low, min(wanted - wanted % INDEX_RECORD_BYTES, high))
         self._move(key, slot, target)
         return target
 

@@ -5,8 +5,9 @@ The answer to a send waits for the commit that holds its messages, except in top
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import NamedTuple
+from zlib import crc32
 
 from penstock.errors import RefusedError, UnavailableError
 from penstock.tube.codec.codes import ErrCode
@@ -16,7 +17,7 @@ from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import java_trim
 from penstock.tube.engine.gate import EXTENSIONS, OK, Answer, Gate, Refusal, answer
 from penstock.tube.engine.producers import Producers
-from penstock.tube.engine.sends import SendReader, encode_sent
+from penstock.tube.engine.sends import NO_SUM, Send, SendReader, encode_sent
 from penstock.tube.engine.topics import LogStore, Topic, Topics
 
 __all__ = ["MAX_BATCH", "MAX_BATCH_BYTES", "OVERFLOW", "AppendResult", "Sending", "refuse_place"]
@@ -58,28 +59,42 @@ class Sending:
         self.unwritten_bytes = unwritten_bytes
         self._last_id = last_time + 1 << 20
         self._keys: dict[str, int] = {}
-        self._reader = SendReader()
+        self.reader = SendReader()
 
     def send(self, payload: bytes, now_ms: int) -> Answer:
         """Answer method 13."""
-        found = self._reader.read(payload)
+        found = self.reader.read(payload)
         if isinstance(found, pb.SendMessageRequestP2B):
             if found.HasField("transaction") and self.transactions is not None:
                 return self.transactions(found, now_ms)
             return self._send_extended(found, now_ms)
-        client_id, name, partition_id, data, flag, checksum, msg_type, token, user = found
+        send, data = found
+        bodies, wait = self.send_all([send], [data], now_ms)
+        return Answer(bodies[0], wait=wait)
+
+    def send_all(self, sends: Sequence[Send], datas: Sequence[bytes], now_ms: int) -> tuple[list[bytes], bool]:
+        """Store what requests for one partition brought, in order: their answers, and whether these have to wait."""
+        kinds = set(sends)
+        name, partition_id = sends[0].place
         name = name.strip()
         topic = self._topics.by_name.get(name)
-        refusal = self._gate.refuse_writer(client_id, token, user, now_ms) or refuse_place(name, topic, partition_id)
+        refusal = refuse_place(name, topic, partition_id)
+        for send in kinds:
+            refusal = self._gate.refuse_writer(send.client_id, send.token, send.user_token, now_ms) or refusal
+            if refusal is not None:
+                break
         if refusal is None and topic is not None:
-            stored = self._store(topic, partition_id, data, flag, checksum, msg_type, now_ms)
+            stored = self._store(topic, partition_id, sends, kinds, datas, now_ms)
             if isinstance(stored, AppendResult):
-                body = encode_sent(stored.message_id, stored.append_time_ms, stored.append_offset)
-                wait = not self._topics.store(topic, partition_id).immediate
-                return answer(MethodId.SEND_MESSAGE, body, wait=wait)
+                bodies = encode_sent(stored.message_id, stored.append_time_ms, stored.append_offset, len(datas))
+                return bodies, not self._topics.store(topic, partition_id).immediate
             refusal = stored
         assert refusal is not None
-        return self._refused(refusal)
+        if len(datas) == 1:
+            return [self._refused(refusal).body], False
+        # One of them is refused at least: each for itself.
+        each = [self.send_all([send], [data], now_ms) for send, data in zip(sends, datas, strict=True)]
+        return [bodies[0] for bodies, _ in each], any(wait for _, wait in each)
 
     def _refused(self, refusal: Refusal, result: pb.SendResult | None = None) -> Answer:
         self._gate.refused += 1
@@ -87,31 +102,78 @@ class Sending:
         return answer(MethodId.SEND_MESSAGE, failed.SerializeToString())
 
     def _store(
-        self, topic: Topic, partition_id: int, data: bytes, flag: int, checksum: int, msg_type: str, now_ms: int
+        self,
+        topic: Topic,
+        partition_id: int,
+        sends: Sequence[Send],
+        kinds: Set[Send],
+        datas: Sequence[bytes],
+        now_ms: int,
     ) -> AppendResult | Refusal:
+        """Store all of ``datas`` or none; where the first is. ``kinds`` are the different ones of ``sends``."""
+        if self._full(topic, partition_id):
+            return OVERFLOW
+        sizes = list(map(len, datas))
+        for size in (min(sizes), max(sizes)):
+            if not 0 < size <= topic.max_data_bytes:
+                return _refuse_size(topic, size)
+        sums = [crc32(data) & 0x7FFFFFFF for data in datas]
+        keys: dict[Send, int] = {}
+        for send in kinds:
+            key = self._key(send.msg_type)
+            if isinstance(key, Refusal):
+                return key
+            keys[send] = key
+            if send.checksum != NO_SUM:
+                for own, other in zip(sums, sends, strict=True):
+                    if other is send and own != send.checksum:
+                        text = f"checkSum {send.checksum} does not fit the data ({own})"
+                        return Refusal(ErrCode.FORBIDDEN, text)
+        flags = [send.flag for send in sends]
+        return self._append(topic, partition_id, datas, flags, sums, [keys[send] for send in sends], now_ms)
+
+    def _store_own(
+        self, topic: Topic, partition_id: int, data: bytes, flag: int, msg_type: str, now_ms: int
+    ) -> AppendResult | Refusal:
+        """Store a message that comes from inside the node."""
         if not 0 < len(data) <= topic.max_data_bytes:
             return _refuse_size(topic, len(data))
-        own_sum = check_sum(data)
-        if checksum not in (-1, own_sum):
-            return Refusal(ErrCode.FORBIDDEN, f"checkSum {checksum} does not fit the data ({own_sum})")
-        store = self._topics.store(topic, partition_id)
-        if store.unwritten_bytes > self.unwritten_bytes:
+        if self._full(topic, partition_id):
             return OVERFLOW
-        key = self._keys.get(msg_type)
-        if key is None:
-            found = self._key(msg_type)
-            if isinstance(found, Refusal):
-                return found
-            key = found
+        key = self._key(msg_type)
+        if isinstance(key, Refusal):
+            return key
+        return self._append(topic, partition_id, (data,), (flag,), (check_sum(data),), (key,), now_ms)
+
+    def _full(self, topic: Topic, partition_id: int) -> bool:
+        return self._topics.store(topic, partition_id).unwritten_bytes > self.unwritten_bytes
+
+    def _append(
+        self,
+        topic: Topic,
+        partition_id: int,
+        datas: Sequence[bytes],
+        flags: Sequence[int],
+        sums: Sequence[int],
+        keys: Sequence[int],
+        now_ms: int,
+        marker: bytes = b"",
+    ) -> AppendResult:
+        """Store messages one behind the other; where the first is."""
+        store = self._topics.store(topic, partition_id)
         # Rises with time, also over restarts; nine bytes as a varint for the next centuries.
-        message_id = self._last_id = max(self._last_id + 1, now_ms << 20)
-        offset, time_ms = store.append(partition_id, data, flag, own_sum, key, message_id, now_ms)
+        message_id = max(self._last_id + 1, now_ms << 20)
+        offset, time_ms = store.append_many(partition_id, datas, flags, sums, keys, message_id, now_ms, marker)
+        self._last_id = message_id + len(datas) - 1
         self.dirty_stores[store] = None
-        self.messages += 1
-        self.bytes += len(data)
+        self.messages += len(datas)
+        self.bytes += sum(map(len, datas))
         return AppendResult(message_id, time_ms, offset, partition_id)
 
     def _key(self, msg_type: str) -> int | Refusal:
+        key = self._keys.get(msg_type)
+        if key is not None:
+            return key
         if len(msg_type) > _MAX_TYPE_CHARS:
             text = f"msgType has {len(msg_type)} characters, at most {_MAX_TYPE_CHARS} are possible"
             return Refusal(ErrCode.BAD_REQUEST, text)
@@ -166,7 +228,7 @@ class Sending:
         if not request.HasField("batch") and request.checkSum not in (-1, check_sum(datas[0])):
             return Refusal(ErrCode.FORBIDDEN, f"checkSum {request.checkSum} does not fit the data")
         refusal = self.refuse_messages(topic, request.batch, datas, request.msgType)
-        if refusal is None and self._topics.store(topic, request.partitionId).unwritten_bytes > self.unwritten_bytes:
+        if refusal is None and self._full(topic, request.partitionId):
             return OVERFLOW
         return refusal
 
@@ -207,14 +269,8 @@ class Sending:
         fresh = batch.datas[skip:]
         flags = batch.flags[skip:] if batch.flags else [0] * len(fresh)
         keys = [filter_key(text) for text in batch.msgTypes[skip:]] or [filter_key("")] * len(fresh)
-        message_id = max(self._last_id + 1, now_ms << 20)
-        store = self._topics.store(topic, partition_id)
         marker = encode_marker(number, first + skip, len(fresh))
-        store.append_many(partition_id, fresh, flags, list(map(check_sum, fresh)), keys, message_id, now_ms, marker)
-        self._last_id = message_id + len(fresh) - 1
-        self.dirty_stores[store] = None
-        self.messages += len(fresh)
-        self.bytes += sum(map(len, fresh))
+        self._append(topic, partition_id, fresh, flags, list(map(check_sum, fresh)), keys, now_ms, marker)
         self.producers.stored(place, number, first + count - 1, now_ms)
         return len(fresh)
 
@@ -228,49 +284,41 @@ class Sending:
         now_ms: int,
     ) -> Answer:
         partition = request.partitionId
-        store = self._topics.store(topic, partition)
         count = len(datas)
         flags = list(request.batch.flags) or [request.flag] * count
         types = request.batch.msgTypes
         keys = [filter_key(text) for text in types] if types else [filter_key(request.msgType)] * count
-        first_id, first_offset, first_time = 0, -1, now_ms
-        marker = b""
-        if sequence is not None and duplicates < count:
-            marker = encode_marker(sequence.producer, sequence.first + duplicates, count - duplicates)
-        message_id = max(self._last_id + 1, now_ms << 20)
+        first = AppendResult(0, now_ms, -1, partition)
         stored = count - duplicates
         if stored:
             fresh = datas[duplicates:]
-            first_id = message_id
-            sums = [check_sum(data) for data in fresh]
-            first_offset, first_time = store.append_many(
-                partition, fresh, flags[duplicates:], sums, keys[duplicates:], message_id, now_ms, marker
-            )
-            self._last_id = message_id + stored - 1
-            self.dirty_stores[store] = None
-            self.messages += stored
-            self.bytes += sum(map(len, datas[duplicates:]))
+            sums = [crc32(data) & 0x7FFFFFFF for data in fresh]
+            marker = b""
+            if sequence is not None:
+                marker = encode_marker(sequence.producer, sequence.first + duplicates, stored)
+            first = self._append(topic, partition, fresh, flags[duplicates:], sums, keys[duplicates:], now_ms, marker)
         self.duplicates += duplicates
         if sequence is not None:
             self.producers.stored((topic.name, partition), sequence.producer, sequence.first + count - 1, now_ms)
         done = pb.SendMessageResponseB2P(
             success=True,
             errCode=ErrCode.SUCCESS,
-            errMsg=str(first_id),
+            errMsg=str(first.message_id),
             requireAuth=False,
-            messageId=first_id,
-            appendTime=first_time,
-            appendOffset=first_offset,
+            messageId=first.message_id,
+            appendTime=first.append_time_ms,
+            appendOffset=first.append_offset,
             result=pb.SendResult(extensions=EXTENSIONS, count=count, duplicates=duplicates),
         )
         # Duplicates wait as well: the commit of what they repeat may still be running.
-        return answer(MethodId.SEND_MESSAGE, done.SerializeToString(), wait=not store.immediate)
+        wait = not self._topics.store(topic, partition).immediate
+        return answer(MethodId.SEND_MESSAGE, done.SerializeToString(), wait=wait)
 
     def append_system(
         self, topic: Topic, partition_id: int, data: bytes, flag: int, msg_type: str, now_ms: int
     ) -> AppendResult | Refusal:
         """Store a message in a topic that only the broker itself writes."""
-        return self._store(topic, partition_id, data, flag, -1, msg_type, now_ms)
+        return self._store_own(topic, partition_id, data, flag, msg_type, now_ms)
 
     # The node's own messages
 
@@ -294,7 +342,7 @@ class Sending:
             refusal = Refusal(ErrCode.FORBIDDEN, f"it has no partition {partition_id}")
         else:
             partition = topic.next_partition_id() if partition_id is None else partition_id
-            stored = self._store(topic, partition, data, flag, -1, msg_type or "", now_ms)
+            stored = self._store_own(topic, partition, data, flag, msg_type or "", now_ms)
             if isinstance(stored, AppendResult):
                 return stored
             refusal = stored

@@ -1,68 +1,79 @@
 """Reading send requests quickly: what stands before and after the payload repeats, so it is decoded once.
 
 A producer sends the same client id, topic, partition, flag and token with every message; only the payload differs. The
-bytes before the payload and the bytes behind it are remembered with what they say, and compared as bytes; whatever is
-new, or not in the usual order, goes through protobuf with all its checks. Measured: 1 us instead of 9.
+bytes round the payload are remembered with what they say, and compared as bytes; whatever is new, or not in the usual
+order, goes through protobuf with all its checks. Measured: 1 us instead of 9.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
+from penstock.tube.codec.envelope import response_head
+from penstock.tube.codec.message import INDEX_RECORD_BYTES
+from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.schema import decode
-from penstock.tube.codec.varint import encode_varint
+from penstock.tube.codec.varint import encode_rising, encode_varint
 
-__all__ = ["Send", "SendReader", "encode_sent"]
+__all__ = ["NO_SUM", "Send", "SendReader", "encode_sent"]
 
-Send = tuple[str, str, int, bytes, int, int, str, int, str]
-"""clientId, topicName, partitionId, data, flag, checkSum, msgType, visit token, user's token."""
+NO_SUM: Final = -1
+"""A checkSum that says nothing."""
+_REMEMBERED = 2048
+_LONGEST = 1024  # bytes of what is remembered: with its number that bounds the memory
+_STORED = b"\x08\x01\x10\xc8\x01\x1a"  # success, errCode 200, errMsg
+_NO_AUTH = b"\x20\x00\x28"  # requireAuth false, messageId
+_FIXED_BYTES = len(_STORED) + 1 + len(_NO_AUTH)
 
-_REMEMBERED = 1024
-_LONGEST = 512  # bytes of a remembered part: with its number that bounds the memory
+
+class Send:
+    """What a send request says beside its payload. ``place``: topic and wire id of the partition.
+
+    Those of a client that sends alike are one object.
+    """
+
+    __slots__ = ("checksum", "client_id", "flag", "msg_type", "place", "token", "user_token")
+
+    def __init__(self, request: pb.SendMessageRequestP2B) -> None:
+        self.client_id = request.clientId
+        self.place = (request.topicName, request.partitionId)
+        self.flag = request.flag
+        self.checksum = request.checkSum
+        self.msg_type = request.msgType
+        self.token = request.authInfo.visitAuthorizedToken
+        self.user_token = request.authInfo.authAuthorizedToken
 
 
 class SendReader:
     """Decodes SendMessageRequestP2B; bounded: a peer chooses what is remembered."""
 
     def __init__(self) -> None:
-        self._before: dict[bytes, tuple[str, str, int]] = {}
-        self._behind: dict[bytes, tuple[int, int, str, int, str]] = {}
+        self._known: dict[bytes, Send] = {}
 
-    def read(self, payload: bytes) -> Send | pb.SendMessageRequestP2B:
-        """The fields of the request, or the request itself when it is a batch, numbered by its producer or staged.
+    def read(self, payload: bytes) -> tuple[Send, bytes] | pb.SendMessageRequestP2B:
+        """What is sent, and its data; the request itself when it is a batch, numbered by its producer or staged.
 
         Raises RemoteProtocolError as `codec.schema.decode` does.
         """
         place = _data_at(payload)
         if place is not None:
             start, begin, end = place
-            before = self._before.get(payload[:start])
-            behind = self._behind.get(payload[end:])
-            if before is not None and behind is not None:
-                return (*before, payload[begin:end], *behind)
+            send = self._known.get(payload[:start] + payload[end:])
+            if send is not None:
+                return send, payload[begin:end]
         request = decode(pb.SendMessageRequestP2B, payload)
         if request.HasField("batch") or request.HasField("producer") or request.HasField("transaction"):
             return request
-        before = (request.clientId, request.topicName, request.partitionId)
-        auth = request.authInfo
-        behind = (
-            request.flag,
-            request.checkSum,
-            request.msgType,
-            auth.visitAuthorizedToken,
-            auth.authAuthorizedToken,
-        )
-        if place is not None:
-            self._remember(payload, place, before, behind)
-        return (*before, request.data, *behind)
+        send = Send(request)
+        if place is not None and send.checksum == NO_SUM:  # with a sum of their own no two are alike
+            self._remember(payload, place, send)
+        return send, request.data
 
-    def _remember(
-        self,
-        payload: bytes,
-        place: tuple[int, int, int],
-        before: tuple[str, str, int],
-        behind: tuple[int, int, str, int, str],
-    ) -> None:
+    def _remember(self, payload: bytes, place: tuple[int, int, int], send: Send) -> None:
         start, _, end = place
+        if start + len(payload) - end > _LONGEST:
+            return
         # Each part alone must say what it said in the whole: no field of one may stand in the other (protobuf lets the
         # last one win).
         first, last = pb.SendMessageRequestP2B(), pb.SendMessageRequestP2B()
@@ -72,13 +83,9 @@ class SendReader:
             return
         if not {field.number for field, _ in last.ListFields()} <= {5, 6, 7, 8, 9, 10}:
             return
-        if start > _LONGEST or len(payload) - end > _LONGEST:
-            return
-        if len(self._before) >= _REMEMBERED or len(self._behind) >= _REMEMBERED:
-            self._before.clear()
-            self._behind.clear()
-        self._before[payload[:start]] = before
-        self._behind[payload[end:]] = behind
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        self._known[payload[:start] + payload[end:]] = send
 
 
 def _data_at(payload: bytes) -> tuple[int, int, int] | None:
@@ -109,13 +116,18 @@ def _data_at(payload: bytes) -> tuple[int, int, int] | None:
     return (start, at, at + length) if at + length <= size else None
 
 
-def encode_sent(message_id: int, time_ms: int, offset: int) -> bytes:
-    """SendMessageResponseB2P of a message that was stored; old clients read the id from errMsg."""
-    text = b"%d" % message_id
-    return b"\x08\x01\x10\xc8\x01\x1a%c%b\x20\x00\x28%b\x30%b\x38%b" % (
-        len(text),
-        text,
-        encode_varint(message_id),
-        encode_varint(time_ms),
-        encode_varint(offset),
-    )
+def encode_sent(first_id: int, time_ms: int, first_offset: int, count: int) -> list[bytes]:
+    """The answers to ``count`` sends whose messages were stored one behind the other: bodies of response frames.
+
+    Each holds a SendMessageResponseB2P; old clients read the id from errMsg.
+    """
+    time = b"\x30%b\x38" % encode_varint(time_ms)
+    numbers = encode_rising(first_id, 1, count)
+    offsets = encode_rising(first_offset, INDEX_RECORD_BYTES, count)
+    bodies = []
+    for number, offset in zip(numbers, offsets, strict=True):
+        text = b"%d" % first_id
+        first_id += 1
+        head = response_head(MethodId.SEND_MESSAGE, _FIXED_BYTES + len(text) + len(number) + len(time) + len(offset))
+        bodies.append(b"".join((head, _STORED, bytes((len(text),)), text, _NO_AUTH, number, time, offset)))
+    return bodies

@@ -19,10 +19,11 @@ import struct
 import numpy as np
 import numpy.typing as npt
 
+from penstock.tube.codec.message import INDEX_RECORD_BYTES
+
 __all__ = ["DTYPE", "FILLER", "INDEX_RECORD", "INDEX_RECORD_BYTES", "IndexArray", "as_array", "filler", "is_sound"]
 
 INDEX_RECORD = struct.Struct(">iqiiq")
-INDEX_RECORD_BYTES = 28
 FILLER = -1
 """Partition of a filler."""
 DTYPE = np.dtype([("partition", ">i4"), ("position", ">i8"), ("size", ">i4"), ("key", ">i4"), ("time", ">i8")])

@@ -36,13 +36,14 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from penstock.tube.codec.varint import encode_varint
+from penstock.tube.codec.strings import PARTITIONS_PER_STORE
+from penstock.tube.storage.index import INDEX_RECORD
 
 __all__ = [
     "HEADER_BYTES",
     "REFERENCE_OVERHEAD",
+    "Run",
     "Stored",
-    "encode_record",
     "encode_run",
     "find_record",
     "messages_at",
@@ -62,103 +63,64 @@ _MIN_SIZE = REFERENCE_OVERHEAD
 _TIME_BITS = 11  # of the upper two bytes
 _TIME_MASK = (1 << _TIME_BITS) - 1
 _PADDING = [bytes(n) for n in range(64)]
-_ONE_BYTE = 0x7F
-_MORE_TO_COME = [bytes([n | 0x80]) for n in range(128)]
-_FLAGS = [bytes([n]) for n in range(128)]
 _MESSAGE_START = re.compile(rb"\x22[\x80-\xff]{0,3}[\x00-\x7f]\x08", re.DOTALL)
 
 
-def encode_record(
-    message: bytes,
-    payload_bytes: int,
-    position: int,
-    ordinal: int,
-    partition: int,
-    key_code: int,
-    time_ms: int,
-    unacknowledged: int = 0,
-) -> tuple[bytes, int]:
-    """The record of ``message`` (from `codec.message.encode_stored`) at data offset ``position``, and its size."""
-    used = HEADER_BYTES + len(message)
-    size = REFERENCE_OVERHEAD + payload_bytes
-    size = max(size, used)
-    padding = size - used
-    high = unacknowledged.bit_length() << _TIME_BITS | time_ms >> 32
-    rest = _REST.pack(padding << _SIZE_BITS | size, ordinal, partition, key_code, high, time_ms & 0xFFFFFFFF)
-    crc = crc32(message, crc32(rest, position & 0xFFFFFFFF))
-    return b"".join((_CRC.pack(crc), rest, message, _PADDING[padding])), size
+class Run(NamedTuple):
+    """Consecutive records of one partition."""
+
+    parts: list[bytes]
+    """Checksum, rest of the header, message and padding of each, in the order in which they are written."""
+    sizes: list[int]
+    """Of the records."""
+    entries: bytes
+    """The index records."""
 
 
 def encode_run(
-    datas: Sequence[bytes],
-    flags: Sequence[int],
-    checksums: Sequence[int],
+    messages: Sequence[bytes],
+    payload_sizes: Sequence[int],
     keys: Sequence[int],
-    message_id: int,
-    marker: bytes,
     position: int,
     ordinal: int,
     most: tuple[int, int],
-    partition: int,
+    partition_id: int,
     time_ms: int,
     unacknowledged: int,
     *,
     immediate: bool,
-) -> tuple[list[bytes], list[bytes], list[int]]:
-    """Records, encoded messages and record sizes of messages with rising ids, as `encode_record` makes them.
+) -> Run:
+    """The records of ``messages`` (from `codec.message.encode_stored`), from data offset ``position`` on.
 
     It ends before the record that would begin at data offset ``most[0]`` or have ordinal ``most[1]``, or be behind one.
-    ``marker`` is that of the first and so is ``unacknowledged``, which grows by one with each, or is 0 for all others
-    where messages are readable at once (``immediate``).
+    ``unacknowledged`` is that of the first; it grows by one with each, or is 0 for all others where messages are
+    readable at once (``immediate``). ``partition_id`` is the one of the wire; a record says the partition within its
+    store.
     """
-    records: list[bytes] = []
-    messages: list[bytes] = []
+    parts: list[bytes] = []
     sizes: list[int] = []
-    varint, pack, crc, pack_crc, paddings = encode_varint, _REST.pack, crc32, _CRC.pack, _PADDING
+    entries: list[bytes] = []
+    pack, pack_crc, pack_entry, crc = _REST.pack, _CRC.pack, INDEX_RECORD.pack, crc32
     last_byte, last_ordinal = most
+    partition = partition_id % PARTITIONS_PER_STORE
     high_time, low_time = time_ms >> 32, time_ms & 0xFFFFFFFF
-    # Ids rise by one: of their varint only the first byte changes, but for each 128th.
-    upper = varint(message_id >> 7) if message_id > _ONE_BYTE else b""
-    for data, flag, checksum, key in zip(datas, flags, checksums, keys, strict=True):
+    for message, payload_size, key in zip(messages, payload_sizes, keys, strict=True):
         if position >= last_byte or ordinal >= last_ordinal:
             break
-        size = len(data)
-        low = message_id & _ONE_BYTE
-        if upper:
-            if not low:
-                upper = varint(message_id >> 7)
-            number = _MORE_TO_COME[low] + upper
-        else:
-            number = varint(message_id)
-        length = varint(size)
-        tail = varint(flag) + marker if marker or flag < 0 or flag > _ONE_BYTE else _FLAGS[flag]
-        total = varint(checksum)
-        inner = len(number) + len(total) + len(length) + size + len(tail) + 4
-        message = b"\x22%b\x08%b\x10%b\x1a%b%b\x20%b" % (varint(inner), number, total, length, data, tail)
         used = HEADER_BYTES + len(message)
-        size += REFERENCE_OVERHEAD
-        size = max(size, used)
+        size = REFERENCE_OVERHEAD + payload_size
         padding = size - used
-        rest = pack(
-            padding << _SIZE_BITS | size,
-            ordinal,
-            partition,
-            key,
-            unacknowledged.bit_length() << _TIME_BITS | high_time,
-            low_time,
-        )
-        code = crc(message, crc(rest, position & 0xFFFFFFFF))
-        records.append(pack_crc(code) + rest + message + paddings[padding])
-        messages.append(message)
+        if padding < 0:
+            size, padding = used, 0
+        high = unacknowledged.bit_length() << _TIME_BITS | high_time
+        rest = pack(padding << _SIZE_BITS | size, ordinal, partition, key, high, low_time)
+        parts += (pack_crc(crc(message, crc(rest, position & 0xFFFFFFFF))), rest, message, _PADDING[padding])
         sizes.append(size)
+        entries.append(pack_entry(partition_id, position, size, key, time_ms))
         position += size
         ordinal += 1
-        message_id += 1
-        if message_id == _ONE_BYTE + 1:
-            upper = varint(1)
         unacknowledged = 0 if immediate else unacknowledged + 1
-        marker = b""
-    return records, messages, sizes
+    return Run(parts, sizes, b"".join(entries))
 
 
 class Stored(NamedTuple):

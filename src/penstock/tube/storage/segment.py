@@ -10,15 +10,14 @@ import errno
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.tube.storage.files import File, Files
-from penstock.tube.storage.index import DTYPE, INDEX_RECORD, INDEX_RECORD_BYTES, IndexArray, as_array
-from penstock.tube.storage.record import messages_at
+from penstock.tube.storage.index import INDEX_RECORD, INDEX_RECORD_BYTES, IndexArray, as_array
+from penstock.tube.storage.record import Run, messages_at
 
 __all__ = ["PartitionPart", "Segment"]
 
@@ -110,57 +109,32 @@ class Segment:
     def index_path(self) -> Path:
         return self.directory / f"{self.start:020d}.index"
 
-    def add(self, partition_id: int, size: int, key_code: int, time_ms: int, message: bytes) -> None:
-        """Take note of the next message; its record begins at ``data_end``. Only the newest segment grows."""
-        index, parts = self._index, self._parts
-        assert parts is not None
-        assert isinstance(index, bytearray)
-        index += INDEX_RECORD.pack(partition_id, self.data_start + self.data_bytes, size, key_code, time_ms)
-        part = parts.get(partition_id)
-        if part is None:
-            part = parts[partition_id] = PartitionPart()
-        ends = part.ends
-        part.ordinals.append(self.count)
-        ends.append((ends[-1] if ends else 0) + size)
-        part.keys.append(key_code)
-        part.wire.append(message)
-        self.wire_bytes += len(message)
-        if not self.count:
-            self.first_time = time_ms
-        self.last_time = time_ms
-        self.count += 1
-        self.data_bytes += size
+    def add(self, partition_id: int, messages: Sequence[bytes], run: Run, keys: Sequence[int], time_ms: int) -> int:
+        """Take note of the next messages, of one partition, and of their append time; the size of their records.
 
-    def add_run(
-        self, partition_id: int, sizes: Sequence[int], keys: Sequence[int], time_ms: int, run: list[bytes]
-    ) -> None:
-        """As `add` for each message of ``run``: of one partition, with one append time."""
+        The first record begins at ``data_end``. Only the newest segment grows.
+        """
         index, parts = self._index, self._parts
         assert parts is not None
         assert isinstance(index, bytearray)
-        ends = list(accumulate(sizes))
-        position = self.data_start + self.data_bytes
-        records = np.empty(len(sizes), DTYPE)
-        records["partition"] = partition_id
-        records["position"] = position + np.array(ends, np.int64) - sizes
-        records["size"] = sizes
-        records["key"] = keys
-        records["time"] = time_ms
-        index += records.tobytes()
+        index += run.entries
         part = parts.get(partition_id)
         if part is None:
             part = parts[partition_id] = PartitionPart()
-        before = part.ends[-1] if part.ends else 0
-        part.ordinals.extend(range(self.count, self.count + len(sizes)))
-        part.ends.extend([before + end for end in ends])
+        count, ends = len(run.sizes), part.ends
+        before = ends[-1] if ends else 0
+        part.ordinals.extend(range(self.count, self.count + count))
+        ends.extend([before := before + size for size in run.sizes])
         part.keys.extend(keys)
-        part.wire += run
-        self.wire_bytes += sum(map(len, run))
+        part.wire += messages
+        self.wire_bytes += sum(map(len, messages))
         if not self.count:
             self.first_time = time_ms
         self.last_time = time_ms
-        self.count += len(sizes)
-        self.data_bytes += ends[-1]
+        self.count += count
+        size = sum(run.sizes)
+        self.data_bytes += size
+        return size
 
     def index_bytes(self, first: int, end: int) -> bytes:
         """Index records of the ordinals ``[first, end)`` of a segment that grows."""

@@ -22,7 +22,7 @@ from penstock.tube.codec.message import encode_stored
 from penstock.tube.storage.files import Files
 from penstock.tube.storage.index import INDEX_RECORD_BYTES
 from penstock.tube.storage.reads import LogReads, Read
-from penstock.tube.storage.record import encode_record, encode_run
+from penstock.tube.storage.record import encode_run
 from penstock.tube.storage.recovery import Loss, recover
 from penstock.tube.storage.retention import Retention, expired
 from penstock.tube.storage.segment import Segment
@@ -65,14 +65,14 @@ class Work:
 class _Piece:
     """Consecutive records of one segment; ``before`` is the segment to close first when this one is new."""
 
-    __slots__ = ("before", "data_from", "index", "ordinal_from", "records", "segment")
+    __slots__ = ("before", "data_from", "index", "ordinal_from", "parts", "segment")
 
     def __init__(self, segment: Segment, before: Segment | None) -> None:
         self.segment = segment
         self.before = before
         self.ordinal_from = segment.count
         self.data_from = segment.data_bytes
-        self.records: list[bytes] = []
+        self.parts: list[bytes] = []
         self.index = b""
 
 
@@ -149,39 +149,7 @@ class Store(LogReads):
         It is durable, and readable, after the next `take`, `write`, `sync` and `written`. ``marker``: which producer
         sent it and the ones behind it (`codec.message.encode_marker`).
         """
-        segment = self._segments[-1] if self._segments else None
-        piece = self._pieces[-1] if self._pieces else None
-        limits = self.limits
-        if segment is None or segment.data_bytes >= limits.segment_bytes or segment.count >= limits.segment_records:
-            segment = self._roll()
-            piece = self._pieces[-1]
-        elif piece is None:
-            piece = _Piece(segment, None)
-            self._pieces.append(piece)
-        time_ms = max(self.last_time, now_ms)
-        self.last_time = time_ms
-        message = encode_stored(message_id, checksum, data, flag, marker)
-        unacknowledged = (self.end_offset - max(self.durable_end, segment.start)) // INDEX_RECORD_BYTES
-        record, size = encode_record(
-            message, len(data), self.data_end, segment.count, partition_id % 10000, key_code, time_ms, unacknowledged
-        )
-        assert piece is not None
-        piece.records.append(record)
-        segment.add(partition_id, size, key_code, time_ms, message)
-        offset = self.end_offset
-        self.end_offset = offset + INDEX_RECORD_BYTES
-        self.data_end += size
-        self._pending_bytes += size
-        self.unwritten_bytes += size
-        self._unmarked += size
-        if self._unmarked >= _TAIL_STEP:
-            self._unmarked = 0
-            self._marks.append(self.end_offset)
-            self._cut_tail()
-        if self.immediate:
-            self.durable_end = self.end_offset
-            self.durable_data_end = self.data_end
-        return offset, time_ms
+        return self.append_many(partition_id, (data,), (flag,), (checksum,), (key_code,), message_id, now_ms, marker)
 
     def append_many(
         self,
@@ -196,55 +164,64 @@ class Store(LogReads):
     ) -> tuple[int, int]:
         """As `append` for each message, with ids that rise by one from ``message_id``; what it gives for the first.
 
-        ``marker`` is that of the first. It takes about half the time.
+        ``marker`` is that of the first.
         """
         first = self.end_offset
         time_ms = self.last_time = max(self.last_time, now_ms)
-        limits, done = self.limits, 0
-        while done < len(datas):
+        limits = self.limits
+        messages: Sequence[bytes] = encode_stored(message_id, checksums, datas, flags, marker)
+        sizes: Sequence[int] = list(map(len, datas))
+        while messages:
             segment = self._segments[-1] if self._segments else None
             if segment is None or segment.data_bytes >= limits.segment_bytes or segment.count >= limits.segment_records:
                 segment = self._roll()
             elif not self._pieces:
                 self._pieces.append(_Piece(segment, None))
-            unacknowledged = (self.end_offset - max(self.durable_end, segment.start)) // INDEX_RECORD_BYTES
-            records, run, sizes = encode_run(
-                datas[done:],
-                flags[done:],
-                checksums[done:],
-                keys[done:],
-                message_id + done,
-                b"" if done else marker,
+            run = encode_run(
+                messages,
+                sizes,
+                keys,
                 self.data_end,
                 segment.count,
                 (segment.data_start + limits.segment_bytes, limits.segment_records),
-                partition_id % 10000,
+                partition_id,
                 time_ms,
-                unacknowledged,
+                (self.end_offset - max(self.durable_end, segment.start)) // INDEX_RECORD_BYTES,
                 immediate=self.immediate,
             )
-            self._pieces[-1].records += records
-            segment.add_run(partition_id, sizes, keys[done : done + len(run)], time_ms, run)
-            self._appended(sizes)
-            done += len(run)
+            self._pieces[-1].parts += run.parts
+            done = len(run.sizes)
+            size = segment.add(partition_id, messages[:done], run, keys[:done], time_ms)
+            self._appended(run.sizes, size)
+            # What is left begins the next segment.
+            messages, sizes, keys = messages[done:], sizes[done:], keys[done:]
         return first, time_ms
 
-    def _appended(self, sizes: Sequence[int]) -> None:
-        size = sum(sizes)
+    def _appended(self, sizes: Sequence[int], size: int) -> None:
+        """Move the ends; ``size`` is the sum of the record ``sizes``."""
         self.data_end += size
         self._pending_bytes += size
         self.unwritten_bytes += size
-        end, unmarked = self.end_offset, self._unmarked
+        end = self.end_offset
+        self.end_offset = end + len(sizes) * INDEX_RECORD_BYTES
+        if self._unmarked + size < _TAIL_STEP:
+            self._unmarked += size
+        else:
+            self._mark(end, sizes)
+        if self.immediate:
+            self.durable_end = self.end_offset
+            self.durable_data_end = self.data_end
+
+    def _mark(self, end: int, sizes: Sequence[int]) -> None:
+        """Note after every so many bytes where the memory tail may be cut, and cut it."""
+        unmarked = self._unmarked
         for one in sizes:
             end += INDEX_RECORD_BYTES
             unmarked += one
             if unmarked >= _TAIL_STEP:
                 unmarked = 0
                 self._marks.append(end)
-        self.end_offset, self._unmarked = end, unmarked
-        if self.immediate:
-            self.durable_end = self.end_offset
-            self.durable_data_end = self.data_end
+        self._unmarked = unmarked
         self._cut_tail()
 
     def _roll(self) -> Segment:
@@ -270,7 +247,8 @@ class Store(LogReads):
     def take(self) -> Work:
         """What was appended since the last call, for the committing thread."""
         for piece in self._pieces:
-            piece.index = piece.segment.index_bytes(piece.ordinal_from, piece.ordinal_from + len(piece.records))
+            # All until now: only the last piece's segment grows still.
+            piece.index = piece.segment.index_bytes(piece.ordinal_from, piece.segment.count)
         work = Work(self._pieces, self.end_offset, self.data_end, self._pending_bytes)
         self._pieces = []
         self._pending_bytes = 0
@@ -285,9 +263,9 @@ class Store(LogReads):
             segment = piece.segment
             if segment.data_file is None:
                 self._begin(segment, piece.before)
-            if not piece.records:
+            if not piece.parts:
                 continue
-            data = b"".join(piece.records)
+            data = b"".join(piece.parts)
             self._fill(segment, piece.data_from + len(data))
             assert segment.data_file is not None
             assert segment.index_file is not None

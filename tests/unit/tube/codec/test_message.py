@@ -68,21 +68,24 @@ def test_attribute_that_cannot_be_written(pair: tuple[str, str]) -> None:
         message.format_attributes([pair])
 
 
-@given(st.integers(1, 2**63 - 1), st.binary(min_size=1, max_size=200), st.integers(0, 1))
+@given(st.integers(1, 2**63 - 2), st.binary(min_size=1, max_size=200), st.integers(0, 1))
 def test_stored_form_is_what_protobuf_writes(message_id: int, data: bytes, flag: int) -> None:
     checksum = message.check_sum(data)
     response = broker_pb2.GetMessageResponseB2C(success=True, errCode=200)
     head = response.SerializeToString()
     response.messages.add(messageId=message_id, checkSum=checksum, payLoadData=data, flag=flag)
-    assert head + message.encode_stored(message_id, checksum, data, flag) == response.SerializeToString()
+    response.messages.add(messageId=message_id + 1, checkSum=5, payLoadData=b"next", flag=1 - flag)
+    stored = encode_stored(message_id, [checksum, 5], [data, b"next"], [flag, 1 - flag])
+    assert head + b"".join(stored) == response.SerializeToString()
 
 
 @pytest.mark.parametrize("size", [1, 127, 128, 70_000])
 @pytest.mark.parametrize("marker", [Marker(1, 0, 1), Marker((1 << 62) + 5, 1 << 40, 8192)])
 def test_a_marker_is_found_behind_any_payload(size: int, marker: Marker) -> None:
     data = bytes(size)
-    plain = encode_stored(1 << 60, 5, data, 1)
-    marked = encode_stored(1 << 60, 5, data, 1, encode_marker(*marker))
+    (plain,) = encode_stored(1 << 60, [5], [data], [1])
+    marked, next_one = encode_stored(1 << 60, [5, 5], [data, data], [1, 1], encode_marker(*marker))
+    assert decode_marker(next_one) is None
     assert (decode_marker(plain), decode_marker(marked)) == (None, marker)
     answer = broker_pb2.GetMessageResponseB2C.FromString(b"\x08\x01\x10\x01" + marked)
     (found,) = answer.messages

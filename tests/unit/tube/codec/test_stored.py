@@ -33,8 +33,11 @@ def extension(parts: Sequence[bytes]) -> bytes:
 @given(MESSAGES)
 def test_columns_are_what_the_parser_finds(messages: list[tuple[int, int, int, int, bool]]) -> None:
     parts = [
-        encode_stored(number, checksum, bytes(length), flag, encode_marker(number, 7, 1) if is_marked else b"")
+        part
         for length, flag, number, checksum, is_marked in messages
+        for part in encode_stored(
+            number, [checksum], [bytes(length)], [flag], encode_marker(number, 7, 1) if is_marked else b""
+        )
     ]
     answer = b"".join([HEAD, extension(parts), *parts])
     start = messages_start(answer)
@@ -59,7 +62,7 @@ def test_columns_are_what_the_parser_finds(messages: list[tuple[int, int, int, i
 
 @given(st.binary(min_size=1, max_size=60), st.integers(0, 200), st.integers(0, 255), st.integers(-2, 2))
 def test_other_bytes_are_left_to_the_parser_or_mean_the_same(data: bytes, at: int, byte: int, longer: int) -> None:
-    parts = [bytearray(encode_stored(n << 40, check_sum(data), data, 1)) for n in range(1, 4)]
+    parts = [bytearray(part) for part in encode_stored(1 << 40, [check_sum(data)] * 3, [data] * 3, [1] * 3)]
     sizes = [len(part) for part in parts]
     sizes[1] += longer
     joined = bytearray(b"".join(parts))

@@ -13,7 +13,7 @@ from tests.unit.tube.storage.test_store import commit, put
 
 
 def test_slices_between_head_and_tail_are_one_message() -> None:
-    messages = [encode_stored(5, 6, b"data", 1), encode_stored(7, 8, b"more", 0)]
+    messages = encode_stored(5, [6, 8], [b"data", b"more"], [1, 0])
     expected = pb.GetMessageResponseB2C(
         success=True,
         errCode=200,
@@ -26,7 +26,7 @@ def test_slices_between_head_and_tail_are_one_message() -> None:
         maxOffset=560,
     )
     expected.messages.add(messageId=5, checkSum=6, payLoadData=b"data", flag=1)
-    expected.messages.add(messageId=7, checkSum=8, payLoadData=b"more", flag=0)
+    expected.messages.add(messageId=6, checkSum=8, payLoadData=b"more", flag=0)
     assert get_success(messages, start=28, end=560, behind_bytes=99, slow=True) == expected.SerializeToString()
 
 

@@ -24,7 +24,11 @@ def test_one(size: int, msg_type: str | None, msg_time: str | None) -> None:
     assert payload == expected.SerializeToString()
     reader = SendReader()
     for _ in range(2):  # the second time from what it remembers
-        assert reader.read(payload) == ("p1", "demo", 10_002, bytes(size), 1, -1, msg_type or "", 77, "")
+        found = reader.read(payload)
+        assert isinstance(found, tuple)
+        send, data = found
+        assert (send.client_id, send.place, data) == ("p1", ("demo", 10_002), bytes(size))
+        assert (send.flag, send.checksum, send.msg_type, send.token, send.user_token) == (1, -1, msg_type or "", 77, "")
 
 
 def test_many() -> None:

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.tube.codec.envelope import decode_request
+from penstock.tube.codec.envelope import decode_request, encode_response
 from penstock.tube.codec.framing import FrameDecoder
 from penstock.tube.codec.proto import broker_pb2 as pb
-from penstock.tube.engine.sends import Send, SendReader, encode_sent
+from penstock.tube.engine.sends import SendReader, encode_sent
 from tests.unit.tube.vectors import frames
 
 
@@ -18,7 +18,15 @@ def plain(payload: bytes) -> tuple[object, ...]:
     m = pb.SendMessageRequestP2B.FromString(payload)
     auth = m.authInfo
     tokens = (auth.visitAuthorizedToken, auth.authAuthorizedToken)
-    return (m.clientId, m.topicName, m.partitionId, m.data, m.flag, m.checkSum, m.msgType, *tokens)
+    return (m.clientId, (m.topicName, m.partitionId), m.flag, m.checkSum, m.msgType, *tokens, m.data)
+
+
+def read(reader: SendReader, payload: bytes) -> tuple[object, ...]:
+    found = reader.read(payload)
+    assert isinstance(found, tuple)
+    send, data = found
+    tokens = (send.token, send.user_token)
+    return (send.client_id, send.place, send.flag, send.checksum, send.msg_type, *tokens, data)
 
 
 def encoded(data: bytes = b"data", partition: int = 10002, **fields: object) -> bytes:
@@ -32,7 +40,7 @@ def test_lengths(length: int) -> None:
     reader = SendReader()
     payload = encoded(b"x" * length)
     for _ in range(2):
-        assert reader.read(payload) == plain(payload)
+        assert read(reader, payload) == plain(payload)
 
 
 def test_recorded_sends_of_all_clients() -> None:
@@ -43,7 +51,7 @@ def test_recorded_sends_of_all_clients() -> None:
             ((_, body),) = FrameDecoder().feed(frame.data)
             payload = decode_request(frame.serial, body).payload
             for _ in range(2):
-                assert reader.read(payload) == plain(payload)
+                assert read(reader, payload) == plain(payload)
             seen += 1
     assert seen > 5
 
@@ -63,7 +71,7 @@ def test_any_mixture(sends: list[tuple[str, int, bytes, str, int]]) -> None:
     reader = SendReader()
     for client, partition, data, kind, checksum in sends:
         payload = encoded(data, partition, clientId=client, msgType=kind, checkSum=checksum)
-        assert reader.read(payload) == plain(payload)
+        assert read(reader, payload) == plain(payload)
 
 
 @given(st.data())
@@ -76,16 +84,10 @@ def test_changed_bytes_never_give_what_protobuf_would_not(data: st.DataObject) -
         changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
     damaged = bytes(changed[: data.draw(st.integers(0, len(changed)))])
     try:
-        found = reader.read(damaged)
+        found = read(reader, damaged)
     except RemoteProtocolError:
         return
     assert found == plain(damaged)
-
-
-def read_plain(reader: SendReader, payload: bytes) -> Send:
-    found = reader.read(payload)
-    assert isinstance(found, tuple)
-    return found
 
 
 def test_fields_in_unusual_places_are_not_remembered() -> None:
@@ -95,31 +97,47 @@ def test_fields_in_unusual_places_are_not_remembered() -> None:
     # A second topicName behind the payload: the last one counts.
     doubled = usual + b"\x12\x05other"
     for _ in range(2):
-        assert read_plain(reader, doubled)[1] == "other"
+        assert read(reader, doubled)[1] == ("other", 10_002)
     tail = usual[usual.index(b"data") + 4 :]
     lacking = pb.SendMessageRequestP2B(clientId="client", topicName="demo", partitionId=1).SerializePartialToString()
     with pytest.raises(RemoteProtocolError):
         reader.read(lacking)
-    assert read_plain(reader, lacking + b"\x22\x01x" + tail)[3] == b"x"
+    assert read(reader, lacking + b"\x22\x01x" + tail)[-1] == b"x"
 
 
 def test_what_is_remembered_is_bounded() -> None:
     reader = SendReader()
     for n in range(3000):
         reader.read(encoded(clientId=f"client-{n}", msgType=f"type-{n}"))
-    assert len(reader._before) <= 1024
-    assert len(reader._behind) <= 1024
+    assert 0 < len(reader._known) <= 2048
+    assert max(map(len, reader._known)) <= 1024
 
 
-def test_the_answer_is_protobuf_s() -> None:
-    for message_id, time_ms, offset in [(1 << 60, 1_700_000_000_000, 28), (42, 0, 0), ((1 << 63) - 1, 1, 1 << 50)]:
+def test_what_repeats_is_one_object_and_a_sum_is_not_remembered() -> None:
+    reader = SendReader()
+    first, second = reader.read(encoded(b"a")), reader.read(encoded(b"other"))
+    assert isinstance(first, tuple)
+    assert isinstance(second, tuple)
+    assert first[0] is second[0]
+    reader.read(encoded(b"c", partition=7, checkSum=5))
+    assert len(reader._known) == 1
+
+
+@pytest.mark.parametrize(
+    ("first_id", "time_ms", "offset"),
+    [(1 << 60, 1_700_000_000_000, 28), (42, 0, 0), ((1 << 63) - 30_000, 1, 1 << 50), (16_300, 5, 16_300 * 28)],
+)
+def test_the_answers_are_protobuf_s(first_id: int, time_ms: int, offset: int) -> None:
+    bodies = encode_sent(first_id, time_ms, offset, 20_000)
+    assert len(bodies) == 20_000
+    for number in [*range(300), *range(16_200, 16_500), 19_999]:
         expected = pb.SendMessageResponseB2P(
             success=True,
             errCode=200,
-            errMsg=str(message_id),
+            errMsg=str(first_id + number),
             requireAuth=False,
-            messageId=message_id,
+            messageId=first_id + number,
             appendTime=time_ms,
-            appendOffset=offset,
+            appendOffset=offset + 28 * number,
         )
-        assert encode_sent(message_id, time_ms, offset) == expected.SerializeToString()
+        assert bodies[number] == encode_response(13, expected.SerializeToString())

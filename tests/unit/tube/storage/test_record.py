@@ -8,15 +8,19 @@ from hypothesis import strategies as st
 
 from penstock.tube.codec.message import check_sum, encode_stored
 from penstock.tube.codec.proto import broker_pb2
-from penstock.tube.storage.record import HEADER_BYTES, encode_record, find_record, messages_at, scan
+from penstock.tube.storage.index import INDEX_RECORD
+from penstock.tube.storage.record import HEADER_BYTES, encode_run, find_record, messages_at, scan
 
 MESSAGE_ID = 1_795_249_426_525 << 20
 
 
 def record(data: bytes, position: int, ordinal: int = 0, flag: int = 0) -> bytes:
-    message = encode_stored(MESSAGE_ID + ordinal, check_sum(data), data, flag)
-    out, size = encode_record(message, len(data), position, ordinal, 7, -5, 1_795_249_426_525)
-    assert len(out) == size
+    messages = encode_stored(MESSAGE_ID + ordinal, [check_sum(data)], [data], [flag])
+    most, now = (1 << 60, 1 << 60), 1_795_249_426_525
+    run = encode_run(messages, [len(data)], [-5], position, ordinal, most, 10_007, now, 0, immediate=False)
+    out = b"".join(run.parts)
+    assert [len(out)] == run.sizes
+    assert INDEX_RECORD.unpack(run.entries) == (10_007, position, len(out), -5, now)
     return out
 
 
