@@ -186,15 +186,17 @@ DIALECT_ROWS: dict[str, Callable[[dialects.Dialect], str]] = {
 
 def state_store() -> str:
     from penstock.node import capture
+    from tools import statestore_commands
 
     notes = (ROOT / "tools" / "state-store.md").read_text(encoding="utf-8").split("<!-- next -->")
     command_notes, error_order, request_rules, extension_forms = (note.strip() for note in notes)
     lines = ["# State store", "", NOTE, "", "## Commands", ""]
-    lines += ["| command | access | what it does | offered |", "| --- | --- | --- | --- |"]
+    lines += ["| command | written | access | what it does | offered |", "| --- | --- | --- | --- | --- |"]
     for spec in commands.COMMANDS.values():
-        offered = "always" if not spec.extension else EXTENSIONS[spec.extension]
+        offered = statestore_commands.OFFERED[spec.extension]
         access = (spec.access.name or "").capitalize()
-        lines.append(f"| `{cell(spec.syntax)}` | {access} | {cell(spec.summary)} | {offered} |")
+        page = f"[{spec.verb}](state-store/{spec.verb.lower()}.md)"
+        lines.append(f"| {page} | `{cell(spec.syntax)}` | {access} | {cell(spec.summary)} | {offered} |")
     lines += ["", command_notes, "", "## Forms", ""]
     lines += [
         (
@@ -225,29 +227,19 @@ def state_store() -> str:
     return "\n".join([*lines, ""])
 
 
-EXTENSIONS = {
-    commands.Extension.SCAN: "unless `scan: false`",
-    commands.Extension.MGET: "extension `mget`",
-    commands.Extension.TTL: "extension `ttl`",
-}
-
-
 def mqtt_conformance() -> str:
-    sys.path.insert(0, str(ROOT))  # a script's own directory is there, not the one above it
     from tools import conformance
 
     return conformance.page(NOTE)
 
 
 def mqtt_differences() -> str:
-    sys.path.insert(0, str(ROOT))
     from tools import differences
 
     return differences.page(NOTE)
 
 
 def tubemq() -> str:
-    sys.path.insert(0, str(ROOT))
     from tools import tubemq_table
 
     return tubemq_table.page(NOTE)
@@ -266,11 +258,20 @@ GENERATED = {
 }
 
 
+def generated() -> dict[str, Callable[[], str]]:
+    """What writes each page."""
+    sys.path.insert(0, str(ROOT))  # a script's own directory is there, not the one above it
+    from tools import statestore_commands
+
+    return GENERATED | statestore_commands.pages(NOTE, ROOT / "tools" / "state-store-commands.md")
+
+
 def main() -> int:
     check = "--check" in sys.argv[1:]
     differing = []
-    for name, write in GENERATED.items():
+    for name, write in generated().items():
         page, text = PAGES / name, write().rstrip() + "\n"
+        page.parent.mkdir(exist_ok=True)
         if check and (not page.exists() or page.read_text(encoding="utf-8") != text):
             differing.append(name)
         elif not check:

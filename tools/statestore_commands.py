@@ -1,0 +1,362 @@
+"""A reference page for each command of the state store: what it takes, and what it answers in each form.
+
+The answers are not written down here: every example is carried out by the engine, in each form, when the page is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.codec.properties import Properties
+from penstock.statestore.answer import Answer, AnswerKind
+from penstock.statestore.binding import INVOKE, OLDER_INVOKE, Ask, notification, read_request, response
+from penstock.statestore.codec import encode_array
+from penstock.statestore.commands import COMMANDS, CommandSpec, Condition, Extension, StoreError, Verb, parse_payload
+from penstock.statestore.dialects import DIALECTS, SDK, Dialect
+from penstock.statestore.engine import Engine
+from penstock.statestore.history import History
+from penstock.statestore.hlc import Hlc
+from penstock.statestore.record import Change
+
+__all__ = ["OFFERED", "pages"]
+
+NOW: Final = 1_696_374_425_000
+STEP_MS: Final = 1000
+"""Between two requests of an example."""
+
+TOKEN: Final = Hlc(NOW, 1, "StateStore")
+LOWER: Final = Hlc(NOW, 0, "StateStore")
+FAR: Final = f"{NOW + 60_001 + 5 * STEP_MS}:0:app"
+PUBLISHED_ALWAYS: Final = Extension.SCAN
+EVERYTHING: Final = ~Extension.NONE
+
+OFFERED: Final = {
+    Extension.NONE: "always",
+    Extension.SCAN: "unless `scan: false`",
+    Extension.MGET: "extension `mget`",
+    Extension.TTL: "extension `ttl`",
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request: words or a payload as it is, and the time stamp and token that go with it; ``now``: a right one."""
+
+    words: str | bytes
+    ts: str | None = "now"
+    ft: str | Hlc | None = None
+    fence_prefix: str | None = None
+
+    @property
+    def payload(self) -> bytes:
+        if isinstance(self.words, bytes):
+            return self.words
+        return encode_array([b"" if word == "''" else word.encode() for word in self.words.split(" ")])
+
+    def told(self) -> str:
+        told = escaped(self.words) if isinstance(self.words, bytes) else f"`{self.words}`"
+        for name, value in (("__ts", self.ts), ("__ft", self.ft), ("__fencePrefix", self.fence_prefix)):
+            if name == "__ts" and value == "now":
+                continue
+            if value is not None or name == "__ts":
+                told += f", `{name}` " + ("absent" if value is None else "twice" if not value else f"`{value}`")
+        return told
+
+
+@dataclass(frozen=True)
+class Case:
+    """An example: requests that come first, and the one whose answer is shown."""
+
+    title: str
+    asked: Asked
+    before: tuple[Asked, ...] = ()
+    extensions: Extension = PUBLISHED_ALWAYS
+    max_keys: int = 0
+    granted: bool = True
+
+
+a = Asked
+K: Final = (a("SET k v"),)
+FENCED: Final = (a("SET k v", ft=TOKEN),)
+
+CASES: Final[dict[Verb, Sequence[Case]]] = {
+    Verb.SET: (
+        Case("set", a("SET k v")),
+        Case("set again", a("SET k w"), K),
+        Case("with an expiry of 5 s", a("SET k v PX 5000")),
+        Case("NX, no such key", a("SET k v NX")),
+        Case("NX, the key is there", a("SET k w NX"), K),
+        Case("NEX, no such key", a("SET k v NEX PX 5000")),
+        Case("NEX, it has this value (a lease is renewed)", a("SET k v NEX PX 5000"), K),
+        Case("NEX, it has another value (the lease is another's)", a("SET k w NEX PX 5000"), K),
+        Case("NEX with the expected value", a("SET k w NEX v"), K),
+        Case("under a fencing token", a("SET k v", ft=TOKEN)),
+        Case("under a lower token", a("SET k w", ft=LOWER), FENCED),
+        Case(
+            "with a prefix fence, where it is offered",
+            a("SET k v", ft=TOKEN, fence_prefix="out/"),
+            extensions=EVERYTHING,
+        ),
+    ),
+    Verb.GET: (
+        Case("there", a("GET k"), K),
+        Case("there, empty", a("GET k"), (a("SET k ''"),)),
+        Case("not there", a("GET k")),
+        Case("as of an older version, where it is offered", a(f"GET k ASOF {TOKEN}"), (*K, a("SET k w")), EVERYTHING),
+    ),
+    Verb.DEL: (
+        Case("there", a("DEL k"), K),
+        Case("not there", a("DEL k")),
+        Case("fenced, under its token", a("DEL k", ft=TOKEN), FENCED),
+        Case("fenced, under a lower token", a("DEL k", ft=LOWER), FENCED),
+        Case("not fenced, under a token", a("DEL k", ft=TOKEN), K),
+    ),
+    Verb.VDEL: (
+        Case("it has this value (a lock is released)", a("VDEL k v"), K),
+        Case("it has another value", a("VDEL k w"), K),
+        Case("not there", a("VDEL k v")),
+        Case("fenced, under its token", a("VDEL k v", ft=TOKEN), FENCED),
+        Case("fenced, under a lower token", a("VDEL k v", ft=LOWER), FENCED),
+    ),
+    Verb.KEYNOTIFY: (
+        Case("observe", a("KEYNOTIFY k")),
+        Case("observed already", a("KEYNOTIFY k"), (a("KEYNOTIFY k"),)),
+        Case("with the word of early brokers", a("KEYNOTIFY k GET")),
+        Case("end it", a("KEYNOTIFY k STOP"), (a("KEYNOTIFY k"),)),
+        Case("end what was not observed", a("KEYNOTIFY k STOP")),
+        Case("a prefix, where it is offered", a("KEYNOTIFY line/ PREFIX"), K, EVERYTHING),
+        Case("resume, where it is offered", a(f"KEYNOTIFY k AFTER {TOKEN}"), K, EVERYTHING),
+    ),
+    Verb.SCAN: (
+        Case("keys that match", a("SCAN line/*"), (a("SET line/1 v"), a("SET line/2 v"), a("SET other v"))),
+        Case("one byte, a class, the rest quoted", a("SCAN [a-c]?[*]"), (a("SET a1* v"), a("SET d1* v"))),
+        Case("none", a("SCAN line/*")),
+    ),
+    Verb.MGET: (Case("one there, one not", a("MGET k none"), K, EVERYTHING),),
+    Verb.PTTL: (
+        Case("it expires", a("PTTL k"), (a("SET k v PX 5000"),), EVERYTHING),
+        Case("it does not", a("PTTL k"), K, EVERYTHING),
+        Case("not there", a("PTTL k"), (), EVERYTHING),
+    ),
+}
+
+
+def _stamped(words: str, *, needed: bool) -> list[Case]:
+    cases = [
+        Case("time stamp of no such form", a(words, ts="yesterday")),
+        Case("time stamp given twice", a(words, ts="")),
+        Case("time stamp more than a minute ahead", a(words, ts=FAR)),
+    ]
+    return [Case("no time stamp", a(words, ts=None)), *cases] if needed else cases
+
+
+def _fenced(words: str) -> list[Case]:
+    return [
+        Case("token of no such form", a(words, ft="x"), FENCED),
+        Case("token more than a minute ahead", a(words, ft=FAR), FENCED),
+        Case("no token for a fenced key", a(words), FENCED),
+        Case("a lower token", a(words, ft=LOWER), FENCED),
+    ]
+
+
+def _refused(verb: Verb, words: str, *, needed: bool = False) -> list[Case]:
+    spec = COMMANDS[verb]
+    cases = [
+        Case("not RESP3", a(words.encode() + b"\r\n")),
+        Case("mixed case", a(f"{verb[0]}{words[1:].lower()}")),
+        Case("too few arguments", a(" ".join(words.split(" ")[: spec.min_args - 1]))),
+        Case("empty key", a(" ".join([verb, "''", *words.split(" ")[2:]]))),
+        Case("the policy does not grant it", a(words), granted=False),
+    ]
+    if verb in (Verb.GET, Verb.DEL, Verb.VDEL, Verb.PTTL):
+        cases.insert(3, Case("too many arguments", a(f"{words} more")))
+    cases += _stamped(words, needed=needed)
+    return [replace(case, extensions=EVERYTHING) for case in cases] if spec.extension else cases
+
+
+REFUSED: Final[dict[Verb, Sequence[Case]]] = {
+    Verb.SET: (
+        *_refused(Verb.SET, "SET k v", needed=True),
+        Case("unknown option", a("SET k v XX")),
+        Case("both conditions", a("SET k v NX NEX")),
+        Case("an expiry that is none", a("SET k v PX 0")),
+        *_fenced("SET k w"),
+        Case("quota", a("SET other v"), K, max_keys=1),
+        Case("prefix fence that is not offered", a("SET k v", ft=TOKEN, fence_prefix="out/")),
+        Case("prefix fence without a token", a("SET k v", fence_prefix="out/"), extensions=EVERYTHING),
+    ),
+    Verb.GET: (
+        *_refused(Verb.GET, "GET k"),
+        Case("as of, not offered", a(f"GET k ASOF {TOKEN}"), K),
+        Case("as of what the history does not reach", a("GET k ASOF 1:0:x"), K, EVERYTHING),
+    ),
+    Verb.DEL: (*_refused(Verb.DEL, "DEL k"), *_fenced("DEL k")),
+    Verb.VDEL: (*_refused(Verb.VDEL, "VDEL k v"), *_fenced("VDEL k v")),
+    Verb.KEYNOTIFY: (
+        *_refused(Verb.KEYNOTIFY, "KEYNOTIFY k"),
+        Case("unknown option", a("KEYNOTIFY k ONCE")),
+        Case("a word too many", a("KEYNOTIFY k STOP STOP")),
+        Case("a prefix, not offered", a("KEYNOTIFY line/ PREFIX")),
+        Case("resuming where the history does not reach", a("KEYNOTIFY k AFTER 1:0:x"), K, EVERYTHING),
+    ),
+    Verb.SCAN: (
+        Case("too few arguments", a("SCAN")),
+        Case("too many arguments", a("SCAN * token more")),
+        Case("empty pattern", a("SCAN ''")),
+        Case("a continuation token of another pattern, or none", a("SCAN * 1;2;x")),
+        Case("not offered", a("SCAN *"), extensions=Extension.NONE),
+        *_stamped("SCAN *", needed=False),
+    ),
+    Verb.MGET: (*_refused(Verb.MGET, "MGET k"), Case("not offered", a("MGET k"))),
+    Verb.PTTL: (*_refused(Verb.PTTL, "PTTL k"), Case("not offered", a("PTTL k"))),
+}
+
+
+def escaped(data: bytes) -> str:
+    """Bytes as code of a table: line ends and what is no text as escapes."""
+    return "`" + repr(data)[2:-1].replace("|", "\\|") + "`"
+
+
+class Store:
+    """An engine that speaks one form, with a clock that moves on by a second a request."""
+
+    def __init__(self, dialect: Dialect, case: Case) -> None:
+        self.dialect = dialect
+        self.case = case
+        self.engine = Engine(
+            max_keys=case.max_keys,
+            extensions=case.extensions,
+            authorise=None if case.granted else lambda *_: False,
+            secret=b"a store of this page",
+        )
+        if case.extensions & Extension.RESUME:
+            self.engine.history = History(Hlc(NOW - 1, 0, ""), 100, 1 << 20)
+        self.now = NOW - STEP_MS
+        self.changes: list[Change] = []
+
+    def ask(self, asked: Asked) -> Publish:
+        self.now += STEP_MS
+        publish = self._request(asked)
+        ask = read_request(publish, "app", self.now, self.now)
+        assert isinstance(ask, Ask)
+        assert ask.dialect is self.dialect
+        command = parse_payload(asked.payload, self.case.extensions)
+        if isinstance(command, StoreError):
+            answer = Answer(AnswerKind.ERROR, error=command)
+        else:
+            answer, changes = self.engine.execute(command, ask.context, self.now, self.now)
+            self.changes += changes
+        message = response(ask, answer, self.now)
+        assert message is not None
+        return message
+
+    def _request(self, asked: Asked) -> Publish:
+        dialect = self.dialect
+        user = [("__protVer", "1.0")] if dialect.status else []
+        stamp = f"{self.now}:0:app" if asked.ts == "now" else asked.ts
+        if stamp is not None:
+            user += [(dialect.timestamp_property, stamp or "1:0:app")] * (1 if stamp else 2)
+        user += [(dialect.fence_property, str(asked.ft))] if asked.ft is not None else []
+        user += [("__fencePrefix", asked.fence_prefix)] if asked.fence_prefix is not None else []
+        topic = OLDER_INVOKE if dialect.timestamp_property == "Timestamp" else INVOKE
+        properties = Properties(response_topic="clients/app/response", correlation_data=b"1", user_properties=user)
+        return Publish(topic, asked.payload, 1, properties=properties)
+
+
+def answered(case: Case, dialect: Dialect) -> str:
+    """What the store answers to the example in this form."""
+    store = Store(dialect, case)
+    for asked in case.before:
+        assert not store.ask(asked).payload.startswith(b"-"), (case, asked)
+    message = store.ask(case.asked)
+    version = message.properties.user_property(dialect.timestamp_property)
+    told = escaped(message.payload)
+    return told if version is None else f"{told} `{version}`"
+
+
+def _answer_table(cases: Sequence[Case]) -> list[str]:
+    lines = [f"| case | request | {' | '.join(DIALECTS)} |", "| --- | --- |" + " --- |" * len(DIALECTS)]
+    for case in cases:
+        cells = [answered(case, dialect) for dialect in DIALECTS.values()]
+        lines.append(f"| {case.title} | {case.asked.told()} | {' | '.join(cells)} |")
+    return lines
+
+
+def _error_table(cases: Sequence[Case]) -> list[str]:
+    lines = ["| case | request | answer |", "| --- | --- | --- |"]
+    for case in cases:
+        told = answered(case, SDK)
+        assert told.startswith("`-ERR "), (case, told)
+        lines.append(f"| {case.title} | {case.asked.told()} | {told} |")
+    return lines
+
+
+def _notification_table() -> list[str]:
+    lines = [f"| change | {' | '.join(DIALECTS)} |", "| --- |" + " --- |" * len(DIALECTS)]
+    changes = {"SET, also one that renews a lease": a("SET k v"), "DEL, VDEL, and an expiry": a("DEL k")}
+    rows: dict[str, list[str]] = {title: [] for title in changes}
+    for dialect in DIALECTS.values():
+        store = Store(dialect, Case("", a("")))
+        for title, asked in changes.items():
+            store.ask(asked)
+            message = notification(store.changes[-1], "app", dialect)
+            version = message.properties.user_property(dialect.timestamp_property)
+            rows[title].append(f"{escaped(message.payload)} `{version}`")
+            topic = message.topic
+    lines += [f"| {title} | {' | '.join(cells)} |" for title, cells in rows.items()]
+    return ["", "## Notifications", "", f"Client `app`, key `k`: to `{topic}`, QoS 1.", "", *lines]
+
+
+def _facts(spec: CommandSpec) -> list[str]:
+    access = (spec.access.name or "").capitalize()
+    if spec.verb in (Verb.SET, Verb.VDEL):
+        asked = ", ".join(name.name for name in Condition if name is not Condition.ALWAYS)
+        access += "; with `security.strict_read` also Read" + (f" for {asked}" if spec.verb is Verb.SET else "")
+    fence = "checked, and kept by SET" if spec.verb is Verb.SET else "checked" if spec.checks_fence else "ignored"
+    return [
+        "| | |",
+        "| --- | --- |",
+        f"| arguments, with the verb | {spec.min_args} to {spec.max_args} |",
+        f"| access | {access} |",
+        f"| time stamp | {'required' if spec.needs_timestamp else 'may be absent; checked where it is there'} |",
+        f"| fencing token | {fence} |",
+        f"| offered | {OFFERED[spec.extension]} |",
+    ]
+
+
+def _page(spec: CommandSpec, note: str, text: str) -> str:
+    lines = [f"# {spec.verb}", "", note, "", f"`{spec.syntax}`: {spec.summary}.", "", *_facts(spec), "", text, ""]
+    lines += ["## Answers", ""]
+    lines += ["With each answer its version, where it has one: `__ts`, in the older form `Timestamp`.", ""]
+    lines += _answer_table(CASES[spec.verb])
+    if spec.verb is Verb.KEYNOTIFY:
+        lines += _notification_table()
+    lines += ["", "## Errors", ""]
+    lines += ["In every form, but for the text of a lower token, and with `__stat` 200 in the SDK form.", ""]
+    lines += _error_table(REFUSED[spec.verb])
+    lines += [
+        "",
+        (
+            "Which of several comes first, how requests are sent, and more: [state store](../state-store.md). "
+            f"Client `app` sends the time stamps `{NOW}:0:app`, {STEP_MS} ms later with every request of an example."
+        ),
+    ]
+    return "\n".join([*lines, ""])
+
+
+def pages(note: str, texts: Path) -> dict[str, Callable[[], str]]:
+    """Page by file name; ``texts`` holds what people have written of each command, in the order of the table."""
+    written = [part.strip() for part in texts.read_text(encoding="utf-8").split("<!-- next -->")]
+    assert len(written) == len(COMMANDS)
+
+    def writer(spec: CommandSpec, text: str) -> Callable[[], str]:
+        return lambda: _page(spec, note, text)
+
+    return {
+        f"state-store/{spec.verb.lower()}.md": writer(spec, text)
+        for spec, text in zip(COMMANDS.values(), written, strict=True)
+    }
