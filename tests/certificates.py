@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ssl
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 __all__ = ["Authority"]
 
@@ -20,14 +24,27 @@ class Authority:
         self.file = directory / f"{name}.pem"
         self._ca.cert_pem.write_to_path(self.file)
 
-    def issue(self, name: str, *identities: str) -> tuple[Path, Path]:
+    def issue(self, name: str, *identities: str, until: datetime | None = None) -> tuple[Path, Path]:
         """A certificate with the common name ``name``, chain in one file, and its key."""
-        issued = self._ca.issue_cert(*(identities or (name,)), common_name=name)
+        issued = self._ca.issue_cert(*(identities or (name,)), common_name=name, not_after=until)
         certificate, key = self.directory / f"{name}.pem", self.directory / f"{name}.key"
         chain = b"".join(pem.bytes() for pem in issued.cert_chain_pems)
         certificate.write_bytes(chain)
         issued.private_key_pem.write_to_path(key)
         return certificate, key
+
+    def revoke(self, path: Path, *certificates: Path, lasts: timedelta = timedelta(days=1)) -> None:
+        """Write the authority's revocation list: these certificates, and until when the list counts."""
+        authority = x509.load_pem_x509_certificate(self._ca.cert_pem.bytes())
+        key = serialization.load_pem_private_key(self._ca.private_key_pem.bytes(), None)
+        assert isinstance(key, EllipticCurvePrivateKey)
+        now = datetime.now(UTC)
+        made = x509.CertificateRevocationListBuilder(authority.subject, now - timedelta(days=30), now + lasts)
+        for certificate in certificates:
+            serial = x509.load_pem_x509_certificate(certificate.read_bytes()).serial_number
+            entry = x509.RevokedCertificateBuilder(serial, now - timedelta(days=30)).build()
+            made = made.add_revoked_certificate(entry)
+        path.write_bytes(made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
     def client_context(self, shown: tuple[Path, Path] | None = None) -> ssl.SSLContext:
         """What a client of a server of this authority needs, with a certificate and key to show."""

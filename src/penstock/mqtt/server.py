@@ -136,10 +136,13 @@ class MqttServer:
         now = self.now()
         gone: list[BrokerConnection] = []
         for session in self._broker.sessions.values():
+            link = None if session.connection is None else self._links.get(session.connection)
+            if session.connection is not None and link is not None and link.revoked:
+                gone.append(session.connection)
+                continue
             client = None if session.rights is None else session.rights.principal
             if not isinstance(client, Client):
                 continue
-            link = None if session.connection is None else self._links.get(session.connection)
             if session.connection is None or link is None:
                 client.keeper.refresh(client)
                 continue

@@ -123,16 +123,26 @@ class Tls(Part):
         default=ClientCertificates.REQUIRE,
         description="whether clients must show a certificate, where `client_ca` is given",
     )
+    revoked: Path | None = Field(
+        default=None, description="PEM: revocation lists, one of every authority that signs clients' certificates"
+    )
     name: CertificateName = Field(
         default=CertificateName.COMMON_NAME, description="what in a client certificate is its holder's name"
     )
     minimum_version: Literal["1.2", "1.3"] = Field(default="1.2", description="the oldest TLS that is spoken")
+
+    @model_validator(mode="after")
+    def _lists_are_of_somebody(self) -> Tls:
+        if self.revoked is not None and self.client_ca is None:
+            raise ValueError("`revoked` is about client certificates: it needs `client_ca`")
+        return self
 
     def files(self) -> TlsFiles:
         return TlsFiles(
             certificate=self.certificate,
             key=self.key,
             client_ca=self.client_ca,
+            revoked=self.revoked,
             client_certificates=ClientCertificates.NONE if self.client_ca is None else self.client_certificates,
             name=self.name,
             minimum_version=self.minimum_version,

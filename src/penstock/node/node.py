@@ -114,7 +114,8 @@ class Node:
     def warnings(self) -> Sequence[str]:
         """What works, but not as it was told to; empty where there is nothing."""
         failure = self.security.failure
-        return [] if failure is None else [f"the last reload changed nothing: {failure}"]
+        broken = [] if failure is None else [f"the last reload changed nothing: {failure}"]
+        return broken + self.security.expiring(time.time())
 
     @property
     def open_to_all(self) -> frozenset[str]:
@@ -321,6 +322,7 @@ class Node:
             bound[name] = await self._listen(option, entry, lambda _h, _p, settings=settings: server.listen(settings))  # type: ignore[misc]
         self._parts.callback(server.stop_receiving)
         self.security.show(self.metrics)
+        self.security.warn_of_expiry()
         return bound
 
     async def _faults(self, mqtt: Address) -> Address | None:

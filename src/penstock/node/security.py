@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import stat
+import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
@@ -46,8 +48,13 @@ NODE_TOPICS: Final = ("clients/statestore/",)
 _READ_ONCE: Final = ("max_retained_messages", "max_retained_bytes", "when_queue_full")
 """Limits that the engine takes into its own books at the start."""
 
+EXPIRY_WARNING_S: Final = 14 * 86_400
+"""How long before a certificate or a revocation list ends the node begins to say so."""
+
+_CERTIFICATE_EXPIRES: Final = "certificate_expires_timestamp_seconds"
+_REVOCATIONS_EXPIRE: Final = "revocation_lists_expire_timestamp_seconds"
 _GAUGES: Final = ("password_checks_waiting", "failed", "unauthenticated")
-_LISTENER_GAUGES: Final = ("connections", "paused", "unauthenticated")
+_LISTENER_GAUGES: Final = ("connections", "paused", "unauthenticated", _CERTIFICATE_EXPIRES, _REVOCATIONS_EXPIRE)
 
 
 class NodeSecurity:
@@ -118,6 +125,23 @@ class NodeSecurity:
         """The listeners of the configuration; the default one comes first."""
         return _entries(self.config)
 
+    def expiring(self, now: float) -> list[str]:
+        """What of the listeners' certificates and revocation lists has ended by ``now`` (seconds since 1970), or soon
+        will: words for people, the file first.
+        """
+        ends = {
+            path: end
+            for listener in self.server.listeners
+            if listener.tls is not None
+            for path, end in listener.tls.expiry.items()
+        }
+        return [_expiry_words(path, end, now) for path, end in ends.items() if end < now + EXPIRY_WARNING_S]
+
+    def warn_of_expiry(self) -> None:
+        """Log what :meth:`expiring` says now."""
+        for words in self.expiring(time.time()):
+            _log.warning("%s", words)
+
     def show(self, metrics: Metrics) -> None:
         """Add the figures of access and of each listener that is there."""
         metrics.add("access", self._figures, gauges=_GAUGES)
@@ -170,6 +194,7 @@ class NodeSecurity:
         revoked = self.server.reauthorise() if self.server.listeners else 0
         self.stats.revoked += revoked
         _log.info("reloaded", extra={"fields": {"disconnected": revoked}})
+        self.warn_of_expiry()
         return True
 
     def close(self) -> None:
@@ -251,11 +276,21 @@ def _permissions(context: Context) -> Permissions | None:
 
 
 def _listener_figures(listener: Listener) -> dict[str, int | float]:
-    return {
+    found: dict[str, int | float] = {
         **figures(listener.stats),
         **figures(listener.admission_stats),
         "unauthenticated": listener.admission.strangers,
     }
+    if (tls := listener.tls) is not None:
+        for name, path in ((_CERTIFICATE_EXPIRES, tls.files.certificate), (_REVOCATIONS_EXPIRE, tls.files.revoked)):
+            if path is not None and path in tls.expiry:
+                found[name] = tls.expiry[path]
+    return found
+
+
+def _expiry_words(path: Path, end: float, now: float) -> str:
+    day = datetime.fromtimestamp(end, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return f"{path}: {'ended' if end <= now else 'ends'} on {day}; put a new one in its place and send SIGHUP"
 
 
 def _entries(config: NodeConfig) -> dict[str, MqttListenerEntry]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from penstock.mqtt.transport.tls import certificate_of, trust_anchor
 from penstock.security.certificates import name_in_certificate
+from penstock.security.revocation import certificate_identity
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.connection import BrokerConnection
@@ -65,6 +66,7 @@ class Link(asyncio.Protocol):
         "connection",
         "group",
         "held",
+        "identity",
         "listener",
         "opening",
         "port",
@@ -97,6 +99,8 @@ class Link(asyncio.Protocol):
         """The name in the peer's certificate, which TLS has verified."""
         self.anchor: bytes | None = None
         """Digest of the authority that it was verified by; None without a certificate, empty where it is not known."""
+        self.identity: bytes | None = None
+        """What revocation lists know the certificate by."""
 
     @property
     def name(self) -> str:
@@ -106,9 +110,15 @@ class Link(asyncio.Protocol):
 
     @property
     def vouched_for(self) -> bool:
-        """Whether the authority of its certificate is trusted now; also where it showed none."""
+        """Whether the authority of its certificate is trusted now and did not revoke it; also where it showed none."""
         tls = self.listener.tls
-        return self.anchor is None or (tls is not None and self.anchor in tls.anchors)
+        return self.anchor is None or (tls is not None and self.anchor in tls.anchors and not self.revoked)
+
+    @property
+    def revoked(self) -> bool:
+        """Whether its certificate is on a revocation list that the listener goes by now."""
+        tls = self.listener.tls
+        return tls is not None and self.identity in tls.revoked
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop's is one, without being a subclass
@@ -122,6 +132,7 @@ class Link(asyncio.Protocol):
         if tls is not None and isinstance(ssl_object, ssl.SSLObject) and (shown := certificate_of(ssl_object)):
             self.certificate = name_in_certificate(shown, tls.files.name)
             self.anchor = trust_anchor(ssl_object) or b""
+            self.identity = certificate_identity(ssl_object.getpeercert(binary_form=True) or b"")
         self.write = self.writer(transport)
         self.connection = self._server.opened(self)
         if self.connection is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Final, cast
 
 from penstock.errors import ConfigError
 from penstock.security.certificates import CertificateName
+from penstock.security.revocation import Revocations, certificate_expiry, read_revocations
 
 __all__ = ["ClientCertificates", "ServerTls", "TlsFiles", "certificate_of", "trust_anchor"]
 
@@ -29,11 +31,15 @@ class ClientCertificates(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """The settings of one listener. ``certificate``: PEM, the server's own first, then the intermediate ones."""
+    """The settings of one listener. ``certificate``: PEM, the server's own first, then the intermediate ones.
+
+    ``revoked``: PEM, the revocation list of every authority that signs clients' certificates.
+    """
 
     certificate: Path
     key: Path
     client_ca: Path | None = None
+    revoked: Path | None = None
     client_certificates: ClientCertificates = ClientCertificates.NONE
     name: CertificateName = CertificateName.COMMON_NAME
     minimum_version: str = "1.2"
@@ -42,7 +48,7 @@ class TlsFiles:
 class ServerTls:
     """A context made from the files as they are now; made anew to read them again."""
 
-    __slots__ = ("anchors", "context", "files")
+    __slots__ = ("anchors", "context", "expiry", "files", "revoked")
 
     def __init__(self, files: TlsFiles, *, protocol: str) -> None:
         """Read the files. ``protocol`` is what ALPN says: ``mqtt`` or ``http/1.1``.
@@ -56,8 +62,14 @@ class ServerTls:
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE | ssl.OP_NO_COMPRESSION
         context.set_alpn_protocols([protocol])
         _load_certificate(context, files)
+        self.expiry: dict[Path, float] = {}
+        """Files that count for nothing from a time on, in seconds since 1970: the certificate, the revocation lists."""
+        with suppress(ValueError):  # OpenSSL has taken it: one in a form that is not read here has no warning
+            self.expiry[files.certificate] = certificate_expiry(files.certificate.read_text("latin-1"))
         self.anchors: frozenset[bytes] = frozenset()
         """Digests of the certificates that clients' are trusted by."""
+        self.revoked: frozenset[bytes] = frozenset()
+        """Identities of clients' certificates that count no more."""
         if files.client_ca is not None:
             _load_authorities(context, files.client_ca)
             self.anchors = frozenset(hashlib.sha256(der).digest() for der in context.get_ca_certs(binary_form=True))
@@ -68,6 +80,11 @@ class ServerTls:
                 # resume by session id: then the anchor is unknown, and the next reload ends the connection.
                 context.options |= ssl.OP_NO_TICKET
                 context.num_tickets = 0
+        if files.revoked is not None:
+            revocations = _load_revocations(context, files.revoked)
+            self.revoked = revocations.identities
+            if revocations.next_update is not None:
+                self.expiry[files.revoked] = revocations.next_update
         self.context = context
 
 
@@ -135,6 +152,23 @@ def _load_authorities(context: ssl.SSLContext, path: Path) -> None:
             why=error.reason or str(error),
             do="give a PEM file with the certificates that clients' are signed by",
         ) from error
+
+
+def _load_revocations(context: ssl.SSLContext, path: Path) -> Revocations:
+    _readable(path, "revoked")
+    try:
+        revocations = read_revocations(path.read_text("latin-1"))
+        context.load_verify_locations(path)
+    except (ValueError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"{path}: holds no revocation list that can be used",
+            option="revoked",
+            where=str(path),
+            why=str(error),
+            do="give a PEM file with the list of each authority in client_ca (`openssl crl -inform DER` makes PEM)",
+        ) from error
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    return revocations
 
 
 def _readable(path: Path, option: str) -> None:

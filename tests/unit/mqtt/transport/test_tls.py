@@ -42,6 +42,17 @@ def test_contexts(authority: Authority) -> None:
         assert len(made.anchors) == 1
 
 
+def test_revocation_lists(authority: Authority, tmp_path: Path) -> None:
+    certificate, key = authority.issue("server")
+    path = tmp_path / "revoked.pem"
+    authority.revoke(path, certificate)
+    files = TlsFiles(certificate=certificate, key=key, client_ca=authority.file, revoked=path)
+    made = ServerTls(files, protocol="mqtt")
+    assert made.context.verify_flags & ssl.VERIFY_CRL_CHECK_LEAF
+    assert len(made.revoked) == 1
+    assert set(made.expiry) == {certificate, path}
+
+
 def test_files_that_cannot_be_used(authority: Authority, tmp_path: Path) -> None:
     certificate, key = authority.issue("good")
     other = authority.issue("other")[1]
@@ -64,6 +75,8 @@ def test_files_that_cannot_be_used(authority: Authority, tmp_path: Path) -> None
         (TlsFiles(certificate=certificate, key=encrypted), "the key is encrypted"),
         (TlsFiles(certificate=certificate, key=key, client_ca=text), "holds no certificate of an authority"),
         (TlsFiles(certificate=certificate, key=key, client_ca=tmp_path / "no"), "no: cannot be read"),
+        (TlsFiles(certificate=certificate, key=key, revoked=text), "text.pem: holds no revocation list"),
+        (TlsFiles(certificate=certificate, key=key, revoked=tmp_path / "no"), "no: cannot be read"),
     ):
         with pytest.raises(ConfigError, match=words) as caught:
             ServerTls(wrong, protocol="mqtt")
