@@ -84,9 +84,15 @@ class Driver:
         os.killpg(self.process.pid, number)
 
     def terminate(self) -> None:
-        """SIGTERM to the driver alone, as a supervisor does that leaves it its JVM."""
+        """SIGTERM to the driver, its JVM and its Python workers, as a supervisor ends a service."""
         assert self.process is not None
-        self.process.terminate()
+        family = [self.process.pid]
+        children = list(_processes())
+        for parent in family:
+            family += [pid for pid, above, _ in children if above == parent]
+        for pid in family:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """kill -9, and wait."""

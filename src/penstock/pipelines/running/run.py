@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import platform
 import queue
-import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +22,7 @@ from penstock.pipelines.model.values import duration_ms
 from penstock.pipelines.running.batches import Context, Gate
 from penstock.pipelines.running.build import BuiltQuery, build
 from penstock.pipelines.running.causes import cause, is_named_by_spark, whole
+from penstock.pipelines.running.driver import BROKEN, DRAIN_S, ended, has_ended, own_words, spark_of
 from penstock.pipelines.running.metrics import serve
 from penstock.pipelines.running.watch import Watch, now_text
 from penstock.pipelines.sinks.delivery import Targets
@@ -34,8 +34,6 @@ from penstock.pipelines.steps.lookups import lookups
 from penstock.pipelines.store.control import FAILED, STOPPED, RunRecord
 from penstock.pipelines.store.writeback import WriteBack
 from penstock.runtime.clock import wall_clock_ms
-from penstock.spark import session
-from penstock.spark.jars import delta_settings
 from penstock.statestore.hlc import Hlc
 
 if TYPE_CHECKING:
@@ -59,19 +57,7 @@ PROGRESS_S = 10.0
 """How often progress is told, unless somebody looks on."""
 LONGEST_WAIT_S = 1e8
 LONGEST_PAUSE_S = 5.0
-DRAIN_S = 60.0
 POLL_S = 0.1
-
-
-@contextmanager
-def _own_interrupt() -> Iterator[None]:
-    """Keep the caller's SIGINT handler: Spark sets one that ends the process in the middle of a batch."""
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread() and handler is not None:
-            signal.signal(signal.SIGINT, handler)
 
 
 @dataclass(slots=True)
@@ -149,30 +135,23 @@ class _Run:
 
     def _hold_lease_and_work(self) -> None:
         token, waiting = self._begin_to_acquire()
-        conf = {
-            "spark.sql.streaming.stopTimeout": f"{int(DRAIN_S * 1000)}",
-            # Instants, which every reader of Parquet takes for such; the default has no zone.
-            "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-            **(self._options.spark_conf or {}),
-        }
-        if any(sink.table is not None and sink.table.format == "delta" for sink in self._pipeline.sinks):
-            conf |= delta_settings(conf)
+        options = self._options
         try:
             # Both take seconds: Spark to start, the lease to expire where the run before us died.
-            with _own_interrupt():
-                spark = session(
-                    f"penstock-{self._pipeline.name}",
-                    self._options.spark_master,
-                    conf,
-                    checkpoint=str(self._state),
-                    log_level="FATAL",
-                )
+            spark = spark_of(
+                self._pipeline.name,
+                options.spark_master,
+                options.spark_conf,
+                self._state,
+                delta=any(sink.table is not None and sink.table.format == "delta" for sink in self._pipeline.sinks),
+            )
             try:
                 token = token or self._acquired(waiting)
                 if token is not None:
                     self._work(spark, token)
             finally:
-                spark.stop()
+                with suppress(*BROKEN):
+                    spark.stop()
         finally:
             if waiting is not None:
                 waiting.cancel()
@@ -254,6 +233,19 @@ class _Run:
         except PenstockError as error:
             why = error.what
             raise
+        except BROKEN as error:
+            if not has_ended(error):
+                raise
+            self._queries = {}
+            if not self._was_asked():
+                gone = ended()
+                why = gone.what
+                raise gone from error
+            # Whoever stopped us has ended Java, too. Nothing is lost by that, and nothing to be mended.
+            self._tell_event(
+                "warning", text="Spark was ended with the run: the batch under way is the next run's first"
+            )
+            state = STOPPED
         finally:
             self._drain()
             store.last_words(self._watch.end(self._running_queries(), state, why))
@@ -287,8 +279,11 @@ class _Run:
         return {name: running.query for name, running in self._queries.items()}
 
     def _is_over(self) -> bool:
-        asked = self._stop.is_set() or self._store.stop_asked.is_set()
-        return asked or all(running.ended for running in self._queries.values())
+        return self._was_asked() or all(running.ended for running in self._queries.values())
+
+    def _was_asked(self) -> bool:
+        """Whether the run was told to stop, here or through the state store."""
+        return self._stop.is_set() or self._store.stop_asked.is_set()
 
     def _look_after(self, running: _Running) -> None:
         if running.ended:
@@ -374,15 +369,15 @@ class _Run:
             if query is None or not query.isActive:
                 continue
             deadline = time.monotonic() + DRAIN_S
-            while not self._is_settled(running) and time.monotonic() < deadline:
+            while not self._is_settled(running, query) and time.monotonic() < deadline:
                 time.sleep(POLL_S / 2)
             query.stop()
 
     @staticmethod
-    def _is_settled(running: _Running) -> bool:
-        """Whether Spark has committed the last batch that went through the gate."""
+    def _is_settled(running: _Running, query: StreamingQuery) -> bool:
+        """Whether Spark has committed the last batch that went through the gate, or never will."""
         last = running.built.batches.last_finished
-        return last is None or running.built.checkpoint.is_committed(last)
+        return last is None or running.built.checkpoint.is_committed(last) or not query.isActive
 
 
 def _check_nothing_dropped(running: _Running) -> None:
@@ -434,6 +429,6 @@ def run(
         PenstockError: the lease was lost, or a query failed for good.
     """
     state.mkdir(parents=True, exist_ok=True)
-    running = _Run(pipeline, emit, stop, options or Options(), state)
-    running.execute()
+    with own_words():
+        _Run(pipeline, emit, stop, options or Options(), state).execute()
     emit({"event": "stopped", "pipeline": pipeline.name})

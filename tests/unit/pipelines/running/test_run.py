@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import threading
 from pathlib import Path
@@ -20,15 +19,8 @@ from tests.unit.pipelines.files import FILE, parse
 COLUMN = "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column `celcius` cannot be resolved. SQLSTATE: 42703; line 1 pos 0"
 
 
-def test_ctrl_c_stays_what_the_caller_made_it() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with run._own_interrupt():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as Spark's start sets a handler of its own
-    assert signal.getsignal(signal.SIGINT) is before
-
-
 def test_a_node_that_is_not_there_is_told_before_spark_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "session", None)
+    monkeypatch.setattr(run, "spark_of", None)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound, not listening: nobody answers here
         port = taken.getsockname()[1]

@@ -1,0 +1,80 @@
+"""Which signals Spark's processes get, and what a run says once they are gone."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
+
+from penstock.pipelines.running import driver
+
+SHOWS_BLOCKED = "import signal; print(signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+
+
+def test_ctrl_c_stays_what_the_caller_made_it() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with driver.own_signals():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as Spark's start sets a handler of its own
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_what_is_started_inside_gets_no_sigterm_and_we_get_it_afterwards() -> None:
+    got: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+    try:
+        with driver.own_signals():
+            inside = subprocess.run([sys.executable, "-c", SHOWS_BLOCKED], capture_output=True, text=True, check=True)
+            signal.raise_signal(signal.SIGTERM)
+            assert got == []
+        assert got == [signal.SIGTERM]
+        after = subprocess.run([sys.executable, "-c", SHOWS_BLOCKED], capture_output=True, text=True, check=True)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (inside.stdout.strip(), after.stdout.strip()) == ("True", "False")
+
+
+@pytest.mark.parametrize(
+    ("master", "given", "expected"),
+    [
+        ("local[2]", {}, "-Xrs"),
+        ("spark://10.0.0.1:7077", {"spark.driver.extraJavaOptions": "-Dx=1"}, "-Dx=1 -Xrs"),
+        ("submitted", {}, None),
+    ],
+)
+def test_java_leaves_the_signals_alone_unless_it_was_there_before_us(
+    master: str, given: dict[str, str], expected: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: dict[str, str] = {}
+
+    def session(_name: str, _master: str, conf: dict[str, str], **_: object) -> None:
+        asked.update(conf)
+
+    monkeypatch.setattr(driver, "session", session)
+    driver.spark_of("water", master, given, tmp_path, delta=False)
+    assert asked.get("spark.driver.extraJavaOptions") == expected
+
+
+@pytest.mark.parametrize(
+    ("error", "gone"),
+    [
+        (Py4JNetworkError("Error while sending or receiving"), True),
+        (ConnectionRefusedError(111, "Connection refused"), True),
+        (Py4JError("An error occurred while calling o192.isActive"), True),
+        (Py4JError("An error occurred while calling o1.nothing. Trace:\npy4j.Py4JException: no such method"), False),
+    ],
+)
+def test_a_process_that_is_gone_is_told_from_a_call_that_failed(error: Exception, gone: bool) -> None:
+    assert driver.has_ended(error) is gone
+
+
+def test_tracebacks_of_py4j_are_left_out_and_others_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    root = logging.getLogger()
+    with driver.own_words():
+        for path in ("/site-packages/py4j/java_gateway.py", "/site-packages/other/of.py"):
+            root.handle(root.makeRecord("root", logging.ERROR, path, 1, "lost", (), None))
+    assert [record.pathname for record in caplog.records] == ["/site-packages/other/of.py"]
