@@ -10,7 +10,7 @@ import typer
 
 from penstock.cli import tube_broker, tube_offsets, tube_records, tube_staged
 from penstock.cli.output import Cell, note, print_json, print_table
-from penstock.cli.tube_common import TOKEN, WEB, AdminToken, BrokerHttp, Json, Topic, Web, brokers
+from penstock.cli.tube_common import TOKEN, WEB, AdminToken, BrokerHttp, Json, Topic, Web, brokers, running
 from penstock.errors import RefusedError
 
 __all__ = ["app"]
@@ -82,9 +82,8 @@ def topics_describe(topic: Topic, http: Web = WEB, broker_http: BrokerHttp = Non
     """Show where TOPIC is: brokers, partitions, what each partition holds."""
     from penstock.tube.web import call_broker
 
-    found = brokers(http, broker_http)
     rows: list[dict[str, Cell]] = []
-    for broker in found:
+    for broker in running(http, broker_http):
         for entry in call_broker(broker.web, "admin_query_pubinfo", {"topicName": topic}):
             rows += [
                 {
@@ -196,7 +195,7 @@ def list_groups(http: Web = WEB, broker_http: BrokerHttp = None, as_json: Json =
         found = group(entry["consumeGroup"])
         found["members"] = int(entry["consumerNum"])
         found["topics"] |= set(entry["topicSet"])
-    for broker in brokers(http, broker_http):
+    for broker in running(http, broker_http):
         for entry in call_broker(broker.web, "admin_query_offset", {}):
             found = group(entry["groupName"])
             found["topics"] |= {sub["topicName"] for sub in entry["subInfo"]}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from penstock.cli.grouped import grouped
+from penstock.cli.output import note
 from penstock.errors import ConfigError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ __all__ = [
     "brokers",
     "logs_in",
     "partitions",
+    "running",
 ]
 
 Master = Annotated[
@@ -55,6 +57,8 @@ Topic = Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC")]
 MASTER = "127.0.0.1:8715"
 WEB = "127.0.0.1:8080"
 BROKER_WEB = "127.0.0.1:8081"
+RUNNING = "running"
+"""runStatus of a broker that has a session at its master."""
 TOKEN = "abc"  # noqa: S105 - the reference's sample, which a node takes on loopback only
 
 
@@ -170,6 +174,15 @@ def brokers(http: str, broker_http: str | None) -> list[BrokerRow]:
         web = given[place] if place < len(given) else web
         found.append(BrokerRow(int(row["brokerId"]), row["brokerIp"], int(row["brokerPort"]), web, row))
     return found
+
+
+def running(http: str, broker_http: str | None) -> list[BrokerRow]:
+    """Those of :func:`brokers` that have a session at the master; the others are named, and left out."""
+    known = brokers(http, broker_http)
+    away = [broker for broker in known if broker.row.get("runStatus") != RUNNING]
+    for broker in away:
+        note(f"broker {broker.id} at {broker.host}:{broker.port} is away: what it has is not shown")
+    return [broker for broker in known if broker not in away]
 
 
 def announced(masters: str, topic: str, client: ClientOptions) -> list[PartitionInfo]:

@@ -12,7 +12,17 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import typer
 
 from penstock.cli.output import Cell, note, print_error, print_table
-from penstock.cli.tube_common import WEB, BrokerHttp, BrokerRow, Json, LoginOptions, Web, brokers, logs_in
+from penstock.cli.tube_common import (
+    WEB,
+    BrokerHttp,
+    BrokerRow,
+    Json,
+    LoginOptions,
+    Web,
+    brokers,
+    logs_in,
+    running,
+)
 from penstock.cli.tube_records import parse_time
 from penstock.errors import ConfigError, PenstockError, RefusedError
 
@@ -52,7 +62,7 @@ def offsets_show(
     """Show where GROUP stands in every partition."""
     rows: list[dict[str, Cell]] = [
         {**_place(s), "offset": s.offset, "first": s.first, "end": s.end}
-        for s in _standings(group, topic, http, broker_http)
+        for s in _standings(group, topic, running(http, broker_http))
     ]
     print_table(rows, ["topic", "broker", "partition", "offset", "first", "end"], as_json=as_json)
 
@@ -82,7 +92,7 @@ def offsets_reset(
     """
     from penstock.tube.web import call_broker
 
-    standings = _standings(group, topic, http, broker_http, new=topic is not None)
+    standings = _standings(group, topic, brokers(http, broker_http), new=topic is not None)
     chosen = [s for s in standings if partition is None or s.partition == partition]
     if not chosen:
         raise RefusedError(
@@ -136,7 +146,7 @@ def lag(
     """
 
     def look() -> list[dict[str, Cell]]:
-        return list(_lag_rows(_standings(group, topic, http, broker_http), login))
+        return list(_lag_rows(_standings(group, topic, running(http, broker_http)), login))
 
     if watch is not None:
         try:
@@ -175,16 +185,14 @@ def _print_lag(rows: Sequence[dict[str, Cell]], *, as_json: bool) -> None:
     print_table([{"time": now, **row} for row in rows], columns, as_json=as_json)
 
 
-def _standings(
-    group: str, topic: str | None, http: str, broker_http: str | None, *, new: bool = False
-) -> list[Standing]:
+def _standings(group: str, topic: str | None, asked: Iterable[BrokerRow], *, new: bool = False) -> list[Standing]:
     """Where ``group`` stands, by topic, broker and partition; ``new``: also in partitions where it has no position."""
     from penstock.tube.web import call_broker
 
     found: list[Standing] = []
     topics: set[str] = set()
     narrowed = {} if topic is None else {"topicName": topic}
-    for broker in brokers(http, broker_http):
+    for broker in asked:
         firsts: dict[tuple[str, int], tuple[int, int]] = {}
         for entry in call_broker(broker.web, "admin_query_pubinfo", narrowed):
             topics.add(entry["topicName"])

@@ -17,8 +17,8 @@ from penstock.cli.tube_common import (
     LoginOptions,
     Master,
     Web,
-    brokers,
     logs_in,
+    running,
 )
 from penstock.errors import ConfigError
 
@@ -57,7 +57,7 @@ def staged(
         raise ConfigError("--remove and --settle exclude each other", option="--settle", do="give one of them")
     if force and remove is None:
         raise ConfigError("--force is for --remove", option="--force", do="name the query: --remove QUERY --force")
-    known = brokers(http, broker_http)
+    known = running(http, broker_http)
     if remove is not None:
         asked = {"queryName": remove, "modifyUser": "penstock", "force": str(force).lower()}
         gone = [row for broker in known for row in call_broker(broker.web, "admin_rmv_staged_rows", asked)]

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import UnavailableError
+from penstock.errors import StorageError, UnavailableError
 from penstock.node.http import HttpServer, broker_app
 from penstock.node.tube_config import TubeTls
 from penstock.runtime import logs
@@ -77,15 +77,35 @@ def run_broker(settings: BrokerSettings, *, log_level: LogLevel, on_ready: Calla
     """Run a broker until SIGTERM or SIGINT; returns once it has drained.
 
     Raises:
-        PenstockError: it could not start, or no master takes it.
+        PenstockError: its directory is of something else, it could not start, or no master takes it.
     """
     logs.configure(log_level, LogFormat.TEXT)
     tune_process()
     run(serve_broker(settings, on_ready))
 
 
+def _check_directory(path: Path) -> None:
+    """Refuse a directory of something else, which a broker would leave as it is and start empty beside.
+
+    Raises:
+        StorageError: it has files, and none of penstock's.
+    """
+    found = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+    if not found or "tube" in found:
+        return
+    apache = any((path / name / "index").is_dir() for name in found)
+    raise StorageError(
+        f"{path} is not a data directory of penstock: it holds {found[0]!r} and no 'tube'",
+        path=str(path),
+        why="it looks like that of Apache's broker, whose files are not read" if apache else None,
+        do="choose an empty or a new directory: --data-dir PATH"
+        + ("; penstock's how-to on moving from Apache TubeMQ says how messages come over" if apache else ""),
+    )
+
+
 async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker], None]) -> None:
     """Start a broker, say so when its master has taken it, wait for a signal, close it."""
+    _check_directory(settings.data_dir)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -111,7 +111,7 @@ class DataDirectory:
             raise StorageError(
                 f"data directory {self.path} has format {found!r}, this version knows {FORMAT}",
                 path=str(path),
-                why="a newer version of penstock wrote it",
+                why="another version of penstock wrote it",
                 do="start that version, or choose another directory: --data-dir PATH",
             )
 

@@ -61,6 +61,7 @@ _TUBE_GAUGES = (
     "unwritten_bytes",
     "staged_bytes",
     "staged_attempts",
+    "undecided_transactions",
     "failed",
 )
 _STORE_GAUGES = ("keys", "failed")
@@ -115,7 +116,9 @@ class Node:
         """What works, but not as it was told to; empty where there is nothing."""
         failure = self.security.failure
         broken = [] if failure is None else [f"the last reload changed nothing: {failure}"]
-        return broken + self.security.expiring(time.time())
+        late = [] if self._tube_broker is None else self._tube_broker.upkeep.undecided.late
+        stuck = [f"tube: batch {item.batch} of query {item.query} is prepared, nobody decides it" for item in late]
+        return broken + self.security.expiring(time.time()) + stuck
 
     @property
     def open_to_all(self) -> frozenset[str]:

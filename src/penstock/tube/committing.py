@@ -121,9 +121,24 @@ class _Driver:
         """Make this run the query's at these brokers, and at those that their transactions name."""
         new = {broker.id: broker for broker in map(BrokerInfo.parse, addresses) if broker.id not in self.states}
         while new:
-            await _all(self.ask(broker, self._batch.ask(pb.Transaction.BEGIN)) for broker in new.values())
+            await _all(self._begin(broker) for broker in new.values())
             named = [BrokerInfo.parse(text) for state in self.states.values() for text in state.participants]
             new = {broker.id: broker for broker in named if broker.id not in self.states}
+
+    async def _begin(self, broker: BrokerInfo) -> None:
+        try:
+            await self.ask(broker, self._batch.ask(pb.Transaction.BEGIN))
+        except UnavailableError as error:
+            # Decided without it, what it may have published would be missing elsewhere, or be there a second time.
+            left = [state for state in self.states.values() if broker.address in state.participants]
+            if not left:
+                raise
+            query = self._batch.query
+            raise UnavailableError(
+                f"tube: batch {left[0].batch} of query {query!r} waits for broker {broker.address}, which holds a part",
+                why=error.why or error.what,
+                do=f"start that broker again; if it is gone for good: penstock tube staged --remove {query} --force",
+            ) from error
 
     async def decide(self) -> None:
         """Commit or let go what earlier runs prepared."""

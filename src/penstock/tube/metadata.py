@@ -98,10 +98,17 @@ class SettingStore:
             raise StorageError(
                 f"tube: {self.path} was written with schema {row['schema']}, this version reads {SCHEMA}",
                 path=str(self.path),
+                why="another version of penstock wrote it",
+                do="start that version, or restore the directory from a copy",
             )
         kind: Any = _KINDS.get(row.get("kind", ""), Topic)
         if "kind" in row and row["kind"] not in _KINDS:
-            raise StorageError(f"tube: {self.path} holds a {row['kind']}, unknown to this version", path=str(self.path))
+            raise StorageError(
+                f"tube: {self.path} holds a {row['kind']}, unknown to this version",
+                path=str(self.path),
+                why="a newer version of penstock wrote it",
+                do="start that version, or restore the directory from a copy",
+            )
         fields = {name: tuple(v) if isinstance(v, list) else v for name, v in row.items() if name in kind._fields}
         setting: Setting = kind(**fields)
         return setting

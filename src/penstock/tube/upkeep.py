@@ -20,6 +20,7 @@ from penstock.tube.engine.offsets import GroupOffsets, Key
 from penstock.tube.engine.publishing import Publication
 from penstock.tube.engine.staging import Staging, StagingLimits
 from penstock.tube.engine.topics import HISTORY_TOPIC, Topics
+from penstock.tube.engine.undecided import UndecidedWatch
 from penstock.tube.storage import epochs, sequences
 from penstock.tube.storage.disk import Commit, Disk, boot_id
 from penstock.tube.storage.files import Files
@@ -30,6 +31,11 @@ from penstock.tube.storage.store import Store, StoreLimits
 __all__ = ["DurabilityOf", "Opened", "Upkeep", "newest", "open_logs"]
 
 _log = logging.getLogger("penstock.tube.broker")
+
+UNDECIDED = (
+    "start the query or the missing broker again, or penstock tube staged --settle QUERY; where a broker is gone for"
+    " good, penstock tube staged --remove QUERY --force"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +149,7 @@ class Upkeep:
         self._engine = engine
         self._broker_id = broker_id
         self._max_store_bytes = max_store_bytes
+        self.undecided = UndecidedWatch()
         self._noted = {name for name in disk.notes if name.startswith(sequences.PREFIX)}
 
     def retain(self, commit: Commit, now_ms: int) -> bool:
@@ -204,6 +211,9 @@ class Upkeep:
         transactions = self._engine.transactions
         assert transactions.staging is not None, "a broker has one"
         transactions.staging.tick(now_ms)
+        for late in self.undecided.look(transactions.staging.queries.values(), now_ms):
+            about = late._asdict() | {"broker_id": self._broker_id, "participants": ",".join(late.participants)}
+            _log.warning("tube transaction undecided", extra={"fields": {**about, "do": UNDECIDED}})
         return transactions.dirty or self._disk.shelf.dirty
 
     def staged_stats(self) -> dict[str, int]:
@@ -216,6 +226,7 @@ class Upkeep:
             "staged_bytes": staging.bytes,
             "staged_attempts": staging.attempts,
             "staged_expired": staging.expired,
+            "undecided_transactions": len(self.undecided.late),
             "committed_batches": publishing.batches,
             "committed_messages": publishing.published,
         }

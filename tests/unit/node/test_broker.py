@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from penstock.errors import UnavailableError
+from penstock.errors import StorageError, UnavailableError
 from penstock.node.broker import BrokerSettings, ReadyBroker, serve_broker
 from penstock.node.tube_config import TubeTls
 from penstock.runtime.addresses import Address
@@ -43,6 +43,17 @@ async def test_it_serves_the_masters_topics_until_it_is_told_to_end(tmp_path: Pa
     finally:
         running.cancel()
         await master.close()
+
+
+@pytest.mark.parametrize(("place", "apache"), [("demo-0/index", True), ("photos", False)])
+async def test_a_directory_of_something_else_is_refused(tmp_path: Path, place: str, *, apache: bool) -> None:
+    """It would start empty beside Apache's messages, as if they were not there."""
+    (tmp_path / place).mkdir(parents=True)
+    settings = BrokerSettings(7, [Address("127.0.0.1", 1)], tmp_path, ZERO, ZERO)
+    with pytest.raises(StorageError, match="is not a data directory of penstock") as refused:
+        await serve_broker(settings, lambda _: None)
+    assert ("Apache" in str(refused.value)) == apache
+    assert "--data-dir" in str(refused.value.do)
 
 
 async def test_with_tls_to_the_master_and_to_clients(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from penstock.errors import LocalProtocolError, RefusedError, UnavailableError
 from penstock.tube import committing
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import BrokerInfo
+from penstock.tube.engine.undecided import LATE_MS
 from penstock.tube.producer import Producer
 from penstock.tube.reader import RangeReader
 from penstock.tube.record import Record
@@ -222,7 +223,9 @@ async def test_a_driver_dies_at_any_question(tmp_path: Path, monkeypatch: pytest
         assert {(False, True), (False, False), (True, True)} <= outcomes
 
 
-async def test_the_next_run_waits_for_a_broker_that_may_know_better(tmp_path: Path) -> None:
+async def test_the_next_run_waits_for_a_broker_that_may_know_better(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with tube(tmp_path, "demo", brokers=2) as running, client(running) as producer:
         batch = Batch("q", "old", 0)
         staged = await stage_all(producer, batch, "a")
@@ -239,8 +242,15 @@ async def test_the_next_run_waits_for_a_broker_that_may_know_better(tmp_path: Pa
         await running.stop_broker(2)
         new = Batch("q", "new", 0)
         alone = Staged(0, "none", {}, {1: staged[0].brokers[1]})
-        with pytest.raises(UnavailableError, match=r"broker 2:127\.0\.0\.1:"):
+        with pytest.raises(UnavailableError, match=r"batch 0 of query 'q' waits for broker 2:127\.0\.0\.1:") as stuck:
             await committing.commit(producer, new, [alone], timeout_s=0.5)
+        assert "staged --remove q --force" in str(stuck.value.do)
+        upkeep = running.brokers[1].upkeep
+        for later_ms in (0, LATE_MS, LATE_MS + 60_000):
+            upkeep.let_staged_go(running.brokers[1].clock() + later_ms)
+        told = [record for record in caplog.records if record.message == "tube transaction undecided"]
+        assert len(told) == 1
+        assert running.brokers[1].stats["undecided_transactions"] == 1
         await running.start_broker(2)
         assert await committing.commit(producer, new, [alone], timeout_s=10) == (0, False)
         assert await published(running) == {}

@@ -1,0 +1,38 @@
+"""Transactions that nobody decides are told once, and are shown until somebody does."""
+
+from __future__ import annotations
+
+from penstock.tube.engine.staging import Decision, Query
+from penstock.tube.engine.undecided import LATE_MS, Late, UndecidedWatch
+
+PLACES = ("1:a:8123", "2:b:8123")
+
+
+def prepared(name: str, transaction: str, batch: int, number: int = 0) -> Query:
+    query = Query(name, "run", 0, 0, once=True)
+    query.decision = Decision(transaction, batch, (), PLACES, number)
+    return query
+
+
+def test_what_nobody_decides_is_told_once() -> None:
+    watch = UndecidedWatch()
+    queries = [
+        prepared("stuck", "t1", 7),
+        prepared("published", "t2", 3, number=9),
+        Query("idle", "r", 0, 0, once=True),
+    ]
+    assert watch.look(queries, 1000) == []
+    assert watch.look(queries, LATE_MS) == []
+    late = Late("stuck", 7, PLACES, 1000)
+    assert watch.look(queries, LATE_MS + 1000) == [late]
+    assert watch.look(queries, LATE_MS + 61_000) == []
+    assert watch.late == [late], "it is still so"
+    assert watch.look(queries[1:], LATE_MS + 121_000) == []
+    assert watch.late == []
+
+
+def test_the_next_batch_of_a_query_has_its_own_time() -> None:
+    watch = UndecidedWatch()
+    watch.look([prepared("busy", "t1", 1)], 0)
+    assert watch.look([prepared("busy", "t2", 2)], LATE_MS) == []
+    assert watch.look([prepared("busy", "t2", 2)], 2 * LATE_MS) == [Late("busy", 2, PLACES, LATE_MS)]
