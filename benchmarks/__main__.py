@@ -33,6 +33,8 @@ def rows(figures: list[Figure]) -> list[str]:
             ratio += f"   generator-bound ({max(f.generator_cpu):.0%} of a core)"
         if f.p50_us and f.p99_us:
             ratio += f"   p50 {statistics.median(f.p50_us):,.0f} us, p99 {statistics.median(f.p99_us):,.0f} us"
+        if f.cpu_us:
+            ratio += f"   CPU of all processes {statistics.median(f.cpu_us):.2f} us/op"
         if f.server_us:
             ratio += f"   server {statistics.median(f.server_us):.1f} us/op"
         figure = " ".join(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from benchmarks.generator import Load
 
-__all__ = ["Figure", "Settings", "alternate"]
+__all__ = ["Figure", "Run", "Settings", "alternate"]
 
 
 @dataclass
@@ -24,12 +25,20 @@ class Settings:
     """Masters of an Apache TubeMQ with a topic ``demo``, HOST:PORT."""
 
 
+class Run(NamedTuple):
+    """One run: how many a second, and processor time of all processes for one."""
+
+    per_s: float
+    cpu_us: float
+
+
 @dataclass
 class Figure:
     """One figure of one server: its runs, in the order in which they were made.
 
     Where that is known, of each of them: ``generator_cpu``, what the load generator itself used of a core; ``p50_us``
-    and ``p99_us``, how long a request took; ``server_us``, processor time of the server for one.
+    and ``p99_us``, how long a request took; ``server_us``, processor time of the server for one; ``cpu_us``, that of
+    all processes, clients too.
     """
 
     case: str
@@ -40,6 +49,7 @@ class Figure:
     p50_us: list[float] = field(default_factory=list)
     p99_us: list[float] = field(default_factory=list)
     server_us: list[float] = field(default_factory=list)
+    cpu_us: list[float] = field(default_factory=list)
 
     def add(self, load: Load) -> None:
         """One more run, with all that the generator says of it."""
@@ -55,11 +65,15 @@ class Figure:
 
 
 def alternate(
-    settings: Settings, case: str, unit: str, runners: Mapping[str, Callable[[], float | tuple[float, float] | Load]]
+    settings: Settings,
+    case: str,
+    unit: str,
+    runners: Mapping[str, Callable[[], float | tuple[float, float] | Load | Run]],
 ) -> list[Figure]:
     """Run each server in turn, ``repeats`` times over, so that a noisy minute hits all of them.
 
-    A runner gives a number, or that and the share of a core that the generator used, or all that the generator says.
+    A runner gives a number, or that and the share of a core that the generator used, or all that the generator says, or
+    a :class:`Run`.
     """
     figures = {server: Figure(case, server, unit) for server in runners}
     for _ in range(settings.repeats):
@@ -68,6 +82,9 @@ def alternate(
             if isinstance(result, Load):
                 figures[server].add(result)
                 continue
+            if isinstance(result, Run):
+                figures[server].cpu_us.append(result.cpu_us)
+                result = result.per_s
             if isinstance(result, tuple):
                 figures[server].generator_cpu.append(result[1])
                 result = result[0]

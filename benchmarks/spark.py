@@ -1,8 +1,8 @@
-"""The ``tubemq`` source in Spark: penstock's broker and Apache's, beside Kafka with Spark's own connector, and Parquet.
+"""Spark's connectors: the ``tubemq`` source on penstock's broker and on Apache's, beside Kafka with Spark's own.
 
 Every server runs on the cores that Spark runs on. Rows are read into nothing; a drain is a stream with ``availableNow``
-and a limit a trigger. Parquet is what the same rows cost from a file. Peers that cannot be had are left out, with the
-reason on standard error.
+and a limit a trigger. Parquet is what the same rows cost from a file, the ceiling what a Python source costs without a
+server that decodes nothing. Peers that cannot be had are left out, with the reason on standard error.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ import pytest
 import uvloop
 
 from benchmarks import servers
-from benchmarks.figures import Figure, Settings, alternate
+from benchmarks.figures import Figure, Run, Settings, alternate
 from benchmarks.kafka_peer.broker import KafkaPeer, kafka, prepare
+from benchmarks.machine import cpu_of_tree
+from benchmarks.spark_store import stores
+from benchmarks.spark_stream import LEAST_S, START_S, WARM_S, from_kafka, from_tube, rate, streams
 from benchmarks.tube import MESSAGES, fill
 from penstock.errors import PenstockError
 from tests.interop.tube_java import jars as tube_jars
@@ -29,16 +32,19 @@ from tests.interop.tube_java.server import JavaTube
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession
-    from pyspark.sql.streaming.readwriter import DataStreamReader
 
 __all__ = ["spark_source"]
 
 SIZES = (100, 1024)
-ROUNDS = {100: 10, 1024: 3}
-"""How many times MESSAGES are written of each size."""
+ROUNDS = {100: 20, 1024: 4}
+"""How many times MESSAGES are written of each size: a job costs tenths of a second by itself."""
+ROUNDS_APACHE = {100: 6, 1024: 2}
+"""The same for Apache's server, which takes them more slowly."""
 TRIGGERS = 5
 """Micro-batches of a drain."""
-APACHE, KAFKA, PARQUET = "Apache TubeMQ", "Kafka", "Parquet"
+APACHE, KAFKA, PARQUET, CEILING = "Apache TubeMQ", "Kafka", "Parquet", "ceiling"
+STEADY = "steady"
+"""The topic of the streams."""
 
 
 class Source(NamedTuple):
@@ -46,14 +52,15 @@ class Source(NamedTuple):
 
     format: str
     options: Mapping[str, str]
+    rows: int
     limit: str | None = "maxOffsetsPerTrigger"
 
 
 def spark_source(settings: Settings) -> list[Figure]:
-    """Rows a second of a batch read and of a drain, 100 B and 1 KiB."""
+    """Rows a second of a batch read and of a drain, latency of streams, the state store."""
     from penstock.spark import session
 
-    topics = [f"s{size}" for size in SIZES]
+    topics = [*(f"s{size}" for size in SIZES), STEADY]
     figures: list[Figure] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -63,75 +70,107 @@ def spark_source(settings: Settings) -> list[Figure]:
         broker = None if peer is None else stack.enter_context(kafka(peer))
         spark = session("benchmarks", conf={} if peer is None else {"spark.jars": peer.spark_jars})
         stack.callback(spark.stop)
-        for size, topic in zip(SIZES, topics, strict=True):
+        _register(spark)
+        for size, topic in zip(SIZES, topics, strict=False):
             rows = ROUNDS[size] * MESSAGES
             sources = _filled(spark, topic, size, ready["tube_master"], apache, broker)
             sources[PARQUET] = _stored(spark, sources["penstock"], folder / topic)
-            batches: dict[str, Callable[[], float]] = {
-                name: partial(_batch, spark, source, rows) for name, source in sources.items()
+            sources[CEILING] = Source("ceiling", {"rows": str(rows), "size": str(size)}, rows, limit=None)
+            batches: dict[str, Callable[[], Run]] = {
+                name: partial(_batch, spark, source) for name, source in sources.items()
             }
-            drains: dict[str, Callable[[], float]] = {
-                name: partial(_drain, spark, source, rows) for name, source in sources.items() if source.limit
+            drains: dict[str, Callable[[], Run]] = {
+                name: partial(_drain, spark, source) for name, source in sources.items() if source.limit
             }
             for run in batches.values():
                 run()  # the first one starts Python workers and compiles
-            figures += alternate(settings, f"Spark batch read, {rows} rows of {size} B", "rows/s", batches)
-            figures += alternate(settings, f"drain in {TRIGGERS} batches, {rows} rows of {size} B", "rows/s", drains)
+            figures += alternate(settings, f"Spark batch read, {size} B", "rows/s", batches)
+            figures += alternate(settings, f"drain in {TRIGGERS} batches, {size} B", "rows/s", drains)
+        figures += _streams(settings, spark, ready["tube_master"], apache, peer, broker)
+        figures += stores(settings, spark)
     return figures
+
+
+def _register(spark: SparkSession) -> None:
+    """Make the ceiling known, by value: workers need not find the benchmarks."""
+    from pyspark import cloudpickle
+
+    from benchmarks import ceiling
+
+    cloudpickle.register_pickle_by_value(ceiling)  # type: ignore[no-untyped-call]
+    spark.dataSource.register(ceiling.Ceiling)
+
+
+def _streams(
+    settings: Settings,
+    spark: SparkSession,
+    master: str,
+    apache: JavaTube | None,
+    peer: KafkaPeer | None,
+    broker: str | None,
+) -> list[Figure]:
+    lasts = WARM_S + LEAST_S + START_S + settings.seconds
+    sources = {"penstock": from_tube(master, STEADY, lasts)}
+    if apache is not None:
+        sources[APACHE] = from_tube(apache.masters, STEADY, lasts, **{"tubemq.http": apache.web})
+    if peer is not None and broker is not None:
+        kafka_options = {"kafka.bootstrap.servers": broker, "topic": STEADY}
+        spark.sql("SELECT 'there it is' AS value").write.format("kafka").options(**kafka_options).save()
+        sources[KAFKA] = from_kafka(peer, broker, STEADY, lasts)
+    sources["rate source"] = rate()
+    return streams(settings, spark, sources)
 
 
 def _filled(
     spark: SparkSession, topic: str, size: int, master: str, apache: JavaTube | None, broker: str | None
 ) -> dict[str, Source]:
     """The servers, each with the rows in ``topic``."""
+    rows = ROUNDS[size] * MESSAGES
     for _ in range(ROUNDS[size]):
         uvloop.run(fill(master, topic, size, warm=False))
-    sources = {"penstock": Source("tubemq", {"tubemq.master": master, "subscribe": topic})}
+    sources = {"penstock": Source("tubemq", {"tubemq.master": master, "subscribe": topic}, rows)}
     if apache is not None:
-        for _ in range(ROUNDS[size]):
+        for _ in range(ROUNDS_APACHE[size]):
             uvloop.run(fill(apache.masters, topic, size, warm=False))
         options = {"tubemq.master": apache.masters, "tubemq.http": apache.web, "subscribe": topic}
-        sources[APACHE] = Source("tubemq", options)
+        sources[APACHE] = Source("tubemq", options, ROUNDS_APACHE[size] * MESSAGES)
     if broker is not None:
         options = {"kafka.bootstrap.servers": broker}
-        made = spark.range(0, ROUNDS[size] * MESSAGES, 1, 3).selectExpr(f"unhex(repeat('00', {size})) AS value")
+        made = spark.range(0, rows, 1, 3).selectExpr(f"unhex(repeat('00', {size})) AS value")
         made.write.format("kafka").options(**options, topic=topic).save()
-        sources[KAFKA] = Source("kafka", options | {"subscribe": topic, "startingOffsets": "earliest"})
+        sources[KAFKA] = Source("kafka", options | {"subscribe": topic, "startingOffsets": "earliest"}, rows)
     return sources
 
 
 def _stored(spark: SparkSession, source: Source, path: Path) -> Source:
     _loaded(spark.read, source).write.parquet(str(path))
-    return Source("parquet", {"path": str(path)}, limit=None)
+    return Source("parquet", {"path": str(path)}, source.rows, limit=None)
 
 
 def _loaded(reader: DataFrameReader, source: Source) -> DataFrame:
     return reader.format(source.format).options(**source.options).load()
 
 
-def _batch(spark: SparkSession, source: Source, rows: int) -> float:
+def _timed(work: Callable[[], object], rows: int) -> Run:
+    spent, started = cpu_of_tree(), time.perf_counter()
+    work()
+    return Run(rows / (time.perf_counter() - started), (cpu_of_tree() - spent) / rows * 1e6)
+
+
+def _batch(spark: SparkSession, source: Source) -> Run:
     """Rows a second of reading everything into nothing."""
-    started = time.perf_counter()
-    _loaded(spark.read, source).write.format("noop").mode("overwrite").save()
-    return rows / (time.perf_counter() - started)
+    found = _loaded(spark.read, source)
+    return _timed(lambda: found.write.format("noop").mode("overwrite").save(), source.rows)
 
 
-def _drain(spark: SparkSession, source: Source, rows: int) -> float:
+def _drain(spark: SparkSession, source: Source) -> Run:
     """Rows a second of a stream that reads everything, a part a trigger, and ends."""
     assert source.limit is not None
-    options = {**source.options, "startingOffsets": "earliest", source.limit: str(rows // TRIGGERS)}
+    options = {**source.options, "startingOffsets": "earliest", source.limit: str(source.rows // TRIGGERS)}
     with tempfile.TemporaryDirectory() as folder:
-        reader: DataStreamReader = spark.readStream.format(source.format).options(**options)
-        started = time.perf_counter()
-        query = (
-            reader.load()
-            .writeStream.format("noop")
-            .option("checkpointLocation", folder)
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
-        return rows / (time.perf_counter() - started)
+        stream = spark.readStream.format(source.format).options(**options).load()
+        writer = stream.writeStream.format("noop").option("checkpointLocation", folder).trigger(availableNow=True)
+        return _timed(lambda: writer.start().awaitTermination(), source.rows)
 
 
 @contextmanager

@@ -15,13 +15,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
 from penstock.spark.file_log import Content, FileEntry, FileLog, check_unchanged, found_files, opened
+from penstock.spark.made_source import MadeSource
 from penstock.spark.options import WITH_HEADERS
 from penstock.spark.triggers import SupportsTriggerAvailableNow
-from penstock.spark.tube import spark_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,23 +36,6 @@ _BLOCK = 2 * 1024 * 1024
 
 Piece = tuple[FileEntry, int, int]
 """A file, and the bytes [start, end) in which the records of this piece begin."""
-
-
-class FilesDataSource(DataSource):
-    """Options: ``path``, ``content``, ``skipLines``, ``maxFiles``, ``log``, ``inbox``; of a batch also the range."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "penstock-files"
-
-    def schema(self) -> StructType:
-        return spark_schema(WITH_HEADERS)
-
-    def reader(self, schema: StructType) -> FilesReader:  # noqa: ARG002 - Spark's signature
-        return FilesReader(dict(self.options))
-
-    def streamReader(self, schema: StructType) -> FilesStreamReader:  # noqa: N802, ARG002 - Spark's name
-        return FilesStreamReader(dict(self.options))
 
 
 class FilesPartition(InputPartition):
@@ -140,6 +122,13 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             *found_files(self._inbox, "letters", 0, paths),
             *found_files(self._path, self._content, self._skip, paths),
         ]
+
+
+class FilesDataSource(MadeSource):
+    """Options: ``path``, ``content``, ``skipLines``, ``maxFiles``, ``log``, ``inbox``; of a batch also the range."""
+
+    format_name = "penstock-files"
+    readers = (FilesReader, FilesStreamReader)
 
 
 def _planned(entries: list[FileEntry]) -> list[InputPartition]:

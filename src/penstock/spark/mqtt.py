@@ -29,11 +29,13 @@ from pyspark.sql.types import (
 
 from penstock.errors import ConfigError, UnavailableError
 from penstock.spark import rows
+from penstock.spark.missing_topic import telling_of_topic
 from penstock.spark.mqtt_options import MqttReadOptions, MqttWriteOptions
 from penstock.spark.mqtt_sink import MqttStreamWriter, MqttWriter, check_columns
 from penstock.spark.options import SourceOptions
-from penstock.spark.tube import TubeReader, TubeStreamReader, read_messages
+from penstock.spark.tube import TubeReader, TubeStreamReader
 from penstock.spark.tube_client import Client
+from penstock.spark.tube_tasks import read_messages
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -142,16 +144,12 @@ def _messages(
 def _telling_of_rules(options: SourceOptions) -> Iterator[None]:
     """Where topic or tube are not there, say what they are for: a reader of MQTT may know of neither."""
     try:
-        yield
-    except ConfigError as error:
-        if "does not exist" not in error.what:
-            raise
-        raise ConfigError(
-            f"{error.what}: no message can be read",
-            option="tubemq.topic",
+        with telling_of_topic(
+            "no message can be read",
             why="an MQTT broker keeps no history, so messages are read from the tube topic that a rule fills",
             do=f"add a rule to the node that brings them to {options.topics[0]}, or correct tubemq.topic",
-        ) from error
+        ):
+            yield
     except UnavailableError as error:
         raise UnavailableError(
             f"the messages cannot be read without their tube: {error.what}",

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Literal
 
 from penstock.errors import ConfigError
 from penstock.mqtt.url import parse_broker_url
 
-__all__ = ["boolean", "broker_url", "canonical", "positive"]
+__all__ = ["boolean", "broker_url", "canonical", "duration_ms", "positive"]
+
+_UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION = re.compile(r"([0-9]{1,9}) ?(ms|s|m|min|h|d|)")
 
 _OF_SPARK = {"checkpointlocation", "queryname"}
 """Spark hands its own options of a stream over to a sink as well."""
@@ -58,6 +62,14 @@ def positive(option: str, text: str, meaning: str) -> int:
     if not (stripped.isascii() and stripped.isdecimal()) or int(stripped) == 0:
         raise ConfigError(f"{option} {text!r} is not a number above 0", option=option, do=meaning)
     return int(stripped)
+
+
+def duration_ms(option: str, text: str, meaning: str) -> int:
+    """``text`` as a time above 0, written as Spark's own are: 500ms, 30s, 15m (or min), 2h, 1d; without a unit: ms."""
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None or int(found[1]) == 0:
+        raise ConfigError(f"{option} {text!r} is not a time above 0", option=option, do=meaning)
+    return int(found[1]) * _UNITS_MS[found[2]]
 
 
 def broker_url(given: Mapping[str, str], option: str) -> str:

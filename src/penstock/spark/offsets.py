@@ -396,16 +396,17 @@ def slices(start: Mapping[Partition, int], end: Mapping[Partition, int]) -> list
     ]
 
 
-def split(ranges: Sequence[Slice], minimum: int) -> list[Slice]:
+def split(ranges: Sequence[Slice], minimum: int, most: int | None = None) -> list[Slice]:
     """Cut ``ranges`` so that at least ``minimum`` remain where that is possible, longest ones first into most pieces.
 
-    Cut by position, which costs no question to a server; with partitions of similar traffic the pieces hold similar
-    numbers of messages. Order is kept: pieces of one partition follow each other.
+    None of them holds more than ``most`` messages. Cut by position, which costs no question to a server; with
+    partitions of similar traffic the pieces hold similar numbers of messages (of a store with n partitions, an n-th of
+    what lies between the positions). Order is kept: pieces of one partition follow each other.
     """
     records = [(piece.end - piece.start + INDEX_RECORD_BYTES - 1) // INDEX_RECORD_BYTES for piece in ranges]
-    if len(ranges) >= minimum or not ranges:
-        return list(ranges)
-    pieces = share(minimum, records)
+    pieces = share(minimum, records) if len(ranges) < minimum else [1] * len(ranges)
+    if most is not None:
+        pieces = [max(count, -(-among // most)) for count, among in zip(pieces, records, strict=True)]
     result: list[Slice] = []
     for piece, count, parts in zip(ranges, records, pieces, strict=True):
         edges = [piece.start + INDEX_RECORD_BYTES * (count * part // parts) for part in range(parts)] + [piece.end]

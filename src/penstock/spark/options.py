@@ -58,7 +58,11 @@ OPTIONS: Mapping[str, str] = {
     "endingOffsetsByTimestamp": "the same for each partition; batches only",
     "startingOffsetsByTimestampStrategy": "where a partition has nothing so new: error (default) or latest",
     "maxOffsetsPerTrigger": "at most so many messages a micro-batch; streams only",
+    "minOffsetsPerTrigger": "a micro-batch waits until so many messages are there; not the first one of a run, and not "
+    "with availableNow",
+    "maxTriggerDelay": "how long it waits for minOffsetsPerTrigger at most, as 30s, 15m or 2h (15m)",
     "minPartitions": "at least so many tasks, cutting ranges where there are fewer partitions",
+    "maxRecordsPerPartition": "at most so many messages a task, cutting ranges that hold more",
     "groupIdPrefix": "first part of the group's name, before a digest of what is read (spark-tubemq)",
     "filter": "only messages of these types ($msgType$), separated by commas; the broker leaves the others out",
     "columns": "only these columns, separated by commas, in this order; others are not even built (all)",
@@ -68,9 +72,6 @@ OPTIONS: Mapping[str, str] = {
 """Every option, as its user writes it, with its meaning."""
 
 UNSUPPORTED: Mapping[str, str] = {
-    "minOffsetsPerTrigger": "set the trigger's interval",
-    "maxTriggerDelay": "set the trigger's interval",
-    "maxRecordsPerPartition": "set minPartitions",
     "fetchOffset.numRetries": "set tubemq.timeoutMs",
     "fetchOffset.retryIntervalMs": "set tubemq.timeoutMs",
     "kafkaConsumer.pollTimeoutMs": "set tubemq.timeoutMs",
@@ -81,6 +82,7 @@ UNSUPPORTED: Mapping[str, str] = {
 """Options of Kafka's connector that this source does not have, and what to do instead."""
 
 _DEFAULT_TIMEOUT_MS = 60_000
+_DEFAULT_DELAY_MS = 15 * 60_000
 _ADDRESS = re.compile(r"(?:\[[^\]]+\]|[^:,\s]+):(?P<port>\d{1,5})")
 
 
@@ -100,7 +102,10 @@ class SourceOptions:
     starting: Wanted | None = None
     ending: Wanted | None = None
     max_messages: int | None = None
+    min_messages: int | None = None
+    max_delay_ms: int = _DEFAULT_DELAY_MS
     min_partitions: int | None = None
+    max_records: int | None = None
     fail_on_data_loss: bool = True
     timeout_ms: int = _DEFAULT_TIMEOUT_MS
     login: Login = ANYBODY
@@ -129,6 +134,9 @@ class SourceOptions:
             starting=_starting(given),
             ending=_ending(given),
             max_messages=_parsed(given, "maxOffsetsPerTrigger", _positive("maxOffsetsPerTrigger")),
+            min_messages=_min_messages(given),
+            max_delay_ms=_parsed(given, "maxTriggerDelay", _duration("maxTriggerDelay")) or _DEFAULT_DELAY_MS,
+            max_records=_parsed(given, "maxRecordsPerPartition", _positive("maxRecordsPerPartition")),
             min_partitions=_parsed(given, "minPartitions", _positive("minPartitions")),
             fail_on_data_loss=_parsed(given, "failOnDataLoss", _boolean("failOnDataLoss")) is not False,
             timeout_ms=_parsed(given, "tubemq.timeoutMs", _positive("tubemq.timeoutMs")) or _DEFAULT_TIMEOUT_MS,
@@ -338,6 +346,29 @@ def _assigned(text: str) -> dict[str, tuple[str, ...]]:
             raise error
         assigned[topic] = tuple(dict.fromkeys(given))
     return assigned
+
+
+def _min_messages(given: Mapping[str, str]) -> int | None:
+    least = _parsed(given, "minOffsetsPerTrigger", _positive("minOffsetsPerTrigger"))
+    if least is None and "maxTriggerDelay" in given:
+        raise ConfigError(
+            "maxTriggerDelay is set without minOffsetsPerTrigger",
+            option="maxTriggerDelay",
+            why="there is nothing to wait for",
+            do="set minOffsetsPerTrigger as well, or leave both out",
+        )
+    most = _parsed(given, "maxOffsetsPerTrigger", _positive("maxOffsetsPerTrigger"))
+    if least is not None and most is not None and least > most:
+        raise ConfigError(
+            f"minOffsetsPerTrigger {least} is more than maxOffsetsPerTrigger {most}",
+            option="minOffsetsPerTrigger",
+            do=f"set it to {most} or less",
+        )
+    return least
+
+
+def _duration(option: str) -> Callable[[str], int]:
+    return lambda text: names.duration_ms(option, text, OPTIONS[option])
 
 
 def _positive(option: str) -> Callable[[str], int]:

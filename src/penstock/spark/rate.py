@@ -10,12 +10,11 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
+from penstock.spark.made_source import MadeSource
 from penstock.spark.options import WITH_HEADERS
 from penstock.spark.triggers import SupportsTriggerAvailableNow
-from penstock.spark.tube import spark_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,23 +25,6 @@ __all__ = ["RateDataSource", "RatePartition", "RateReader", "RateStreamReader", 
 STREAM = "rate"
 """The name under which the offset stands: ``{"rate": {"0": <rows>}}``."""
 _PER_TASK = 100_000
-
-
-class RateDataSource(DataSource):
-    """Options: ``rowsPerSecond``, ``startMs``, ``rows``; for a batch ``start`` and ``end``."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "penstock-rate"
-
-    def schema(self) -> StructType:
-        return spark_schema(WITH_HEADERS)
-
-    def reader(self, schema: StructType) -> RateReader:  # noqa: ARG002 - Spark's signature
-        return RateReader(dict(self.options))
-
-    def streamReader(self, schema: StructType) -> RateStreamReader:  # noqa: N802, ARG002 - Spark's name
-        return RateStreamReader(dict(self.options))
 
 
 class RatePartition(InputPartition):
@@ -106,6 +88,13 @@ class RateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: Mapping[str, Mapping[str, int]]) -> None:
         """Nothing to do: positions live in the query's checkpoint."""
+
+
+class RateDataSource(MadeSource):
+    """Options: ``rowsPerSecond``, ``startMs``, ``rows``; for a batch ``start`` and ``end``."""
+
+    format_name = "penstock-rate"
+    readers = (RateReader, RateStreamReader)
 
 
 def due(options: Mapping[str, str], now_ns: int) -> int:

@@ -11,7 +11,7 @@ or an older one. A snapshot that is read again, since the first batch failed, ma
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,12 +19,14 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from penstock.errors import ConfigError, DataLossError
 from penstock.spark.cluster import Tube
+from penstock.spark.missing_topic import telling_of_topic
 from penstock.spark.offsets import INDEX_RECORD_BYTES, Bounds, Partition, Positions, Slice, to_json
 from penstock.spark.store_options import FeedOptions
 from penstock.spark.store_snapshot import KeysPartition, plan_keys, read_keys
 from penstock.spark.triggers import SupportsTriggerAvailableNow
-from penstock.spark.tube import RangePartition, TubeStreamReader, read_messages
+from penstock.spark.tube import TubeStreamReader
 from penstock.spark.tube_client import Client
+from penstock.spark.tube_tasks import RangePartition, read_messages
 from penstock.statestore.hlc import Hlc
 
 if TYPE_CHECKING:
@@ -142,20 +144,13 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             loses = not self._options.source.fail_on_data_loss
             return {p: position_of(tube, p, bound, starting, may_lose=loses) for p, bound in bounds.items()}
 
-    @contextmanager
-    def _telling_of_capture(self) -> Iterator[None]:
+    def _telling_of_capture(self) -> AbstractContextManager[None]:
         """Where the topic is not there, that is most likely since nobody told the node to fill it."""
-        try:
-            yield
-        except ConfigError as error:
-            if "does not exist" not in error.what:
-                raise
-            raise ConfigError(
-                f"{error.what}: the changes of the state store are not there",
-                option="tubemq.topic",
-                why="a node copies changes into a topic only where statestore.capture_topic names it",
-                do=f"set statestore.capture_topic: {self._topic} in the node's configuration and start it again",
-            ) from error
+        return telling_of_topic(
+            "the changes of the state store are not there",
+            why="a node copies changes into a topic only where statestore.capture_topic names it",
+            do=f"set statestore.capture_topic: {self._topic} in the node's configuration and start it again",
+        )
 
 
 def position_of(tube: Tube, partition: Partition, bounds: Bounds, version: Hlc, *, may_lose: bool = False) -> int:

@@ -12,7 +12,6 @@ caps by itself, and a trigger ``availableNow`` together with ``maxOffsetsPerTrig
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.errors import ConfigError, DataLossError
+from penstock.errors import ConfigError
 from penstock.spark import rows
 from penstock.spark.cluster import Tube
 from penstock.spark.marks import Ends, Marks, check_data, marks_of, with_marks
@@ -42,29 +41,26 @@ from penstock.spark.offsets import (
     Times,
     check_kept,
     from_json,
-    select,
     share,
     slices,
-    split,
     to_json,
 )
 from penstock.spark.options import COLUMNS, HEADERS, SourceOptions
 from penstock.spark.published import Published
 from penstock.spark.sink_options import SinkOptions
-from penstock.spark.triggers import SupportsTriggerAvailableNow
-from penstock.spark.tube_client import Address, Batch, Client
+from penstock.spark.triggers import Patience, SupportsTriggerAvailableNow
+from penstock.spark.tube_client import Client
 from penstock.spark.tube_sink import TubeStreamWriter, TubeWriter, check_columns
+from penstock.spark.tube_tasks import planned, read_rows, selected
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.streaming.datasource import ReadLimit
 
 __all__ = [
-    "RangePartition",
     "TubeDataSource",
     "TubeReader",
     "TubeStreamReader",
-    "read_messages",
     "spark_schema",
 ]
 
@@ -94,23 +90,6 @@ def spark_schema(columns: Sequence[str] = COLUMNS) -> StructType:
     the processes that plan and read do not have.
     """
     return StructType([StructField(name, _TYPES[name]) for name in columns])
-
-
-class RangePartition(InputPartition):
-    """What one task reads. ``address`` is where its broker was last seen, a hint that saves a question.
-
-    ``mark``: that of the start, see ``marks``.
-    """
-
-    def __init__(self, piece: Slice, address: Address | None, mark: int | None = None) -> None:
-        super().__init__(piece)
-        self.piece = piece
-        self.address = address
-        self.mark = mark
-
-    def __repr__(self) -> str:
-        partition, start, end = self.piece
-        return f"{partition} [{start}, {end})"
 
 
 class TubeDataSource(DataSource):
@@ -166,7 +145,7 @@ class TubeReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         with Tube.of(self._options, client=self._client) as tube:
-            bounds = tube.bounds(_selected(self._options, tube))
+            bounds = tube.bounds(selected(self._options, tube))
             start = tube.positions(self._starting, bounds, "startingOffsets")
             end = tube.positions(self._ending, bounds, "endingOffsets")
         for partition, position in start.items():
@@ -181,10 +160,10 @@ class TubeReader(DataSourceReader):
                 check_kept(end[partition], Bounds(0, bounds[partition].end), partition)
         given = marks_of(self._starting) if isinstance(self._starting, dict) else {}
         marks = Ends().marks(start, bounds, begin=start, before=given)
-        return _planned(slices(start, end), self._options, tube, marks)
+        return planned(slices(start, end), self._options, tube, marks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self._options, partition, self._client)
+        return read_rows(self._options, partition, self._client)
 
 
 class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -204,7 +183,9 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial_marks: Marks = {}
         self._marks: Marks = {}  # of _position
         self._published: Published | None = None
-        # Tasks of one batch have names of their own, which the next batch uses again; those of a run are nobody else's.
+        self._patience = (
+            None if options.min_messages is None else Patience(options.min_messages, options.max_delay_ms / 1000)
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         # Spark sends the reader to every executor; connections and threads stay here.
@@ -214,7 +195,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a query without a checkpoint starts. Spark asks twice, so the first answer is kept."""
         if self._initial is None:
             tube = self._connected()
-            bounds = tube.bounds(_selected(self._options, tube))
+            bounds = tube.bounds(selected(self._options, tube))
             self._initial = tube.positions(self._starting, bounds, "startingOffsets")
             if self._options.fail_on_data_loss:
                 for partition, position in self._initial.items():
@@ -260,7 +241,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Fix where the run ends: at what is there now, in the partitions that exist now."""
         tube = self._connected()
-        bounds = tube.bounds(_selected(self._options, tube))
+        bounds = tube.bounds(selected(self._options, tube))
         self._target = {partition: bound.end for partition, bound in bounds.items()}
 
     def partitions(
@@ -276,10 +257,10 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         unknown = stop.keys() - begin.keys()
         if unknown:
             begin |= self._beginnings(unknown, stop)
-        return _planned(slices(begin, stop), self._options, self._tube, marks_of(start))
+        return planned(slices(begin, stop), self._options, self._tube, marks_of(start))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self._options, partition, self._client)
+        return read_rows(self._options, partition, self._client)
 
     def commit(self, end: Mapping[str, Mapping[str, int]]) -> None:
         """Show where the query is, as the position of its group. Spark calls this late, for the last batch never.
@@ -323,7 +304,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """How far each partition reaches that is read; checks that what follows ``begin`` is still there."""
         options, tube = self._options, self._connected()
         mine = [partition for partition in begin if options.selects(partition)]
-        bounds = tube.bounds(_selected(options, tube, required=mine, max_age_s=_LOOK_FOR_NEW_S))
+        bounds = tube.bounds(selected(options, tube, required=mine, max_age_s=_LOOK_FOR_NEW_S))
         self._newest = begin | {partition: bound.end for partition, bound in bounds.items()}
         self._ends.see(bounds)
         if options.fail_on_data_loss:
@@ -359,13 +340,21 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return reachable
 
     def _limited(self, begin: Positions, reachable: Mapping[Partition, Bounds], limit: int | None) -> Positions:
-        """Where the batch ends in each partition of ``begin`` and ``reachable``."""
+        """Where the batch ends in each partition of ``begin`` and ``reachable``; ``begin`` while too little is there.
+
+        A run with ``availableNow`` takes what there is: to wait would end it.
+        """
         ends = begin | {partition: bounds.end for partition, bounds in reachable.items()}
         waiting = [Slice(p, b.oldest, b.end) for p, b in sorted(reachable.items()) if b.oldest < b.end]
-        if limit is None or not waiting:
+        patience = self._patience if self._target is None else None
+        if not waiting or (limit is None and patience is None):
             return ends
         tube = self._connected()
         counts = [tube.weigh(piece) for piece in waiting]
+        if patience is not None and patience.waits(sum(counts)):
+            return begin
+        if limit is None:
+            return ends
         for piece, count, granted in zip(waiting, counts, share(limit, counts), strict=True):
             if granted == 0 and count > 0:
                 ends[piece.partition] = begin[piece.partition]
@@ -382,59 +371,3 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(self._starting, Times) and isinstance(self._starting.at, int):
             return tube.positions(self._starting._replace(or_latest=True), bounds, "startingOffsets")
         return {partition: bound.oldest for partition, bound in bounds.items()}
-
-
-def _selected(
-    options: SourceOptions, tube: Tube, required: Collection[Partition] = (), max_age_s: float = 0.0
-) -> list[Partition]:
-    """The partitions that the options select, of those that exist now; waits for ``required``."""
-    if options.pattern is None:
-        existing = tube.partitions(options.topics, required=required, max_age_s=max_age_s)
-        return select(existing, options.topics, options.assigned)
-    matching = [topic for topic in tube.topics(max_age_s=max_age_s) if re.fullmatch(options.pattern, topic)]
-    gone = sorted({partition.topic for partition in required} - set(matching))
-    if gone and options.fail_on_data_loss:
-        raise DataLossError(
-            f"topic {gone[0]!r} matched subscribePattern and is gone",
-            why="it was removed, with what was not read of it",
-            do="set failOnDataLoss=false to go on with the other topics",
-        )
-    still = [partition for partition in required if partition.topic in matching]
-    return tube.partitions(matching, required=still, max_age_s=max_age_s, announced=False)
-
-
-def _planned(
-    pieces: list[Slice],
-    options: SourceOptions,
-    tube: Tube | None,
-    marks: Mapping[Partition, int],
-) -> list[InputPartition]:
-    if options.min_partitions is not None:
-        pieces = split(pieces, options.min_partitions)
-    return [
-        RangePartition(piece, tube.address(piece.partition) if tube else None, marks.get(piece.partition))
-        for piece in pieces
-    ]
-
-
-def _read(options: SourceOptions, partition: InputPartition, client: Client | None) -> Iterator[pa.RecordBatch]:
-    """The rows of one task."""
-    if not isinstance(partition, RangePartition):
-        return  # Spark's own stand-in for a batch without partitions
-    from penstock.spark.arrow import record_batches
-
-    batches = read_messages(options, partition, client)
-    yield from record_batches(partition.piece.partition, batches, options.columns)
-
-
-def read_messages(options: SourceOptions, partition: InputPartition, client: Client | None = None) -> Iterator[Batch]:
-    """The messages of one task, as they came. Runs in an executor: everything it needs is made here."""
-    if not isinstance(partition, RangePartition):
-        return
-    with Tube.of(options, client=client) as tube:
-        yield from tube.read(
-            partition.piece,
-            address=partition.address,
-            fail_on_data_loss=options.fail_on_data_loss,
-            mark=partition.mark,
-        )

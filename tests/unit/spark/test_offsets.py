@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, DataLossError
@@ -175,12 +175,23 @@ def test_slices_are_what_lies_between() -> None:
         slices({}, {A0: 28})
 
 
-@given(st.dictionaries(partitions, st.tuples(positions, positions), min_size=1), st.integers(1, 12))
-def test_a_split_covers_the_same_ranges(ranges: dict[Partition, tuple[int, int]], minimum: int) -> None:
+@given(
+    st.dictionaries(partitions, st.tuples(positions, positions), min_size=1),
+    st.integers(1, 12),
+    st.none() | st.integers(10, 10**6),
+)
+def test_a_split_covers_the_same_ranges(
+    ranges: dict[Partition, tuple[int, int]], minimum: int, most: int | None
+) -> None:
     whole = [Slice(p, min(pair), max(pair)) for p, pair in sorted(ranges.items()) if pair[0] != pair[1]]
-    pieces = split(whole, minimum)
+    assume(most is None or sum(piece.end - piece.start for piece in whole) < 28 * 1000 * most)  # pieces are objects
+    pieces = split(whole, minimum, most)
     records = sum((piece.end - piece.start) // INDEX_RECORD_BYTES for piece in whole)
-    assert len(pieces) == max(len(whole), min(minimum, records))
+    assert len(pieces) >= max(len(whole), min(minimum, records))
+    if most is None:
+        assert len(pieces) == max(len(whole), min(minimum, records))
+    else:
+        assert all(piece.end - piece.start <= INDEX_RECORD_BYTES * most for piece in pieces)
     assert all(piece.start < piece.end and piece.start % INDEX_RECORD_BYTES == 0 for piece in pieces)
     joined: list[Slice] = []
     for piece in pieces:

@@ -90,7 +90,13 @@ def test_topics_are_trimmed_and_not_repeated() -> None:
         ({"startingofsets": "latest"}, "startingofsets", "did you mean startingOffsets?"),
         ({"tubemq.timeout": "5"}, "tubemq.timeout", "did you mean tubemq.timeoutMs?"),
         ({"zzz": "5"}, "zzz", "Known options: tubemq.master,"),
-        ({"minoffsetspertrigger": "5"}, "minOffsetsPerTrigger", "not supported by the tubemq source"),
+        ({"fetchoffset.numretries": "5"}, "fetchOffset.numRetries", "not supported by the tubemq source"),
+        ({"minOffsetsPerTrigger": "0"}, "minOffsetsPerTrigger", "'0' is not a number above 0"),
+        ({"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, "minOffsetsPerTrigger", "more than max"),
+        ({"minOffsetsPerTrigger": "5", "maxTriggerDelay": "soon"}, "maxTriggerDelay", "'soon' is not a time above 0"),
+        ({"minOffsetsPerTrigger": "5", "maxTriggerDelay": "0s"}, "maxTriggerDelay", "'0s' is not a time above 0"),
+        ({"maxTriggerDelay": "5s"}, "maxTriggerDelay", "without minOffsetsPerTrigger"),
+        ({"maxRecordsPerPartition": "none"}, "maxRecordsPerPartition", "'none' is not a number above 0"),
         ({"subscribePattern": "b.*"}, "subscribe", "subscribe and subscribePattern are set"),
         ({"subscribe": None, "subscribePattern": "b("}, "subscribePattern", "is not a regular expression"),
         ({"columns": "value,ofset"}, "columns", "'ofset' is not a column"),
@@ -145,7 +151,7 @@ KAFKA = {
     "startingOffsetsByTimestamp": True, "startingOffsets": True, "startingOffsetsByTimestampStrategy": True,
     "endingTimestamp": True, "endingOffsetsByTimestamp": True, "endingOffsets": True, "failOnDataLoss": True,
     "maxOffsetsPerTrigger": True, "minPartitions": True, "groupIdPrefix": True, "includeHeaders": True,
-    "minOffsetsPerTrigger": False, "maxTriggerDelay": False, "maxRecordsPerPartition": False,
+    "minOffsetsPerTrigger": True, "maxTriggerDelay": True, "maxRecordsPerPartition": True,
     "fetchOffset.numRetries": False, "fetchOffset.retryIntervalMs": False, "kafkaConsumer.pollTimeoutMs": False,
 }  # fmt: skip
 """Every option of Spark's Kafka source (4.2), and whether ours has it; else it must say what to do instead."""
@@ -183,3 +189,12 @@ def test_columns_in_their_order() -> None:
 
 def test_the_tables_do_not_overlap() -> None:
     assert not {name.lower() for name in OPTIONS} & {name.lower() for name in UNSUPPORTED}
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"), [("1500", 1500), ("250ms", 250), (" 30 S", 30_000), ("15m", 900_000), ("2h", 7_200_000)]
+)
+def test_delays_are_written_as_sparks(text: str, ms: int) -> None:
+    options = SourceOptions.parse(BASE | {"minOffsetsPerTrigger": "5", "maxTriggerDelay": text})
+    assert (options.min_messages, options.max_delay_ms) == (5, ms)
+    assert SourceOptions.parse(BASE | {"minOffsetsPerTrigger": "5"}).max_delay_ms == 900_000

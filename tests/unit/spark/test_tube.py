@@ -13,12 +13,9 @@ from penstock.errors import ConfigError, DataLossError
 from penstock.spark import tube
 from penstock.spark.cluster import count_rows
 from penstock.spark.options import SourceOptions
-from penstock.spark.tube import (
-    RangePartition,
-    TubeDataSource,
-    TubeReader,
-    TubeStreamReader,
-)
+from penstock.spark.triggers import Patience
+from penstock.spark.tube import TubeDataSource, TubeReader, TubeStreamReader
+from penstock.spark.tube_tasks import RangePartition
 from tests.unit.spark.fake_tube import FIRST_MS, FakeBroker, FakeTube
 
 BASE = {"tubemq.master": "127.0.0.1:8715", "subscribe": "a", "tubemq.timeoutMs": "1"}
@@ -209,6 +206,45 @@ def test_a_limit_counts_own_messages_of_each_partition(fake: FakeTube, broker: F
     assert sorted(value for _, read in batches for value in read) == sorted(value for _, value in broker.logs["a"])
     assert [sum(int(value) % 4 == 3 for value in read) for _, read in batches] == [2] * 5
     assert isinstance(stream(fake).getDefaultReadLimit(), ReadAllAvailable)
+
+
+def test_a_batch_waits_for_enough_messages_or_long_enough(fake: FakeTube, broker: FakeBroker) -> None:
+    now = 0.0
+    append(broker, 0)
+    reader = stream(fake, minOffsetsPerTrigger="3", maxOffsetsPerTrigger="4", maxTriggerDelay="10s")
+    assert reader._patience is not None
+    reader._patience = Patience(3, 10.0, lambda: now)
+    start, limit = reader.initialOffset(), reader.getDefaultReadLimit()
+    [(end, _)] = drain(reader, start, limit)  # the first one does not wait
+    append(broker, 0, 1)
+    assert drain(reader, end, limit) == []
+    assert reader.latestOffset(end, limit) == end
+    append(broker, 1, 1, 0)
+    [(end, read)] = drain(reader, end, limit)
+    assert len(read) == 4  # and what is left over waits again
+    now = 10.0
+    [(end, read)] = drain(reader, end, limit)
+    assert len(read) == 1
+    append(broker, 0)
+    assert drain(reader, end, limit) == []
+    # What is available now is taken, however little.
+    ended = stream(fake, minOffsetsPerTrigger="3")
+    ended.prepareForTriggerAvailableNow()
+    assert [len(read) for _, read in drain(ended, end, ReadAllAvailable())] == [1]
+    pickle.loads(pickle.dumps(ended))
+
+
+def test_tasks_hold_no_more_than_is_allowed(fake: FakeTube, broker: FakeBroker) -> None:
+    append(broker, *[0] * 25)
+    reader = batch(fake, maxRecordsPerPartition="10")
+    parts = reader.partitions()
+    ranges = [part.piece for part in parts if isinstance(part, RangePartition)]
+    assert [(piece.start // 28, piece.end // 28) for piece in ranges if not piece.partition.partition] == [
+        (0, 8),
+        (8, 16),
+        (16, 25),
+    ]
+    assert values(reader, parts) == [b"%d" % number for number in range(25)]
 
 
 def test_the_same_range_is_the_same_rows_on_another_reader(fake: FakeTube, broker: FakeBroker) -> None:

@@ -1,0 +1,117 @@
+"""Streams at 1,000 messages a second: from the producer into ``foreachBatch``, and what a micro-batch costs by itself.
+
+The time of a message ends when its row is in the driver's hands. A Kafka record says when it was sent by its timestamp,
+ours by its body. Spark's own rate source beside them shows what of a micro-batch is Spark's.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from benchmarks.figures import Figure, Settings
+from penstock.spark.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from benchmarks.kafka_peer.broker import KafkaPeer
+
+__all__ = ["Steady", "from_kafka", "from_tube", "rate", "streams"]
+
+RATE = 1_000
+WARM_S = 4.0
+"""Not measured: the first micro-batches compile."""
+LEAST_S = 6.0
+DRAIN_S = 1.0
+"""What was sent last arrives."""
+START_S = 60.0
+
+
+class Steady(NamedTuple):
+    """A source that gets ``RATE`` messages a second while ``feed`` runs; ``sent`` is when, in seconds since 1970."""
+
+    format: str
+    options: Mapping[str, str]
+    feed: Sequence[str]
+    sent: str | None
+
+
+def from_tube(masters: str, topic: str, seconds: float, **options: str) -> Steady:
+    """A tube, fed by our producer."""
+    feed = [sys.executable, "-m", "benchmarks.steady", masters, topic, str(RATE), str(seconds)]
+    given = {"tubemq.master": masters, "subscribe": topic, **options}
+    return Steady("tubemq", given, feed, "cast(cast(value AS string) AS double)")
+
+
+def from_kafka(peer: KafkaPeer, address: str, topic: str, seconds: float) -> Steady:
+    """A Kafka broker, fed by its own load generator, which sends at once."""
+    java = str(find_java().home / "bin" / "java")
+    feed = [java, "-Xmx256m", "-cp", f"{peer.broker}/*", "org.apache.kafka.tools.ProducerPerformance"]
+    feed += ["--topic", topic, "--num-records", str(int(RATE * seconds)), "--record-size", "100"]
+    feed += ["--throughput", str(RATE), "--producer-props", f"bootstrap.servers={address}", "linger.ms=0"]
+    given = {"kafka.bootstrap.servers": address, "subscribe": topic}
+    return Steady("kafka", given, feed, "cast(timestamp AS double)")
+
+
+def rate() -> Steady:
+    """Spark's own generator: no server, no Python; it says nothing of when."""
+    return Steady("rate", {"rowsPerSecond": str(RATE), "numPartitions": "2"}, (), None)
+
+
+def streams(settings: Settings, spark: SparkSession, sources: Mapping[str, Steady]) -> list[Figure]:
+    """Latency of a message (ms: p50, p99) and of a micro-batch (ms), the sources in turn."""
+    names = {
+        kind: f"{words}, {RATE:,} messages/s"
+        for kind, words in (("p50", "end to end, p50"), ("p99", "end to end, p99"), ("batch", "a micro-batch, p50"))
+    }
+    figures = {
+        (kind, server): Figure(case, server, "ms")
+        for kind, case in names.items()
+        for server, source in sources.items()
+        if kind == "batch" or source.sent is not None
+    }
+    for _ in range(settings.repeats):
+        for server, source in sources.items():
+            taken, batches = _run(spark, source, max(LEAST_S, settings.seconds))
+            figures["batch", server].runs.append(statistics.median(batches))
+            if source.sent is not None:
+                cuts = statistics.quantiles(taken, n=100)
+                figures["p50", server].runs.append(cuts[49] * 1000)
+                figures["p99", server].runs.append(cuts[98] * 1000)
+    return list(figures.values())
+
+
+def _run(spark: SparkSession, source: Steady, seconds: float) -> tuple[list[float], list[float]]:
+    """Seconds that each message took, and milliseconds of each micro-batch with rows, without the first of them."""
+    taken: list[tuple[float, float]] = []
+
+    def collect(rows: DataFrame, _: int) -> None:
+        found = rows.selectExpr(source.sent or "value").collect()
+        now = time.time()
+        taken.extend((row[0], now - row[0]) for row in found)
+
+    with tempfile.TemporaryDirectory() as folder:
+        stream = spark.readStream.format(source.format).options(**source.options).load()
+        query = stream.writeStream.foreachBatch(collect).option("checkpointLocation", folder).start()
+        feed = subprocess.Popen(source.feed, stdout=subprocess.DEVNULL) if source.feed else None
+        try:
+            deadline = time.monotonic() + START_S
+            while not taken:  # the query and the producer are starting
+                if time.monotonic() > deadline or not query.isActive:
+                    raise SystemExit(f"no row of {source.format} came: {query.exception()}")
+                time.sleep(0.05)
+            began = time.time() + WARM_S
+            time.sleep(WARM_S + seconds + DRAIN_S)
+        finally:
+            if feed is not None:
+                feed.kill()
+                feed.wait()
+            query.stop()
+        batches = [float(p.durationMs["triggerExecution"]) for p in query.recentProgress if p.numInputRows]
+    return [took for sent, took in taken if began <= sent < began + seconds], batches[len(batches) // 3 :]

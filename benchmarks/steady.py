@@ -1,0 +1,32 @@
+"""``python -m benchmarks.steady MASTERS TOPIC RATE SECONDS``: a producer at a steady rate; each message says when."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+
+import uvloop
+
+from penstock.tube.producer import Producer
+
+__all__ = ["steady"]
+
+TURN_S = 0.01
+"""Messages leave in groups, a hundred a second."""
+
+
+async def steady(masters: str, topic: str, rate: float, seconds: float) -> None:
+    """Send for ``seconds``; a body is the time in seconds since 1970, as text."""
+    started, sent = time.monotonic(), 0
+    async with Producer(masters) as producer, asyncio.TaskGroup() as group:
+        while (passed := time.monotonic() - started) < seconds:
+            due = int(passed * rate)
+            for _ in range(due - sent):
+                group.create_task(producer.send(topic, b"%.6f" % time.time()))
+            sent = due
+            await asyncio.sleep(TURN_S)
+
+
+if __name__ == "__main__":
+    uvloop.run(steady(sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])))
