@@ -125,6 +125,77 @@ async def test_retained_no_local_and_takeover(broker: tuple[MqttServer, str, int
     assert server.stats.connections_opened == 2
 
 
+async def test_names_that_are_not_ascii(broker: tuple[MqttServer, str, int]) -> None:
+    """Topics, filters, wills and client identifiers in any script, also beyond the basic plane, byte for byte."""
+    _, host, port = broker
+    topics = ["Tøpic/日本語", "Tøpic/Ünïcode 🚰", "トピック/C", "/Тема/\u0301"]
+
+    def run() -> None:
+        subscriber = Paho(host, port, "абонент-🚰")
+        for topic_filter in ("Tøpic/+", "トピック/#", "/Тема/\u0301"):
+            subscriber.subscribe(topic_filter, 2)
+        publisher = Paho(host, port, "издатель")
+        for topic in topics:
+            publisher.client.publish(topic, topic, qos=2, retain=True)
+        assert [(m.topic, m.payload.decode()) for m in subscriber.wait_for(4)] == [(t, t) for t in topics]
+        late = Paho(host, port, "опоздавший")
+        late.subscribe("Tøpic/#", 1)
+        assert sorted((m.topic, m.retain) for m in late.wait_for(2)) == sorted((t, True) for t in topics[:2])
+        for each in (subscriber, publisher, late):
+            each.stop()
+
+    await asyncio.to_thread(run)
+
+
+async def test_overlapping_subscriptions_give_one_copy_with_all_identifiers(
+    broker: tuple[MqttServer, str, int],
+) -> None:
+    _, host, port = broker
+
+    def run() -> None:
+        client = Paho(host, port, "overlap")
+        for number, (topic_filter, qos) in enumerate((("TopicA/#", 2), ("TopicA/+", 1), ("TopicA/C", 0)), 1):
+            properties: Any = Properties(PacketTypes.SUBSCRIBE)  # type: ignore[no-untyped-call]
+            properties.SubscriptionIdentifier = number
+            client.subscribed.clear()
+            client.client.subscribe(topic_filter, options=SubscribeOptions(qos), properties=properties)
+            assert client.subscribed.wait(DEADLINE_S)
+        client.client.publish("TopicA/C", "over", qos=2)
+        client.client.publish("TopicA/C", "end", qos=2)
+        first, last = client.wait_for(2)
+        assert (first.payload, last.payload, first.qos) == (b"over", b"end", 2)
+        properties = first.properties
+        assert sorted(properties.SubscriptionIdentifier) == [1, 2, 3]
+        client.stop()
+
+    await asyncio.to_thread(run)
+
+
+async def test_server_keep_alive(broker: tuple[MqttServer, str, int]) -> None:
+    """A longer one is lowered, and the client told; a shorter one stays."""
+    _, host, port = broker
+
+    def run() -> list[int | None]:
+        told: list[int | None] = []
+        for keep_alive in (120, 60, 5):
+            client = paho.Client(CallbackAPIVersion.VERSION2, f"k{keep_alive}", protocol=paho.MQTTv5)
+            answered = threading.Event()
+
+            def on_connect(*given: Any, answered: threading.Event = answered) -> None:
+                told.append(getattr(given[4], "ServerKeepAlive", None))
+                answered.set()
+
+            client.on_connect = on_connect
+            client.connect(host, port, keepalive=keep_alive)
+            client.loop_start()
+            assert answered.wait(DEADLINE_S)
+            client.disconnect()
+            client.loop_stop()
+        return told
+
+    assert await asyncio.to_thread(run) == [60, None, None]
+
+
 async def test_session_is_resumed(broker: tuple[MqttServer, str, int]) -> None:
     _, host, port = broker
 

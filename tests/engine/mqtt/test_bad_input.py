@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties as Properties5
 
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import (
@@ -85,6 +87,98 @@ def test_256_megabytes_announced_and_nothing_sent() -> None:
     assert stranger.take() == []
     assert stranger.closed
     assert others_go_on(bench)
+
+
+def property_bytes(identifier: int, kind: str) -> bytes:
+    """A property with a value that would be good where it belongs."""
+    if "Byte" in kind and "Integer" not in kind:
+        value = b"\x01"
+    elif kind == "Variable Byte Integer":
+        value = b"\x05"
+    else:
+        value = {
+            "Two Byte Integer": b"\x00\x05",
+            "Four Byte Integer": b"\x00\x00\x10\x00",
+            "Binary Data": text(b"x"),
+            "UTF-8 Encoded String": text(b"x"),
+            "UTF-8 String Pair": text(b"x") + text(b"y"),
+        }[kind]
+    return bytes((identifier,)) + value
+
+
+def with_property(packet_type: int, prop: bytes) -> bytes:
+    """A packet of a client that would be good but for ``prop``."""
+    block = encode_varint(len(prop)) + prop
+    connect = text(b"MQTT") + b"\x05"
+    bodies = {
+        PacketTypes.CONNECT: connect + b"\x02\x00\x00" + block + text(b"c"),
+        PacketTypes.WILLMESSAGE: connect + b"\x06\x00\x00\x00" + text(b"c") + block + text(b"w") + text(b""),
+        PacketTypes.PUBLISH: text(b"a") + block,
+        PacketTypes.SUBSCRIBE: b"\x00\x01" + block + text(b"a") + b"\x00",
+        PacketTypes.UNSUBSCRIBE: b"\x00\x01" + block + text(b"a"),
+        PacketTypes.DISCONNECT: b"\x00" + block,
+        PacketTypes.AUTH: b"\x19" + block,
+    }
+    body = bodies.get(packet_type, b"\x00\x01\x00" + block)
+    flags = 2 if packet_type in (PacketTypes.SUBSCRIBE, PacketTypes.UNSUBSCRIBE, PacketTypes.PUBREL) else 0
+    first = PacketTypes.CONNECT if packet_type == PacketTypes.WILLMESSAGE else packet_type
+    return bytes((first << 4 | flags,)) + encode_varint(len(body)) + body
+
+
+THEIRS = Properties5(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+"""Another implementation's table of properties: which packets may carry which."""
+CLIENTS_PACKETS = {
+    name: getattr(PacketTypes, name)
+    for name in (
+        "CONNECT WILLMESSAGE PUBLISH PUBACK PUBREC PUBREL PUBCOMP SUBSCRIBE UNSUBSCRIBE DISCONNECT AUTH".split()  # noqa: SIM905
+    )
+}
+
+
+@pytest.mark.parametrize("name", CLIENTS_PACKETS)
+def test_every_property_in_the_wrong_packet_and_in_the_right_one_twice(name: str) -> None:
+    """The connection ends with what is malformed (0x81) or against the protocol (0x82); nothing is taken over."""
+    packet_type = CLIENTS_PACKETS[name]
+    first = packet_type in (PacketTypes.CONNECT, PacketTypes.WILLMESSAGE)
+    good = with_property(packet_type, property_bytes(THEIRS.names["User Property"], "UTF-8 String Pair"))
+    bench = Bench()
+    peer = bench.open() if first else bench.connect("c")
+    answers = peer.send_bytes(good).take()
+    refusals = [p for p in answers if isinstance(p, ConnAck | Disconnect) and p.reason_code >= 0x80]
+    # AUTH is good only after a CONNECT with a method; of the others it is the property that is wrong below.
+    assert len(refusals) == (packet_type == PacketTypes.AUTH)
+    wrong = 0
+    for identifier, (kind, carriers) in THEIRS.properties.items():
+        prop = property_bytes(identifier, THEIRS.types[kind])
+        repeats = identifier == THEIRS.names["User Property"]
+        if packet_type in carriers:
+            if repeats:
+                continue
+            prop += prop
+        wrong += 1
+        bench = Bench()
+        watcher = bench.connect("w")
+        watcher.subscribe("#")
+        peer = bench.open() if first else bench.connect("c")
+        assert code(peer.send_bytes(with_property(packet_type, prop))) in (0x81, 0x82), (name, identifier)
+        assert watcher.take() == []
+        assert others_go_on(bench)
+    assert wrong == 26, "all but user properties"
+
+
+def test_a_response_topic_that_the_publisher_may_not_use_is_left_to_who_answers() -> None:
+    """It is only text for the broker; who publishes the response needs the right to do so."""
+    bench = Bench(access=Gate(("ann", "publish", "secret"), ("bob", "publish", "secret")))
+    responder = bench.connect("r", username="bob")
+    responder.subscribe("a")
+    properties = Properties(response_topic="secret", correlation_data=b"1")
+    asking = bench.connect("c", username="ann").send(Publish("a", b"", 1, packet_id=1, properties=properties))
+    assert asking.only() == PubAck(1)
+    (request,) = responder.publishes()
+    assert request.properties.response_topic == "secret"
+    (answer,) = responder.send(Publish("secret", b"", 1, packet_id=1)).take()
+    assert isinstance(answer, PubAck)
+    assert answer.reason_code == 0x87
 
 
 def test_topics_at_their_limits() -> None:
