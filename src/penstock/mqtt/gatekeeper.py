@@ -169,13 +169,15 @@ class Gatekeeper:
         assert isinstance(principal, Client)
         permissions = principal.permissions
         if permissions is None:
-            return True
+            return action is not Action.OVERHEAR
         if action is Action.PUBLISH:
             return permissions.may_publish(topic)
         if action is Action.SUBSCRIBE:
             return permissions.may_subscribe(topic)
         if action is Action.RECEIVE:
             return topic.startswith(self._node_topics) or permissions.may_receive(topic)
+        if action is Action.OVERHEAR:
+            return permissions.may_overhear(topic)
         return permissions.may_pass_first(topic)
 
     # After a reload

@@ -36,7 +36,7 @@ class Trusted:
         answer(Granted(self.part), now)
 
     def allowed(self, principal: Principal, action: Action, topic: str, qos: int, *, retain: bool) -> bool:  # noqa: ARG002
-        return True
+        return action is not Action.OVERHEAR
 
 
 class InsideServer(Protocol):

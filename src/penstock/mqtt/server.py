@@ -235,6 +235,10 @@ class MqttServer:
         """
         return self._broker.deliver(client_id, message, self.now())
 
+    def overhear(self, client_id: str, message: Publish) -> None:
+        """Give what a service and the client say to each other to those who subscribe to it and may overhear it."""
+        self._broker.overhear(client_id, message, self.now())
+
     def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:
         """End that client's network connection with DISCONNECT; nothing where it has none."""
         self._broker.disconnect(client_id, reason_code, self.now(), reason_string)

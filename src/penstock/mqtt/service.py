@@ -231,6 +231,10 @@ class Outlet(Protocol):
         """Put ``message`` straight into that client's session; False where there is no such session."""
         ...
 
+    def overhear(self, client_id: str, message: Publish) -> None:
+        """Give what the service and the client say to each other to those who subscribe to it and may overhear it."""
+        ...
+
     def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:
         """End the client's network connection with that reason code."""
         ...

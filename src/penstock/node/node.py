@@ -100,6 +100,7 @@ class Node:
         self.security = NodeSecurity(config)
         self.metrics = Metrics()
         self._parts = AsyncExitStack()
+        self._store: StateStoreService | None = None
         self._state = "starting"
         self._started = time.time()
         self._failures: list[Callable[[], str | None]] = []
@@ -127,7 +128,10 @@ class Node:
 
     def reload(self, read: Callable[[], NodeConfig]) -> bool:
         """Go by the configuration and the files it names as they are now; False where that cannot be."""
-        return self.security.reload(read)
+        done = self.security.reload(read)
+        if self._store is not None:
+            self._store.policies_changed()
+        return done
 
     async def start(self) -> Ready:
         """Start every part; returns when all of them are ready.
@@ -286,10 +290,11 @@ class Node:
             directory.statestore,
             self.config.durability,
             options=self.config.statestore.options(strict_read=self.config.security.strict_read),
-            policy=StorePolicy() if self.security.enforced else None,
+            policy=StorePolicy(self.security) if self.security.enforced else None,
             capture=capture,
         )
         await store.start(server)
+        self._store = store
         self._parts.push_async_callback(store.close)
         self._failures.append(lambda: None if store.failure is None else f"statestore: {store.failure.what}")
         self.metrics.add("statestore", lambda: _store_figures(store), gauges=_STORE_GAUGES)

@@ -89,6 +89,12 @@ class NodeSecurity:
         return any(keeper is not None for keeper in self._keepers.values())
 
     @property
+    def overheard(self) -> bool:
+        """Whether the policies let anybody read what the state store and others say to each other."""
+        policy = self.rulebook.policy
+        return policy is not None and policy.overheard
+
+    @property
     def open_to_all(self) -> frozenset[str]:
         """Names of the listeners where nobody is asked who they are and everything is allowed."""
         return frozenset(
@@ -248,6 +254,14 @@ class StorePolicy:
 
     Nothing is to the will of a client that did not come back after a restart: it is not known any more who that was.
     """
+
+    def __init__(self, security: NodeSecurity) -> None:
+        self._security = security
+
+    @property
+    def overheard(self) -> bool:
+        """Whether anybody may read what the store and others say to each other."""
+        return self._security.overheard
 
     def may_access(self, context: Context, access: Access, key: bytes) -> bool:
         """Whether the requester may do all of that with the key."""

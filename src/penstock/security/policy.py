@@ -26,7 +26,7 @@ SHARED_KEPT: Final = 1024
 class Grants:
     """What one rule allows. Every list is a list of alternatives; an empty one allows nothing."""
 
-    __slots__ = ("connect", "high_priority", "publish", "read", "subscribe", "write")
+    __slots__ = ("connect", "high_priority", "overhear", "publish", "read", "subscribe", "write")
 
     def __init__(self) -> None:
         self.connect: list[Glob] = []
@@ -35,6 +35,8 @@ class Grants:
         self.subscribe: list[TopicPattern] = []
         self.high_priority: list[TopicPattern] = []
         """Topics on which ``$high_priority`` counts."""
+        self.overhear: list[TopicPattern] = []
+        """Topics on which what the state store and others say to each other may be read too."""
         self.read: list[Glob] = []
         """Keys of the state store, as are those of ``write``."""
         self.write: list[Glob] = []
@@ -108,6 +110,7 @@ class Permissions:
     __slots__ = (
         "_connect",
         "_high_priority",
+        "_overhear",
         "_publish",
         "_published",
         "_read",
@@ -123,6 +126,7 @@ class Permissions:
         self._publish = _topics([g.publish for g in grants], principal)
         self._subscribe = _topics([g.subscribe for g in grants], principal)
         self._high_priority = _topics([g.high_priority for g in grants], principal)
+        self._overhear = _topics([g.overhear for g in grants], principal)
         self._read = _globs([g.read for g in grants], principal)
         self._write = _globs([g.write for g in grants], principal)
         self._published: dict[str, bool] = {}
@@ -167,6 +171,11 @@ class Permissions:
         levels = topic.split("/")
         return any(allowed.matches(levels) for allowed in self._high_priority)
 
+    def may_overhear(self, topic: str) -> bool:
+        """Whether what the state store and others say to each other on this topic comes to its subscriptions."""
+        levels = topic.split("/")
+        return any(allowed.matches(levels) for allowed in self._overhear)
+
     def may_read(self, key: bytes) -> bool:
         """This key of the state store: GET, KEYNOTIFY, SCAN."""
         return self._key(self._reads, self._read, key)
@@ -199,6 +208,11 @@ class Policy:
         self._users = dict(users or {})
         self._certificates = dict(certificates or {})
         self._shared: dict[tuple[int, ...], Permissions] = {}
+
+    @property
+    def overheard(self) -> bool:
+        """Whether any rule lets somebody overhear others."""
+        return any(rule.grants.overhear for rule in self._rules)
 
     def describe(self, principal: Principal) -> Principal:
         """The principal with the groups and attributes that the file gives to its user and certificate."""

@@ -1,8 +1,8 @@
 """The policy file: rules as YAML, in the shape of Azure IoT Operations' BrokerAuthorization, checked with positions.
 
 ``rules`` of that resource work here as they are. Beyond it: ``groups`` and ``certificates`` as principals, patterns in
-place of plain names, the method ``HighPriority``, the short placeholders ``{clientId}`` and ``{user}``, and ``users``
-and ``certificates``, which say to which groups a user belongs and which attributes it has.
+place of plain names, the methods ``HighPriority`` and ``Overhear``, the short placeholders ``{clientId}`` and
+``{user}``, and ``users`` and ``certificates``, which say to which groups a user belongs and which attributes it has.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ GlobText = Annotated[
     PlainSerializer(lambda glob: glob.text, return_type=str),
 ]
 BrokerMethod = Annotated[
-    Literal["Connect", "Publish", "Subscribe", "HighPriority"],
-    _spelled("Connect", "Publish", "Subscribe", "HighPriority"),
+    Literal["Connect", "Publish", "Subscribe", "HighPriority", "Overhear"],
+    _spelled("Connect", "Publish", "Subscribe", "HighPriority", "Overhear"),
 ]
 StoreMethod = Annotated[Literal["Read", "Write", "ReadWrite"], _spelled("Read", "Write", "ReadWrite")]
 KeyType = Annotated[Literal["Pattern", "String", "Binary"], _spelled("Pattern", "String", "Binary")]
@@ -111,7 +111,7 @@ class BrokerResource(_Part):
         default_factory=list, description="Connect: with these client identifiers, default: any"
     )
     topics: list[TopicText] = Field(
-        default_factory=list, description="Publish, Subscribe: topic filters; HighPriority: default any"
+        default_factory=list, description="Publish, Subscribe: topic filters; HighPriority, Overhear: default any"
     )
     exceptTopics: list[TopicText] = Field(  # noqa: N815
         default_factory=list, description="topic filters that are left out of `topics`, without placeholders"
@@ -139,6 +139,8 @@ class BrokerResource(_Part):
             grants.publish += patterns
         elif self.method == "Subscribe":
             grants.subscribe += patterns
+        elif self.method == "Overhear":
+            grants.overhear += patterns
         else:
             grants.high_priority += patterns
 

@@ -185,6 +185,9 @@ class Attachment:
         self._send(message, client_id)
         return True
 
+    def overhear(self, client_id: str, message: Publish) -> None:
+        """Nothing: the broker decides who sees what."""
+
     def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:
         """Say why a request was not carried out: only the broker could end the connection."""
         _log.warning("not carried out client=%r reason=0x%02x: %s", client_id, reason_code, reason_string)

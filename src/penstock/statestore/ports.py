@@ -45,6 +45,11 @@ class Stats:
 class Policy(Protocol):
     """What the node's policies say of the clients of the store; every method is called on the packet path."""
 
+    @property
+    def overheard(self) -> bool:
+        """Whether anybody may read what the store and others say to each other; asked again where policies change."""
+        ...
+
     def may_access(self, context: Context, access: Access, key: bytes) -> bool:
         """Whether the client may do this to the key; of several flags all must be granted."""
         ...

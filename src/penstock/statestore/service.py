@@ -20,8 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from penstock.errors import LocalProtocolError, StorageError
-from penstock.mqtt.codec.packets import Publish
+from penstock.errors import StorageError
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import Inbound, Outlet
 from penstock.runtime.clock import boot_id, boot_ms, steady_clock, wall_clock_ms
@@ -33,13 +32,11 @@ from penstock.statestore.binding import (
     Ask,
     Refusal,
     dialect_named,
-    notification,
     read_request,
     response,
     topic_fits,
 )
 from penstock.statestore.commands import Command, StoreError, Verb, parse_payload
-from penstock.statestore.dialects import Dialect
 from penstock.statestore.engine import Engine
 from penstock.statestore.history import History
 from penstock.statestore.hlc import Hlc
@@ -48,6 +45,7 @@ from penstock.statestore.ports import Capture, Policy, Stats
 from penstock.statestore.prepared import QuickWay
 from penstock.statestore.record import Change
 from penstock.statestore.storage import NODE, Recovered, Storage
+from penstock.statestore.voice import Voice
 from penstock.statestore.waiting import Waiting
 from penstock.statestore.writer import ChangeWriter
 
@@ -128,7 +126,7 @@ class StateStoreService:
             on_failure=self._failed,
         )
         self._asks = (options.persistence.property_name, options.persistence.property_value)
-        self._outlet: Outlet | None = None
+        self._voice = Voice(self.stats)
         self._serving = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -193,10 +191,16 @@ class StateStoreService:
         self.stats.quarantined = len(recovered.quarantined)
         for name in recovered.quarantined:
             _log.error("quarantined path=%s name=%s: checksum does not match", self._storage.path, name)
-        self._outlet = self._quick.outlet = outlet
+        self._voice.outlet = self._quick.outlet = outlet
         self._writer.start(recovered.records)
-        self._serving = self._quick.serving = True
+        self._serving = True
+        self.policies_changed()
         self.wake()
+
+    def policies_changed(self) -> None:
+        """Ask the policies anew whether anybody may overhear; then nothing goes the quick way, which tells nobody."""
+        self._voice.overheard = self._policy is not None and self._policy.overheard
+        self._quick.serving = self._serving and not self._voice.overheard
 
     def _keep_time(self, recovered: Recovered) -> None:
         """Go on with the clock that the stored expiry instants were measured on, if the machine has run since.
@@ -238,7 +242,7 @@ class StateStoreService:
             self._timer.cancel()
             self._timer = None
         await self._writer.close()
-        self._outlet = self._quick.outlet = None
+        self._voice.outlet = self._quick.outlet = None
         await asyncio.to_thread(self._storage.close)
 
     def receive(self, message: Inbound) -> None:
@@ -247,6 +251,7 @@ class StateStoreService:
         if not self._serving:
             message.settle(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "the state store is not running")
             return
+        self._voice.hear(message.client_id, message.publish)
         now_ms = self._clock()
         ask = read_request(
             message.publish,
@@ -367,12 +372,12 @@ class StateStoreService:
         """Settle the request and send its answer; the service's own, once what the answer shows is committed."""
         if isinstance(ask, Refusal):
             message.settle(ask.reason_code, ask.reason)
-            self._send(message.client_id, ask.response)
+            self._voice.answer(message.client_id, ask.response)
         elif answer is not None:
             message.settle()
-            self._send(message.client_id, response(ask, answer, self._clock()))
+            self._voice.answer(message.client_id, response(ask, answer, self._clock()))
             for change in answer.missed:
-                self._tell(message.client_id, ask.dialect, change)
+                self._voice.tell(message.client_id, ask.dialect, change)
 
     def fail(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None) -> None:
         """As :meth:`release`, where nothing will be committed any more."""
@@ -389,37 +394,14 @@ class StateStoreService:
         else:
             self._answer(message, refusal, None, 0)
 
-    def _send(self, client_id: str, message: Publish | None) -> None:
-        """Answer the requester on its response topic, as the store: No Local must not keep it from the client."""
-        if message is None or self._outlet is None:
-            return
-        try:
-            heard = self._outlet.respond(client_id, message)
-        except LocalProtocolError as error:
-            self.stats.unanswered += 1
-            _log.warning("no answer on topic=%r: %s", message.topic, error)
-        else:
-            if heard:
-                self.stats.responses += 1
-            else:
-                self.stats.unanswered += 1
-
     def _notify(self, changes: Sequence[Change]) -> None:
-        if self._outlet is None or self.failure is not None:
+        if self._voice.outlet is None or self.failure is not None:
             return
         for change in changes:
             for client_id, dialect in change.observers:
                 # One that has gone or stopped meanwhile must not find old news in its session.
                 if self._engine.observes(client_id, change.key):
-                    self._tell(client_id, dialect, change)
-
-    def _tell(self, client_id: str, dialect: Dialect, change: Change) -> None:
-        if self._outlet is None or not topic_fits(client_id, change.key):
-            self.stats.undelivered += 1
-            return
-        self.stats.notifications += 1
-        if not self._outlet.deliver(client_id, notification(change, client_id, dialect)):
-            self.stats.undelivered += 1
+                    self._voice.tell(client_id, dialect, change)
 
 
 class _Later:

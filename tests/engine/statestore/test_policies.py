@@ -6,6 +6,7 @@ from pathlib import Path
 
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.statestore.answer import Context
+from penstock.statestore.binding import INVOKE
 from penstock.statestore.commands import Access
 from tests.engine.statestore import FakeOutlet, ManualClock, Peer, open_service
 
@@ -15,6 +16,7 @@ class Rules:
 
     def __init__(self, granted: Access) -> None:
         self.granted = granted
+        self.overheard = False
         self.asked: list[tuple[str, bytes]] = []
 
     def may_access(self, context: Context, access: Access, key: bytes) -> bool:
@@ -67,4 +69,23 @@ async def test_no_answer_goes_where_the_requester_may_not_publish(tmp_path: Path
     assert "response topic" in reason
     assert service.stats.refused == 1
     assert peer.ask("GET k").payload == b"$-1\r\n"
+    await service.close()
+
+
+async def test_where_somebody_may_overhear_every_message_is_offered(tmp_path: Path) -> None:
+    outlet, clock, rules = FakeOutlet(), ManualClock(), Rules(Access.READ | Access.WRITE)
+    service = await open_service(tmp_path, outlet, clock, policy=rules)
+    peer = Peer(service, outlet, clock)
+    peer.ask("KEYNOTIFY k")
+    peer.ask("SET k v")
+    assert outlet.overheard == []
+    rules.overheard = True
+    service.policies_changed()
+    peer.ask("SET k w")
+    notice = "clients/statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/636C69656E742D696431/command/notify/6B"
+    assert outlet.overheard == [("client-id1", topic) for topic in (INVOKE, peer.response_topic, notice)]
+    rules.overheard = False
+    service.policies_changed()
+    peer.ask("GET k")
+    assert len(outlet.overheard) == 3
     await service.close()

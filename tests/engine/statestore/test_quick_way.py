@@ -40,6 +40,8 @@ _CLIENTS: Final = ("one", "two")
 class _Rules:
     """May do everything but with the key ``secret``; rights of MQTT and answers are as told."""
 
+    overheard = False
+
     def __init__(self) -> None:
         self.answers = True
         self.publishes = True
@@ -87,6 +89,9 @@ class _Outlet:
 
     def deliver(self, client_id: str, message: Publish) -> bool:
         return self._broker.deliver(client_id, message, self.now)
+
+    def overhear(self, client_id: str, message: Publish) -> None:
+        self._broker.overhear(client_id, message, self.now)
 
     def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:
         raise AssertionError((client_id, reason_code, reason_string))

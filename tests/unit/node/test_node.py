@@ -310,3 +310,60 @@ rules:
             assert heard == []
     finally:
         await node.close()
+
+
+OVERHEARD = """
+rules:
+  - principals: {clientIds: ["*"]}
+    brokerResources: [{method: Connect}, {method: Publish, topics: ["#"]}, {method: Subscribe, topics: ["#"]}]
+    stateStoreResources: [{method: ReadWrite, keys: ["*"]}]
+  - principals: {clientIds: [GRANTED]}
+    brokerResources: [{method: Overhear}]
+"""
+
+
+async def test_requests_answers_and_notifications_reach_whom_a_policy_grants_it(tmp_path: Path) -> None:
+    policies = tmp_path / "policies.yaml"
+    policies.write_text(OVERHEARD.replace("GRANTED", "auditor"))
+    settings = config(tmp_path / "data", security=Security(policies=policies))
+    node = Node(settings)
+    ready = await node.start()
+    url = ready.listeners["mqtt"]
+    auditor_heard: list[str] = []
+    other_heard: list[str] = []
+    try:
+        async with (
+            MqttClient(url, client_id="auditor", on_message=lambda m: auditor_heard.append(m.topic)) as auditor,
+            MqttClient(url, client_id="other", on_message=lambda m: other_heard.append(m.topic)) as other,
+            StateStoreClient.connect(url, client_id="app") as store,
+        ):
+            for client in (auditor, other):
+                await client.subscribe("#")
+
+            async def exchange() -> list[str]:
+                """What the auditor hears of one SET and of its notification."""
+                auditor_heard.clear()
+                await store.set("k", "v")
+                await store.set("k", "w")  # alike: would go the quick way
+                await other.publish("end", b"", qos=1)
+                async with asyncio.timeout(10):
+                    while "end" not in auditor_heard or "end" not in other_heard:
+                        await asyncio.sleep(0.001)
+                other_heard.remove("end")
+                auditor_heard.remove("end")
+                return auditor_heard
+
+            async with store.observe("k") as changes:
+                heard = await exchange()
+                ends = ("8/command/invoke", "/command/invoke/response", "/command/notify/6B")
+                assert [sum(topic.endswith(end) for topic in heard) for end in ends] == [2, 2, 2], heard
+                assert (await anext(changes)).value == b"v"
+                policies.write_text(OVERHEARD.replace("GRANTED", "nobody"))
+                assert node.reload(lambda: settings)
+                assert await exchange() == []
+                policies.write_text(OVERHEARD.replace("GRANTED", "auditor"))
+                assert node.reload(lambda: settings)
+                assert len(await exchange()) == 6
+            assert other_heard == []
+    finally:
+        await node.close()

@@ -328,9 +328,10 @@ rules:
     stateStoreResources: [{method: Read, keys: ["a*"]}, {method: Write, keys: ["ab"]}]
 """
     )
-    policy = StorePolicy()
     files = {"policies": str(policies)}
     async with serving(security=files) as (security, bound), MqttClient(*bound["mqtt"], client_id="reader"):
+        policy = StorePolicy(security)
+        assert not policy.overheard
         (session,) = security.server._broker.sessions.values()
         assert session.rights is not None
         context = Context("reader", SDK, principal=session.rights.principal)

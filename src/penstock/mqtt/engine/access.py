@@ -49,6 +49,9 @@ class Action(StrEnum):
     """Be sent a message, live, retained or queued; ``topic`` is a name. A subscription alone does not grant it."""
     HIGH_PRIORITY = "high_priority"
     """Let a message with the user property ``$high_priority`` pass limits that hold back others."""
+    OVERHEAR = "overhear"
+    """Be sent, by its subscriptions, what the node and another client say to each other: requests to an exclusive
+    service, answers, notifications; ``topic`` is a name. Where nobody decides about access nobody may."""
 
 
 class Principal(Protocol):
@@ -200,6 +203,10 @@ class Rights:
     def may_hurry(self, topic: str) -> bool:
         """Whether ``$high_priority`` counts; not remembered."""
         return self._access.allowed(self.principal, Action.HIGH_PRIORITY, topic, 0, retain=False)
+
+    def may_overhear(self, topic: str) -> bool:
+        """Whether the client may have what the node and others say to each other; not remembered."""
+        return self._access.allowed(self.principal, Action.OVERHEAR, topic, 0, retain=False)
 
     def forget(self) -> None:
         """The policies changed."""

@@ -248,6 +248,19 @@ class Broker:
         session.deliver(Message(publish, now), publish.qos, 0, identifiers, now)
         return True
 
+    def overhear(self, client_id: str, publish: Publish, now: int) -> None:
+        """Give what the node and ``client_id`` say to each other to the other sessions that subscribe to it and may.
+
+        For an exclusive service that was told to: nothing else looks for such sessions.
+        """
+        topic = publish.topic
+        message = Message(publish, now)
+        for target in self.router.route(topic).targets:
+            session = target.session
+            rights = session.rights
+            if session.client_id != client_id and rights is not None and rights.may_overhear(topic):
+                session.deliver(message, min(target.qos, publish.qos), 0, target.identifiers, now)
+
     def disconnect(self, client_id: str, reason_code: int, now: int, reason_string: str = "") -> None:
         """End a client's network connection, if it has one."""
         session = self.sessions.get(client_id)
