@@ -39,7 +39,8 @@ def administered(running: Tube, monkeypatch: pytest.MonkeyPatch) -> list[dict[st
         assert address == "127.0.0.1:8081"
         asked.append({"method": method, **parameters})
         answer = running.brokers[1].webapi({"method": method, **parameters})
-        found: list[dict[str, Any]] = asyncio.run_coroutine_threadsafe(answer, loop).result(10)["dataSet"]
+        answered = asyncio.run_coroutine_threadsafe(answer, loop).result(10)
+        found: list[dict[str, Any]] = answered.get("dataSet", [])  # a change has none
         return found
 
     monkeypatch.setattr(web, "call_broker", call_broker)
