@@ -18,6 +18,7 @@ from penstock.errors import DataLossError, RefusedError
 from penstock.pipelines.books.ledger import Ledger
 from penstock.pipelines.books.reconcile import reconcile, source_count
 from penstock.pipelines.model import Pipeline
+from penstock.pipelines.running import driver
 from penstock.pipelines.running import run as running
 from penstock.pipelines.sinks.table import read as read_table
 from penstock.runtime import config
@@ -220,7 +221,7 @@ def test_spark_and_a_pipeline_read_from_apaches_servers(
     spark = penstock.spark.session("interop", "local[2]", conf=conf, log_level="OFF")
     try:
         _spark_job(peer, spark, tmp_path)
-        monkeypatch.setattr(running, "session", lambda *_args, **_options: _Unstopped(spark))
+        monkeypatch.setattr(driver, "session", lambda *_args, **_options: _Unstopped(spark))
         _pipeline(peer, node, spark, tmp_path)
         # What was committed is shown. Spark tells of a batch when it plans the next; here that was another run's.
         deadline = time.monotonic() + 30

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from penstock.pipelines.books.reconcile import reconcile, source_count
 from penstock.pipelines.model.values import REDRIVE, REDRIVE_STEP
-from penstock.pipelines.running import run as running
+from penstock.pipelines.running import driver
 from penstock.pipelines.sinks.table import files
 from penstock.tube.record import Record
 from tests.spark.node import Node
@@ -80,7 +80,7 @@ def message(
 def make(
     spark: SparkSession, node: Node, new_topic: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[str], Setup]]:
-    monkeypatch.setattr(running, "session", lambda *_args, **_options: Shared(spark))
+    monkeypatch.setattr(driver, "session", lambda *_args, **_options: Shared(spark))
     yield lambda text: Setup(node, new_topic(1), tmp_path, text)
     for query in spark.streams.active:
         query.stop()

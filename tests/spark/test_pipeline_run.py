@@ -19,6 +19,7 @@ from penstock.pipelines.books import dead
 from penstock.pipelines.books.reconcile import reconcile, source_count
 from penstock.pipelines.model import Pipeline
 from penstock.pipelines.model.values import REDRIVE, REDRIVE_STEP, lease_key
+from penstock.pipelines.running import driver
 from penstock.pipelines.running import run as running
 from penstock.pipelines.sinks.table import files, read
 from penstock.pipelines.state.replay import begun, plan_replay
@@ -80,7 +81,7 @@ def setup(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Setup]:
-    monkeypatch.setattr(running, "session", lambda *_args, **_options: Shared(spark))
+    monkeypatch.setattr(driver, "session", lambda *_args, **_options: Shared(spark))
     yield Setup(node, new_topic(1), tmp_path, FILE)
     for query in spark.streams.active:
         query.stop()
@@ -344,7 +345,7 @@ def test_a_second_run_waits_and_the_first_is_fenced_off_once_it_took_over(node: 
 def test_a_topic_that_is_not_there_is_told_before_spark_starts(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "session", None)
+    monkeypatch.setattr(driver, "session", None)
     text = FILE.format(name="early", topic="nowhere", master=node.master, broker=node.mqtt, lake=tmp_path)
     with pytest.raises(ConfigError, match="topic 'nowhere' does not exist"):
         running.run(
