@@ -20,6 +20,7 @@ from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.journal import Recovered
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats
 from penstock.mqtt.engine.recovery import restore
+from penstock.mqtt.engine.ways import carry
 from penstock.mqtt.gatekeeper import Certificate, Client
 from penstock.mqtt.inside import InsideLink
 from penstock.mqtt.persistence import Persistence
@@ -28,6 +29,7 @@ from penstock.mqtt.transport.admission import Admission, AdmissionLimits, Admiss
 from penstock.mqtt.transport.link import CLOSE_GRACE_S, Link
 from penstock.mqtt.transport.listener import Listener, ListenerSettings
 from penstock.runtime.clock import wall_clock_ms
+from penstock.runtime.loop import joins_writes
 
 __all__ = ["BrokerLimits", "BrokerStats", "MqttServer"]
 
@@ -63,6 +65,7 @@ class MqttServer:
             report=_log_protocol_error,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._time: Callable[[], float] = _not_started
         self.listeners: list[Listener] = []
         self._links: dict[BrokerConnection, Link] = {}
         self._inside: dict[BrokerConnection, InsideLink] = {}
@@ -71,6 +74,8 @@ class MqttServer:
         self._empty = asyncio.Event()
         self._closing = False
         self._receiving = True
+        self._joins_writes = False
+        """The loop does what :meth:`_flush` is for: what need not be collected goes to the transports."""
 
     # For its owner
 
@@ -91,7 +96,7 @@ class MqttServer:
         Raises:
             StorageError: the sessions cannot be read as a whole; a damaged one alone is put aside.
         """
-        self._loop = asyncio.get_running_loop()
+        self._run_in(asyncio.get_running_loop())
         self.persistence = persistence
         found = await persistence.open(lambda: self._clock() - self.now())
         now = self.now()
@@ -121,7 +126,7 @@ class MqttServer:
             OSError: the address cannot be bound.
             ConfigError: the certificates cannot be used.
         """
-        self._loop = asyncio.get_running_loop()
+        self._run_in(asyncio.get_running_loop())
         listener = Listener(self, settings)
         bound = await listener.start()
         self.listeners.append(listener)
@@ -252,8 +257,7 @@ class MqttServer:
 
     def now(self) -> int:
         """Milliseconds of the loop's clock."""
-        assert self._loop is not None, "the server is started first"
-        return int(self._loop.time() * 1000)
+        return int(self._time() * 1000)
 
     def arrived(self, link: Link) -> None:
         """A connection was accepted; over TLS its handshake is still to come."""
@@ -270,6 +274,8 @@ class MqttServer:
         if not self._closing and self._receiving and (link.vouched_for or not link.anchor):
             connection = self._open(link)
         if connection is not None:
+            if self._joins_writes:
+                connection.sink = link
             self._links[connection] = link
             self._empty.clear()
             self._arm()
@@ -277,11 +283,13 @@ class MqttServer:
 
     def received(self, connection: BrokerConnection, link: Link, data: bytes) -> None:
         """Bytes came in. A failure of ours ends this connection and no other."""
-        assert self._loop is not None
+        now = int(self._time() * 1000)
         try:
-            connection.receive(data, int(self._loop.time() * 1000), self._clock())
-            if connection.holds and not link.held:
-                link.hold()
+            carried = carry(connection, data, now)
+            if carried < len(data):
+                connection.receive(data[carried:], now, self._clock())
+                if connection.holds and not link.held:
+                    link.hold()
         except Exception:
             logger.exception("internal error; closing %r", connection)
             if link.transport is not None:
@@ -307,7 +315,7 @@ class MqttServer:
 
     def open_inside(self, link: InsideLink, name: str, access: Access) -> BrokerConnection | None:
         """A part of the node connects as a client; None when the broker is shutting down."""
-        self._loop = asyncio.get_running_loop()
+        self._run_in(asyncio.get_running_loop())
         connection = None if self._closing else self._broker.open(name, self.now(), access=access)
         if connection is not None:
             self._inside[connection] = link
@@ -330,6 +338,11 @@ class MqttServer:
         return [] if session is None else list(session.subscriptions)
 
     # Inside
+
+    def _run_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._time = loop.time
+        self._joins_writes = joins_writes(loop)
 
     def _wake(self) -> None:
         if self._loop is not None:
@@ -386,6 +399,10 @@ class MqttServer:
         self._timer = None
         self._broker.tick(self.now())
         self._arm()
+
+
+def _not_started() -> float:
+    raise AssertionError("the server is started first")
 
 
 def _log_protocol_error(connection: BrokerConnection, error: RemoteProtocolError) -> None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["freeze_memory", "loop_factory", "loop_name", "run", "tune_process"]
+__all__ = ["freeze_memory", "joins_writes", "loop_factory", "loop_name", "run", "tune_process"]
 
 T = TypeVar("T")
 
@@ -39,6 +39,11 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
         return uvloop.new_event_loop
     return asyncio.new_event_loop
+
+
+def joins_writes(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether the loop's transports collect what is written to them until the end of the turn, and send it as one."""
+    return type(loop).__module__ == "uvloop"
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

@@ -15,6 +15,7 @@ from penstock.mqtt.engine.access import Access
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.engine.ways import carry
 from penstock.mqtt.service import Inbound
 
 __all__ = ["Bench", "Peer", "RecordingService"]
@@ -57,7 +58,9 @@ class Peer:
         return self
 
     def send_bytes(self, data: bytes) -> Peer:
-        self.connection.receive(data, self.bench.now, 1_000_000 + self.bench.now)
+        carried = carry(self.connection, data, self.bench.now)
+        if carried < len(data):
+            self.connection.receive(data[carried:], self.bench.now, 1_000_000 + self.bench.now)
         return self
 
     def take(self) -> list[Packet]:

@@ -35,36 +35,6 @@ def test_a_subscriber_gets_the_figures_of_the_moment_and_then_what_changes() -> 
     assert "$SYS/broker/version" not in changed
 
 
-def test_names_that_dashboards_for_mosquitto_read() -> None:
-    bench = Bench(limits=BrokerLimits(figures_interval_s=10))
-    away = bench.connect("away", expiry=600)
-    away.subscribe(Subscription("a", 1))
-    away.drop()
-    bench.connect("p").send(Publish("a", b"x", 1, packet_id=1))
-    bench.advance(60_000)
-    peer = bench.connect("s")
-    peer.subscribe(Subscription("$SYS/broker/#", 0))
-    shown = figures(peer)
-    expected = {
-        "clients/active": "2",
-        "clients/connected": "2",
-        "clients/inactive": "1",
-        "clients/disconnected": "1",
-        "messages/stored": "1",
-        "store/messages/count": "1",
-        "load/publish/received/1min": "0.63",  # one in the minute since the start: 1 - 1/e
-        "load/publish/received/5min": "0.18",
-        "load/publish/received/15min": "0.06",
-        "load/sockets/1min": "1.90",
-        "load/publish/dropped/1min": "0.00",
-    }
-    assert {name: shown[f"$SYS/broker/{name}"] for name in expected} == expected
-    bench.advance(60_000)
-    assert figures(peer)["$SYS/broker/load/publish/received/1min"] == "0.23", (
-        "nothing more came: a minute later 1/e of it"
-    )
-
-
 @pytest.mark.parametrize("topic_filter", ["$SYS/#", "$share/g/$SYS/#"])
 def test_nothing_runs_when_nobody_is_subscribed(topic_filter: str) -> None:
     bench = Bench()

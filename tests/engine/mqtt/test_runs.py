@@ -195,7 +195,7 @@ def _conversation(bursts: list[tuple[str, str, int, int, tuple[int, ...], int | 
     peers: dict[str, Peer] = {}
     for name, version, maximum in (("p", 5, 4), ("q", 4, None), ("r", 5, 7), ("s", 5, None)):
         peers[name] = peer = bench.connect(name, version=version, receive_maximum=maximum)
-        peer.connection._decoder.runs = runs
+        peer.connection.decoder.runs = runs
     peers["p"].subscribe(Subscription("t", 1, no_local=True))
     peers["q"].send(_subscribe("t"))
     peers["r"].subscribe(Subscription("+", 1), Subscription("$share/g/t", 1), identifier=3)

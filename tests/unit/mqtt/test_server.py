@@ -217,6 +217,16 @@ def test_the_same_on_uvloop() -> None:
         got = [await wire.next() for _ in range(3)]
         assert isinstance(got[1], Publish)
         assert len(got[1].payload) == 1_000_000
+        wire.send(PubAck(got[1].packet_id))
+        other = await (await Wire.open(address)).connect("other")
+        for n in range(1, 10):  # those that are alike do not wait for the end of the turn
+            other.send(Publish("a", bytes((n,)), 1, packet_id=n))
+            assert await other.next() == PubAck(n)
+            delivered = await wire.next()
+            assert isinstance(delivered, Publish)
+            assert delivered.payload == bytes((n,))
+            wire.send(PubAck(delivered.packet_id))
+        await other.close()
         await asyncio.gather(broker.close(), _goodbye(wire))
         await wire.close()
 

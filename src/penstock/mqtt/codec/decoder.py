@@ -92,7 +92,6 @@ class Decoder:
     """
 
     __slots__ = (
-        "_buffered",
         "_largest",
         "_learner",
         "_needed",
@@ -101,6 +100,7 @@ class Decoder:
         "_role",
         "_shape",
         "_topics",
+        "buffered",
         "connect_seen",
         "error",
         "max_packet_size",
@@ -131,7 +131,8 @@ class Decoder:
         self._refused = _REFUSED[role]
         self._topics = topics or TopicNames()
         self._pieces: list[bytes] = []
-        self._buffered = 0
+        self.buffered = 0
+        """Bytes of a packet that is not complete."""
         self._needed = 1
         self._learner: Learner | None = None
         self.runs = False
@@ -158,14 +159,14 @@ class Decoder:
         """
         if self.error is not None:
             raise self.error
-        if self._buffered:
+        if self.buffered:
             self._pieces.append(data)
-            self._buffered += len(data)
-            if self._buffered < self._needed:
+            self.buffered += len(data)
+            if self.buffered < self._needed:
                 return []
             data = b"".join(self._pieces)
             self._pieces.clear()
-            self._buffered = 0
+            self.buffered = 0
         packets: list[Decoded] = []
         try:
             used = self._decode(data, packets)
@@ -177,7 +178,7 @@ class Decoder:
         if used < len(data):
             rest = data[used:] if used else data
             self._pieces.append(rest)
-            self._buffered = len(rest)
+            self.buffered = len(rest)
         return packets
 
     def _decode(self, data: bytes, packets: list[Decoded]) -> int:

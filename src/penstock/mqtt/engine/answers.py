@@ -164,7 +164,7 @@ class Answers(Output):
             self.accept_later(packet_id).settle(0, "")
         else:
             self.out.append((0x40020000 | packet_id).to_bytes(4, "big"))
-            self._stats.answers_sent += 1
+            self.stats.answers_sent += 1
             if not self.dirty:
                 self.mark()
         return self.broker.respond_encoded(session.client_id, message, now)

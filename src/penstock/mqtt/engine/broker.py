@@ -84,7 +84,7 @@ class Broker:
         self._new_client_id = new_client_id
         self.services: list[Service] = []
         self._routes = self.router.routes
-        self._refusing = self.limits.when_queue_full is QueueFull.REFUSE
+        self.refusing = self.limits.when_queue_full is QueueFull.REFUSE
         self.recall: Callable[[str, str], Rights | None] | None = None
         """Asked, where there is somebody to ask, for the rights of a session that a start brought back and nobody has
         resumed: by its owner and its client identifier. None: whoever that was may do nothing any more."""
@@ -193,7 +193,7 @@ class Broker:
         if publish.retain and not self.retained.store(publish.topic, message):
             raise LocalProtocolError("mqtt: no room for another retained message", do="raise max_retained_messages")
         route = self.router.route(publish.topic)
-        self._fan_out(route, message, None, now)
+        self.fan_out(route, message, None, now)
         for service in route.services:
             if not service.exclusive:  # those are asked by clients; an answer must not come back as a question
                 service.receive(Inbound(publish, NODE, now + self.wall_offset))
@@ -293,17 +293,22 @@ class Broker:
             return route.services, route.refusal
         if route.nobody and not publish.retain:
             return route.services, 0 if route.services else ReasonCode.NO_MATCHING_SUBSCRIBERS
-        message = Message(publish, now)
-        given = publish.optional_properties
-        if given is not None and given.user_properties:
-            message.urgent = may_hurry(publish, publisher.rights)
-        if self._refusing and publish.qos and not _has_room(route, message, publisher):
+        message = self.message(publish, publisher, now)
+        if self.refusing and publish.qos and not _has_room(route, message, publisher):
             self.stats.refused_queue_full += 1
             return [], ReasonCode.QUOTA_EXCEEDED
         if publish.retain and not self.retained.store(publish.topic, message):
             return [], ReasonCode.QUOTA_EXCEEDED
-        self._fan_out(route, message, publisher, now)
+        self.fan_out(route, message, publisher, now)
         return route.services, 0
+
+    def message(self, publish: Publish, publisher: Session, now: int) -> Message:
+        """What a client published, as it goes to its receivers."""
+        message = Message(publish, now)
+        given = publish.optional_properties
+        if given is not None and given.user_properties:
+            message.urgent = may_hurry(publish, publisher.rights)
+        return message
 
     def route_run(self, run: PublishRun, version: int, publisher: Session, now: int) -> bool:
         """Route a client's messages in a row to subscribers, each of whom gets all of them before the next does.
@@ -315,7 +320,7 @@ class Broker:
         route = self._routes.get(model.topic)
         if route is None:
             route = self.router.route(model.topic)
-        if route.services or route.exclusive or route.nobody or self._refusing:
+        if not route.forwards or self.refusing:
             return False
         targets = route.targets
         for target in targets:
@@ -351,14 +356,8 @@ class Broker:
         """A member of the group has room again for what waits for members that are away."""
         take_over(group, now)
 
-    # Inside
-
-    def _publish_figure(self, topic: str, text: str, now: int) -> None:
-        message = Message(Publish(topic, text.encode(), retain=True), now)
-        self.retained.store(topic, message)
-        self._fan_out(self.router.route(topic), message, None, now)
-
-    def _fan_out(self, route: Route, message: Message, publisher: Session | None, now: int) -> None:
+    def fan_out(self, route: Route, message: Message, publisher: Session | None, now: int) -> None:
+        """Hand a message to the subscribers of its route."""
         qos = message.qos
         retain = 1 if message.retain else 0
         if route.many:
@@ -380,6 +379,13 @@ class Broker:
             member = shared.group.choose(message.publish, shared.members)
             if member is not None:
                 deliver_shared(member, shared.group, message, now)
+
+    # Inside
+
+    def _publish_figure(self, topic: str, text: str, now: int) -> None:
+        message = Message(Publish(topic, text.encode(), retain=True), now)
+        self.retained.store(topic, message)
+        self.fan_out(self.router.route(topic), message, None, now)
 
 
 def _has_room(route: Route, message: Message, publisher: Session) -> bool:

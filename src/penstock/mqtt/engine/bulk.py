@@ -70,11 +70,12 @@ class Bulk:
         """Each by itself; made on first use, and the same for all receivers."""
         messages = self._messages
         if messages is None:
-            first = Message(self.run.model, self._now)
+            first, now = Message(self.run.model, self._now), self._now
             first.urgent = self._urgent
+            messages = self._messages = [first.like(payload, now) for payload in self.run.payloads]
             if self.many:
-                first.stored = -1
-            messages = self._messages = first.with_payloads(self.run.payloads)
+                for message in messages:
+                    message.stored = -1
         return messages
 
     def deliveries(self, identifiers: bytes) -> list[Delivery]:

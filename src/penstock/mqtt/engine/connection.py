@@ -41,6 +41,7 @@ from penstock.mqtt.engine.rate import Rate
 from penstock.mqtt.engine.receiving import take_formed, take_like, take_publish, take_pubrel, take_run
 from penstock.mqtt.engine.session import Session
 from penstock.mqtt.engine.subscribing import subscribe, subscribed, unsubscribe
+from penstock.mqtt.engine.ways import NO_WAYS
 from penstock.mqtt.engine.words import OF_SUBSCRIPTIONS
 
 if TYPE_CHECKING:
@@ -56,14 +57,15 @@ class BrokerConnection(Pacing):
         "_access",
         "_aliases_in",
         "_deciding",
-        "_decoder",
         "_handshake",
         "_origin",
         "_reauthentication",
         "checked",
         "credentials",
+        "decoder",
         "name",
         "send_maximum",
+        "ways",
     )
 
     def __init__(
@@ -77,7 +79,7 @@ class BrokerConnection(Pacing):
     ) -> None:
         super().__init__(broker, now)
         limits = broker.limits
-        self._decoder = Decoder(
+        self.decoder = Decoder(
             limits.max_packet_size, role=Role.SERVER, topics=broker.topics, max_connect_size=limits.max_connect_size
         )
         self._origin = origin
@@ -94,6 +96,8 @@ class BrokerConnection(Pacing):
         self.checked = access is not None
         """Whether its messages are looked at one by one: by their rate, or by who may publish what."""
         self.send_maximum = 65_535
+        self.ways = NO_WAYS
+        """Where the messages of its topics go, topics as on the wire."""
 
     # Input
 
@@ -102,13 +106,13 @@ class BrokerConnection(Pacing):
         closed = self.closing
         if closed:
             return
-        self._last_received = now
+        self.last_received = now
         broker = self.broker
         broker.wall_offset = wall_ms - now
-        stats = self._stats
+        stats = self.stats
         stats.bytes_received += len(data)
         try:
-            packets = self._decoder.decode(data)
+            packets = self.decoder.decode(data)
             stats.packets_received += len(packets)
             session = self.session
             for packet in packets:
@@ -134,10 +138,10 @@ class BrokerConnection(Pacing):
                     self._other(session, packet, now)  # type: ignore[arg-type]
                 if self.closing:
                     return
-            if self._decoder.error is not None:
-                raise self._decoder.error
+            if self.decoder.error is not None:
+                raise self.decoder.error
         except RemoteProtocolError as e:
-            self._fail(e, now)
+            self.fail(e, now)
 
     def lost(self, now: int) -> None:
         """The network connection is gone; call it once."""
@@ -193,12 +197,12 @@ class BrokerConnection(Pacing):
             self._handshake.receive(packet, now)
             return
         if not isinstance(packet, Connect):  # [MQTT-3.1.0-1]
-            self._stats.protocol_errors += 1
+            self.stats.protocol_errors += 1
             self.close()
             return
         self.version = packet.protocol_version
         properties = packet.properties
-        self._maximum_out = properties.maximum_packet_size or LARGEST_PACKET
+        self.maximum_out = properties.maximum_packet_size or LARGEST_PACKET
         self._problem_information = properties.request_problem_information != 0
         if not packet.client_id and self.version != 5 and not packet.clean_start:
             self.refuse(ReasonCode.CLIENT_IDENTIFIER_NOT_VALID)  # it could not be told which one it was given
@@ -243,12 +247,12 @@ class BrokerConnection(Pacing):
             longest = limits.max_keep_alive_s
             if longest and (keep_alive > longest or (keep_alive == 0 and limits.require_keep_alive)):
                 keep_alive = longest
-        self._plain = self.version == 5 and self._aliases_out is None
+        self.plain = self.version == 5 and self._aliases_out is None
         self.keep_alive_ms = keep_alive * 1500
         if limits.max_publish_rate:
             self.checked = True
             self.rate = Rate(limits.max_publish_rate, limits.max_publish_burst or limits.max_publish_rate, now)
-        self._decoder.runs = True
+        self.decoder.runs = True
         self.broker.lifecycle.connect(self, handshake, granted, keep_alive, now)
         if self.session is None:
             return
@@ -270,13 +274,13 @@ class BrokerConnection(Pacing):
                 else:
                     self._other(session, packet, now)
         except RemoteProtocolError as e:
-            self._fail(e, now)
+            self.fail(e, now)
 
     def refuse(self, reason_code: int, why: str = "") -> None:
         """Answer CONNECT with a refusal and close [MQTT-3.2.2-7]."""
         if self.closing:
             return
-        self._stats.connections_refused += 1
+        self.stats.connections_refused += 1
         self.send(ConnAck(reason_code=int(reason_code), properties=diagnosis(why)))
         self.close()
 
@@ -295,7 +299,7 @@ class BrokerConnection(Pacing):
             session.acknowledge(packet.packet_id, now)
         elif isinstance(packet, PingReq):
             self.out.append(b"\xd0\x00")  # [MQTT-3.12.4-1]
-            self._stats.answers_sent += 1
+            self.stats.answers_sent += 1
             self.mark()
         elif isinstance(packet, Subscribe):
             codes = subscribe(broker, session, packet, now)
@@ -358,14 +362,14 @@ class BrokerConnection(Pacing):
         self.close()
         self.broker.lifecycle.connection_ended(self, now)
 
-    def _fail(self, error: RemoteProtocolError, now: int) -> None:
+    def fail(self, error: RemoteProtocolError, now: int) -> None:
         """The peer broke the protocol: say so where it is allowed, and close [MQTT-4.13.1-1]."""
-        self._stats.protocol_errors += 1
+        self.stats.protocol_errors += 1
         self.broker.report(self, error)
         if self.session is not None:
             self.disconnect(error.reason_code, now, error.what)
             return
-        decoder = self._decoder
+        decoder = self.decoder
         if error.reason_code == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION and decoder.protocol_level < 5:
             self.out.append(b"\x20\x02\x00\x01")  # the CONNACK of MQTT 3.1.1: unacceptable protocol version
         elif decoder.connect_seen and decoder.protocol_level != 4 and self.version == 5:

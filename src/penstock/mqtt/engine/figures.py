@@ -10,7 +10,6 @@ from typing import Final
 
 import penstock
 from penstock.mqtt.engine.limits import BrokerStats
-from penstock.mqtt.engine.loads import Loads
 from penstock.mqtt.engine.timers import Timed, Timers
 
 __all__ = ["FIGURES_PREFIX", "Figures", "figures_of"]
@@ -20,20 +19,24 @@ FIGURES_PREFIX: Final = "$SYS/"
 
 
 def figures_of(stats: BrokerStats, uptime_s: int) -> list[tuple[str, str]]:
-    """Topic and text of every figure but the averages."""
-    away = max(0, stats.sessions - stats.connections)
+    """Topic and text of every figure."""
+    dropped = (
+        stats.dropped_queue_full
+        + stats.dropped_expired
+        + stats.dropped_too_large
+        + stats.dropped_offline
+        + stats.dropped_refused
+        + stats.dropped_unauthorized
+    )
     numbers = {
         "clients/connected": stats.connections,
-        "clients/active": stats.connections,
         "clients/total": stats.sessions,
-        "clients/disconnected": away,
-        "clients/inactive": away,
+        "clients/disconnected": max(0, stats.sessions - stats.connections),
         "subscriptions/count": stats.subscriptions,
         "retained messages/count": stats.retained,
         "retained messages/bytes": stats.retained_bytes,
         "store/messages/count": stats.queued,
         "store/messages/bytes": stats.queued_bytes,
-        "messages/stored": stats.queued,
         "messages/inflight": stats.inflight,
         "messages/received": stats.packets_received,
         "messages/sent": stats.packets_sent,
@@ -41,7 +44,7 @@ def figures_of(stats: BrokerStats, uptime_s: int) -> list[tuple[str, str]]:
         "bytes/sent": stats.bytes_sent,
         "publish/messages/received": stats.publishes_received,
         "publish/messages/sent": stats.publishes_sent,
-        "publish/messages/dropped": _dropped(stats),
+        "publish/messages/dropped": dropped,
         "connections/opened": stats.connections_opened,
         "connections/refused": stats.connections_refused,
         "connections/stalled": stats.write_stalls,
@@ -55,48 +58,13 @@ def figures_of(stats: BrokerStats, uptime_s: int) -> list[tuple[str, str]]:
     return [(f"{FIGURES_PREFIX}broker/{name}", text) for name, text in texts.items()]
 
 
-def _counted(stats: BrokerStats) -> dict[str, int]:
-    """What averages are made of, by Mosquitto's names below ``load/``."""
-    return {
-        "messages/received": stats.packets_received,
-        "messages/sent": stats.packets_sent,
-        "publish/received": stats.publishes_received,
-        "publish/sent": stats.publishes_sent,
-        "publish/dropped": _dropped(stats),
-        "bytes/received": stats.bytes_received,
-        "bytes/sent": stats.bytes_sent,
-        "sockets": stats.connections_opened,
-    }
-
-
-def _dropped(stats: BrokerStats) -> int:
-    return (
-        stats.dropped_queue_full
-        + stats.dropped_expired
-        + stats.dropped_too_large
-        + stats.dropped_offline
-        + stats.dropped_refused
-        + stats.dropped_unauthorized
-    )
-
-
 class Figures(Timed):
     """Renews the figures every ``interval_ms`` while ``wanted()``; ``publish(topic, text, now)`` puts one out.
 
     Nothing is measured and no timer runs while nobody is subscribed. A figure that did not change is not sent again.
     """
 
-    __slots__ = (
-        "_interval_ms",
-        "_last",
-        "_loads",
-        "_measure",
-        "_publish",
-        "_running",
-        "_timers",
-        "_wanted",
-        "started_at",
-    )
+    __slots__ = ("_interval_ms", "_last", "_measure", "_publish", "_running", "_timers", "_wanted", "started_at")
 
     def __init__(
         self,
@@ -115,7 +83,6 @@ class Figures(Timed):
         self._publish = publish
         self._running = False
         self._last: dict[str, str] = {}
-        self._loads: Loads | None = None
         self.started_at: int | None = None
 
     def renew(self, now: int) -> None:
@@ -134,13 +101,8 @@ class Figures(Timed):
             self._running = False
 
     def _put_out(self, now: int) -> None:
-        began = now if self.started_at is None else self.started_at
-        if self._loads is None:
-            self._loads = Loads(began)
-        stats = self._measure()
-        averages = self._loads.measure(_counted(stats), now)
-        figures = figures_of(stats, (now - began) // 1000)
-        for topic, text in figures + [(f"{FIGURES_PREFIX}broker/load/{name}", text) for name, text in averages]:
+        uptime_s = 0 if self.started_at is None else (now - self.started_at) // 1000
+        for topic, text in figures_of(self._measure(), uptime_s):
             if self._last.get(topic) != text:
                 self._last[topic] = text
                 self._publish(topic, text, now)

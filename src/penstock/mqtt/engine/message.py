@@ -71,27 +71,21 @@ class Message:
         else:
             self.properties_wire = publish.properties_wire or encode_properties(properties, _CONTEXT)
 
-    def with_payloads(self, payloads: list[bytes]) -> list[Message]:
-        """Messages like this one; none of them has been stored."""
-        publish, qos, retain, stored = self.publish, self.qos, self.retain, self.stored
-        topic, properties = self.topic_wire, self.properties_wire
-        accepted_at, expires_at, urgent = self.accepted_at, self.expires_at, self.urgent
-        messages: list[Message] = []
-        for payload in payloads:  # written out: __init__ takes half as long again
-            message = _new(Message)
-            message.publish = publish
-            message.qos = qos
-            message.retain = retain
-            message.payload = payload
-            message.topic_wire = topic
-            message.properties_wire = properties
-            message.accepted_at = accepted_at
-            message.expires_at = expires_at
-            message.stored = stored
-            message.receivers = 0
-            message.urgent = urgent
-            messages.append(message)
-        return messages
+    def like(self, payload: bytes, now: int) -> Message:
+        """A message like this one that came at ``now``; it has not been stored."""
+        message = _new(Message)
+        message.publish = self.publish
+        message.qos = self.qos
+        message.retain = self.retain
+        message.payload = payload
+        message.topic_wire = self.topic_wire
+        message.properties_wire = self.properties_wire
+        message.accepted_at = now
+        message.expires_at = self.expires_at and self.expires_at - self.accepted_at + now
+        message.stored = 0
+        message.receivers = 0
+        message.urgent = self.urgent
+        return message
 
     @property
     def size(self) -> int:

@@ -64,6 +64,7 @@ class Outbound:
             if connection.gate > committed or connection.unpromised is not None:
                 self._hold_back(connection, data, now)
                 continue
+            connection.gate = 0
             if connection.throttled:
                 self._throttled.append(connection)
             outputs.append((connection, data, connection.closing))
@@ -101,6 +102,8 @@ class Outbound:
             if done:
                 connection.unpromised = None
                 del self._unpromised[connection]
+                if connection.gate <= self._committed:
+                    connection.gate = 0
             if connection.throttled and unpromised.bytes <= self._limits.max_output_bytes:
                 self._throttled.append(connection)
             if data or done:

@@ -6,7 +6,7 @@ Source: MQTT 5.0 sections 3.1.2.11, 3.3.2.3.4; MQTT 3.1.1.
 from __future__ import annotations
 
 from struct import pack
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.mqtt.codec.decoder import LARGEST_PACKET
 from penstock.mqtt.codec.encoder import PUBLISH_HEADS, encode_within, publish_head
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.mqtt.engine.waiting import Delivery
     from penstock.mqtt.service import Encoded
 
-__all__ = ["Output", "diagnosis"]
+__all__ = ["Output", "Sink", "diagnosis"]
 
 LONGEST_REASON: Final = 500
 """Characters of a Reason String; the rest is cut, since texts of services may quote what clients sent."""
@@ -40,22 +40,35 @@ def diagnosis(text: str) -> Properties:
     return Properties(reason_string=sendable)
 
 
+class Sink(Protocol):
+    """The transport of a connection, where it sends what it is given in a turn as one. What closes takes nothing."""
+
+    def send(self, data: bytes) -> None:
+        """Write at the end of the turn."""
+        ...
+
+    def send_now(self, data: bytes) -> None:
+        """Write at once, so that the client goes on while the broker works for others."""
+        ...
+
+
 class Output(Timed):
     """The output side of a connection. ``out`` collects until the broker's flush; ``closing``: it ends after that."""
 
     __slots__ = (
         "_aliases_out",
         "_max_output",
-        "_maximum_out",
-        "_plain",
         "_problem_information",
-        "_stats",
         "broker",
         "closing",
         "dirty",
         "gate",
+        "maximum_out",
         "out",
         "out_bytes",
+        "plain",
+        "sink",
+        "stats",
         "throttled",
         "unpromised",
         "version",
@@ -65,15 +78,17 @@ class Output(Timed):
     def __init__(self, broker: Broker) -> None:
         super().__init__()
         self.broker = broker
-        self._stats = broker.stats
+        self.stats = broker.stats
         self._max_output = broker.limits.max_output_bytes
-        self._maximum_out = LARGEST_PACKET
-        self._plain = True
+        self.maximum_out = LARGEST_PACKET
+        self.plain = True
         """Messages without expiry and identifiers leave in the form in which they are kept: no 3.1.1, no aliases."""
         self._problem_information = True
         self._aliases_out: AliasesOut | None = None
         self.version = 5
         """The protocol level of its CONNECT: 5, or 4 for MQTT 3.1.1."""
+        self.sink: Sink | None = None
+        """Takes what need not be collected; None: everything is."""
         self.writable = True
         """False while the transport is full or this turn's output is: messages wait in the session."""
         self.throttled = False
@@ -82,7 +97,7 @@ class Output(Timed):
         self.out_bytes = 0
         """Of the messages in ``out``; answers are bounded by the input."""
         self.gate = 0
-        """The commit before whose end nothing leaves any more: it promises what is recorded there."""
+        """The commit before whose end nothing leaves any more: it promises what is recorded there. 0: it is done."""
         self.unpromised: Unpromised | None = None
         """Output that waits for its commit."""
         self.dirty = False
@@ -98,14 +113,14 @@ class Output(Timed):
         False when even then it is larger than the client takes, and nothing is sent.
         """
         if self.version == 5:
-            data = encode_within(packet, self._maximum_out)
+            data = encode_within(packet, self.maximum_out)
             if data is None:
-                self._stats.dropped_too_large += 1
+                self.stats.dropped_too_large += 1
                 return False
         else:
             data = encode_311(packet)
         self.out.append(data)
-        self._stats.answers_sent += 1
+        self.stats.answers_sent += 1
         if not self.dirty:
             self.mark()
         return True
@@ -115,7 +130,7 @@ class Output(Timed):
 
         False when it is larger than the client takes: then it counts as delivered [MQTT-3.1.2-24], [MQTT-3.1.2-25].
         """
-        if not self._plain:
+        if not self.plain:
             return self._send_shaped(message, packet_id, first, identifiers, now)
         if message.expires_at or identifiers:
             properties = message.properties_for(identifiers, now)
@@ -124,18 +139,18 @@ class Output(Timed):
         topic = message.topic_wire
         payload = message.payload
         remaining = len(topic) + len(properties) + len(payload)
-        stats = self._stats
+        stats = self.stats
         heads = PUBLISH_HEADS.get(first)  # written out: it runs once a receiver, and a call costs as much as the rest
         if packet_id:
             remaining += 2
             head = heads[remaining] if heads is not None and remaining < 2048 else publish_head(first, remaining)
-            if remaining + len(head) > self._maximum_out:
+            if remaining + len(head) > self.maximum_out:
                 stats.dropped_too_large += 1
                 return False
             self.out += (head, topic, packet_id.to_bytes(2, "big"), properties, payload)
         else:
             head = heads[remaining] if heads is not None and remaining < 2048 else publish_head(first, remaining)
-            if remaining + len(head) > self._maximum_out:
+            if remaining + len(head) > self.maximum_out:
                 stats.dropped_too_large += 1
                 return False
             self.out += (head, topic, properties, payload)
@@ -154,7 +169,7 @@ class Output(Timed):
         0: it cannot leave so, and nothing was done.
         """
         _, head, properties, payload, _, size = encoded
-        if not self._plain or size > self._maximum_out:
+        if not self.plain or size > self.maximum_out:
             return 0
         packet_id = inflight.free_id()
         self.out += (head, packet_id.to_bytes(2, "big"), *properties, payload)
@@ -162,16 +177,27 @@ class Output(Timed):
         if self.out_bytes > self._max_output:
             self.throttled = True
             self.writable = False
-        self._stats.publishes_sent += 1
+        self.stats.publishes_sent += 1
         if not self.dirty:
             self.mark()
         return packet_id
+
+    def puback_now(self, packet_id: int) -> bool:
+        """Acknowledge a QoS 1 message before its receivers have it; False where something else has to leave first."""
+        sink = self.sink
+        if sink is None or self.dirty or self.gate:
+            return False
+        sink.send_now((0x40020000 | packet_id).to_bytes(4, "big"))
+        stats = self.stats
+        stats.answers_sent += 1
+        stats.bytes_sent += 4
+        return True
 
     def takes_run(self, form: Form) -> bool:
         """Whether a run can go as a whole: no topic aliases, all packets in the client's bounds, and in this turn's."""
         return (
             self._aliases_out is None
-            and form.largest <= self._maximum_out
+            and form.largest <= self.maximum_out
             and self.out_bytes + len(form.data) <= self._max_output
         )
 
@@ -179,7 +205,7 @@ class Output(Timed):
         """Queue a run of PUBLISHes that is taken, with packet identifiers from ``packet_id`` on; 0 at QoS 0."""
         self.out.append(form.numbered(packet_id) if packet_id else form.data)
         self.out_bytes += len(form.data)
-        self._stats.publishes_sent += form.count
+        self.stats.publishes_sent += form.count
         if not self.dirty:
             self.mark()
 
@@ -198,8 +224,8 @@ class Output(Timed):
         sent_topic = b"\x00\x00" if known else topic
         remaining = len(sent_topic) + len(identifier) + len(properties) + len(message.payload)
         head = publish_head(first, remaining)
-        if remaining + len(head) > self._maximum_out:
-            self._stats.dropped_too_large += 1
+        if remaining + len(head) > self.maximum_out:
+            self.stats.dropped_too_large += 1
             return False
         self.out += (head, sent_topic, identifier, properties, message.payload)
         if number and aliases is not None:
@@ -208,7 +234,7 @@ class Output(Timed):
         if self.out_bytes > self._max_output:
             self.throttled = True
             self.writable = False
-        self._stats.publishes_sent += 1
+        self.stats.publishes_sent += 1
         if not self.dirty:
             self.mark()
         return True
@@ -217,7 +243,7 @@ class Output(Timed):
         """Answer a QoS 1 message."""
         if code == 0 or self.version != 5:
             self.out.append((0x40020000 | packet_id).to_bytes(4, "big"))
-            self._stats.answers_sent += 1
+            self.stats.answers_sent += 1
             if not self.dirty:
                 self.mark()
         else:
@@ -226,7 +252,7 @@ class Output(Timed):
     def pubacks(self, packet_ids: list[int]) -> None:
         """Answer QoS 1 messages with success."""
         self.out.append(pack(f">{len(packet_ids)}I", *[0x40020000 | packet_id for packet_id in packet_ids]))
-        self._stats.answers_sent += len(packet_ids)
+        self.stats.answers_sent += len(packet_ids)
         if not self.dirty:
             self.mark()
 
@@ -257,6 +283,6 @@ class Output(Timed):
 
     def _send_short(self, packet: int) -> None:
         self.out.append(packet.to_bytes(4, "big"))
-        self._stats.answers_sent += 1
+        self.stats.answers_sent += 1
         if not self.dirty:
             self.mark()

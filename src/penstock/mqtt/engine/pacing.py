@@ -25,11 +25,11 @@ class Pacing(Answers):
 
     __slots__ = (
         "_full_since",
-        "_last_received",
         "_resume_at",
         "_was_held",
         "connected_at",
         "keep_alive_ms",
+        "last_received",
         "rate",
     )
 
@@ -37,7 +37,7 @@ class Pacing(Answers):
         super().__init__(broker)
         self._resume_at = 0
         """When a client that publishes too fast may go on."""
-        self._last_received = now
+        self.last_received = now
         self._full_since: int | None = None
         """When the transport became full; None while it is not."""
         self._was_held = False
@@ -96,9 +96,9 @@ class Pacing(Answers):
                 self.broker.timers.arm(self, self._resume_at)
         if self._was_held:  # its silence was ours
             self._was_held = self.holds > 0
-            self._last_received = now
+            self.last_received = now
         if self.keep_alive_ms:
-            deadline = self._last_received + self.keep_alive_ms
+            deadline = self.last_received + self.keep_alive_ms
             if now >= deadline:  # [MQTT-3.1.2-22]
                 self.disconnect(ReasonCode.KEEP_ALIVE_TIMEOUT, now)
                 return
@@ -106,7 +106,7 @@ class Pacing(Answers):
         if self._full_since is not None:
             deadline = self._full_since + limits.write_stall_ms
             if now >= deadline:
-                self._stats.write_stalls += 1
+                self.stats.write_stalls += 1
                 self.disconnect(ReasonCode.QUOTA_EXCEEDED, now, "the client does not read")
                 return
             self.broker.timers.arm(self, deadline)
@@ -130,7 +130,7 @@ class Pacing(Answers):
         if may_hurry(publish, session.rights):
             rate.give_back()
             return 0
-        self._stats.rate_exceeded += 1
+        self.stats.rate_exceeded += 1
         policy = self.broker.limits.when_too_fast
         if policy is TooFast.DISCONNECT:
             self.disconnect(ReasonCode.MESSAGE_RATE_TOO_HIGH, now)

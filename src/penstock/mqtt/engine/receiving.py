@@ -17,6 +17,7 @@ from penstock.mqtt.codec.runs import PublishRun
 from penstock.mqtt.codec.shapes import Formed, LikePublish
 from penstock.mqtt.engine.kept import ROUTED, TAKEN
 from penstock.mqtt.engine.pending import PendingAnswer
+from penstock.mqtt.engine.ways import learn
 from penstock.mqtt.service import Inbound, Service
 
 if TYPE_CHECKING:
@@ -74,6 +75,8 @@ def take_publish(connection: BrokerConnection, session: Session, publish: Publis
             taken = broker.services_for(publish)
         else:
             taken, code = broker.route(publish, session, now)
+            if not (code or taken or qos == 2 or publish.retain or publish.dup or connection.rate is not None):
+                learn(connection, session, publish, now)
     if qos == 0:
         for service in taken:
             service.receive(_inbound(connection, session, publish, wall_ms))

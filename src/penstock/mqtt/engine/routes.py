@@ -54,9 +54,24 @@ class SharedTarget:
 
 
 class Route:
-    """Who gets a topic. ``exclusive``: the services and nobody else; with a ``refusal`` no client may publish it."""
+    """Who gets a topic. ``exclusive``: the services and nobody else; with a ``refusal`` no client may publish it.
 
-    __slots__ = ("exclusive", "many", "nobody", "refusal", "services", "shared", "targets", "topic_wire")
+    ``forwards``: subscribers get it, and no service does. ``receivers``: how many are kept here, members of shared
+    subscriptions included.
+    """
+
+    __slots__ = (
+        "exclusive",
+        "forwards",
+        "many",
+        "nobody",
+        "receivers",
+        "refusal",
+        "services",
+        "shared",
+        "targets",
+        "topic_wire",
+    )
 
     def __init__(
         self, targets: list[Target], shared: list[SharedTarget], services: list[Service], refusal: int = 0
@@ -68,8 +83,10 @@ class Route:
         self.services = [] if refusal else services
         self.refusal = refusal
         self.nobody = not targets and not shared
+        self.receivers = len(targets) + sum(len(target.members) for target in shared)
         self.many = len(targets) + len(shared) > 1
         self.exclusive = refusal != 0 or any(service.exclusive for service in services)
+        self.forwards = not self.nobody and not self.services and not self.exclusive
 
 
 class Router:
@@ -172,7 +189,7 @@ class Router:
         if len(self.routes) >= ROUTES_KEPT or self._targets_kept >= TARGETS_KEPT:
             self.forget_all()
         self.routes[topic] = route
-        self._targets_kept += _receivers(route)
+        self._targets_kept += route.receivers
         return route
 
     def forget_all(self) -> None:
@@ -185,8 +202,4 @@ class Router:
         if has_wildcard(topic_filter):
             self.forget_all()
         elif (route := self.routes.pop(topic_filter, None)) is not None:
-            self._targets_kept -= _receivers(route)
-
-
-def _receivers(route: Route) -> int:
-    return len(route.targets) + sum(len(target.members) for target in route.shared)
+            self._targets_kept -= route.receivers

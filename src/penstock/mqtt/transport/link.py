@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -56,6 +57,7 @@ class Link(asyncio.Protocol):
 
     __slots__ = (
         "_abort",
+        "_descriptor",
         "_full",
         "_gone",
         "_lingering",
@@ -78,6 +80,8 @@ class Link(asyncio.Protocol):
     def __init__(self, server: LinkOwner, listener: Listener, address: str, port: int, group: str) -> None:
         self._server = server
         self._abort: asyncio.TimerHandle | None = None
+        self._descriptor = -1
+        """The socket's, where bytes of MQTT go to it as they are."""
         self._full = False
         self._gone = False
         self._lingering = False
@@ -134,6 +138,8 @@ class Link(asyncio.Protocol):
             self.anchor = trust_anchor(ssl_object) or b""
             self.identity = certificate_identity(ssl_object.getpeercert(binary_form=True) or b"")
         self.write = self.writer(transport)
+        if tcp is not None and self.write == transport.write and not self.listener.settings.transport.encrypted:
+            self._descriptor = tcp.fileno()
         self.connection = self._server.opened(self)
         if self.connection is None:
             transport.abort()
@@ -145,6 +151,30 @@ class Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.connection is not None and not self._lingering:
             self._server.received(self.connection, self, data)
+
+    def send(self, data: bytes) -> None:
+        """Write at the end of the turn, with what else is written [Sink]."""
+        transport = self.transport
+        if transport is not None and not transport.is_closing():
+            self.write(data)
+
+    def send_now(self, data: bytes) -> None:
+        """Write at once, past the transport where it has nothing to write [Sink].
+
+        The transport of uvloop would write at the end of the turn, when the broker has worked for others.
+        """
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return
+        if self._descriptor >= 0 and not transport.get_write_buffer_size():
+            try:
+                sent = os.write(self._descriptor, data)
+            except OSError:  # full, or gone: the transport finds out
+                sent = 0
+            if sent == len(data):
+                return
+            data = data[sent:]
+        self.write(data)
 
     def pause_writing(self) -> None:
         if self.connection is not None and self.transport is not None:

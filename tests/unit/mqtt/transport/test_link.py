@@ -1,9 +1,11 @@
-"""A refused connection: what is read of its CONNECT, in pieces of any size."""
+"""What is written at once and what the transport writes; a refused connection, its CONNECT in pieces of any size."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import cast
+import socket
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect
-from penstock.mqtt.transport.link import RefusingLink
+from penstock.mqtt.transport.link import Link, RefusingLink
 
 VERSION_5 = encode(Connect("c" * 200))
 OLDER = {
@@ -64,3 +66,50 @@ def test_anything_else_ends_or_waits(pieces: list[bytes]) -> None:
     wire = asyncio.run(refused(*pieces))
     assert len(wire.written) <= 5
     assert wire.closed or len(b"".join(pieces)) < 15
+
+
+class SocketWire(Wire):
+    """Stands in for a transport over a socket; ``written`` waits in it."""
+
+    def __init__(self, tcp: socket.socket) -> None:
+        super().__init__()
+        self.tcp = tcp
+
+    def get_extra_info(self, name: str) -> Any:
+        return self.tcp if name == "socket" else None
+
+    def get_write_buffer_size(self) -> int:
+        return len(self.written)
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        assert high > 0
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "TLS"])
+def test_what_is_sent_now_goes_past_an_empty_transport_and_behind_a_full_one(*, encrypted: bool) -> None:
+    listener: Any = SimpleNamespace(tls=None, settings=SimpleNamespace(transport=SimpleNamespace(encrypted=encrypted)))
+    owner: Any = SimpleNamespace(opened=lambda _link: object())
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        tcp, _ = server.accept()
+        with tcp:
+            tcp.setblocking(False)
+            wire, link = SocketWire(tcp), Link(owner, listener, "127.0.0.1", 1, "g")
+            link.connection_made(cast(asyncio.Transport, wire))
+            link.send(b"first")
+            assert wire.written == b"first", "the transport writes it"
+            link.send_now(b"second")
+            assert wire.written == b"firstsecond"
+            wire.written = b""
+            link.send_now(b"third")
+            if encrypted:
+                assert wire.written == b"third"
+                return
+            assert (wire.written, client.recv(100)) == (b"", b"third")
+            size = 1 << 26
+            link.send_now(bytes(size))
+            left = len(wire.written)
+            assert 0 < left < size, "what the socket does not take"
+            wire.close()
+            link.send_now(b"y")
+            link.send(b"y")
+            assert len(wire.written) == left, "what closes takes nothing"

@@ -1,0 +1,220 @@
+"""Ways of messages that come again and again: what was found out about one holds for those like it.
+
+Most clients publish to a few topics, one message at a time, and acknowledge what they get one by one. Whether a client
+may publish there, who gets it and what it looks like as it leaves was found out for the messages before. A :class:`Way`
+keeps that, so that of the next one the bytes of its header are compared and nothing else is looked at. What is not like
+them is decoded, and goes where every message goes: :mod:`penstock.mqtt.engine.receiving`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.errors import RemoteProtocolError
+from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.engine.message import Message
+from penstock.mqtt.engine.routes import Route
+from penstock.mqtt.engine.session import LARGE, Session
+
+if TYPE_CHECKING:
+    from penstock.mqtt.engine.connection import BrokerConnection
+
+__all__ = ["NO_WAYS", "Way", "carry", "learn"]
+
+MOST: Final = 64
+"""Topics of one connection whose ways are kept."""
+MOST_RECEIVERS: Final = 16
+"""Of a message that has a way: with more of them, finding them is little of the work, and what is kept here much."""
+LONGEST: Final = 1_024
+"""Bytes of topic and properties above which nothing is kept."""
+
+
+class Way:
+    """Where a client's messages of one topic go, as long as ``route`` and ``rights`` stand.
+
+    ``first``: the first byte of their packets, -1 where their properties vary; ``properties``: what stands between
+    packet identifier and payload. ``model`` is like them in all but the payload. ``plain``: there is one receiver, and
+    it gets what came, but for the packet identifier.
+    """
+
+    __slots__ = ("first", "model", "plain", "properties", "rights", "route")
+
+    def __init__(
+        self, publish: Publish, connection: BrokerConnection, session: Session, route: Route, model: Message
+    ) -> None:
+        version, qos = connection.version, publish.qos
+        self.first = 0x30 | qos << 1
+        self.properties = model.properties_wire if version == 5 else b""
+        self.route = route
+        self.rights = session.rights
+        self.model = model
+        self.plain = (
+            version == 5
+            and len(route.targets) == 1
+            and not route.shared
+            and all(t.qos >= qos and not t.identifiers and t.session is not session for t in route.targets)
+        )
+
+    def holds(self, connection: BrokerConnection, session: Session) -> bool:
+        """Whether the client's messages of the topic go this way still."""
+        return (
+            connection.broker.router.routes.get(self.model.publish.topic) is self.route
+            and session.rights is self.rights
+        )
+
+    def take(
+        self, connection: BrokerConnection, session: Session, data: bytes, begin: int, at: int, end: int, now: int
+    ) -> bool:
+        """Send the message in ``data[begin:end]`` on its way; its topic ends at ``at``. False where it is not like the
+        others, or the way is not theirs any more; then nothing was done."""
+        model = self.model
+        qos = model.qos
+        properties = self.properties
+        properties_at = at + 2 if qos else at
+        payload_at = properties_at + len(properties)
+        if (
+            payload_at > end
+            or not data.startswith(properties, properties_at)
+            or not self.holds(connection, session)
+            or connection.pending
+            or connection.open_qos2
+        ):
+            return False
+        packet_id = data[at] << 8 | data[at + 1] if qos else 0
+        if qos and not packet_id:
+            return False
+        message = model.like(data[payload_at:end], now)
+        broker = connection.broker
+        if self.plain:
+            receiver = self.route.targets[0].session
+            promised = receiver.kept is not None and receiver.kept.promised
+            answered = qos == 0 or (not promised and connection.puback_now(packet_id))
+            promises = broker.journal.promises
+            if not _passed_on(receiver, message, data[begin:at], data[properties_at:end]):
+                receiver.deliver(message, qos, 0, b"", now)
+        else:
+            answered = qos == 0
+            promises = broker.journal.promises
+            broker.fan_out(self.route, message, session, now)
+        broker.stats.publishes_received += 1
+        if not answered and not connection.closing:
+            if broker.journal.promises != promises:
+                connection.gate = broker.journal.number
+            connection.puback(packet_id, 0)
+        return True
+
+
+def _passed_on(session: Session, message: Message, head: bytes, rest: bytes) -> bool:
+    """:meth:`Session.deliver` for a plain way: as it came and at once, where nothing is in the way. False where it is;
+    then nothing was done. ``head`` is what came before the packet identifier, ``rest`` what came after it."""
+    connection = session.connection
+    if connection is None or connection.dirty or connection.gate or not connection.writable:
+        return False
+    sink = connection.sink
+    size = len(head) + len(rest) + 2
+    if sink is None or not connection.plain or size > connection.maximum_out:
+        return False
+    stats = connection.stats
+    if message.qos:
+        inflight = session.inflight
+        if size >= LARGE or session.kept is not None or session.waiting.reliable or not session.window_open(connection):
+            return False
+        packet_id = inflight.free_id()
+        inflight[packet_id] = (message, 1, 0, b"", None, 0)
+        sink.send(b"".join((head, packet_id.to_bytes(2, "big"), rest)))
+        stats.bytes_sent += size
+    else:
+        sink.send(head + rest)
+        stats.bytes_sent += size - 2
+    stats.publishes_sent += 1
+    return True
+
+
+NO_WAYS: Final[dict[bytes, Way | None]] = {}
+"""Of the connections that never published; never added to."""
+
+
+def learn(connection: BrokerConnection, session: Session, publish: Publish, now: int) -> None:
+    """A message of QoS 0 or 1 without DUP and RETAIN went to its receivers: those like it may follow it.
+
+    After the first of a topic that is only noted, so that what comes once costs little.
+    """
+    ways = connection.ways
+    topic = publish.topic_wire
+    if topic not in ways:
+        if ways is NO_WAYS:
+            ways = connection.ways = {}
+        elif len(ways) >= MOST:
+            ways.clear()
+        ways[topic] = None
+        return
+    known = ways[topic]
+    if known is not None and known.first in (-1, 0x30 | publish.qos << 1) and known.holds(connection, session):
+        if connection.version == 5 and publish.properties_wire != known.properties:
+            known.first = -1
+        return
+    broker = connection.broker
+    route = broker.router.routes.get(publish.topic)
+    if route is None or not route.forwards or route.receivers > MOST_RECEIVERS or broker.refusing:
+        return
+    properties = publish.optional_properties
+    if properties is not None and (properties.topic_alias is not None or properties.payload_format_indicator):
+        return
+    if len(topic) + len(publish.properties_wire) <= LONGEST:
+        ways[topic] = Way(publish, connection, session, route, broker.message(publish, session, now))
+
+
+def carry(connection: BrokerConnection, data: bytes, now: int) -> int:
+    """Handle the packets at the front of ``data`` that are PUBACKs, or messages with a way; how many bytes they took.
+
+    Runs are left: they have a better way. So is whatever is not whole, or not well formed. What is left is for
+    :meth:`BrokerConnection.receive`, which by itself does the same in more time.
+    """
+    session = connection.session
+    decoder = connection.decoder
+    if session is None or decoder.buffered:
+        return 0
+    stats = connection.stats
+    ways = connection.ways
+    size = len(data)
+    position = 0
+    while size - position >= 4 and not connection.closing:
+        first = data[position]
+        length = data[position + 1]
+        start = position + 2
+        if length > 127:
+            high = data[start]
+            if not 0 < high < 128:
+                break
+            length += (high << 7) - 128
+            start += 1
+        end = start + length
+        if end > size:
+            break
+        if first == 0x40:
+            packet_id = data[start] << 8 | data[start + 1]
+            if length != 2 or not packet_id or (end < size and data[end] == 0x40):
+                break
+            try:
+                session.acknowledge(packet_id, now)
+            except RemoteProtocolError as e:
+                connection.fail(e, now)
+                return size
+        else:
+            if not ways:
+                break
+            at = start + 2 + (data[start] << 8 | data[start + 1])
+            topic = data[start:at]
+            way = ways.get(topic)
+            if way is None or way.first != first or end - position > decoder.max_packet_size:
+                break
+            if end < size and data[end] == first and data.startswith(topic, end + start - position):
+                break
+            if not way.take(connection, session, data, position, at, end, now):
+                break
+        stats.packets_received += 1
+        position = end
+    if position:
+        connection.last_received = now
+        stats.bytes_received += position
+    return position
