@@ -59,6 +59,8 @@ class GroupCommitter(Generic[Op]):
         self._expected_s = inline_s
         self._clock = clock
         self.failure: StorageError | None = None
+        self.started = 0
+        """Batches whose commit has begun: an operation submitted since then is not part of one yet."""
         self.commits = 0
         self.committed = 0
         self._commit = commit
@@ -120,6 +122,7 @@ class GroupCommitter(Generic[Op]):
         if self._running or not self._waiting:
             return
         batch, self._waiting = self._waiting, []
+        self.started += 1
         if self.failure is not None:
             self._running = batch
             self._finish(self.failure)

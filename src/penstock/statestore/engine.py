@@ -50,6 +50,7 @@ _OK: Final = AnswerKind.OK
 _SET: Final = Verb.SET
 _VALUE: Final = AnswerKind.VALUE
 
+_NEVER: Final = Hlc(0, 0, "")
 _DONE: Final = Answer(AnswerKind.OK)
 _MISSING: Final = Answer(AnswerKind.MISSING)
 _NONE_DELETED: Final = Answer(AnswerKind.COUNT, count=0)
@@ -115,18 +116,16 @@ class Engine:
         ``clock`` is the greatest version ever given that is on record, deletes included. The clock becomes the
         greatest of it and of all versions, so that no version is given twice whatever the system clock says now.
         """
-        greatest = Hlc(0, 0, "") if clock is None else clock
-        kept, size = self._records, 0
-        for record in records:
-            key = record.key
-            kept[key] = record
-            size += len(key) + len(record.value)
-            greatest = max(greatest, record.version)
-            if record.expires_at:
-                self._deadlines.append((record.expires_at, key))
-        self.size = size + RECORD_BYTES * len(kept)
+        # Passes that run in C: there may be millions.
+        kept = self._records = {record.key: record for record in records}
+        self._deadlines = [(record.expires_at, key) for key, record in kept.items() if record.expires_at]
         heapify(self._deadlines)
         self._volatile = len(self._deadlines)
+        values = sum([len(record.value) for record in kept.values()])
+        self.size = sum(map(len, kept)) + values + RECORD_BYTES * len(kept)
+        greatest = max((record.version for record in kept.values()), default=_NEVER)
+        if clock is not None:
+            greatest = max(greatest, clock)
         self.clock = Hlc(greatest.wall_ms, greatest.counter, self.clock.node)
 
     def execute(self, command: Command, context: Context, now_ms: int, steady_ms: int) -> Executed:

@@ -69,7 +69,7 @@ class QuickWay:
         stats: Stats,
         policy: Policy | None,
         clock: Callable[[], int],
-        notify: Callable[[Sequence[Change]], None],
+        notify: Callable[[Sequence[Change], int], None],
         max_waiting: int,
     ) -> None:
         self.engine = engine
@@ -207,11 +207,12 @@ class PreparedRequests:
             return False
         writer = way.writer
         change: Change | None = None
+        committed_by = 0
         if is_set:
             change = engine.set_plainly(key, parts[_VALUE_AT], stamp, now_ms, self._client_id)
             if change is None:
                 return False
-            wait_for = writer.submit((change,), asked=self._asked)
+            wait_for = committed_by = writer.submit((change,), asked=self._asked)
             payload = OK
             version: Hlc | None = change.version
         else:
@@ -229,13 +230,12 @@ class PreparedRequests:
         if wait_for:
             later = requester.accept_later(parts[1])
             waiting.add(wait_for, _Later(self, later, correlation, payload, version, expires_at))
-            return True
-        if requester.answer(parts[1], self.encode(correlation, payload, version, left), now):
+        elif requester.answer(parts[1], self.encode(correlation, payload, version, left), now):
             stats.responses += 1
         else:
             stats.unanswered += 1
         if change is not None and change.observers:
-            way.notify((change,))
+            way.notify((change,), committed_by)
         return True
 
     def _may(self, policy: Policy, requester: Requester, key: bytes, access: Access) -> bool:

@@ -94,8 +94,9 @@ class Change:
 # where there is none); lengths of node id, fence node id and key; these three; the value fills the rest.
 _CHECKSUM: Final = Struct(">I")
 _HEAD: Final = Struct(">QQQQQHHI")
-_HEAD_END: Final = _CHECKSUM.size + _HEAD.size
-_NO_FENCE: Final = Hlc(0, 0, "")
+_PLAIN_HEAD: Final = Struct(">QQQ16xHHI")
+_CHECKED_HEAD: Final = Struct(">IQQQQQHHI")
+_HEAD_END: Final = _CHECKED_HEAD.size
 
 
 def digest_of(key: bytes) -> bytes:
@@ -105,44 +106,37 @@ def digest_of(key: bytes) -> bytes:
 
 def encode_record(record: Record) -> bytes:
     """``record`` in its stored form, checksummed, the whole key included."""
-    version, fence = record.version, record.fence or _NO_FENCE
-    node, fence_node = version.node.encode(), fence.node.encode()
-    body = b"".join(
-        (
-            _HEAD.pack(
-                record.expires_at,
-                version.wall_ms,
-                version.counter,
-                fence.wall_ms,
-                fence.counter,
-                len(node),
-                len(fence_node),
-                len(record.key),
-            ),
-            node,
-            fence_node,
-            record.key,
-            record.value,
-        )
-    )
-    return _CHECKSUM.pack(crc32(body)) + body
+    key, version, fence = record.key, record.version, record.fence
+    node = version[2].encode()
+    if fence is None:
+        head = _PLAIN_HEAD.pack(record.expires_at, version[0], version[1], len(node), 0, len(key))
+        body = b"".join((head, node, key, record.value))
+    else:
+        fence_node = fence[2].encode()
+        sizes = len(node), len(fence_node), len(key)
+        head = _HEAD.pack(record.expires_at, version[0], version[1], fence[0], fence[1], *sizes)
+        body = b"".join((head, node, fence_node, key, record.value))
+    return crc32(body).to_bytes(4, "big") + body
 
 
 def decode_record(stored: bytes) -> Record | None:
     """The record in ``stored``; None where checksum or lengths say that these are not the bytes that were written."""
-    if len(stored) < _HEAD_END or crc32(stored[4:]) != int.from_bytes(stored[:4], "big"):
+    if len(stored) < _HEAD_END:
         return None
-    expires_at, wall, counter, fence_wall, fence_counter, node_size, fence_size, key_size = _HEAD.unpack_from(
-        stored, _CHECKSUM.size
+    checksum, expires_at, wall, counter, fence_wall, fence_counter, node_size, fence_size, key_size = (
+        _CHECKED_HEAD.unpack_from(stored)
     )
     node_end = _HEAD_END + node_size
     fence_end = node_end + fence_size
     key_end = fence_end + key_size
-    if key_end > len(stored):
+    if crc32(stored[4:]) != checksum or key_end > len(stored):
         return None
+    version = _new(Hlc, (wall, counter, _node(stored[_HEAD_END:node_end])))
     fence = Hlc(fence_wall, fence_counter, _node(stored[node_end:fence_end])) if fence_size else None
-    version = Hlc(wall, counter, _node(stored[_HEAD_END:node_end]))
     return Record(stored[fence_end:key_end], stored[key_end:], version, fence, expires_at)
+
+
+_new = tuple.__new__
 
 
 @lru_cache(maxsize=1024)

@@ -17,6 +17,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -46,7 +47,7 @@ from penstock.statestore.prepared import QuickWay
 from penstock.statestore.record import Change
 from penstock.statestore.storage import NODE, Recovered, Storage
 from penstock.statestore.voice import Voice
-from penstock.statestore.waiting import Waiting
+from penstock.statestore.waiting import Held, Waiting
 from penstock.statestore.writer import ChangeWriter
 
 __all__ = ["StateStoreService"]
@@ -285,8 +286,7 @@ class StateStoreService:
         if changes:
             wait_for = self._submit(changes, asked=self._is_asked_to_keep(ask))
             self._answer(message, ask, answer, wait_for)
-            if not wait_for:
-                self._notify(changes)
+            self._notify(changes, wait_for)
         elif answer.kind is _PAYLOAD or answer.missed:
             self._answer(message, ask, answer, self._writer.waits_for_any())
         else:
@@ -312,8 +312,8 @@ class StateStoreService:
         if self.failure is not None:
             return
         changes = self._engine.tick(self._clock(), self._steady(), limit=_EXPIRE_AT_ONCE)
-        if changes and not self._submit(changes):
-            self._notify(changes)
+        if changes:
+            self._notify(changes, self._submit(changes))
         self._arm()
 
     def _arm(self) -> None:
@@ -333,14 +333,12 @@ class StateStoreService:
         self._arm()
         return self._writer.submit(changes, asked=asked)
 
-    def _committed(self, number: int, changes: Sequence[Change], failure: StorageError | None) -> None:
+    def _committed(self, number: int, failure: StorageError | None) -> None:
         for answer in self._waiting.take(number):
             if failure is None:
                 answer.release()
             else:
                 answer.fail()
-        if failure is None:
-            self._notify(changes)
 
     def _logged(self, changes: Sequence[Change]) -> None:
         """Changes are in the log on disk: what reads the log may go on, and its start is dropped now and then."""
@@ -362,14 +360,16 @@ class StateStoreService:
         """Let an answer go, now or with the commit ``wait_for``, never before an earlier one to the same client."""
         wait_for = self._waiting.behind(message.client_id, wait_for)
         if not wait_for:
-            self.release(message, ask, answer)
+            self._release(message, ask, answer)
         elif self.failure is not None:
-            self.fail(message, ask, answer)
+            self._fail(message, ask, answer)
         else:
-            self._waiting.add(wait_for, _Later(self, message, ask, answer))
+            whole = (message, ask, answer)
+            held = Held(message.client_id, partial(self._release, *whole), partial(self._fail, *whole))
+            self._waiting.add(wait_for, held)
 
-    def release(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None) -> None:
-        """Settle the request and send its answer; the service's own, once what the answer shows is committed."""
+    def _release(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None) -> None:
+        """Settle the request and send its answer: what the answer shows is committed."""
         if isinstance(ask, Refusal):
             message.settle(ask.reason_code, ask.reason)
             self._voice.answer(message.client_id, ask.response)
@@ -379,12 +379,12 @@ class StateStoreService:
             for change in answer.missed:
                 self._voice.tell(message.client_id, ask.dialect, change)
 
-    def fail(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None) -> None:
-        """As :meth:`release`, where nothing will be committed any more."""
+    def _fail(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None) -> None:
+        """As :meth:`_release`, where nothing will be committed any more."""
         if answer is not None:
             message.settle(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, StoreError.READ_ONLY)
             answer = Answer(AnswerKind.ERROR, error=StoreError.READ_ONLY)
-        self.release(message, ask, answer)
+        self._release(message, ask, answer)
 
     def _refuse(self, message: Inbound, refusal: Refusal) -> None:
         self.stats.refused += 1
@@ -394,7 +394,17 @@ class StateStoreService:
         else:
             self._answer(message, refusal, None, 0)
 
-    def _notify(self, changes: Sequence[Change]) -> None:
+    def _notify(self, changes: Sequence[Change], wait_for: int) -> None:
+        """Tell the observers of ``changes``, now or with the commit ``wait_for``."""
+        observed = [change for change in changes if change.observers]
+        if not observed:
+            return
+        if wait_for:
+            self._waiting.add(wait_for, Held(None, partial(self._tell_all, observed), _never_told))
+        else:
+            self._tell_all(observed)
+
+    def _tell_all(self, changes: Sequence[Change]) -> None:
         if self._voice.outlet is None or self.failure is not None:
             return
         for change in changes:
@@ -404,23 +414,8 @@ class StateStoreService:
                     self._voice.tell(client_id, dialect, change)
 
 
-class _Later:
-    """An answer that waits for its commit: of the engine, or why the request was not executed."""
-
-    __slots__ = ("_answer", "_ask", "_message", "_service", "client_id")
-
-    def __init__(self, service: StateStoreService, message: Inbound, ask: Ask | Refusal, answer: Answer | None) -> None:
-        self._service = service
-        self._message = message
-        self._ask = ask
-        self._answer = answer
-        self.client_id = message.client_id
-
-    def release(self) -> None:
-        self._service.release(self._message, self._ask, self._answer)
-
-    def fail(self) -> None:
-        self._service.fail(self._message, self._ask, self._answer)
+def _never_told() -> None:
+    """What was never committed is never told."""
 
 
 def _cannot_observe(message: Inbound, command: Command) -> StoreError | None:

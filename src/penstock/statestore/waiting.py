@@ -1,4 +1,4 @@
-"""Answers that wait for a commit: by its number, in order for each client.
+"""Answers and notifications that wait for a commit: by its number, in the order of the changes.
 
 An answer never overtakes an earlier one to the same client: while one of them waits, those after it wait at least for
 the same commit.
@@ -6,17 +6,18 @@ the same commit.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["Waiting", "WaitingAnswer"]
+__all__ = ["Held", "Waiting", "WaitingAnswer"]
 
 
 class WaitingAnswer(Protocol):
-    """An answer that is ready but for its commit."""
+    """An answer that is ready but for its commit, or a notification."""
 
     @property
-    def client_id(self) -> str:
-        """Who gets it."""
+    def client_id(self) -> str | None:
+        """Who gets it; None for a notification, which nobody's answers stand behind."""
         ...
 
     def release(self) -> None:
@@ -26,6 +27,17 @@ class WaitingAnswer(Protocol):
     def fail(self) -> None:
         """Nothing will be committed any more: say that instead."""
         ...
+
+
+class Held:
+    """What waits, as two calls: ``release`` and ``fail``."""
+
+    __slots__ = ("client_id", "fail", "release")
+
+    def __init__(self, client_id: str | None, release: Callable[[], None], fail: Callable[[], None]) -> None:
+        self.client_id = client_id
+        self.release = release
+        self.fail = fail
 
 
 class Waiting:
@@ -46,8 +58,10 @@ class Waiting:
 
     def add(self, number: int, answer: WaitingAnswer) -> None:
         """``answer`` waits for the commit ``number``, as :meth:`behind` gave it."""
-        self._last[answer.client_id] = number
-        self.count += 1
+        client_id = answer.client_id
+        if client_id is not None:
+            self._last[client_id] = number
+            self.count += 1
         answers = self._by_commit.get(number)
         if answers is None:
             self._by_commit[number] = [answer]
@@ -59,9 +73,11 @@ class Waiting:
         answers = self._by_commit.pop(number, None)
         if answers is None:
             return []
-        self.count -= len(answers)
         last = self._last
         for answer in answers:
-            if last.get(answer.client_id) == number:
-                del last[answer.client_id]
+            client_id = answer.client_id
+            if client_id is not None:
+                self.count -= 1
+                if last.get(client_id) == number:
+                    del last[client_id]
         return answers

@@ -1,8 +1,8 @@
 """Where changes go: the disk, the log of changes, or nowhere, and what waits for which commit.
 
-Every change that an answer waits for is part of a numbered commit; commits finish in order. With durability ``memory``
-nothing waits: changes collect for a moment, so that a key set a thousand times is written once, and only a disk that
-does not keep up makes answers wait.
+Every change that an answer waits for is part of a numbered commit, with all that come before it begins; commits finish
+in order. With durability ``memory`` nothing waits: changes collect for a moment, so that a key set a thousand times is
+written once, and only a disk that does not keep up makes answers wait.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from penstock.statestore.storage import Storage
 
 __all__ = ["ChangeWriter", "Committed"]
 
-Committed = Callable[[int, Sequence[Change], StorageError | None], None]
-"""Called once a numbered commit ended, in order: its number, its changes, and why it failed."""
+Committed = Callable[[int, StorageError | None], None]
+"""Called once a numbered commit ended, in order: its number, and why it failed."""
 
-_BEHIND_S: Final = 0.05
-"""How long written-behind changes collect."""
+_BEHIND_S: Final = 1.0
+"""How long written-behind changes collect; as long as those of MQTT sessions."""
 
 _INLINE_S: Final = 0.002
 """Commits that take less run in the loop: the hand-over to a thread and back would cost as much as a third of them. A
@@ -69,8 +69,13 @@ class ChangeWriter:
             self._commit, name="statestore", on_failure=on_failure, inline_s=0.0 if self._memory else _INLINE_S
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._behind: list[Change] = []
-        self._behind_waiting = 0
+        self._behind: dict[bytes | Hlc, Change] = {}
+        """What is to be written behind: by key, so that of many changes the last is written; by version what counts
+        beside its key, for the log or as the floor of a prefix."""
+        self._behind_running = 0
+        self._batch: list[Change] = []
+        """The changes of the last commit that something waits for; more may come while it has not begun."""
+        self._batch_of = -1
         self._timer: asyncio.TimerHandle | None = None
         self._stored_clock = Hlc(0, 0, "")
         self._trim_to: Hlc | None = None
@@ -117,14 +122,20 @@ class ChangeWriter:
             if self._selects:
                 changes = self._selected(changes, asked=asked)
             # Once something waits, this change may not be told before it.
-            if self._behind_waiting < _MAX_WRITE_BEHIND and not self._uncommitted:
+            if not self._uncommitted and len(self._behind) + self._behind_running < _MAX_WRITE_BEHIND:
                 self._write_behind(changes)
                 return 0
-            self._flush()
-        self.submitted = number = self.submitted + 1
+            if self._behind:
+                self._flush()
+        if self._batch_of != self.committer.started:
+            self.submitted += 1
+            batch = self._batch = []
+            self._batch_of = self.committer.started
+            self.committer.submit(batch, partial(self._done, self.submitted, batch))
+        number = self.submitted
+        self._batch += changes
         for change in changes:
             self._uncommitted[change.key] = number
-        self.committer.submit(changes, partial(self._done, number, changes))
         return number
 
     def trim(self, floor: Hlc) -> None:
@@ -152,8 +163,13 @@ class ChangeWriter:
         return concerns
 
     def _write_behind(self, changes: Sequence[Change]) -> None:
-        self._behind += changes
-        self._behind_waiting += len(changes)
+        behind = self._behind
+        for change in changes:
+            if self._logs or change.floor is not None:
+                behind.pop(change.key, None)
+                behind[change.version] = change
+            else:
+                behind[change.key] = change
         if self._timer is None and self._loop is not None:
             self._timer = self._loop.call_later(_BEHIND_S, self._flush)
 
@@ -165,11 +181,13 @@ class ChangeWriter:
         if not self._memory or self.failure is not None:
             return
         if self._behind or self._clock() > self._stored_clock:
-            changes, self._behind = self._behind, []
+            changes = list(self._behind.values())
+            self._behind.clear()
+            self._behind_running += len(changes)
             self.committer.submit(changes, partial(self._behind_done, changes))
 
     def _behind_done(self, changes: Sequence[Change], failure: StorageError | None) -> None:
-        self._behind_waiting -= len(changes)
+        self._behind_running -= len(changes)
         if failure is None and self._logs:
             self._on_logged(changes)
 
@@ -187,7 +205,7 @@ class ChangeWriter:
                 if self._uncommitted.get(change.key) == number:
                     del self._uncommitted[change.key]
         # After a failure the keys stay uncommitted for ever: the value in memory must never be shown.
-        self._on_committed(number, changes, failure)
+        self._on_committed(number, failure)
         if failure is None and self._logs:
             self._on_logged(changes)
 

@@ -115,16 +115,28 @@ class FakeConnection:
 
 
 class ManualCommitter:
-    """A committer whose commits finish when the test says so."""
+    """A committer whose commits finish when the test says so.
 
-    def __init__(self) -> None:
+    Each operation is a commit of its own, so that tests can have one finish before the next; with ``groups`` what comes
+    before the next one finishes goes with it, as in earnest.
+    """
+
+    def __init__(self, *, groups: bool = False) -> None:
+        self.groups = groups
         self.waiting: list[tuple[Sequence[Change], Callable[[StorageError | None], None]]] = []
+        self._started = 0
         self.failure: StorageError | None = None
         self.on_failure: Callable[[StorageError], None] = lambda _: None
 
     @property
     def pending(self) -> int:
         return len(self.waiting)
+
+    @property
+    def started(self) -> int:
+        if not self.groups:
+            self._started += 1
+        return self._started
 
     def start(self) -> None:
         """Nothing to start."""
@@ -137,6 +149,7 @@ class ManualCommitter:
 
     def finish(self, count: int | None = None) -> None:
         """Commit the first ``count`` of what waits, or all of it."""
+        self._started += 1
         batch = self.waiting[:count]
         del self.waiting[:count]
         for _, done in batch:

@@ -114,12 +114,12 @@ class _NoStorage:
 class _Node:
     """A broker with a store, two clients of it, and all that they were sent."""
 
-    def __init__(self, clock: ManualClock, rules: _Rules | None, limits: BrokerLimits) -> None:
+    def __init__(self, clock: ManualClock, rules: _Rules | None, limits: BrokerLimits, *, groups: bool = False) -> None:
         self.clock = clock
         self.rules = rules
         self.limits = limits
         self.outlet = _Outlet()
-        self.committer = ManualCommitter()
+        self.committer = ManualCommitter(groups=groups)
         self.connections: dict[str, BrokerConnection] = {}
         self.taken = 0
 
@@ -289,9 +289,15 @@ def _carry_out(node: _Node, step: _Asked, number: int) -> None:
 
 
 async def _compare(
-    steps: list[_Asked], durability: Durability, options: StoreOptions, *, ruled: bool, limits: BrokerLimits
+    steps: list[_Asked],
+    durability: Durability,
+    options: StoreOptions,
+    *,
+    ruled: bool,
+    limits: BrokerLimits,
+    groups: bool = False,
 ) -> int:
-    nodes = [_Node(ManualClock(), _Rules() if ruled else None, limits) for _ in range(2)]
+    nodes = [_Node(ManualClock(), _Rules() if ruled else None, limits, groups=groups) for _ in range(2)]
     for number, node in enumerate(nodes):
         await node.start(Path("nowhere"), durability, options, quick=number == 0)
     quick, full = nodes
@@ -326,10 +332,11 @@ async def _compare(
 @pytest.mark.parametrize("durability", [Durability.MEMORY, Durability.DURABLE])
 @pytest.mark.parametrize("ruled", [False, True])
 @settings(max_examples=25)
-@given(steps=_histories(), every=st.sampled_from(["plain", "quota", "history", "rate"]))
+@given(steps=_histories(), every=st.sampled_from(["plain", "quota", "history", "rate"]), groups=st.booleans())
 def test_both_ways_say_and_keep_the_same(
     steps: list[_Asked],
     every: str,
+    groups: bool,
     durability: Durability,
     ruled: bool,
 ) -> None:
@@ -338,7 +345,7 @@ def test_both_ways_say_and_keep_the_same(
         "history": StoreOptions(extensions=Extension.SCAN | Extension.RESUME | Extension.AS_OF),
     }.get(every, StoreOptions())
     limits = BrokerLimits(max_publish_rate=5, max_publish_burst=20) if every == "rate" else BrokerLimits()
-    asyncio.run(_compare(steps, durability, options, ruled=ruled, limits=limits))
+    asyncio.run(_compare(steps, durability, options, ruled=ruled, limits=limits, groups=groups))
 
 
 @pytest.mark.parametrize("durability", [Durability.MEMORY, Durability.DURABLE])

@@ -204,14 +204,21 @@ async def test_memory_answers_at_once_until_too_much_waits(tmp_path: Path, monke
     outlet, clock, committer = FakeOutlet(), ManualClock(), ManualCommitter()
     service = await open_service(tmp_path, outlet, clock, committer=committer)
     peer = Peer(service, outlet, clock, "a")
-    peer.ask("KEYNOTIFY k")
+    for value in ("0", "1", "2", "3", "4", "5"):
+        peer.ask(f"KEYNOTIFY k{value}")
+    # Of a key that is set again and again, the last value waits.
+    for _ in range(5):
+        peer.ask("SET k0 0")
+    assert [d.payload[-3:-2] for d in outlet.taken()] == [b"0"] * 5
+    service._writer._flush()
+    committer.finish()
     for value in ("1", "2", "3", "4"):
-        peer.send(f"SET k {value}")
+        peer.send(f"SET k{value} {value}")
     told = [d.payload[-3:-2] for d in outlet.taken()]
     assert told == [b"K", b"1", b"K", b"2"]
     # What was written behind, as one, and the third.
     committer.finish(2)
-    peer.send("SET k 5")
+    peer.send("SET k5 5")
     # Not before the fourth, which still waits.
     assert [d.payload[-3:-2] for d in outlet.taken()] == [b"K", b"3"]
     committer.finish()

@@ -6,7 +6,7 @@ from penstock.statestore.waiting import Waiting
 
 
 class _Answer:
-    def __init__(self, client_id: str) -> None:
+    def __init__(self, client_id: str | None) -> None:
         self.client_id = client_id
 
     def release(self) -> None: ...
@@ -27,3 +27,13 @@ def test_an_answer_waits_for_the_one_before_it_to_the_same_client_alone() -> Non
     assert waiting.behind("a", 0) == 4, "its last answer still waits"
     assert waiting.take(4) == [second, other]
     assert (waiting.count, waiting.behind("a", 0), waiting.take(5)) == (0, 0, [])
+
+
+def test_a_notification_keeps_its_place_and_nobody_waits_behind_it() -> None:
+    waiting = Waiting()
+    first, news, second = _Answer("a"), _Answer(None), _Answer("b")
+    for each in (first, news, second):
+        waiting.add(1, each)
+    assert waiting.count == 2
+    assert waiting.take(1) == [first, news, second]
+    assert waiting.count == 0
