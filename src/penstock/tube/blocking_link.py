@@ -70,12 +70,23 @@ class BlockingLink:
 
     def payload(self, service: int, method: MethodId, message: Message) -> bytes:
         """The answer to ``message``, encoded."""
+        self.send(service, method, message)
+        return self.receive(method)
+
+    def send(self, service: int, method: MethodId, message: Message) -> None:
+        """Ask; :meth:`receive` gives the answer to what was asked last."""
         left = self._left()
         self._serial += 1
         request = Request(self._serial, service, method, message.SerializeToString(), timeout=max(1, int(left * 1000)))
         try:
             self._socket.settimeout(left)
             self._socket.sendall(encode_frame(self._serial, encode_request(request)))
+        except OSError as error:
+            raise UnavailableError(f"tube: {self.peer} does not answer", why=str(error)) from None
+
+    def receive(self, method: MethodId) -> bytes:
+        """The answer to the last :meth:`send`, encoded."""
+        try:
             body = self._receive()
         except OSError as error:
             raise UnavailableError(f"tube: {self.peer} does not answer", why=str(error)) from None

@@ -200,6 +200,7 @@ class RangeReader:
         self._credentials = credentials_of(user, password)
         self._tls = tls
         self._connection: BlockingLink | None = None
+        self._ahead: broker_pb2.RangeRequest | None = None  # asked, its answer not taken yet
 
     def __enter__(self) -> Self:
         return self
@@ -211,6 +212,7 @@ class RangeReader:
 
     def close(self) -> None:
         """Close the connection. The reader can be used again."""
+        self._ahead = None
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -286,26 +288,37 @@ class RangeReader:
             UnavailableError, RefusedError: as :meth:`bounds`.
         """
         position, conditions = start, [encode_msg_type(name) for name in types]
-        while position < end:
-            wanted = broker_pb2.RangeRequest(
-                startOffset=position,
+
+        def wanted(offset: int) -> broker_pb2.RangeRequest:
+            return broker_pb2.RangeRequest(
+                startOffset=offset,
                 endOffset=end,
                 maxBytes=self._batch_bytes,
                 filterCondStr=conditions,
                 asColumns=True,
             )
-            fetched = self._fetch(topic, partition, wanted)
-            batch = self._batch(fetched, topic, partition)
-            if batch is not None:
-                yield batch
-            answer = fetched.message
-            if answer.range.nextOffset <= position:
-                raise DataLossError(
-                    f"tube: topic {topic!r} partition {partition}: "
-                    f"the log ends at {answer.range.maxOffset}, not at {end}",
-                    why="the range was planned on a log that had more, so records were lost",
-                )
-            position = answer.range.nextOffset
+
+        following = wanted(position)
+        try:
+            while position < end:
+                answer = self._fetch(topic, partition, following)
+                found = answer.message.range
+                if position < found.nextOffset < end:
+                    # The broker works on what follows while this is taken apart and used.
+                    following = wanted(found.nextOffset)
+                    self._ask_ahead(topic, partition, following)
+                batch = self._batch(answer, topic, partition)
+                if batch is not None:
+                    yield batch
+                if found.nextOffset <= position:
+                    raise DataLossError(
+                        f"tube: topic {topic!r} partition {partition}: the log ends at {found.maxOffset}, not at {end}",
+                        why="the range was planned on a log that had more, so records were lost",
+                    )
+                position = found.nextOffset
+        finally:
+            if self._ahead is following:
+                self.close()  # given up before its end: the answer under way is nobody's
 
     def _batch(self, answer: _Answer, topic: str, partition: int) -> Batch | None:
         """The messages of ``answer``; None where it has none."""
@@ -340,10 +353,31 @@ class RangeReader:
     def _get(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> broker_pb2.GetMessageResponseB2C:
         return self._fetch(topic, partition, wanted).message
 
-    def _fetch(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> _Answer:
+    def _request(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> broker_pb2.GetMessageRequestC2B:
         request = broker_pb2.GetMessageRequestC2B(
             clientId=self._client_id, partitionId=partition, groupName="penstock-ranges", topicName=topic, range=wanted
         )
+        if self._credentials is not None:
+            # It asked no master, so it has no token: a signature of its own, which is good for seconds, each time.
+            request.authInfo.visitAuthorizedToken = UNDEFINED
+            request.authInfo.authAuthorizedToken = self._credentials.broker_token()
+        return request
+
+    def _ask_ahead(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> None:
+        """Ask for what :meth:`_fetch` will be asked for next; where that fails, it asks by itself."""
+        if self._connection is not None:
+            self._connection.deadline = time.monotonic() + self._timeout_s
+            try:
+                self._connection.send(
+                    Service.BROKER_READ, MethodId.GET_MESSAGES, self._request(topic, partition, wanted)
+                )
+                self._ahead = wanted
+            except UnavailableError:
+                self.close()
+
+    def _fetch(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> _Answer:
+        if self._ahead is not None and self._ahead is not wanted:
+            self.close()  # another question: the connection is still to bring what was asked ahead
         deadline = time.monotonic() + self._timeout_s
         pause = 0.02
         while True:
@@ -351,9 +385,11 @@ class RangeReader:
                 if self._connection is None:
                     self._connection = BlockingLink(*self._address, max(0.001, deadline - time.monotonic()), self._tls)
                 self._connection.deadline = deadline
-                self._sign(request)
-                payload = self._connection.payload(Service.BROKER_READ, MethodId.GET_MESSAGES, request)
-                answer = _Answer(payload)
+                if self._ahead is None:
+                    request = self._request(topic, partition, wanted)
+                    self._connection.send(Service.BROKER_READ, MethodId.GET_MESSAGES, request)
+                self._ahead = None
+                answer = _Answer(self._connection.receive(MethodId.GET_MESSAGES))
                 break
             except UnavailableError:
                 self.close()
@@ -366,12 +402,6 @@ class RangeReader:
                 raise
         self._check(answer.message, topic, partition, wanted)
         return answer
-
-    def _sign(self, request: broker_pb2.GetMessageRequestC2B) -> None:
-        if self._credentials is not None:
-            # It asked no master, so it has no token: a signature of its own, which is good for seconds, each time.
-            request.authInfo.visitAuthorizedToken = UNDEFINED
-            request.authInfo.authAuthorizedToken = self._credentials.broker_token()
 
     def _check(
         self,

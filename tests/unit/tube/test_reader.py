@@ -130,6 +130,42 @@ async def test_a_gap_in_the_log_is_named_and_can_be_passed(tmp_path: Path, caplo
         assert losses[0].fields["broker_id"] == broker.broker_id  # type: ignore[attr-defined]
 
 
+async def test_what_was_asked_ahead_harms_nobody(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo", partitions=1) as running:
+        await fill(running.masters, 40)
+        expected = [b"%03d" % n for n in range(40)]
+
+        def check(restart: Callable[[], None]) -> None:
+            # About four messages an answer.
+            with RangeReader("127.0.0.1", running.ports[1], batch_bytes=220) as source:
+                found: list[bytes] = []
+                for number, batch in enumerate(source.read("demo", 0, 0, 40 * 28)):
+                    found += batch.payloads
+                    if number == 0:
+                        assert source._ahead is not None
+                    if number == 1:
+                        assert source.bounds("demo", 0) == (0, 40 * 28)
+                    if number == 3:
+                        restart()
+                assert found == expected
+                given_up = source.read("demo", 0, 0, 40 * 28)
+                first_part = next(given_up).payloads
+                assert first_part == expected[: len(first_part)]
+                given_up.close()  # type: ignore[attr-defined]  # a generator
+                assert source._ahead is None
+                both = zip(source.read("demo", 0, 0, 28 * 20), source.read("demo", 0, 28 * 20, 28 * 40), strict=True)
+                for first, second in both:
+                    assert [int(data) + 20 for data in first.payloads] == [int(data) for data in second.payloads]
+
+        loop = asyncio.get_running_loop()
+
+        async def restart() -> None:
+            await running.stop_broker()
+            await running.start_broker()
+
+        await blocking(lambda: check(lambda: asyncio.run_coroutine_threadsafe(restart(), loop).result(20)))
+
+
 async def test_reader_connects_again(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running:
         await fill(running.masters, 3)

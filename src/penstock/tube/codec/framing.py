@@ -67,7 +67,7 @@ class FrameDecoder:
         self._need = 0
         self._serial = 0
         self._left = 0  # blocks of the current frame still to come; 0: its head is still to come
-        self._blocks: list[bytes] = []
+        self._blocks: list[memoryview] = []
         self._size = 0
 
     @property
@@ -129,16 +129,18 @@ class FrameDecoder:
             if end - position < 4 + length:
                 self._need = 4 + length
                 return position
-            block = data[position + 4 : position + 4 + length]
-            position += 4 + length
+            start = position + 4
+            position = start + length
             self._left -= 1
             if self._blocks or self._left:
-                self._blocks.append(block)
+                self._blocks.append(memoryview(data)[start:position])  # copied once, when the frame is whole
                 self._size += length
                 if self._left:
                     continue
                 block = b"".join(self._blocks)
                 self._blocks = []
+            else:
+                block = data[start:position]
             self._size = 0
             frames.append((self._serial, block))
 
