@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from penstock.errors import PenstockError, StorageError
 from penstock.runtime.committer import GroupCommitter
@@ -24,6 +25,9 @@ from penstock.tube.storage.store import Store, Work
 from penstock.tube.upkeep import Upkeep
 
 __all__ = ["AppendDone", "Commits"]
+
+_INLINE_S: Final = 0.002
+"""Commits that are expected to be quicker run in the loop; see docs/decisions/0034-quick-commits-in-the-loop.md."""
 
 AppendDone = Callable[["AppendResult | PenstockError"], None]
 
@@ -75,7 +79,9 @@ class Commits:
         self._scheduled = False
         self._closed = False
         self._loop = asyncio.get_running_loop()
-        self._committer: GroupCommitter[Commit] = GroupCommitter(disk.commit, name=name, on_failure=self._fail)
+        self._committer: GroupCommitter[Commit] = GroupCommitter(
+            disk.commit, name=name, on_failure=self._fail, inline_s=_INLINE_S
+        )
         self._committer.start()
 
     @property

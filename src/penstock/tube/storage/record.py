@@ -63,6 +63,8 @@ _MIN_SIZE = REFERENCE_OVERHEAD
 _TIME_BITS = 11  # of the upper two bytes
 _TIME_MASK = (1 << _TIME_BITS) - 1
 _PADDING = [bytes(n) for n in range(64)]
+Numbers = npt.NDArray[np.int64]
+
 _MESSAGE_START = re.compile(rb"\x22[\x80-\xff]{0,3}[\x00-\x7f]\x08", re.DOTALL)
 
 
@@ -157,16 +159,14 @@ def find_record(buffer: bytes, position: int, data_start: int) -> Stored | None:
     return Stored(position, size, ordinal, partition, key_code, time_ms, message_end, acknowledged)
 
 
-def messages_at(
-    buffer: bytes, positions: Sequence[int] | npt.NDArray[np.int64], ordinals: Sequence[int], data_start: int
-) -> list[bytes | None]:
+def messages_at(buffer: bytes, positions: Numbers, ordinals: Sequence[int], places: Numbers) -> list[bytes | None]:
     """The encoded messages of the records at ``positions``; None where there is not the whole record ``ordinals[k]``.
 
-    As :func:`find_record` for each, with the headers of all looked at together: readers of old data live on this.
+    ``places`` are their data offsets. As :func:`find_record` for each, with the headers of all looked at together:
+    readers of old data live on this.
     """
-    places = np.asarray(positions, np.int64)
-    readable = places + _MIN_SIZE <= len(buffer)
-    at = np.where(readable, places, 0)
+    readable = positions + _MIN_SIZE <= len(buffer)
+    at = np.where(readable, positions, 0)
     if len(buffer) < _MIN_SIZE:
         return [None] * len(positions)
     heads = np.frombuffer(buffer, np.uint8)[at[:, None] + np.arange(12)].view(">u4").astype(np.int64)
@@ -174,8 +174,7 @@ def messages_at(
     ends = at + sizes - (heads[:, 1] >> _SIZE_BITS)
     whole = readable & (sizes >= _MIN_SIZE) & (at + sizes <= len(buffer)) & (ends > at + HEADER_BYTES)
     whole &= heads[:, 2] == np.asarray(ordinals, np.int64)
-    seeds = (at + data_start) & 0xFFFFFFFF
-    columns = (at.tolist(), ends.tolist(), heads[:, 0].tolist(), seeds.tolist(), whole.tolist())
+    columns = (at.tolist(), ends.tolist(), heads[:, 0].tolist(), (places & 0xFFFFFFFF).tolist(), whole.tolist())
     view = memoryview(buffer)
     return [
         buffer[start + HEADER_BYTES : end] if good and crc32(view[start + 4 : end], seed) == crc else None

@@ -21,9 +21,10 @@ from penstock.tube.storage.record import Run, messages_at
 
 __all__ = ["PartitionPart", "Segment"]
 
-# Cold reads: records closer together than this are fetched with one read call, up to the second figure at a time.
-_GAP_BYTES = 4096
-_RUN_BYTES = 1 << 20
+# Cold reads: records closer together than this are fetched with one read call, for copying what lies between costs less
+# than a call. Up to the second figure (of the file) is looked at together.
+_GAP_BYTES = 16 << 10
+_RUN_BYTES = 4 << 20
 
 Numbers = npt.NDArray[np.int64]
 
@@ -191,11 +192,10 @@ class Segment:
         pass (too many open files, no memory): a reader that took that for damage would skip what is there.
         """
         chosen = self.index()[np.asarray(ordinals, dtype=np.int64)]
-        starts = chosen["position"].astype(np.int64) - self.data_start
+        places = chosen["position"].astype(np.int64)
+        starts = places - self.data_start
         ends = starts + chosen["size"]
         del chosen
-        # Where what lies between two records is too much to be read along.
-        breaks = [*(np.flatnonzero(starts[1:] - ends[:-1] > _GAP_BYTES) + 1).tolist(), len(starts)]
         out: list[bytes | None] = []
         file = self.data_file
         opened: File | None = None
@@ -203,13 +203,12 @@ class Segment:
             if file is None:
                 file = opened = files.open(self.data_path)
             at = 0
-            for near in breaks:
-                while at < near:
-                    begin = int(starts[at])
-                    stop = max(at + 1, min(near, int(np.searchsorted(ends, begin + _RUN_BYTES, side="right"))))
-                    buffer = file.read(begin, int(ends[stop - 1]) - begin)
-                    out += messages_at(buffer, starts[at:stop] - begin, ordinals[at:stop], self.data_start + begin)
-                    at = stop
+            while at < len(starts):
+                # So many at a time; a large one alone.
+                stop = max(at + 1, int(np.searchsorted(ends, starts[at] + _RUN_BYTES, side="right")))
+                buffer, positions = _gather(file, starts[at:stop], ends[at:stop])
+                out += messages_at(buffer, positions, ordinals[at:stop], places[at:stop])
+                at = stop
         except OSError as error:
             if error.errno not in {errno.ENOENT, errno.EIO}:
                 raise
@@ -225,6 +224,19 @@ class Segment:
             if file is not None:
                 file.close()
         self.data_file = self.index_file = None
+
+
+def _gather(file: File, starts: Numbers, ends: Numbers) -> tuple[bytes, Numbers]:
+    """The records at ``[starts, ends)`` (rising), one read for those that are near, and where each then is."""
+    first = np.flatnonzero(starts[1:] - ends[:-1] > _GAP_BYTES) + 1
+    begins = starts[np.concatenate(([0], first))]
+    lengths = ends[np.concatenate((first - 1, [len(ends) - 1]))] - begins
+    parts = [file.read(begin, length) for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True)]
+    if len(parts) == 1:
+        return parts[0], starts - begins[0]
+    # Less than was asked for is read at the end of the file only.
+    before = np.concatenate(([0], np.cumsum(lengths[:-1])))
+    return b"".join(parts), starts - np.repeat(begins - before, np.diff([0, *first.tolist(), len(starts)]))
 
 
 def _part_of(records: IndexArray, partition: int) -> PartitionPart:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,4 +116,5 @@ def test_many_at_once_are_what_they_are_one_by_one(
         found = find_record(whole, place, start)
         there = found is not None and found.ordinal == ordinal
         expected.append(whole[place + HEADER_BYTES : found.message_end] if there and found is not None else None)
-    assert messages_at(whole, places, wanted, start) == expected
+    at = np.asarray(places, np.int64)
+    assert messages_at(whole, at, wanted, at + start) == expected

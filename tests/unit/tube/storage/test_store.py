@@ -235,3 +235,27 @@ def test_a_clean_close_leaves_exact_files(tmp_path: Path) -> None:
     store.close()
     sizes = {path.suffix: path.stat().st_size for path in store.directory.iterdir()}
     assert sizes == {".tube": 55, ".index": 28}
+
+
+@pytest.mark.parametrize("length", [10, 3000, 40_000])
+def test_old_messages_of_a_partition_are_read_however_far_apart(length: int) -> None:
+    """Near ones with one read, far ones with several, across what is looked at together; a file cut short ends all."""
+    disk = RecordedDisk()
+    store = Store(disk, LOG, 0, limits=StoreLimits(tail_bytes=0))
+    for number in range(240):
+        put(store, number // 3 % 3, b"%d|" % number + bytes(length))
+    commit(store)
+    store.close()
+    store = Store(disk, LOG, 0)  # one that has nothing in memory
+    for partition in range(3):
+        own = [n for n in range(240) if n // 3 % 3 == partition]
+        read = store.read(partition, 0, max_bytes=1 << 30)
+        assert read.offsets == [28 * n for n in own]
+        assert all(b"%d|" % n in message for n, message in zip(own, read.messages, strict=True))
+    segment = store._segments[0]
+    disk.open(segment.data_path).truncate(segment.data_bytes // 2)
+    cut = store.read(1, 0, max_bytes=1 << 30)
+    own = [28 * n for n in range(240) if n // 3 % 3 == 1]
+    assert cut.offsets == own[: len(cut.offsets)]
+    assert 0 < len(cut.offsets) < len(own)
+    assert cut.damaged == own[len(cut.offsets) :]
