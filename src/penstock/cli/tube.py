@@ -225,7 +225,7 @@ def fsck(
 ) -> None:
     """Check every record in a stopped broker's directory.
 
-    Exit status 1 where something is wrong that a start does not put right by itself.
+    Exit status 1 where something is wrong; what an abrupt end leaves is not: a start puts it right.
     """
     from penstock.tube.storage import fsck as checker
 
@@ -249,8 +249,10 @@ def fsck(
             print_table(rows, ["kind", "lost", "path", "finding"], as_json=False)
         note(
             f"{report.messages} messages in {report.segments} segments of {report.stores} stores, "
-            f"{report.positions} positions: " + ("sound" if report.ok else f"{report.lost} messages lost")
+            f"{report.positions} positions: " + ("sound" if report.ok else f"{report.lost} lost")
         )
+        if not report.ok and not repair:
+            note("mend what can be mended, and keep the damaged bytes beside it: --repair")
     if not report.ok and not repair:
         raise typer.Exit(1)
 

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
@@ -25,6 +25,9 @@ from penstock.cli.tube_common import (
 )
 from penstock.cli.tube_records import parse_time
 from penstock.errors import ConfigError, PenstockError, RefusedError
+
+if TYPE_CHECKING:
+    from penstock.tube.reader import RangeReader
 
 __all__ = ["ENTRY", "app", "lag"]
 
@@ -89,6 +92,8 @@ def offsets_reset(
     """Move GROUP to other positions.
 
     Best while no member of the group runs: what a running one has in hand is counted on top of the new position.
+
+    Messages are those of the partition; on Apache's brokers those of its store, which its other partitions share.
     """
     from penstock.tube.web import call_broker
 
@@ -98,10 +103,10 @@ def offsets_reset(
         raise RefusedError(
             f"group {group!r} has no such position", do="look at its positions: penstock tube offsets show"
         )
-    moves = [(s, _target(s, to, login)) for s in chosen]
+    moves = [_move(s, to, login) for s in chosen]
     if not dry_run:
-        for broker in {s.broker.id: s.broker for s, _ in moves}.values():
-            wanted = {s.key: offset for s, offset in moves if s.broker.id == broker.id}
+        for broker in {s.broker.id: s.broker for s, _, _ in moves}.values():
+            wanted = {s.key: offset for s, offset, _ in moves if s.broker.id == broker.id}
             parameters = {
                 "groupName": group,
                 "modifyUser": "penstock",
@@ -114,9 +119,9 @@ def offsets_reset(
             **_place(s),
             "from": s.offset,
             "to": offset,
-            "messages": None if s.offset is None else (offset - s.offset) // ENTRY,
+            "messages": messages,
         }
-        for s, offset in moves
+        for s, offset, messages in moves
     ]
     print_table(rows, ["topic", "broker", "partition", "from", "to", "messages"], as_json=as_json)
     note("nothing was changed: --dry-run" if dry_run else f"group {group} is moved in {_partitions(len(rows))}")
@@ -227,30 +232,70 @@ def _place(standing: Standing) -> dict[str, Cell]:
     return {"topic": standing.topic, "broker": standing.broker.id, "partition": standing.partition}
 
 
-def _target(standing: Standing, to: str, login: LoginOptions) -> int:
-    """The offset that ``to`` means in a partition."""
+def _move(standing: Standing, to: str, login: LoginOptions) -> tuple[Standing, int, int | None]:
+    """Where the group stands in a partition, the offset that ``to`` means there, and how many messages lie between."""
     from penstock.tube.reader import RangeReader
 
-    if to == "earliest":
-        return standing.first
-    if to == "latest":
-        return standing.end
-    if to[:1] in {"+", "-"} and to[1:].isdigit():
-        start = standing.offset if standing.offset is not None else standing.first
-        return min(max(start + int(to) * ENTRY, standing.first), standing.end)
-    time_ms = parse_time(to, "--to", "earliest, latest, +N or -N (messages)")
-    with RangeReader(*standing.broker.address(tls=login.over_tls), **login.client()) as source:
+    s = standing
+    here = s.first if s.offset is None else min(max(s.offset, s.first), s.end)
+    with RangeReader(*s.broker.address(tls=login.over_tls), **login.client()) as source:
+        count = _counting(source, s)
+        if to in {"earliest", "latest"}:
+            target = s.first if to == "earliest" else s.end
+        elif to[:1] in {"+", "-"} and to[1:].isdigit():
+            target = _shifted(s, here, int(to), count)
+        else:
+            target = _at_time(source, s, parse_time(to, "--to", "earliest, latest, +N or -N (messages)"))
+        if s.offset is None:
+            return s, target, None
         try:
-            return source.offset_at(standing.topic, standing.partition, time_ms)
+            between = count(min(here, target), max(here, target), MOST)[1]
+        except PenstockError:
+            return s, target, None  # the move needs no count, and may be asked for without a login
+        return s, target, between if target >= here else -between
+
+
+Counted = Callable[[int, int, int], tuple[int, int]]
+"""(start, end, most) to (end of the longest range with at most so many messages, how many it has)."""
+
+
+def _counting(source: RangeReader, standing: Standing) -> Counted:
+    """Counts a partition's own messages; of a broker that cannot, those of the store."""
+
+    def count(start: int, end: int, most: int) -> tuple[int, int]:
+        if start >= end:
+            return end, 0
+        try:
+            return source.plan(standing.topic, standing.partition, start, end, most)
         except RefusedError as error:
             if error.code == _UNKNOWN_USER:
                 raise
-            raise ConfigError(
-                f"--to: broker {standing.broker.id} does not find offsets by time",
-                option="--to",
-                why=error.why or error.text,
-                do="on Apache's broker use its own: broker.htm?method=admin_set_offset_by_time",
-            ) from error
+            there = min((end - start) // ENTRY, most)
+            return start + there * ENTRY, there
+
+    return count
+
+
+def _shifted(standing: Standing, here: int, by: int, count: Counted) -> int:
+    """The offset ``by`` messages from ``here``, within what is kept."""
+    if by > 0:
+        return count(here, standing.end, by)[0]
+    before = count(standing.first, here, MOST)[1]
+    return standing.first if -by >= before else count(standing.first, here, before + by)[0]
+
+
+def _at_time(source: RangeReader, standing: Standing, time_ms: int) -> int:
+    try:
+        return source.offset_at(standing.topic, standing.partition, time_ms)
+    except RefusedError as error:
+        if error.code == _UNKNOWN_USER:
+            raise
+        raise ConfigError(
+            f"--to: broker {standing.broker.id} does not find offsets by time",
+            option="--to",
+            why=error.why or error.text,
+            do="on Apache's broker use its own: broker.htm?method=admin_set_offset_by_time",
+        ) from error
 
 
 def _lag_rows(standings: Iterable[Standing], login: LoginOptions) -> Iterator[dict[str, Cell]]:

@@ -15,6 +15,9 @@ from penstock.runtime import clock
 from penstock.tube import reader
 from tests.unit.cli.conftest import BROKER, Command, Web
 
+OWN = [0, 56, 112]
+"""Offsets of the partition's messages; those between are of another partition of its store."""
+
 
 class Reader:
     apache: ClassVar[bool] = False
@@ -36,7 +39,8 @@ class Reader:
     def plan(self, topic: str, partition: int, start: int, end: int, most: int) -> tuple[int, int]:
         if self.apache:
             raise RefusedError("tube: broker has no exact ranges", code=411)
-        return end, 3
+        own = [offset for offset in OWN if start <= offset < end]
+        return (end, len(own)) if len(own) <= most else (own[most], most)
 
     def first(self, topic: str, partition: int, start: int, end: int) -> tuple[int, int] | None:
         return start, 1_000
@@ -68,13 +72,16 @@ def test_show(penstock: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("to", "offset"),
-    [("earliest", 0), ("latest", 168), ("+2", 84), ("-9", 0), ("+99", 168), ("2h", 56), ("2026-01-31T12:00:00Z", 56)],
-)
-def test_reset(web: Web, penstock: Command, to: str, offset: int) -> None:
+    ("to", "offset", "messages"),
+    [
+        ("earliest", 0, -1), ("latest", 168, 2), ("+1", 112, 1), ("+2", 168, 2), ("-1", 0, -1), ("-9", 0, -1),
+        ("+99", 168, 2), ("+0", 28, 0), ("2h", 56, 0), ("2026-01-31T12:00:00Z", 56, 0),
+    ],
+)  # fmt: skip
+def test_reset(web: Web, penstock: Command, to: str, offset: int, messages: int) -> None:
     done = penstock("tube", "offsets", "reset", "lake", "--to", to, "--dry-run", "--json")
     assert json.loads(done.out) == {
-        "topic": "water", "broker": 1, "partition": 0, "from": 28, "to": offset, "messages": (offset - 28) // 28,
+        "topic": "water", "broker": 1, "partition": 0, "from": 28, "to": offset, "messages": messages,
     }  # fmt: skip
     assert done.err == "nothing was changed: --dry-run\n"
     assert "admin_set_offset" not in [method for _, method, _ in web.calls]
@@ -110,14 +117,16 @@ def test_what_cannot_be_reset(penstock: Command, monkeypatch: pytest.MonkeyPatch
     done = penstock("tube", "offsets", "reset", "lake", "--to", "2h")
     assert done.status == 2
     assert "admin_set_offset_by_time" in done.err
+    done = penstock("tube", "offsets", "reset", "lake", "--to", "+2", "--dry-run", "--json")
+    assert (json.loads(done.out)["to"], json.loads(done.out)["messages"]) == (84, 2), "the store's messages"
 
 
 def test_lag(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     done = penstock("tube", "lag", "lake", "--json")
-    row = {"topic": "water", "broker": 1, "partition": 0, "messages": 3, "bytes": 500, "seconds": 2.5}
+    row = {"topic": "water", "broker": 1, "partition": 0, "messages": 2, "bytes": 500, "seconds": 2.5}
     assert json.loads(done.out) == {**row, "time": json.loads(done.out)["time"]}
-    assert penstock("tube", "lag", "lake", "--fail-above", "3").status == 0
-    assert penstock("tube", "lag", "lake", "--fail-above", "2").status == 1
+    assert penstock("tube", "lag", "lake", "--fail-above", "2").status == 0
+    assert penstock("tube", "lag", "lake", "--fail-above", "1").status == 1
     monkeypatch.setattr(Reader, "apache", True)
     done = penstock("tube", "lag", "lake", "--json")
     found = json.loads(done.out)

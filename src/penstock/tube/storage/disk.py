@@ -97,6 +97,7 @@ class Disk:
         except OSError as error:
             raise StorageError(f"tube: {directory} cannot be used: {error.strerror}", path=str(directory)) from error
         self._lock = DirectoryLock(directory)
+        noted = (directory / "meta").is_dir()
         try:
             self.meta = MetaStore(directory / "meta")
         except BaseException:
@@ -107,6 +108,7 @@ class Disk:
             """What was noted when the directory was opened."""
             self.unclean = _previous(self.notes.get(RUNNING))
             """How the last process ran that did not close the directory in order; None if it did."""
+            self._clean = noted and self.unclean is None
             for name in [name for name in self.notes if name.startswith(_REMOVING)]:
                 # The removal of a topic was interrupted.
                 self._destroy(name.removeprefix(_REMOVING))
@@ -132,7 +134,10 @@ class Disk:
                 raise StorageError(f"tube: topic {topic} is being removed", do="try again in a moment")
             try:
                 directory = self._log / f"{topic}-{number}"
-                store = Store(self.files, directory, number, limits=self.limits, deep=deep, on_loss=self._on_loss)
+                store = Store(
+                    self.files, directory, number, limits=self.limits, deep=deep, clean=self._clean,
+                    on_loss=self._on_loss,
+                )  # fmt: skip
             except OSError as error:
                 raise StorageError(
                     f"tube: store {number} of topic {topic} cannot be opened: {error.strerror}",

@@ -62,11 +62,12 @@ def check(directory: Path) -> Report:
         StorageError: a process uses the directory, or it is not a broker's.
     """
     if not (directory / "log").is_dir() and not (directory / "meta").is_dir():
+        inside = sorted(str(path) for path in directory.glob("tube/broker-*"))
         raise StorageError(
             f"tube: {directory} is not a broker's directory",
             path=str(directory),
             why="it has neither 'log' nor 'meta'",
-            do="name the directory tube/broker-N in the data directory",
+            do=f"name {' or '.join(inside)}" if inside else "name the directory tube/broker-N in the data directory",
         )
     lock = DirectoryLock(directory)
     report = Report()
@@ -94,7 +95,7 @@ def repair(directory: Path) -> Report:
     try:
         for topic, number in disk.present():
             disk.open_store(topic, number, deep=True)
-        report = Report(before.stores, before.segments, disk.recovery.records, before.bytes, before.positions)
+        report = Report(before.stores, before.segments, before.messages, before.bytes, before.positions)
         for loss in disk.recovery.losses:
             count = (loss.end - loss.start) // INDEX_RECORD_BYTES
             report.findings.append(Finding(loss.path, "damaged", str(loss), count))
@@ -182,5 +183,8 @@ def _check_segment(
     elif clean and len(records) > ordinal:
         lost = len(records) - ordinal
         yield Finding(str(path), "damaged", f"closed in order, but nothing can be read from byte {byte} on", lost)
+    elif clean and tail and not index:
+        text = f"closed in order, but {tail} bytes from {byte} on cannot be read: one message at least"
+        yield Finding(str(path), "damaged", text, 1)
     elif tail:
         yield Finding(str(path), "torn tail", f"{tail} bytes from {byte} on that no commit had finished")

@@ -81,9 +81,12 @@ class _Reading:
                 return
 
 
-def recover(files: Files, directory: Path, store_id: int, *, deep: bool = False) -> tuple[list[Segment], Recovery]:
+def recover(
+    files: Files, directory: Path, store_id: int, *, deep: bool = False, clean: bool = False
+) -> tuple[list[Segment], Recovery]:
     """The segments in ``directory``, oldest first, the last one with its files open for appending, and what was found.
 
+    ``clean``: whoever wrote last closed the store in order, so nothing in it was interrupted: what is missing is lost.
     No segments when the directory is empty or missing. Raises OSError when the disk fails.
     """
     report = Recovery()
@@ -93,7 +96,7 @@ def recover(files: Files, directory: Path, store_id: int, *, deep: bool = False)
             count = (segments[place + 1].start - segment.start) // INDEX_RECORD_BYTES
             _open_closed(files, segment, count, segments[place + 1].data_start, store_id, report, deep=deep)
         else:
-            _open_newest(files, segment, store_id, report)
+            _open_newest(files, segment, store_id, report, clean=clean)
     if segments and report.losses and segments[-1].count and _lost_in(report, segments[-1]):
         segments.append(_begin_behind(files, segments[-1]))
     report.records = sum(segment.count for segment in segments)
@@ -168,7 +171,7 @@ def _edges_fit(index: bytes, segment: Segment, data_bytes: int) -> bool:
     return starts[1] + sizes[1] == segment.data_start + data_bytes
 
 
-def _open_newest(files: Files, segment: Segment, store_id: int, report: Recovery) -> None:
+def _open_newest(files: Files, segment: Segment, store_id: int, report: Recovery, *, clean: bool) -> None:
     data_file = files.open(segment.data_path)
     data = data_file.read(0, data_file.size())
     found = _read(files, segment.index_path)
@@ -176,6 +179,8 @@ def _open_newest(files: Files, segment: Segment, store_id: int, report: Recovery
         # The file ends with its last message: it was closed in order, and nothing in it was interrupted.
         reading = _read_records(data, segment, store_id, len(found) // INDEX_RECORD_BYTES)
         reading.end = len(data)
+    elif clean:
+        reading = _read_closed(data, segment, store_id, len(found) // INDEX_RECORD_BYTES)
     else:
         reading = _read_records(data, segment, store_id, None)
         reading.cut_unacknowledged()
@@ -190,6 +195,18 @@ def _open_newest(files: Files, segment: Segment, store_id: int, report: Recovery
     segment.data_file = data_file
     segment.index_file = _agreeing_index(files, segment, index, report)
     segment.adopt(index, reading.end, growing=True)
+
+
+def _read_closed(data: bytes, segment: Segment, store_id: int, indexed: int) -> _Reading:
+    """What a store has that was closed in order: files that were exact, and ``indexed`` messages at least."""
+    reading = _read_records(data, segment, store_id, None)
+    there = len(reading.index) // INDEX_RECORD_BYTES
+    if not indexed and data[reading.end :].strip(b"\0"):
+        indexed = there + 1  # how many there were behind the last whole one nobody can say
+    if indexed > there:
+        reading = _read_records(data, segment, store_id, indexed)
+        reading.end = len(data)
+    return reading
 
 
 def _read_records(data: bytes, segment: Segment, store_id: int, count: int | None) -> _Reading:

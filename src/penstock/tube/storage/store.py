@@ -87,11 +87,13 @@ class Store(LogReads):
         *,
         limits: StoreLimits = StoreLimits(),
         deep: bool = False,
+        clean: bool = False,
         on_loss: Callable[[Loss], None] = lambda _: None,
     ) -> None:
         """Open the store in ``directory`` and recover it; nothing is created before the first write.
 
-        ``on_loss`` hears of every loss, found now or later, once. Raises OSError when the disk fails.
+        ``on_loss`` hears of every loss, found now or later, once. ``deep`` and ``clean``: as of `recover`. Raises
+        OSError when the disk fails.
         """
         super().__init__(files, store_id, on_loss)
         self.directory = directory
@@ -104,7 +106,7 @@ class Store(LogReads):
         self.removed_segments = 0
         self.unwritten_bytes = 0
         """Bytes appended whose commit has not returned; whoever appends bounds it."""
-        segments, self.recovery = recover(files, directory, store_id, deep=deep)
+        segments, self.recovery = recover(files, directory, store_id, deep=deep, clean=clean)
         for loss in self.recovery.losses:
             on_loss(loss)
         self._segments = segments

@@ -163,6 +163,38 @@ def test_after_an_orderly_end_every_hole_is_damage_even_at_the_end(ordinal: int)
     assert put(store, 0, b"next") == 28 * 9
 
 
+@pytest.mark.parametrize("cut", [1, 40, 61, 100])
+def test_a_store_that_was_closed_in_order_lost_what_is_cut_off(cut: int) -> None:
+    """Without that knowledge it is a torn tail, which nobody was told of, and its offsets go to other messages."""
+    disk, path = one_segment(9)
+    Store(disk, LOG, 0).close()
+    files = disk.files()
+    files[path] = files[path][:-cut]
+    kept = 9 - -(-cut // 61)
+    torn = Store(RecordedDisk(dict(files)), LOG, 0)
+    assert (torn.end_offset, torn.recovery.losses) == (28 * kept, [])
+    store = Store(RecordedDisk(dict(files)), LOG, 0, clean=True)
+    assert [(loss.start, loss.end) for loss in store.recovery.losses] == [(28 * kept, 28 * 9)]
+    assert (len(store.read(0, 0).offsets), store.end_offset) == (kept, 28 * 9)
+    assert put(store, 0, b"next") == 28 * 9
+    commit(store)
+    store.close()
+    again = Store(store._files, LOG, 0, clean=True)
+    assert payloads(again.read(0, 28 * 9)) == [b"next"]
+    assert again.recovery.losses == [], "told once"
+
+
+def test_a_torn_end_without_an_index_is_one_message_at_least() -> None:
+    disk, path = one_segment(9)
+    Store(disk, LOG, 0).close()
+    files = disk.files()
+    files[path] = files[path][:-40]
+    del files[names(files, ".index")[0]]
+    store = Store(RecordedDisk(files), LOG, 0, clean=True)
+    assert [(loss.start, loss.end) for loss in store.recovery.losses] == [(28 * 8, 28 * 9)]
+    assert put(store, 0, b"next") == 28 * 9
+
+
 @pytest.mark.parametrize("how", ["short", "gone", "noise"])
 def test_a_damaged_closed_segment_costs_its_messages_only(how: str) -> None:
     files = filled()
