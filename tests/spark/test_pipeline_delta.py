@@ -1,7 +1,8 @@
-"""Delta tables as sinks: each batch once, by transaction id; merged by key."""
+"""Delta tables as sinks: each batch once, by transaction id; merged by key. And as sources: as Delta wrote them."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from penstock.errors import PenstockError
 from penstock.pipelines.model import TableSink
 from penstock.pipelines.sinks.delta import DeltaSink
 from penstock.spark import jars
+from penstock.spark.file_log import FileLog
+from penstock.spark.files import FilesStreamReader
 
 COLUMNS = "_id STRING, k STRING, a STRING, n INT"
 
@@ -60,3 +63,36 @@ def test_two_rows_of_a_key_need_an_order(spark: SparkSession, tmp_path: Path) ->
         sink.write(1, rows(spark, ("a", "x", 1), ("a", "y", 2)), 2)
     sink.write(1, rows(spark, ("a", "x", 1), ("b", "y", 2)), 2)
     assert [row[0] for row in table(spark, tmp_path / "t")] == ["a", "b"]
+
+
+def read(path: Path, log: Path, **options: str) -> list[dict[str, Any]]:
+    """What the next batch of the source brings."""
+    given = {"path": str(path), "content": "delta", "skiplines": "0", "maxfiles": "1000", "inbox": str(log) + ".d"}
+    reader = FilesStreamReader(given | {"log": str(log)} | options)
+    before = {"files": {"0": len(FileLog(log).entries())}}
+    tasks = reader.partitions(before, reader.latestOffset(before))
+    return [json.loads(row["value"]) for task in tasks for batch in reader.read(task) for row in batch.to_pylist()]
+
+
+def test_a_table_is_read_as_delta_wrote_it(spark: SparkSession, tmp_path: Path) -> None:
+    path, log = tmp_path / "a table", tmp_path / "log.jsonl"
+    # A checkpoint soon, so that what older versions said is read out of it.
+    made = {"delta.checkpointInterval": "3"}
+    for n in range(4):
+        more = rows(spark, ("it's a/k=1", "x", n))
+        more.write.format("delta").mode("append").partitionBy("k", "n").options(**made).save(str(path))
+    for version in (0, 1):
+        (path / "_delta_log" / f"{version:020}.json").unlink()
+    expected = [{"_id": "i0", "a": "x", "k": "it's a/k=1", "n": n} for n in range(4)]
+    assert sorted(read(path, log), key=lambda row: row["n"]) == expected
+    assert read(path, log) == []
+    rows(spark, ("b", "y", 9)).write.format("delta").mode("append").save(str(path))
+    assert read(path, log) == [{"_id": "i0", "a": "y", "k": "b", "n": 9}]
+    # Files put together hold no new rows; rows that are replaced are told of, or left out.
+    spark.sql(f"OPTIMIZE delta.`{path}`")
+    assert read(path, log) == []
+    spark.sql(f"UPDATE delta.`{path}` SET a = 'z' WHERE n = 9")
+    with pytest.raises(PenstockError, match="deleted or replaced rows"):
+        read(path, log)
+    rows(spark, ("c", "y", 10)).write.format("delta").mode("append").save(str(path))
+    assert read(path, log, changes="skip") == [{"_id": "i0", "a": "y", "k": "c", "n": 10}]

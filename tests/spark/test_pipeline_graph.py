@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
@@ -29,6 +30,7 @@ name: {{name}}
 sources:
   live: {{{{topics: ["{{topic}}"], master: "{{master}}"}}}}
   history: {{{{format: files, path: "{{lake}}/in/*.csv", skip_lines: 1, max_files: 2}}}}
+  bought: {{{{format: files, content: delta, path: "{{lake}}/bought"}}}}
 statestore: {{{{broker: "{{broker}}"}}}}
 trigger: 50 milliseconds
 dead_letters: {{{{path: "{{lake}}/dead"}}}}
@@ -37,7 +39,8 @@ steps:
   - {{{{name: old, from: history, parse: {{{{format: csv, schema: "{SCHEMA}"}}}}}}}}
   - name: scaled
     map: {{{{rename: {{{{name: label}}}}, compute: {{{{name: label, x: "1 * x"}}}}, drop: [label]}}}}
-  - {{{{name: all, concat: [parsed, scaled]}}}}
+  - {{{{name: delta, from: bought, parse: {{{{schema: "{SCHEMA}"}}}}}}}}
+  - {{{{name: all, concat: [parsed, scaled, delta]}}}}
   - {{{{name: low, filter: x < 10}}}}
   - {{{{name: high, from: all, filter: x >= 10}}}}
   - {{{{name: marked, map: {{{{compute: {{{{high: "true"}}}}}}}}}}}}
@@ -57,6 +60,24 @@ def message(name: str, x: float, minute: int = 0) -> Record:
 
 def table(path: Path) -> list[dict[str, Any]]:
     return [row for file in files(path) for row in pq.ParquetFile(file).read().to_pylist()]
+
+
+def commit(table: Path, version: int, *names: str) -> None:
+    """A version of a Delta table that is partitioned by ``x``, a file for each of ``names``."""
+    actions: list[dict[str, Any]] = []
+    if version == 0:
+        fields = [{"name": name, "type": kind} for name, kind in (("name", "string"), ("x", "double"))]
+        actions += [
+            {"protocol": {"minReaderVersion": 1}},
+            {"metaData": {"schemaString": json.dumps({"fields": fields})}},
+        ]
+    (table / "_delta_log").mkdir(parents=True, exist_ok=True)
+    for x, name in enumerate(names, 1):
+        pq.write_table(pa.table({"name": [name], "at": [MIDNIGHT]}), table / f"{name}.parquet")
+        added = {"path": f"{name}.parquet", "modificationTime": x, "partitionValues": {"x": f"{x * 8}.0"}}
+        actions.append({"add": added | {"dataChange": True}})
+    text = "\n".join(map(json.dumps, actions))
+    (table / "_delta_log" / f"{version:020}.json").write_text(text)
 
 
 @pytest.fixture
@@ -82,6 +103,7 @@ def test_sources_are_joined_and_ways_part_and_meet_again(setup_of: Callable[[str
     (csv / "a.csv").write_text(f"name,at,x\nold1,{at(1)},1\nold2,{at(2)},20\n,{at(3)},3\n")
     (csv / "b.csv").write_text(f"name,at,x\nold3,{at(4)},4")
     (csv / ".hidden.csv").write_text("name,at,x\nhidden,,6\n")
+    commit(setup.lake / "bought", 0, "bought1", "bought2")
     setup.run()
     # Each broken record is one letter, though it was read on both ways.
     letters = {(x.source, x.step, x.code): x for x in dead.letters(setup.lake / "dead")}
@@ -97,9 +119,10 @@ def test_sources_are_joined_and_ways_part_and_meet_again(setup_of: Callable[[str
     setup.forget_the_last_data("rows")
     asyncio.run(dead.redrive(setup.lake / "dead", [null], setup.pipeline.inputs, setup.state))
     (csv / "c.csv").write_text(f"name,at,x\nold4,{at(1)},6\n")
+    commit(setup.lake / "bought", 1, "bought3")
     setup.run()
-    low = {"live1": 5.0, "old1": 1.0, "old3": 4.0, "old4": 6.0}
-    high = {"live2": 50.0, "old2": 20.0}
+    low = {"live1": 5.0, "old1": 1.0, "old3": 4.0, "old4": 6.0, "bought1": 8.0, "bought3": 8.0}
+    high = {"live2": 50.0, "old2": 20.0, "bought2": 16.0}
     found = [(row["name"], row["x"], row["high"]) for row in table(setup.lake / "rows")]
     assert sorted(found) == sorted(
         [(name, x, None) for name, x in low.items()] + [(name, x, True) for name, x in high.items()]
@@ -108,9 +131,9 @@ def test_sources_are_joined_and_ways_part_and_meet_again(setup_of: Callable[[str
     assert [(x.id, x.code, x.value) for x in again] == [(null.id, "schema.null", null.value)]
     (account,) = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
     assert (account.off, account.unknown) == ((), ())
-    # 3 + 6 records, on two ways.
+    # 3 + 6 + 3 records, on two ways.
     sums = account.sums
-    assert (sums.read, sums.out, sums.dead, sums.filtered, sums.duplicates, sums.letters) == (18, 6, 6, 6, 0, 3)
+    assert (sums.read, sums.out, sums.dead, sums.filtered, sums.duplicates, sums.letters) == (24, 9, 6, 9, 0, 3)
     (csv / "a.csv").write_text("other")
     (account,) = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
     assert "has changed since it was first read" in account.unknown[0]

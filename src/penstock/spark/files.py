@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from penstock.spark.file_log import Content, FileEntry, FileLog, check_unchanged, found_files, opened
+from penstock.spark.delta_log import DeltaLog
+from penstock.spark.file_log import (
+    Content,
+    FileEntry,
+    FileLog,
+    check_unchanged,
+    found_files,
+    found_versions,
+    opened,
+)
 from penstock.spark.made_source import MadeSource
 from penstock.spark.options import WITH_HEADERS
 from penstock.spark.triggers import SupportsTriggerAvailableNow
@@ -69,6 +78,8 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._path = options["path"]
         self._content: Content = options["content"]  # type: ignore[assignment]  # checked with the file
         self._skip = int(options["skiplines"])
+        self._skip_changes = options.get("changes") == "skip"
+        self._table = DeltaLog(self._path)
         self._most = int(options["maxfiles"])
         self._inbox = options["inbox"]
         self._log = FileLog(Path(options["log"]))
@@ -118,14 +129,15 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _new(self, known: list[FileEntry]) -> list[FileEntry]:
         paths = {entry.path for entry in known}
-        return [
-            *found_files(self._inbox, "letters", 0, paths),
-            *found_files(self._path, self._content, self._skip, paths),
-        ]
+        found = [*found_files(self._inbox, "letters", 0, paths)]
+        if self._content == "delta":
+            return [*found, *found_versions(self._table, known, skip_changes=self._skip_changes)]
+        return [*found, *found_files(self._path, self._content, self._skip, paths)]
 
 
 class FilesDataSource(MadeSource):
-    """Options: ``path``, ``content``, ``skipLines``, ``maxFiles``, ``log``, ``inbox``; of a batch also the range."""
+    """Options: ``path``, ``content``, ``skipLines``, ``changes``, ``maxFiles``, ``log``, ``inbox``; of a batch also
+    the range."""
 
     format_name = "penstock-files"
     readers = (FilesReader, FilesStreamReader)
@@ -194,12 +206,16 @@ def _lines(entry: FileEntry, start: int, end: int) -> Iterator[pa.RecordBatch]:
 
 
 def _parquet(entry: FileEntry) -> Iterator[pa.RecordBatch]:
-    """Each row as a JSON object of its columns: instants as ISO 8601 in UTC, binary as base64."""
+    """Each row as a JSON object of its columns: instants as ISO 8601 in UTC, binary as base64.
+
+    The columns by which a Delta table is partitioned are not in its files.
+    """
     import pyarrow.parquet as pq
 
-    row = 0
+    row, columns = 0, dict(entry.columns or {})
     for found in pq.ParquetFile(entry.path).iter_batches(batch_size=10_000):
-        values = [json.dumps(each, default=_as_text, ensure_ascii=False).encode() for each in found.to_pylist()]
+        rows = [each | columns for each in found.to_pylist()]
+        values = [json.dumps(each, default=_as_text, ensure_ascii=False).encode() for each in rows]
         yield _batch(entry, values, list(range(row, row + len(values))))
         row += len(values)
 

@@ -66,6 +66,9 @@ def _source(source: Source) -> str:
     """A source in one line."""
     if isinstance(source, FilesSource):
         skip = f", without the first {source.skip_lines} lines" if source.skip_lines else ""
+        if source.content == "delta":
+            left_out = ", without versions that change rows" if source.changes == "skip" else ""
+            return f"Delta table {source.path}{left_out}, {source.max_files} files a batch"
         return f"files {source.path}, {source.content}{skip}, {source.max_files} a batch"
     if isinstance(source, RateSource):
         return f"rate {f'{source.rows} records' if source.rows else f'{source.rows_per_second} records a second'}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from penstock.pipelines.model.part import Part
 
@@ -98,20 +98,35 @@ class StateStoreSource(TubeOptions):
 
 
 class FilesSource(Part):
-    """Files of a directory, each read once, in the order in which they came: lines, whole files, or rows of Parquet.
+    """Files of a directory, each read once, in the order in which they came: lines, whole files, rows of Parquet, or
+    the rows of a Delta table.
 
     A file must be complete when it gets its name (write it elsewhere and rename it); one that changes after it was
-    read is an error when its batch is read again. Rows have a column ``file``.
+    read is an error when its batch is read again. Rows have a column ``file``. A Delta table is read out of its log:
+    first the rows that it holds, then what each version adds; no jar is needed for that.
     """
 
     format: Literal["files"]
     path: str = Field(min_length=1, description="directory, or a pattern such as in/*.csv; on a cluster a shared one")
-    content: Literal["lines", "whole", "parquet"] = Field(
+    content: Literal["lines", "whole", "parquet", "delta"] = Field(
         default="lines",
-        description="what a record is: a line (JSON, CSV), the file, or a row of Parquet (as a JSON object)",
+        description="what a record is: a line (JSON, CSV), the file, or a row of Parquet or of a Delta table (as a "
+        "JSON object); path is then the directory of the table",
+    )
+    changes: Literal["fail", "skip"] = Field(
+        default="fail",
+        description="Delta: what becomes of a version that deleted or replaced rows: it ends the run, or is left out",
     )
     skip_lines: int = Field(default=0, ge=0, le=1_000, description="lines to leave out at the top: 1 for a CSV header")
     max_files: int = Field(default=100, ge=1, description="how many new files one batch reads")
+
+    @model_validator(mode="after")
+    def _options_are_of_the_content(self) -> FilesSource:
+        if self.skip_lines and self.content != "lines":
+            raise ValueError(f"skip_lines is for content: lines, not for {self.content}")
+        if self.changes == "skip" and self.content != "delta":
+            raise ValueError(f"changes is for content: delta, not for {self.content}")
+        return self
 
 
 class RateSource(Part):

@@ -17,6 +17,7 @@ from penstock.pipelines.state import layout
 from penstock.pipelines.state.durable import read_json, write_json
 from penstock.pipelines.state.replay import Span
 from penstock.spark import files, rate
+from penstock.spark.delta_log import DeltaLog
 from penstock.spark.file_log import FileLog, check_unchanged, count_records
 from penstock.spark.options import WITH_HEADERS
 from penstock.spark.tube import spark_schema
@@ -44,10 +45,13 @@ class FilesReader:
         """Look whether the directory is there.
 
         Raises:
-            ConfigError: it is not, or a part of the files is asked for.
+            ConfigError: it is not, is no Delta table where it should be, or a part of the files is asked for.
         """
         _refuse_part(self._name, self._span)
         path = Path(self._path)
+        if self._source.content == "delta":
+            DeltaLog(path).check()
+            return
         directory = path.parent if any(mark in path.name for mark in "*?[") else path
         if not directory.is_dir():
             raise ConfigError(
@@ -68,6 +72,7 @@ class FilesReader:
             "path": self._path,
             "content": self._source.content,
             "skipLines": str(self._source.skip_lines),
+            "changes": self._source.changes,
             "maxFiles": str(self._source.max_files),
             "inbox": str(self._inbox),
             "log": str(_log(way)),

@@ -237,3 +237,15 @@ def test_a_problem_of_a_shared_step_is_told_once() -> None:
     with pytest.raises(ConfigError) as error:
         parse(text)
     assert str(error.value).count("parse is the first step") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("content: delta, skip_lines: 1", "skip_lines is for content: lines, not for delta"),
+        ("content: parquet, changes: skip", "changes is for content: delta, not for parquet"),
+    ],
+)
+def test_options_of_files_are_for_their_content(options: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse(SOURCES.replace("path: in", f"path: in, {options}"))
