@@ -264,20 +264,77 @@ def test_services_and_full_queues_that_refuse_are_asked_each_time() -> None:
     assert len(service.taken) == 3
 
 
+def asked(number: int, size: int = 4) -> Publish:
+    """A request: what tells it from the others stands in its properties."""
+    properties = Properties(
+        response_topic="answers",
+        correlation_data=number.to_bytes(8, "big"),
+        user_properties=[("__ts", f"{number:015}"), ("kind", "a")],
+        message_expiry_interval=60,
+    )
+    return message(number, size=size, properties=properties)
+
+
+def same_size(number: int) -> Publish:
+    return asked(number, size=number)
+
+
+def test_properties_that_vary_in_their_values_alone_are_not_decoded() -> None:
+    bench = Bench()
+    publisher, _, _ = pair(bench)
+    again = bench.connect("r", expiry=100)
+    again.subscribe("t")
+    assert [carried(publisher, same_size(n)) for n in range(4, 10)] == [False] * 4 + [True] * 2
+    got = again.publishes()
+    assert [(m.payload, m.properties) for m in got] == [(m.payload, m.properties) for m in map(same_size, range(4, 10))]
+    again.drop()
+    bench.advance(20_000)
+    back = bench.connect("r", clean_start=False, expiry=100)
+    got = back.publishes()
+    assert [m.properties.correlation_data for m in got] == [n.to_bytes(8, "big") for n in range(4, 10)]
+    assert {m.properties.message_expiry_interval for m in got} == {40}
+    assert publisher.take() == [PubAck(n) for n in range(4, 10)]
+    longer = Properties(correlation_data=bytes(9))
+    assert not carried(publisher, message(10, properties=longer))
+    assert not carried(publisher, message(11))
+    assert carried(publisher, message(12)), "without properties at last"
+    assert len(back.publishes()) == 3
+
+
+def test_a_text_that_varies_has_to_be_one() -> None:
+    bench = Bench()
+    publisher, receiver, _ = pair(bench)
+    assert [carried(publisher, asked(n)) for n in range(1, 7)][-1]
+    publisher.take()
+    data = encode(asked(7)).replace(b"000000000000007", b"0000000000000\xff7")
+    publisher.send_bytes(data)
+    assert code(publisher.only()) == 0x81
+    assert len(receiver.publishes()) == 6
+
+
 _steps = st.lists(
     st.tuples(
         st.sampled_from(["p", "q", "s"]),
         st.sampled_from(["t", "t", "t", "u/v", "w", "nobody"]),
         st.sampled_from([0, 0, 1, 1, 1, 2]),
         st.sampled_from([4, 4, 4, 9, 300, 5_000]),
-        st.sampled_from([None, None, None, 5]),
+        st.sampled_from([None, None, "expiry", "request", "stamp"]),
         st.booleans(),
+        st.integers(1, 6),
     ),
-    max_size=25,
+    max_size=9,
 )
 
 
-def _conversation(steps: list[tuple[str, str, int, int, int | None, bool]], *, ways: bool) -> list[object]:
+def _properties(kind: str | None, number: int) -> Properties | None:
+    if kind == "expiry":
+        return Properties(message_expiry_interval=5)
+    if kind == "request":
+        return Properties(correlation_data=number.to_bytes(4, "big"), response_topic="r")
+    return Properties(user_properties=[("__ts", f"{number:09}")]) if kind else None
+
+
+def _conversation(steps: list[tuple[str, str, int, int, str | None, bool, int]], *, ways: bool) -> list[object]:
     """What every client gets, message by message, when like ones are carried and when each is looked at."""
     bench = Bench(RecordingService("u/#"), limits=BrokerLimits(max_queued_messages=6))
     peers: dict[str, Peer] = {}
@@ -290,10 +347,10 @@ def _conversation(steps: list[tuple[str, str, int, int, int | None, bool]], *, w
     peers["r"].subscribe(Subscription("+", 1), Subscription("$share/g/t", 1), identifier=3)
     peers["s"].subscribe(Subscription("#", 0), Subscription("w", 1), Subscription("$share/g/t", 1))
     everything: list[object] = []
-    for number, (name, topic, qos, size, expiry, quiet) in enumerate(steps, 1):
+    repeated = [step[:-1] for step in steps for _ in range(step[-1])]
+    for number, (name, topic, qos, size, kind, quiet) in enumerate(repeated, 1):
         peer = peers[name]
-        properties = None if expiry is None else Properties(message_expiry_interval=expiry)
-        packets: list[Packet] = [message(number, topic, qos, size, properties)]
+        packets: list[Packet] = [message(number, topic, qos, size, _properties(kind, number))]
         if qos == 2:
             packets.append(PubRel(number))
         for packet in packets:
@@ -314,5 +371,5 @@ def _conversation(steps: list[tuple[str, str, int, int, int | None, bool]], *, w
 
 
 @given(steps=_steps)
-def test_the_whole_broker_does_the_same(steps: list[tuple[str, str, int, int, int | None, bool]]) -> None:
+def test_the_whole_broker_does_the_same(steps: list[tuple[str, str, int, int, str | None, bool, int]]) -> None:
     assert _conversation(steps, ways=True) == _conversation(steps, ways=False)

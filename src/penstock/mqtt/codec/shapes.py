@@ -16,6 +16,7 @@ from collections.abc import Callable
 from struct import Struct
 from typing import Any, Final
 
+from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.primitives import Reader, decode_text, encode_varint
 from penstock.mqtt.codec.properties import BY_IDENTIFIER, Properties, SparseProperties, WireType
@@ -105,6 +106,20 @@ class Shape:
             wire, topic_end, [(start, end) for _, start, end, _ in changing], has_identifier=has_identifier
         )
         self.changing_names = frozenset(name for _, _, name in self.texts)
+
+    def fits(self, data: bytes, start: int, end: int) -> bool:
+        """Whether the PUBLISH whose topic begins at ``start``, and which ends at ``end``, is one of these."""
+        if start + self.size > end:
+            return False
+        parts = self.cut(data, start)
+        if parts[::2] != self.fixed:
+            return False
+        try:
+            for at, _, _ in self.texts:
+                decode_text(parts[at])
+        except RemoteProtocolError:
+            return False
+        return True
 
     def properties(self, parts: tuple[Any, ...]) -> LikeProperties:
         """The properties of a message whose fixed parts are those of this shape.
@@ -245,6 +260,13 @@ class Learner:
         """Whether the previous one has a packet identifier: its properties begin two bytes later."""
         self._patience = 1
         self._wait = 0
+
+    def compare(self, publish: Publish, properties: Properties) -> Shape | None:
+        """:meth:`see` for a PUBLISH that was decoded; all of them are of one topic and QoS."""
+        topic = publish.topic_wire
+        identifier = b"\0\0" if publish.qos else b""
+        wire = b"".join((topic, identifier, publish.properties_wire))
+        return self.see(wire, len(topic), publish.topic, properties, has_identifier=publish.qos > 0)
 
     def see(self, wire: bytes, topic_end: int, topic: str, model: Properties, *, has_identifier: bool) -> Shape | None:
         """The shape of ``wire`` (topic to the end of the properties) and the one before, if they are like."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from penstock.mqtt.codec.encoder import encode_properties
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.primitives import encode_string, encode_varint, length_size
+from penstock.mqtt.codec.property_blocks import decode_properties
 from penstock.mqtt.codec.reasons import PacketType
 
 __all__ = ["Message", "identifier_block"]
@@ -71,21 +72,39 @@ class Message:
         else:
             self.properties_wire = publish.properties_wire or encode_properties(properties, _CONTEXT)
 
-    def like(self, payload: bytes, now: int) -> Message:
-        """A message like this one that came at ``now``; it has not been stored."""
+    def like(self, payload: bytes, now: int, properties_wire: bytes = b"") -> Message:
+        """A message like this one that came at ``now``; it has not been stored.
+
+        ``properties_wire``: where they differ, in nothing that the broker looks at; its ``publish`` is made when
+        somebody asks.
+        """
         message = _new(Message)
-        message.publish = self.publish
+        if properties_wire:
+            message.properties_wire = properties_wire
+        else:
+            message.properties_wire = self.properties_wire
+            message.publish = self.publish
         message.qos = self.qos
         message.retain = self.retain
         message.payload = payload
         message.topic_wire = self.topic_wire
-        message.properties_wire = self.properties_wire
         message.accepted_at = now
         message.expires_at = self.expires_at and self.expires_at - self.accepted_at + now
         message.stored = 0
         message.receivers = 0
         message.urgent = self.urgent
         return message
+
+    def __getattr__(self, name: str) -> Any:
+        """Called for an attribute that was not set."""
+        if name != "publish":
+            raise AttributeError(name)
+        wire = self.properties_wire
+        properties = decode_properties(wire, length_size(wire), len(wire), _CONTEXT)
+        publish = Publish(self.topic_wire[2:].decode(), self.payload, self.qos, properties=properties)
+        publish.topic_wire, publish.properties_wire = self.topic_wire, wire
+        self.publish = publish
+        return publish
 
     @property
     def size(self) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.codec.shapes import LONGEST, Learner, Shape
 from penstock.mqtt.engine.message import Message
 from penstock.mqtt.engine.routes import Route
 from penstock.mqtt.engine.session import LARGE, Session
@@ -25,19 +26,17 @@ MOST: Final = 64
 """Topics of one connection whose ways are kept."""
 MOST_RECEIVERS: Final = 16
 """Of a message that has a way: with more of them, finding them is little of the work, and what is kept here much."""
-LONGEST: Final = 1_024
-"""Bytes of topic and properties above which nothing is kept."""
 
 
 class Way:
     """Where a client's messages of one topic go, as long as ``route`` and ``rights`` stand.
 
-    ``first``: the first byte of their packets, -1 where their properties vary; ``properties``: what stands between
-    packet identifier and payload. ``model`` is like them in all but the payload. ``plain``: there is one receiver, and
-    it gets what came, but for the packet identifier.
+    ``first``: the first byte of their packets; ``properties``: what stands between packet identifier and payload, or
+    the ``shape`` that it has, once ``learner`` has seen what varies. ``model`` is like them in all else but payload.
+    ``plain``: there is one receiver, and it gets what came, but for the packet identifier.
     """
 
-    __slots__ = ("first", "model", "plain", "properties", "rights", "route")
+    __slots__ = ("first", "learner", "model", "plain", "properties", "rights", "route", "shape")
 
     def __init__(
         self, publish: Publish, connection: BrokerConnection, session: Session, route: Route, model: Message
@@ -48,6 +47,8 @@ class Way:
         self.route = route
         self.rights = session.rights
         self.model = model
+        self.learner: Learner | None = None
+        self.shape: Shape | None = None
         self.plain = (
             version == 5
             and len(route.targets) == 1
@@ -69,21 +70,21 @@ class Way:
         others, or the way is not theirs any more; then nothing was done."""
         model = self.model
         qos = model.qos
-        properties = self.properties
+        shape, properties = self.shape, self.properties
         properties_at = at + 2 if qos else at
-        payload_at = properties_at + len(properties)
-        if (
-            payload_at > end
-            or not data.startswith(properties, properties_at)
-            or not self.holds(connection, session)
-            or connection.pending
-            or connection.open_qos2
-        ):
+        if shape is None:
+            payload_at = properties_at + len(properties)
+            like = payload_at <= end and data.startswith(properties, properties_at)
+        else:
+            start = at - len(model.topic_wire)
+            payload_at = start + shape.size
+            like = shape.fits(data, start, end)
+        if not like or connection.pending or connection.open_qos2 or not self.holds(connection, session):
             return False
         packet_id = data[at] << 8 | data[at + 1] if qos else 0
         if qos and not packet_id:
             return False
-        message = model.like(data[payload_at:end], now)
+        message = model.like(data[payload_at:end], now, b"" if shape is None else data[properties_at:payload_at])
         broker = connection.broker
         if self.plain:
             receiver = self.route.targets[0].session
@@ -148,20 +149,27 @@ def learn(connection: BrokerConnection, session: Session, publish: Publish, now:
             ways.clear()
         ways[topic] = None
         return
-    known = ways[topic]
-    if known is not None and known.first in (-1, 0x30 | publish.qos << 1) and known.holds(connection, session):
-        if connection.version == 5 and publish.properties_wire != known.properties:
-            known.first = -1
+    properties = publish.optional_properties
+    if properties is not None and (properties.topic_alias is not None or properties.payload_format_indicator):
         return
+    known = ways[topic]
+    shape: Shape | None = None
+    learner: Learner | None = None
+    if known is not None and known.first == 0x30 | publish.qos << 1 and known.holds(connection, session):
+        if connection.version != 5 or publish.properties_wire == known.properties:
+            return
+        if properties is not None:
+            learner = known.learner = known.learner or Learner()
+            shape = learner.compare(publish, properties)
+            if shape is None:
+                return
     broker = connection.broker
     route = broker.router.routes.get(publish.topic)
     if route is None or not route.forwards or route.receivers > MOST_RECEIVERS or broker.refusing:
         return
-    properties = publish.optional_properties
-    if properties is not None and (properties.topic_alias is not None or properties.payload_format_indicator):
-        return
     if len(topic) + len(publish.properties_wire) <= LONGEST:
-        ways[topic] = Way(publish, connection, session, route, broker.message(publish, session, now))
+        way = ways[topic] = Way(publish, connection, session, route, broker.message(publish, session, now))
+        way.shape, way.learner = shape, learner
 
 
 def carry(connection: BrokerConnection, data: bytes, now: int) -> int:
@@ -208,7 +216,8 @@ def carry(connection: BrokerConnection, data: bytes, now: int) -> int:
             way = ways.get(topic)
             if way is None or way.first != first or end - position > decoder.max_packet_size:
                 break
-            if end < size and data[end] == first and data.startswith(topic, end + start - position):
+            next_topic = end + start - position
+            if end < size and data[end] == first and way.shape is None and data.startswith(topic, next_topic):
                 break
             if not way.take(connection, session, data, position, at, end, now):
                 break
