@@ -11,7 +11,6 @@ import logging
 import uuid
 from collections.abc import Callable, Sequence
 
-from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode, reason_name
 from penstock.mqtt.engine.access import Access, Origin, Rights
@@ -62,7 +61,7 @@ class MqttServer:
             services=services,
             new_client_id=lambda: f"penstock-{uuid.uuid4().hex}",
             wake=self._wake,
-            report=_log_protocol_error,
+            report=_log_end,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._time: Callable[[], float] = _not_started
@@ -303,6 +302,7 @@ class MqttServer:
         listener.stats.connections -= 1
         connection = link.connection
         if connection is not None:
+            logger.debug("%r is gone", connection)
             connection.lost(self.now())
             self._links.pop(connection, None)
             if not self._links:
@@ -379,6 +379,7 @@ class MqttServer:
     def _known(self, link: Link) -> None:
         """Its CONNECT was accepted."""
         link.stranger = False
+        logger.debug("%r connected", link.connection)
         for admission in (link.listener.admission, self.admission):
             admission.authenticated(link, link.group)
 
@@ -405,5 +406,7 @@ def _not_started() -> float:
     raise AssertionError("the server is started first")
 
 
-def _log_protocol_error(connection: BrokerConnection, error: RemoteProtocolError) -> None:
-    logger.info("%r broke the protocol: %s (%s)", connection, error.what, reason_name(error.reason_code))
+def _log_end(connection: BrokerConnection, reason_code: int, why: str) -> None:
+    """What went wrong is for everybody's log; who comes and goes in peace only for those who look closely."""
+    if reason_code != ReasonCode.SERVER_SHUTTING_DOWN:
+        logger.info("%r ended by us: %s%s", connection, reason_name(reason_code), f", {why}" if why else "")

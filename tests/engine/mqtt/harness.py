@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count
 
-from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.decoder import Decoder, Role
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import ConnAck, Connect, Packet, Publish, SubAck, Subscribe, Subscription, Will
@@ -106,7 +105,7 @@ class Bench:
         self, *services: RecordingService, limits: BrokerLimits | None = None, access: Access | None = None
     ) -> None:
         self.now = 1_000
-        self.errors: list[RemoteProtocolError] = []
+        self.ended: list[int] = []
         self.wakes = 0
         ids = count(1)
         self.packet_ids = count(1)
@@ -116,7 +115,7 @@ class Bench:
             access=access,
             new_client_id=lambda: f"assigned-{next(ids)}",
             wake=self._wake,
-            report=lambda _connection, error: self.errors.append(error),
+            report=lambda _connection, code, _why: self.ended.append(code),
         )
         self.peers: dict[BrokerConnection, Peer] = {}
 

@@ -49,7 +49,7 @@ class KeptBench(Bench):
             services=services,
             journal=self.journal,
             new_client_id=lambda: "assigned",
-            report=lambda _connection, error: self.errors.append(error),
+            report=lambda _connection, code, _why: self.ended.append(code),
         )
         self.broker.recall = self.recall
         self.peers: dict[BrokerConnection, Peer] = {}

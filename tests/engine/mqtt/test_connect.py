@@ -221,7 +221,7 @@ def test_packets_before_an_error_are_handled() -> None:
     packet = peer.only()
     assert isinstance(packet, Disconnect)
     assert packet.reason_code == 0x81
-    assert bench.errors[0].reason_code == 0x81
+    assert bench.ended == [0x81]
 
 
 def test_too_many_connections_and_sessions() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -180,6 +181,29 @@ async def test_a_failure_of_ours_ends_one_connection(
     assert "internal error" in caplog.text
     for client in (wire, other):
         client.writer.close()
+
+
+async def test_the_log_says_who_was_ended_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    """What the broker ended is for every log, who comes and goes in peace for those who look closely."""
+    caplog.set_level(logging.DEBUG, "penstock.mqtt")
+    server = MqttServer()
+    address = await server.start("127.0.0.1", 0)
+    first = await (await Wire.open(address)).connect("same")
+    second = await (await Wire.open(address)).connect("same")
+    second.send(Connect("same"))
+    polite = await (await Wire.open(address)).connect("polite")
+    polite.send(Disconnect())
+    for wire, last in ((first, 0x8E), (second, 0x82), (polite, None)):
+        packet = await wire.next()
+        assert (packet.reason_code if isinstance(packet, Disconnect) else packet) == last
+        await wire.close()
+    await server.close()
+    said = {(r.levelname, r.getMessage().split("'", 1)[1]) for r in caplog.records if "'" in r.getMessage()}
+    assert ("INFO", "same'> ended by us: 0x8E session taken over") in said
+    assert any(level == "INFO" and "same'> ended by us: 0x82 protocol error, mqtt: " in text for level, text in said)
+    assert ("DEBUG", "polite'> connected") in said
+    assert not any(level != "DEBUG" and "polite" in text for level, text in said)
+    assert "is gone" in caplog.text
 
 
 async def test_keep_alive_runs_on_the_loops_clock(server: tuple[MqttServer, tuple[str, int]]) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from penstock.errors import LocalProtocolError, RemoteProtocolError
+from penstock.errors import LocalProtocolError
 from penstock.mqtt.codec.decoder import TopicNames
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
@@ -48,7 +48,8 @@ class Broker:
     """All sessions and messages of one broker.
 
     ``journal`` collects what is to outlive the process; without one nothing does. ``new_client_id`` gives an
-    unguessable identifier for clients that bring none. ``report`` is told of every protocol error, for logs.
+    unguessable identifier for clients that bring none. ``report`` is told of every connection that the
+    broker ends or refuses, with the reason code and words, for logs; who decides about access tells of its own.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Broker:
         journal: Journal | None = None,
         new_client_id: Callable[[], str],
         wake: Callable[[], None] = lambda: None,
-        report: Callable[[BrokerConnection, RemoteProtocolError], None] = lambda _connection, _error: None,
+        report: Callable[[BrokerConnection, int, str], None] = lambda _connection, _code, _why: None,
     ) -> None:
         self.limits = limits or BrokerLimits()
         self.stats = BrokerStats()

@@ -174,6 +174,7 @@ class BrokerConnection(Pacing):
         self.broker.outbound.ended.append(self)
 
     def _say_goodbye(self, reason_code: int, reason_string: str) -> None:
+        self.broker.report(self, int(reason_code), reason_string)
         if self.session is not None and self.version == 5:
             self.send(Disconnect(int(reason_code), diagnosis(reason_string)))
         self.close()
@@ -365,10 +366,10 @@ class BrokerConnection(Pacing):
     def fail(self, error: RemoteProtocolError, now: int) -> None:
         """The peer broke the protocol: say so where it is allowed, and close [MQTT-4.13.1-1]."""
         self.stats.protocol_errors += 1
-        self.broker.report(self, error)
         if self.session is not None:
             self.disconnect(error.reason_code, now, error.what)
             return
+        self.broker.report(self, error.reason_code, error.what)
         decoder = self.decoder
         if error.reason_code == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION and decoder.protocol_level < 5:
             self.out.append(b"\x20\x02\x00\x01")  # the CONNACK of MQTT 3.1.1: unacceptable protocol version

@@ -46,6 +46,7 @@ class Lifecycle:
         refusal = self._refusal(packet, client_id, owner, rights)
         if refusal is not None:
             self._stats.refused_unauthorized += refusal[0] == ReasonCode.NOT_AUTHORIZED
+            self._broker.report(connection, *refusal)
             connection.refuse(*refusal)
             return
         journal = self._broker.journal
