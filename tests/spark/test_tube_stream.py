@@ -107,6 +107,23 @@ def test_a_running_query_sees_what_comes_and_where_the_log_ends(stream: Stream) 
     query.stop()
 
 
+def test_a_query_waits_for_enough_messages(stream: Stream) -> None:
+    stream.append(range(10))
+    query = stream.start(minOffsetsPerTrigger="50", maxTriggerDelay="1h")
+    query.processAllAvailable()
+    stream.append(range(10, 20))
+    query.processAllAvailable()
+    assert stream.sizes() == [10]
+    stream.append(range(20, 65))
+    query.processAllAvailable()
+    assert stream.sizes() == [10, 55]
+    query.stop()
+    # A run that ends takes what there is.
+    stream.append(range(65, 70))
+    stream.drain(minOffsetsPerTrigger="50")
+    assert stream.rows() == list(range(70))
+
+
 def test_a_first_batch_from_the_latest_survives_a_restart(stream: Stream) -> None:
     """Spark keeps no start of a first batch: were it taken anew, what came in between would be lost."""
     stream.append(range(10))
