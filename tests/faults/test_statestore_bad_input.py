@@ -43,58 +43,70 @@ async def send(
     return answer.payload
 
 
-MALFORMED = [
-    b"",
-    b"*",
-    b"*-1\r\n",
-    b"*0\r\n",
-    b"*1000000000\r\n",
-    b"*99999999999999999999\r\n$3\r\nGET\r\n",
-    b"*2\r\n$-1\r\n$1\r\nk\r\n",
-    b"*2\r\n$3\r\nGET\r\n$-1\r\n",
-    b"*2\r\n$3\r\nGET\r\n$9999999999999999999\r\nk\r\n",
-    b"*2\r\n$3\r\nGET\r\n$2\r\nk\r\n",
-    b"*2\r\n$3\r\nGET\r\n$1\r\nkk\r\n",
-    b"*2\n$3\nGET\n$1\nk\n",
-    b"*2\r\n$3\r\nGET\r\n$1\r\nk\n\r",
-    b"*2\r\n$3\r\nGET\r\n$1\rk\r\n",
-    b"*2\r\n$3\r\nGET\r\n$1\r\nk",
-    b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n\r\n",
-    b"*1\r\n$3\r\nGET\r\n$1\r\nk\r\n",
-    b"*3\r\n$3\r\nGET\r\n$1\r\nk\r\n",
-    b"*2\r\n$03\r\nGET\r\n$1\r\nk\r\n",
-    b"*2\r\n$+3\r\nGET\r\n$1\r\nk\r\n",
-    b"*2\r\n$ 3\r\nGET\r\n$1\r\nk\r\n",
-    "*2\r\n$٣\r\nGET\r\n$1\r\nk\r\n".encode(),
-    b"GET k\r\n",
-    b"PING\r\n",
-    b"*1\r\n*2\r\n$3\r\nGET\r\n$1\r\nk\r\n",
-    b"*2\r\n$3\r\nGET\r\n:1\r\n",
-    b"*2\r\n+GET\r\n+k\r\n",
-    b"%1\r\n$3\r\nGET\r\n$1\r\nk\r\n",
-    b"~2\r\n$3\r\nGET\r\n$1\r\nk\r\n",
-    b">2\r\n$3\r\nGET\r\n$1\r\nk\r\n",
-    b"_\r\n",
-    b"#t\r\n",
-    b",1.5\r\n",
-    b"(12345678901234567890\r\n",
-    b"=7\r\ntxt:GET\r\n",
-    b"|1\r\n$3\r\nGET\r\n$1\r\nk\r\n",
-    b"$3\r\nGET\r\n",
-    b"+OK\r\n",
-    b"-ERR\r\n",
-    b"\xff" * 1000,
-    b"*2\r\n" * 10_000,
-]
+MALFORMED = {
+    "empty": b"",
+    "cut before the count": b"*",
+    "null array": b"*-1\r\n",
+    "empty array": b"*0\r\n",
+    "count of a thousand million": b"*1000000000\r\n",
+    "count beyond 64 bits": b"*99999999999999999999\r\n$3\r\nGET\r\n",
+    "null verb": b"*2\r\n$-1\r\n$1\r\nk\r\n",
+    "null key": b"*2\r\n$3\r\nGET\r\n$-1\r\n",
+    "length beyond 64 bits": b"*2\r\n$3\r\nGET\r\n$9999999999999999999\r\nk\r\n",
+    "length too great": b"*2\r\n$3\r\nGET\r\n$2\r\nk\r\n",
+    "length too small": b"*2\r\n$3\r\nGET\r\n$1\r\nkk\r\n",
+    "LF alone": b"*2\n$3\nGET\n$1\nk\n",
+    "LF CR": b"*2\r\n$3\r\nGET\r\n$1\r\nk\n\r",
+    "CR alone": b"*2\r\n$3\r\nGET\r\n$1\rk\r\n",
+    "CR in the place of a value's end": b"*2\r\n$3\r\nGET\r\n$3\r\nk\r\r\n",
+    "no line end": b"*2\r\n$3\r\nGET\r\n$1\r\nk",
+    "trailing line end": b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n\r\n",
+    "trailing bytes": b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\nx",
+    "trailing request": b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n" * 2,
+    "count too small": b"*1\r\n$3\r\nGET\r\n$1\r\nk\r\n",
+    "count too great": b"*3\r\n$3\r\nGET\r\n$1\r\nk\r\n",
+    "leading zero": b"*2\r\n$03\r\nGET\r\n$1\r\nk\r\n",
+    "plus sign": b"*2\r\n$+3\r\nGET\r\n$1\r\nk\r\n",
+    "blank": b"*2\r\n$ 3\r\nGET\r\n$1\r\nk\r\n",
+    "digits that are not ASCII": "*2\r\n$٣\r\nGET\r\n$1\r\nk\r\n".encode(),
+    "inline command": b"GET k\r\n",
+    "inline ping": b"PING\r\n",
+    "nested array": b"*1\r\n*2\r\n$3\r\nGET\r\n$1\r\nk\r\n",
+    "array for a key": b"*2\r\n$3\r\nGET\r\n*1\r\n$1\r\nk\r\n",
+    "number for a key": b"*2\r\n$3\r\nGET\r\n:1\r\n",
+    "simple strings": b"*2\r\n+GET\r\n+k\r\n",
+    "map": b"%1\r\n$3\r\nGET\r\n$1\r\nk\r\n",
+    "set": b"~2\r\n$3\r\nGET\r\n$1\r\nk\r\n",
+    "push": b">2\r\n$3\r\nGET\r\n$1\r\nk\r\n",
+    "null": b"_\r\n",
+    "boolean": b"#t\r\n",
+    "double": b",1.5\r\n",
+    "big number": b"(12345678901234567890\r\n",
+    "verbatim string": b"=7\r\ntxt:GET\r\n",
+    "attribute": b"|1\r\n$3\r\nGET\r\n$1\r\nk\r\n",
+    "bulk string": b"$3\r\nGET\r\n",
+    "simple string": b"+OK\r\n",
+    "error": b"-ERR\r\n",
+    "noise": b"\xff" * 1000,
+    "ten thousand arrays": b"*2\r\n" * 10_000,
+}
 
 
-async def test_every_malformed_payload_is_a_syntax_error(node: StoreNode) -> None:
+@pytest.mark.parametrize("payload", MALFORMED.values(), ids=MALFORMED)
+async def test_every_malformed_payload_is_a_syntax_error(node: StoreNode, payload: bytes) -> None:
     async with PlainClient(node) as client, PlainClient(node, "neighbour") as neighbour:
         await neighbour.ask("SET k untouched")
-        for payload in MALFORMED:
-            assert await send(client, payload) == b"-ERR syntax error\r\n", payload
+        assert await send(client, payload) == b"-ERR syntax error\r\n"
         assert (await neighbour.ask("GET k")).payload == b"$9\r\nuntouched\r\n"
+        assert (await client.ask("GET k")).payload == b"$9\r\nuntouched\r\n"
         assert node.service.keys == 1
+
+
+async def test_line_ends_inside_keys_and_values_are_plain_bytes(node: StoreNode) -> None:
+    async with PlainClient(node) as client:
+        for value in (b"\r", b"\n", b"\r\n", b"a\r\n$1\r\nb", b"*1\r\n"):
+            assert (await client.ask([b"SET", value, value])).payload == b"+OK\r\n"
+            assert (await client.ask([b"GET", value])).payload == b"$%d\r\n%b\r\n" % (len(value), value)
 
 
 @pytest.mark.parametrize("ttl", ["0", "-1", str(2**63), "1e3", " 5", "5 ", "+5", "05", "", "0x5", "٣", "9" * 400])
@@ -153,7 +165,7 @@ async def test_large_keys_long_names_and_much_correlation_data(node: StoreNode) 
 async def test_bad_input_at_full_speed_leaves_the_neighbour_alone(node: StoreNode) -> None:
     async with PlainClient(node) as client, PlainClient(node, "neighbour") as neighbour:
         for _ in range(3):
-            storm = [asyncio.create_task(send(client, payload)) for payload in MALFORMED]
+            storm = [asyncio.create_task(send(client, payload)) for payload in MALFORMED.values()]
             for number in range(10):
                 assert (await neighbour.ask(f"SET k {number}")).payload == b"+OK\r\n"
             assert set(await asyncio.gather(*storm)) == {b"-ERR syntax error\r\n"}

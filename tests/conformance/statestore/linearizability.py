@@ -1,4 +1,4 @@
-"""Whether a recorded concurrent history of one key could have happened one operation at a time.
+"""Whether a recorded concurrent history of a store could have happened one operation at a time.
 
 Every operation has the instant it was asked and the instant it was answered. The history is linearizable if there is an
 order that respects those instants (what was answered before another was asked comes first) and in which a plain
@@ -9,49 +9,82 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Operation", "explains", "step"]
+__all__ = ["Held", "Operation", "State", "explains", "step"]
+
+Version = tuple[int, int]
 
 
 class Operation(NamedTuple):
-    """One request and its answer: ``words`` without the key, ``answer`` the payload's first line, ``version`` or None.
+    """One request and its answer: ``words`` verb first, ``answer`` the payload, ``version`` the answer's or None.
 
-    ``asked`` and ``answered`` are instants of one clock.
+    ``asked`` and ``answered`` are instants of one clock. ``token`` is the fencing token, ``prefix`` what it fences.
     """
 
     asked: float
     answered: float
     words: tuple[bytes, ...]
     answer: bytes
-    version: tuple[int, int] | None = None
+    version: Version | None = None
+    token: int | None = None
+    prefix: bytes | None = None
 
 
-State = tuple[bytes, tuple[int, int]] | None
-"""What the key holds: value and version; None: there is no such key."""
+class Held(NamedTuple):
+    """What a key holds."""
+
+    value: bytes
+    version: Version
+    fence: int | None = None
+
+
+class State(NamedTuple):
+    """A sequential store: what each key holds, and the floor of each prefix; both sorted."""
+
+    keys: tuple[tuple[bytes, Held], ...] = ()
+    floors: tuple[tuple[bytes, int], ...] = ()
 
 
 def step(state: State, operation: Operation) -> tuple[bool, State]:
     """Whether the answer is what a sequential store in ``state`` gives, and its state afterwards."""
-    match operation.words:
-        case (b"GET",):
-            found = b"$-1" if state is None else b"$" + state[0]
-            same_version = operation.version == (None if state is None else state[1])
-            return operation.answer == found and same_version, state
-        case (b"SET", value, *condition):
-            applies = not condition or state is None or (condition == [b"NEX"] and state[0] == value)
-            if not applies:
-                return operation.answer == b":-1" and state is not None and operation.version == state[1], state
-            version = operation.version
-            newer = version is not None and (state is None or version > state[1])
-            return operation.answer == b"+OK" and newer, (value, version or (0, 0))
-        case (b"DEL",):
-            return operation.answer == (b":0" if state is None else b":1"), None
-        case (b"VDEL", value):
-            if state is None:
-                return operation.answer == b":0", None
-            if state[0] != value:
-                return operation.answer == b":-1", state
-            return operation.answer == b":1", None
-    raise AssertionError(operation)
+    held = dict(state.keys)
+    verb, *arguments = operation.words
+    if verb == b"MGET":
+        return _read_many(state, held, arguments, operation), state
+    if verb == b"SCAN":
+        names = sorted(held)
+        page = b"*1\r\n*%d\r\n" % len(names) + b"".join(_bulk(name) for name in names)
+        return operation.answer == page, state
+    key, *rest = arguments
+    found = held.get(key)
+    if verb == b"GET":
+        expected = (b"$-1\r\n", None) if found is None else (_bulk(found.value), found.version)
+        return (operation.answer, operation.version) == expected, state
+    floors = dict(state.floors)
+    refusal = _fence_error(found, floors, key, operation)
+    if refusal is not None:
+        return operation.answer == refusal, state
+    if verb == b"SET":
+        value, *condition = rest
+        if condition and found is not None and (condition == [b"NX"] or found.value != value):
+            return operation.answer == b":-1\r\n" and operation.version == found.version, state
+        version = operation.version
+        if (
+            operation.answer != b"+OK\r\n"
+            or version is None
+            or any(version <= other.version for other in held.values())
+        ):
+            return False, state
+        fences = [fence for fence in (found.fence if found else None, operation.token) if fence is not None]
+        held[key] = Held(value, version, max(fences, default=None))
+        if operation.prefix is not None and operation.token is not None:
+            floors[operation.prefix] = max(floors.get(operation.prefix, 0), operation.token)
+        return True, State(tuple(sorted(held.items())), tuple(sorted(floors.items())))
+    if found is None:
+        return operation.answer == b":0\r\n", state
+    if verb == b"VDEL" and found.value != rest[0]:
+        return operation.answer == b":-1\r\n", state
+    del held[key]
+    return operation.answer == b":1\r\n", State(tuple(sorted(held.items())), state.floors)
 
 
 def explains(history: list[Operation]) -> bool:
@@ -59,7 +92,7 @@ def explains(history: list[Operation]) -> bool:
     history = sorted(history, key=lambda operation: operation.asked)
     everything = (1 << len(history)) - 1
     tried: set[tuple[int, State]] = set()
-    open_: list[tuple[int, State]] = [(0, None)]
+    open_: list[tuple[int, State]] = [(0, State())]
     while open_:
         done, state = open_.pop()
         if done == everything:
@@ -77,3 +110,33 @@ def explains(history: list[Operation]) -> bool:
                 if fits:
                     open_.append((done | 1 << n, after))
     return False
+
+
+def _read_many(state: State, held: dict[bytes, Held], keys: list[bytes], operation: Operation) -> bool:
+    """All keys at one version, which no key exceeds."""
+    expected = b"*%d\r\n" % (2 * len(keys))
+    for key in keys:
+        found = held.get(key)
+        if found is None:
+            expected += b"$-1\r\n$-1\r\n"
+        else:
+            expected += _bulk(found.value) + _bulk(b"%d:%d:StateStore" % found.version)
+    newest = max((entry.version for _, entry in state.keys), default=(0, 0))
+    return operation.answer == expected and operation.version is not None and operation.version >= newest
+
+
+def _fence_error(found: Held | None, floors: dict[bytes, int], key: bytes, operation: Operation) -> bytes | None:
+    protecting = [floor for prefix, floor in floors.items() if key.startswith(prefix)]
+    protecting += [found.fence] if found is not None and found.fence is not None else []
+    protecting += [floors[operation.prefix]] if operation.prefix in floors else []
+    if not protecting:
+        return None
+    if operation.token is None:
+        return b"-ERR a fencing token is required for this request\r\n"
+    if operation.token < max(protecting):
+        return b"-ERR the request fencing token is a lower version than the fencing token protecting the resource\r\n"
+    return None
+
+
+def _bulk(data: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(data), data)

@@ -17,6 +17,7 @@ from penstock.runtime.durability import Durability
 from penstock.statestore.binding import INVOKE
 from penstock.statestore.codec import encode_array
 from penstock.statestore.hlc import Hlc
+from penstock.statestore.options import StoreOptions
 from penstock.statestore.service import StateStoreService
 
 __all__ = ["PlainClient", "StoreNode"]
@@ -25,9 +26,12 @@ __all__ = ["PlainClient", "StoreNode"]
 class StoreNode:
     """Server and store on a loopback port that stays the same over restarts."""
 
-    def __init__(self, path: Path, durability: Durability = Durability.FLUSHED) -> None:
+    def __init__(
+        self, path: Path, durability: Durability = Durability.FLUSHED, options: StoreOptions | None = None
+    ) -> None:
         self.path = path
         self.durability = durability
+        self.options = options or StoreOptions()
         self.port = 0
 
     @property
@@ -35,7 +39,7 @@ class StoreNode:
         return f"mqtt://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
-        self.service = StateStoreService(self.path, self.durability)
+        self.service = StateStoreService(self.path, self.durability, options=self.options)
         self.server = MqttServer(services=[self.service])
         await self.service.start(self.server)
         _, self.port = await self.server.start("127.0.0.1", self.port)
@@ -105,12 +109,13 @@ class PlainClient:
         qos: int = 1,
         response_topic: str | None = "own",
         correlation: bytes | None = b"",
+        extra: Sequence[tuple[str, str]] = (),
     ) -> bytes:
         """Send one request; gives its correlation data."""
         if correlation == b"":
             correlation = uuid.uuid4().bytes
         args = [word.encode() for word in words.split(" ")] if isinstance(words, str) else list(words)
-        user = [*self.form]
+        user = [*self.form, *extra]
         if ts is not None:
             user.append(("__ts", "0:0:c" if ts == "now" else ts))
         if ft is not None:
@@ -123,9 +128,11 @@ class PlainClient:
         await self.mqtt.publish(INVOKE, encode_array(args), qos=qos, properties=properties)
         return correlation or b""
 
-    async def ask(self, words: str | Sequence[bytes], *, ft: Hlc | None = None) -> Publish:
+    async def ask(
+        self, words: str | Sequence[bytes], *, ft: Hlc | None = None, extra: Sequence[tuple[str, str]] = ()
+    ) -> Publish:
         """Send one request and wait for its answer."""
-        correlation = await self.send(words, ft=ft)
+        correlation = await self.send(words, ft=ft, extra=extra)
         return await self.wait_for(lambda message: message.properties.correlation_data == correlation)
 
     async def wait_for(self, wanted: object, *, timeout_s: float = 10.0) -> Publish:

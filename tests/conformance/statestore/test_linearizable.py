@@ -6,32 +6,60 @@ import asyncio
 import time
 from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 import pytest
 
 from penstock.runtime.durability import Durability
-from penstock.statestore.hlc import parse
+from penstock.statestore.commands import Extension
+from penstock.statestore.hlc import Hlc, parse
+from penstock.statestore.options import StoreOptions
 from tests.conformance.statestore.linearizability import Operation, explains
 from tests.conformance.statestore.node import PlainClient, StoreNode
 
-CHOICES: list[tuple[bytes, ...]] = [
-    (b"GET",),
-    (b"GET",),
-    (b"SET", b"a"),
-    (b"SET", b"b"),
-    (b"SET", b"a", b"NX"),
-    (b"SET", b"b", b"NEX"),
-    (b"DEL",),
-    (b"VDEL", b"a"),
+
+class Choice(NamedTuple):
+    """A request that a client may make."""
+
+    words: tuple[bytes, ...]
+    token: int | None = None
+    prefix: bytes | None = None
+
+
+def of(key: bytes) -> list[Choice]:
+    """What is done to one key."""
+    return [
+        *(Choice((b"GET", key)), Choice((b"GET", key))),
+        *(Choice((b"SET", key, b"a")), Choice((b"SET", key, b"b"))),
+        *(Choice((b"SET", key, b"a", b"NX")), Choice((b"SET", key, b"b", b"NEX"))),
+        *(Choice((b"DEL", key)), Choice((b"VDEL", key, b"a"))),
+    ]
+
+
+KEYS = [b"x", b"y"]
+READS_OF_ALL = [Choice((b"MGET", *KEYS, b"z/1")), Choice((b"SCAN", b"*"))]
+PLAIN = [choice for key in KEYS for choice in of(key)] + READS_OF_ALL
+# Under z/ stands a floor sooner or later; fences of single keys come and go with them.
+FENCED = [
+    *(Choice((b"SET", b"z/1", b"v"), token) for token in (1, 2, 3)),
+    *(Choice((b"SET", b"z/2", b"v"), token) for token in (None, 1, 3)),
+    *(Choice((b"DEL", b"z/1"), token) for token in (None, 2, 3)),
+    *(Choice((b"SET", b"x", b"v"), token, b"z/") for token in (1, 2)),
+    *(Choice((b"GET", key)) for key in (b"x", b"z/1", b"z/2")),
+    *(Choice((b"DEL", b"x"), token) for token in (1, 2)),
+    *READS_OF_ALL,
 ]
 
 
 def op(asked: float, answered: float, words: str, answer: str, version: int | None = None) -> Operation:
+    """An operation on the key ``k``; ``answer`` without its line end, a value behind ``$``."""
+    verb, *rest = words.split()
+    payload = f"${len(answer) - 1}\r\n{answer[1:]}\r\n" if answer[0] == "$" and answer != "$-1" else f"{answer}\r\n"
     return Operation(
         asked,
         answered,
-        tuple(word.encode() for word in words.split()),
-        answer.encode(),
+        tuple(word.encode() for word in (verb, "k", *rest)),
+        payload.encode(),
         None if version is None else (version, 0),
     )
 
@@ -59,6 +87,30 @@ def test_the_checker_finds_an_order_where_there_is_one() -> None:
         [op(0, 1, "SET a", "+OK", 2), op(2, 3, "SET b", "+OK", 1)],
         # Two deletes of one key.
         [op(0, 1, "SET a", "+OK", 1), op(2, 9, "DEL", ":1"), op(2, 9, "DEL", ":1")],
+        # A page of names without one that was there all the time.
+        [op(0, 1, "SET a", "+OK", 1), Operation(2, 3, (b"SCAN", b"*"), b"*1\r\n*0\r\n")],
+        # Several keys that were never so at one time: k is read after its delete, j before its write.
+        [
+            *(op(0, 1, "SET a", "+OK", 1), op(2, 3, "DEL", ":1")),
+            Operation(4, 5, (b"SET", b"j", b"a"), b"+OK\r\n", (3, 0)),
+            Operation(
+                2,
+                9,
+                (b"MGET", b"k", b"j"),
+                b"*4\r\n$1\r\na\r\n$14\r\n1:0:StateStore\r\n$1\r\na\r\n$14\r\n3:0:StateStore\r\n",
+                (3, 0),
+            ),
+        ],
+        # A write under a lower token than the one before it.
+        [
+            Operation(0, 1, (b"SET", b"k", b"a"), b"+OK\r\n", (1, 0), token=2),
+            Operation(2, 3, (b"SET", b"k", b"b"), b"+OK\r\n", (2, 0), token=1),
+        ],
+        # A zombie creates a key under a prefix that was fenced before it asked.
+        [
+            Operation(0, 1, (b"SET", b"lock", b"a"), b"+OK\r\n", (1, 0), token=2, prefix=b"out/"),
+            Operation(2, 3, (b"SET", b"out/1", b"b"), b"+OK\r\n", (2, 0), token=1),
+        ],
     ],
 )
 def test_the_checker_refuses_what_cannot_be(history: list[Operation]) -> None:
@@ -66,30 +118,32 @@ def test_the_checker_refuses_what_cannot_be(history: list[Operation]) -> None:
 
 
 @pytest.mark.parametrize("durability", [Durability.FLUSHED, Durability.MEMORY])
-@pytest.mark.parametrize("seed", [1, 2])
-async def test_concurrent_histories_are_linearizable(tmp_path: Path, durability: Durability, seed: int) -> None:
-    node = StoreNode(tmp_path / "store", durability)
+@pytest.mark.parametrize(("choices", "seed"), [(PLAIN, 1), (PLAIN, 2), (FENCED, 3)], ids=["plain", "plain2", "fenced"])
+async def test_concurrent_histories_are_linearizable(
+    tmp_path: Path, durability: Durability, choices: list[Choice], seed: int
+) -> None:
+    options = StoreOptions(extensions=Extension.SCAN | Extension.MGET | Extension.PREFIX_FENCE)
+    node = StoreNode(tmp_path / "store", durability, options)
     await node.start()
-    histories: dict[bytes, list[Operation]] = {b"x": [], b"y": []}
+    history: list[Operation] = []
 
     async def work(number: int) -> None:
         random = Random(f"{seed}-{number}")
         async with PlainClient(node, f"client-{number}") as client:
             for _ in range(40):
-                key = random.choice([b"x", b"y"])
-                verb, *rest = words = random.choice(CHOICES)
+                choice = random.choice(choices)
+                token = None if choice.token is None else Hlc(choice.token, 0, "n")
+                extra = [] if choice.prefix is None else [("__fencePrefix", choice.prefix.decode())]
                 asked = time.monotonic()
-                answer = await client.ask([verb, key, *rest])
+                answer = await client.ask(choice.words, ft=token, extra=extra)
                 answered = time.monotonic()
-                line, _, body = answer.payload.partition(b"\r\n")
-                if line.startswith(b"$") and line != b"$-1":
-                    line = b"$" + body.removesuffix(b"\r\n")
                 version = parse(answer.properties.user_property("__ts") or "")
                 told = None if version is None else (version.wall_ms, version.counter)
-                histories[key].append(Operation(asked, answered, tuple(words), line, told))
+                history.append(
+                    Operation(asked, answered, choice.words, answer.payload, told, choice.token, choice.prefix)
+                )
 
     await asyncio.gather(*(work(number) for number in range(6)))
     await node.close()
-    assert sum(map(len, histories.values())) == 240
-    for key, history in histories.items():
-        assert explains(history), (key, sorted(history))
+    assert len(history) == 240
+    assert explains(history), sorted(history)

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from penstock.statestore import keyspace
 from penstock.statestore.answer import Answer, AnswerKind, Context
+from penstock.statestore.codec import decode_page
 from penstock.statestore.commands import Command, Extension, StoreError, parse
 from penstock.statestore.dialects import SDK
 from penstock.statestore.engine import Engine
 from penstock.statestore.history import History
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.record import Change, Record
+from penstock.statestore.record import RECORD_BYTES, Change, Record
 
 START = 1_700_000_000_000
 
 KEYS = st.sampled_from([b"a", b"b"])
 VALUES = st.sampled_from([b"", b"1", b"2"])
 CLIENTS = st.sampled_from(["x", "y"])
-TOKENS = st.none() | st.integers(0, 4)
+TOKENS = st.none() | st.integers(0, 2)
 TTLS = st.none() | st.integers(1, 30)
 SKEWS = st.sampled_from([-100_000, -1, 0, 0, 0, 5, 60_000, 60_001])
+PREFIXES = st.sampled_from([b"a", b"r"])
+PATTERNS: dict[bytes, set[bytes]] = {
+    b"*": {b"a", b"b", b"run"},
+    b"?": {b"a", b"b"},
+    b"[!a]*": {b"b", b"run"},
+    b"r*n": {b"run"},
+    b"a?": set(),
+}
 
 
 @dataclass
@@ -42,6 +53,10 @@ class Model:
 
     keys: dict[bytes, Kept] = field(default_factory=dict)
     watchers: dict[bytes, set[str]] = field(default_factory=dict)
+    prefix_watchers: dict[bytes, set[str]] = field(default_factory=dict)
+    removed: set[bytes] = field(default_factory=set)
+    max_keys: int = 0
+    max_bytes: int = 0
     floors: dict[bytes, int] = field(default_factory=dict)
     timeline: list[tuple[tuple[int, int], bytes, bytes | None]] = field(default_factory=list)
     known_from: tuple[int, int] = (0, 0)
@@ -49,7 +64,12 @@ class Model:
     told: list[tuple[str, bytes, bytes | None]] = field(default_factory=list)
 
     def changed(self, key: bytes, value: bytes | None) -> None:
-        self.told += [(client, key, value) for client in sorted(self.watchers.get(key, ()))]
+        clients = set(self.watchers.get(key, ()))
+        for prefix, watching in self.prefix_watchers.items():
+            clients |= watching if key.startswith(prefix) else set()
+        self.told += [(client, key, value) for client in sorted(clients)]
+        if value is None:
+            self.removed.add(key)
 
     def expire(self, now: int) -> None:
         due = sorted((kept.deadline, key) for key, kept in self.keys.items() if kept.deadline is not None)
@@ -57,6 +77,15 @@ class Model:
             if deadline <= now:
                 del self.keys[key]
                 self.changed(key, None)
+
+    def is_full(self, key: bytes, value: bytes) -> bool:
+        """Whether the quota does not take this SET: overwriting counts for bytes alone, and only where it grows."""
+        kept = self.keys.get(key)
+        if kept is None and self.max_keys and len(self.keys) >= self.max_keys:
+            return True
+        grown = len(value) - len(kept.value) if kept else RECORD_BYTES + len(key) + len(value)
+        size = sum(RECORD_BYTES + len(name) + len(other.value) for name, other in self.keys.items())
+        return self.max_bytes > 0 and grown > 0 and size + grown > self.max_bytes
 
     def fence_error(self, key: bytes, token: int | None) -> str | None:
         kept = self.keys.get(key)
@@ -82,6 +111,18 @@ class StoreMachine(RuleBasedStateMachine):
         self.model = Model()
         self.wall = START
         self.steady = START
+        self.listing: tuple[set[bytes], list[bytes], bytes] | None = None
+        """A listing under way: keys that were there all the time, what came so far, the next page's token."""
+        self.patches = pytest.MonkeyPatch()
+        self.patches.setattr(keyspace, "PAGE_LOOKED_AT", 1)
+
+    def teardown(self) -> None:
+        self.patches.undo()
+
+    @initialize(max_keys=st.sampled_from([0, 0, 2]), max_bytes=st.sampled_from([0, 0, 2 * (RECORD_BYTES + 1) + 1]))
+    def limit(self, max_keys: int, max_bytes: int) -> None:
+        self.model.max_keys = self.engine.max_keys = max_keys
+        self.model.max_bytes = self.engine.max_bytes = max_bytes
 
     def ask(
         self, client: str, words: list[bytes], skew: int, token: int | None = None, prefix: bytes | None = None
@@ -149,6 +190,8 @@ class StoreMachine(RuleBasedStateMachine):
             assert answer.kind is AnswerKind.NOT_MET
             assert answer.version is not None
             assert (answer.version.wall_ms, answer.version.counter) == kept.version
+        elif self.model.is_full(key, value):
+            assert answer.error is StoreError.QUOTA
         else:
             assert answer.kind is AnswerKind.OK
             assert answer.version is not None
@@ -199,12 +242,14 @@ class StoreMachine(RuleBasedStateMachine):
             assert (answer.version.wall_ms, answer.version.counter) == kept.version
         assert self.told() == self.model.told
 
-    @rule(client=CLIENTS, prefix=st.sampled_from([b"a", b"b", b"r"]), token=st.integers(0, 4), value=VALUES)
+    @rule(client=CLIENTS, prefix=PREFIXES, token=st.integers(0, 2), value=VALUES)
     def raise_floor(self, client: str, prefix: bytes, token: int, value: bytes) -> None:
         answer, _ = self.ask(client, [b"SET", b"run", value], 0, token, prefix)
         error = self.model.fence_error(b"run", token)
         if error is None and self.model.floors.get(prefix, 0) > token:
             error = "the request fencing token is a lower version than the fencing token protecting the resource"
+        if error is None and self.model.is_full(b"run", value):
+            error = StoreError.QUOTA
         if error is not None:
             assert answer.error == error
             return
@@ -214,6 +259,8 @@ class StoreMachine(RuleBasedStateMachine):
         version = (answer.version.wall_ms, answer.version.counter)
         self.model.keys[b"run"] = Kept(value, version, max(tokens), None)
         self.model.floors[prefix] = token
+        self.model.changed(b"run", value)
+        assert self.told() == self.model.told
 
     @rule(client=CLIENTS, key=KEYS, back=st.integers(0, 30))
     def get_as_of(self, client: str, key: bytes, back: int) -> None:
@@ -243,8 +290,85 @@ class StoreMachine(RuleBasedStateMachine):
                 version = b"%d:%d:StateStore" % kept.version
                 expected += b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(kept.value), kept.value, len(version), version)
         assert answer.value == expected
-        page, _ = self.ask(client, [b"SCAN", b"*"], 0)
-        assert page.value.startswith(b"*1\r\n*%d\r\n" % len(self.model.keys))
+
+    def page(self, client: str, pattern: bytes, token: bytes | None) -> tuple[list[bytes], bytes | None]:
+        answer, _ = self.ask(client, [b"SCAN", pattern] + ([token] if token else []), 0)
+        assert answer.kind is AnswerKind.PAYLOAD
+        return decode_page(answer.value)
+
+    @rule(client=CLIENTS, pattern=st.sampled_from(sorted(PATTERNS)))
+    def list_all(self, client: str, pattern: bytes) -> None:
+        keys, token = self.page(client, pattern, None)
+        while token is not None:
+            more, token = self.page(client, pattern, token)
+            keys += more
+        assert sorted(keys) == sorted(PATTERNS[pattern] & set(self.model.keys))
+
+    @rule(client=CLIENTS)
+    def list_a_page(self, client: str) -> None:
+        """A listing while keys come and go: what stays comes exactly once, and nothing comes twice."""
+        if self.listing is None:
+            keys, token = self.page(client, b"*", None)
+            stable, seen = set(self.model.keys), keys
+        else:
+            stable, seen, before = self.listing
+            keys, token = self.page(client, b"*", before)
+            seen += keys
+        assert len(seen) == len(set(seen))
+        self.listing = None if token is None else (stable, seen, token)
+        if token is None:
+            assert stable - self.model.removed <= set(seen)
+            assert set(keys) <= set(self.model.keys)
+
+    @rule(client=CLIENTS, key=KEYS)
+    def time_left(self, client: str, key: bytes) -> None:
+        answer, _ = self.ask(client, [b"PTTL", key], 0)
+        kept = self.model.keys.get(key)
+        left = -2 if kept is None else -1 if kept.deadline is None else kept.deadline - self.steady
+        assert answer.value == b":%d\r\n" % left
+
+    def resumes(self, answer: Answer, at: tuple[int, int], prefix: bytes, *, exact: bool) -> bool:
+        """Whether the observation goes on after ``at``; checks what it was told of the time since."""
+        if at < self.model.known_from:
+            assert answer.error is StoreError.HISTORY
+            return False
+        assert answer.kind is AnswerKind.OK
+        missed = [
+            (
+                (change.version.wall_ms, change.version.counter),
+                change.key,
+                change.record.value if change.record else None,
+            )
+            for change in answer.missed
+        ]
+        assert missed == [
+            (version, key, value)
+            for version, key, value in self.model.timeline
+            if version > at and (key == prefix if exact else key.startswith(prefix))
+        ]
+        return True
+
+    @rule(client=CLIENTS, key=KEYS, prefix=PREFIXES, exact=st.booleans(), back=st.integers(0, 10))
+    def resume(self, client: str, key: bytes, prefix: bytes, exact: bool, back: int) -> None:
+        timeline = self.model.timeline
+        if not timeline:
+            return
+        at = timeline[max(0, len(timeline) - 1 - back)][0]
+        words = [b"KEYNOTIFY", key] if exact else [b"KEYNOTIFY", prefix, b"PREFIX"]
+        answer, _ = self.ask(client, [*words, b"AFTER", b"%d:%d:n" % at], 0)
+        if self.resumes(answer, at, key if exact else prefix, exact=exact):
+            watchers = self.model.watchers if exact else self.model.prefix_watchers
+            watchers.setdefault(key if exact else prefix, set()).add(client)
+
+    @rule(client=CLIENTS, prefix=PREFIXES, stop=st.booleans())
+    def observe_prefix(self, client: str, prefix: bytes, stop: bool) -> None:
+        answer, _ = self.ask(client, [b"KEYNOTIFY", prefix, b"PREFIX"] + [b"STOP"] * stop, 0)
+        watchers = self.model.prefix_watchers.setdefault(prefix, set())
+        assert answer.kind is (AnswerKind.COUNT if stop and client not in watchers else AnswerKind.OK)
+        if stop:
+            watchers.discard(client)
+        else:
+            watchers.add(client)
 
     @rule(client=CLIENTS, key=KEYS, stop=st.booleans())
     def observe(self, client: str, key: bytes, stop: bool) -> None:
@@ -259,7 +383,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(client=CLIENTS)
     def disconnect(self, client: str) -> None:
         self.engine.forget(client)
-        for watchers in self.model.watchers.values():
+        for watchers in (*self.model.watchers.values(), *self.model.prefix_watchers.values()):
             watchers.discard(client)
 
     @rule(wall=st.integers(-50, 50), steady=st.integers(0, 20))
@@ -282,18 +406,27 @@ class StoreMachine(RuleBasedStateMachine):
         """Everything but the observations lives on; the clock does not go back."""
         records = list(self.engine._records.values())
         clock, floors = self.engine.clock, list(self.engine.fences.floors.items())
-        self.engine = Engine(extensions=~Extension.NONE)
+        self.engine = Engine(extensions=~Extension.NONE, max_keys=self.model.max_keys, max_bytes=self.model.max_bytes)
         self.engine.restore([replace_key(record) for record in records], clock)
         self.engine.fences.restore(floors)
         # The log was off meanwhile: what was before is not known.
         self.engine.history = History(clock, 10_000, 1 << 30)
         self.model.known_from = (clock.wall_ms, clock.counter)
         self.model.watchers.clear()
+        self.model.prefix_watchers.clear()
 
     @invariant()
     def same_number_of_keys(self) -> None:
         assert self.engine.keys == len(self.model.keys)
-        assert self.engine.observations == sum(len(watchers) for watchers in self.model.watchers.values())
+        observed = (*self.model.watchers.values(), *self.model.prefix_watchers.values())
+        assert self.engine.observations == sum(len(watchers) for watchers in observed)
+
+    @invariant()
+    def what_a_listing_may_miss(self) -> None:
+        if self.listing is not None:
+            stable, seen, token = self.listing
+            self.listing = (stable - self.model.removed, seen, token)
+        self.model.removed.clear()
 
 
 def replace_key(record: Record) -> Record:
@@ -301,5 +434,11 @@ def replace_key(record: Record) -> Record:
     return Record(bytes(record.key), bytes(record.value), record.version, record.fence, record.expires_at)
 
 
-StoreMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+class LongerStoreMachine(StoreMachine):
+    """The same for the nightly run."""
+
+
+StoreMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=50)
+LongerStoreMachine.TestCase.settings = settings(max_examples=2000, stateful_step_count=60)
 TestStore = StoreMachine.TestCase
+TestStoreForLonger = pytest.mark.nightly(LongerStoreMachine.TestCase)

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from penstock.statestore.codec import encode_array
-from penstock.statestore.commands import COMMANDS, Access, Command, Condition, StoreError, Verb, parse, parse_payload
+from penstock.statestore.commands import (
+    COMMANDS,
+    Access,
+    Command,
+    Condition,
+    Extension,
+    StoreError,
+    Verb,
+    parse,
+    parse_payload,
+)
 from tests.vectors.statestore import vectors
 
 
@@ -94,6 +104,25 @@ ERRORS: list[tuple[str, list[bytes]]] = [
 @pytest.mark.parametrize(("error", "args"), ERRORS, ids=lambda value: value if isinstance(value, str) else repr(value))
 def test_first_error(error: str, args: list[bytes]) -> None:
     assert parse(args) == error
+
+
+@pytest.mark.parametrize(
+    ("line", "extension", "error"),
+    [
+        (b"SCAN *", Extension.SCAN, StoreError.UNKNOWN_COMMAND),
+        (b"MGET a b", Extension.MGET, StoreError.UNKNOWN_COMMAND),
+        (b"PTTL k", Extension.TTL, StoreError.UNKNOWN_COMMAND),
+        (b"GET k ASOF 1:0:n", Extension.AS_OF, StoreError.ARITY),
+        (b"KEYNOTIFY p PREFIX", Extension.PREFIX_OBSERVE, StoreError.SYNTAX),
+        (b"KEYNOTIFY k AFTER 1:0:n", Extension.RESUME, StoreError.SYNTAX),
+    ],
+    ids=lambda value: value.decode() if isinstance(value, bytes) else "",
+)
+def test_what_is_switched_off_is_refused_as_any_store_would(
+    line: bytes, extension: Extension, error: StoreError
+) -> None:
+    assert parse(line.split(b" "), ~extension) is error
+    assert isinstance(parse(line.split(b" "), extension), Command)
 
 
 def test_a_payload_that_is_not_resp3_is_a_syntax_error() -> None:

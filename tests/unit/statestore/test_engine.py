@@ -6,11 +6,11 @@ import pytest
 
 from penstock.statestore import keyspace
 from penstock.statestore.answer import Answer, AnswerKind, Context
-from penstock.statestore.commands import Access, Command, StoreError, parse
+from penstock.statestore.commands import Access, Command, Extension, StoreError, parse
 from penstock.statestore.dialects import PUBLISHED, SDK
 from penstock.statestore.engine import Engine
 from penstock.statestore.hlc import MAX_COUNTER, Hlc
-from penstock.statestore.record import Change, Record
+from penstock.statestore.record import RECORD_BYTES, Change, Record
 
 NOW = 1_700_000_000_000
 
@@ -330,6 +330,35 @@ def test_quota() -> None:
     assert store.error("SET c v") is None
     assert store.engine.keys == 2
     assert [change.key for change in store.changes[-2:]] == [b"a", b"c"]
+
+
+def test_quota_of_bytes_counts_what_a_record_takes_and_only_what_grows() -> None:
+    store = Store(Engine(max_bytes=2 * (RECORD_BYTES + 1) + 3))
+    assert store.error("SET a 12") is None
+    assert store.error("SET b 1") is None
+    assert store.error("SET a 123") is StoreError.QUOTA
+    assert store.error("SET c 1") is StoreError.QUOTA
+    assert store.error("SET a 21") is None
+    assert store.error("SET a 2") is None
+    assert store.error("SET b 12") is None
+    # The condition is looked at first.
+    assert store.ask("SET b 12345 NX").kind is AnswerKind.NOT_MET
+
+
+def test_of_the_fence_of_a_key_and_the_floor_above_it_the_higher_counts() -> None:
+    store = Store(Engine(extensions=Extension.PREFIX_FENCE))
+    store.ask("SET out/k v", ft=f"{NOW}:1:n")
+    command = parse([b"SET", b"lock", b"v"], Extension.PREFIX_FENCE)
+    assert isinstance(command, Command)
+    context = Context("c", SDK, f"{NOW}:0:c", f"{NOW}:3:n", user={"__fencePrefix": "out/"})
+    answer, _ = store.engine.execute(command, context, NOW, NOW)
+    assert answer.kind is AnswerKind.OK
+    assert store.error("SET out/k v", ft=f"{NOW}:2:n") is StoreError.FENCE_LOWER
+    assert store.error("SET out/new v", ft=f"{NOW}:2:n") is StoreError.FENCE_LOWER
+    assert store.error("DEL out/none") is StoreError.FENCE_REQUIRED
+    assert store.error("SET out/k v", ft=f"{NOW}:5:n") is None
+    assert store.error("SET out/k v", ft=f"{NOW}:4:n") is StoreError.FENCE_LOWER
+    assert store.error("SET out/new v", ft=f"{NOW}:4:n") is None
 
 
 def test_pages_of_a_scan_never_name_a_key_that_the_client_may_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
