@@ -195,3 +195,23 @@ async def test_the_history_of_offsets_is_a_topic(tmp_path: Path) -> None:
         (store,) = record["offsets"]
         assert (record["topic"], store["iMin"], store["iMax"], store["dMax"]) == ("demo", 0, 28, 53)
         assert store["parts"] == [{"partId": 2, "iCfm": 28, "iFlt": 0, "recId": 0}]
+
+
+async def test_positions_beyond_the_end_of_the_log_go_back_to_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A log lost its end (here: all of it), the positions of groups stayed: it is said, and nobody waits for ever."""
+    log = tmp_path / "b" / "tube" / "broker-1" / "log" / "demo-0"
+    async with broker(tmp_path / "b") as (_, client):
+        for number in range(3):
+            assert (await client.answer(client.send(b"%d" % number))).success
+        await client.register()
+        assert len((await client.get()).messages) == 3
+        assert (await client.confirm()).currOffset == 84
+    shutil.rmtree(log)
+    async with broker(tmp_path / "b") as (running, client):
+        assert running.engine.offsets.committed(("group", "demo", 0)) == 0
+        assert any("stood at offset 84 of partition 0 of demo" in str(vars(record)) for record in caplog.records)
+        assert (await client.answer(client.send(b"new"))).appendOffset == 0
+        await client.register()
+        assert [message.payLoadData for message in (await client.get()).messages] == [b"new"]

@@ -256,7 +256,8 @@ class Upkeep:
         found = []
         for key, offset in offsets.items():
             store = self._disk.stores.get((key[1], key[2] // 10000))
-            if store is not None and offset > store.durable_end:
-                found.append((key, offset, store.durable_end))
-                offsets.set(key, store.durable_end)
+            end = 0 if store is None else store.durable_end  # one without files is empty
+            if offset > end:
+                found.append((key, offset, end))
+                offsets.set(key, end)
         return found

@@ -189,6 +189,20 @@ def test_registrations_that_are_refused(fields: dict[str, object], code: int) ->
     assert (outcome(answer), answer.currOffset) == ((False, code), -1)
 
 
+@pytest.mark.parametrize("separator", list("#:@,-;="))
+def test_names_with_separators_disturb_nobody(separator: str) -> None:
+    talk = Talk()
+    talk.fill(b"a")
+    talk.register()
+    name = f"a{separator}b"
+    for fields in ({"groupName": name}, {"clientId": name}, {"topicName": name}, {"filterCondStr": [name]}):
+        answer = talk.register(1, **fields)
+        assert answer.errCode in {200, 400, 403, 410}, fields
+    beat = talk.beat(f"1:h:8123#{name}:0", "1:h:8123#demo:0")
+    assert outcome(beat) in {(True, 200), (False, 400)}
+    assert texts(talk.get()) == [b"a"]
+
+
 def test_stopped_reading_and_removed_topics() -> None:
     talk = Talk()
     talk.fill(b"a")

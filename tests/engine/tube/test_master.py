@@ -324,6 +324,34 @@ def test_registration_that_does_not_fit(code: int, change: pb.RegisterRequestC2M
     assert (answer.errCode, answer.success) == (code, code == 200), answer.errMsg
 
 
+@pytest.mark.parametrize("separator", list("#:@,-;="))
+def test_names_with_separators(separator: str) -> None:
+    """Refused where they would be taken apart, else given back as they came; and the group's other members go on."""
+    engine = master()
+    join_broker(engine)
+    other = consumer(engine, "c1")
+    name = f"a{separator}b"
+    for change in (
+        pb.RegisterRequestC2M(groupName=name),
+        pb.RegisterRequestC2M(topicList=[name]),
+        pb.RegisterRequestC2M(topicCondition=[f"{name}#x"]),
+        pb.RegisterRequestC2M(subscribeInfo=[f"c1@lake#1:h:8123#{name}:0"]),
+    ):
+        request = pb.RegisterRequestC2M()
+        request.CopyFrom(REGISTER)
+        request.MergeFrom(change)
+        code = ask(engine, MethodId.CONSUMER_REGISTER, request).errCode
+        assert code in {200, 400, 426, 431}, change
+    if separator not in "@#":
+        member = consumer(engine, name)
+        for _ in range(3):
+            beat(engine, other)
+            answer = beat(engine, member)
+        assert {text.partition("@")[0] for text in answer.event.subscribeInfo} <= {name}
+        assert member.held
+    assert beat(engine, other).errCode == 200
+
+
 def test_bound_group_checks_its_members() -> None:
     engine = master()
     join_broker(engine)
