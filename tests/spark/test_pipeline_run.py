@@ -255,7 +255,7 @@ def test_a_stretch_is_replayed_twice_beside_the_run_with_equal_rows(setup: Setup
                 emit=setup.events.append,
                 stop=threading.Event(),
             )
-            again, state = begun(setup.pipeline, tmp_path / name)
+            again, state, _ = begun(setup.pipeline, tmp_path / name)
             (account,) = reconcile(again, state, source_count(again, state))
             assert (account.off, account.unknown) == ((), ())
             assert (account.sums.read, account.sums.out, account.sums.dead, account.sums.duplicates) == (153, 151, 1, 1)

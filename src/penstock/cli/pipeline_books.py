@@ -19,6 +19,7 @@ from penstock.errors import ConfigError, PenstockError
 if TYPE_CHECKING:
     from penstock.pipelines.books.dead import Letter
     from penstock.pipelines.model import Pipeline
+    from penstock.pipelines.state.replay import Begun
     from penstock.pipelines.store.control import Holder, RunRecord
 
 __all__ = ["dead", "reconcile", "status"]
@@ -31,23 +32,22 @@ _NOW = ("rows_per_s", "lag_records", "lag_s", "batch_s", "state_rows", "state_by
 _SUMS = ("batches", "read", "out", "dead", "filtered", "duplicates", "late")
 
 
-def status(file: File, state_dir: StateDir = None, as_json: Json = False) -> None:
+def status(file: File, state_dir: StateDir = None, into: Into = None, as_json: Json = False) -> None:
     """Show what each sink's query has done so far, from the ledger, and which run holds the lease, if the store says.
 
     While a run holds the lease: where it runs and since when, and for each sink its lag in records and seconds, rows a
     second, and how long a batch takes. With --json each line has the lease: held, free, or unknown where the store does
-    not answer.
+    not answer. With --into: the same of a replay there.
     """
     from penstock.pipelines.books.ledger import Ledger
-    from penstock.pipelines.model import load
     from penstock.pipelines.state import layout
     from penstock.pipelines.store.control import lease_holder
 
-    pipeline = load(file)
-    ledger = Ledger(layout.ledger(state_of(pipeline.name, state_dir)))
+    pipeline, state, name = _of(file, state_dir, into)
+    ledger = Ledger(layout.ledger(state))
     holder: Holder | None = None
     try:
-        holder = lease_holder(pipeline.statestore.broker, pipeline.name, _STORE_TIMEOUT_S)
+        holder = lease_holder(pipeline.statestore.broker, name, _STORE_TIMEOUT_S)
         lease = "free" if holder.run is None else "held"
         text = "no run holds the lease" if holder.run is None else f"{holder} holds the lease"
     except PenstockError as error:
@@ -97,14 +97,8 @@ def reconcile(file: File, state_dir: StateDir = None, into: Into = None, as_json
     the one before it. With --into: the books of a replay there.
     """
     from penstock.pipelines.books import reconcile as books
-    from penstock.pipelines.model import load
 
-    pipeline = load(file)
-    state = state_of(pipeline.name, state_dir)
-    if into is not None:
-        from penstock.pipelines.state.replay import begun
-
-        pipeline, state = begun(pipeline, into)
+    pipeline, state, _ = _of(file, state_dir, into)
     accounts = books.reconcile(pipeline, state, books.source_count(pipeline, state))
     for account in accounts:
         sums = {name: getattr(account.sums, name) for name in _SUMS}
@@ -123,6 +117,21 @@ def reconcile(file: File, state_dir: StateDir = None, into: Into = None, as_json
             sys.stdout.write(f"  unknown: {text}\n")
     if any(account.off for account in accounts):
         raise typer.Exit(1)
+
+
+def _of(file: Path, state_dir: Path | None, into: Path | None) -> Begun:
+    """The pipeline, its state directory and the name of its lease: its own, or those of a replay."""
+    from penstock.pipelines.model import load
+    from penstock.pipelines.state.replay import Begun, begun
+
+    pipeline = load(file)
+    if into is None:
+        return Begun(pipeline, state_of(pipeline.name, state_dir), pipeline.name)
+    if state_dir is not None:
+        raise ConfigError(
+            "--state-dir and --into are given", option="--into", do="leave --state-dir out: a replay has its own"
+        )
+    return begun(pipeline, into)
 
 
 def _dead_letters(file: Path) -> tuple[Path, Pipeline]:

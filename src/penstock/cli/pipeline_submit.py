@@ -8,52 +8,59 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from penstock.cli.output import print_json
-from penstock.cli.pipeline_options import Conf, File, Json, StateDir, options_of_spark
+from penstock.cli.pipeline_options import Conf, File, Json, Metrics, Once, StateDir, options_of_spark
 from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.pipelines.running.submit import Line
 
 __all__ = ["submit"]
 
 
+SparkMaster = Annotated[
+    str, typer.Option(help="spark://HOST:PORT, yarn, k8s://https://HOST:PORT or local[N].", metavar="MASTER")
+]
+DeployMode = Annotated[str, typer.Option(help="Where the driver runs: client or cluster.", metavar="MODE")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the line and run nothing.")]
+Python = Annotated[
+    str | None, typer.Option(help="Python on the executors' machines.", metavar="PATH", show_default=False)
+]
+Wheel = Annotated[
+    str | None,
+    typer.Option(help="Ship penstock's wheel to executors that lack it.", metavar="PATH", show_default=False),
+]
+Archive = Annotated[
+    str | None,
+    typer.Option(help="Ship a packed virtual environment (venv-pack).", metavar="PATH", show_default=False),
+]
+Image = Annotated[
+    str | None, typer.Option(help="Kubernetes: image of driver and executors.", metavar="IMAGE", show_default=False)
+]
+Env = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="A variable for the pipeline file; repeatable.", show_default=False),
+]
+
+
 def submit(
     file: File,
-    spark_master: Annotated[
-        str, typer.Option(help="spark://HOST:PORT, yarn, k8s://https://HOST:PORT or local[N].", metavar="MASTER")
-    ],
-    deploy_mode: Annotated[
-        str, typer.Option(help="Where the driver runs: client or cluster.", metavar="MODE")
-    ] = "client",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the line and run nothing.")] = False,
-    python: Annotated[
-        str | None, typer.Option(help="Python on the executors' machines.", metavar="PATH", show_default=False)
-    ] = None,
-    wheel: Annotated[
-        str | None,
-        typer.Option(help="Ship penstock's wheel to executors that lack it.", metavar="PATH", show_default=False),
-    ] = None,
-    archive: Annotated[
-        str | None,
-        typer.Option(help="Ship a packed virtual environment (venv-pack).", metavar="PATH", show_default=False),
-    ] = None,
-    image: Annotated[
-        str | None, typer.Option(help="Kubernetes: image of driver and executors.", metavar="IMAGE", show_default=False)
-    ] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="A variable for the pipeline file; repeatable.",
-            show_default=False,
-        ),
-    ] = None,
+    spark_master: SparkMaster,
+    deploy_mode: DeployMode = "client",
+    dry_run: DryRun = False,
+    python: Python = None,
+    wheel: Wheel = None,
+    archive: Archive = None,
+    image: Image = None,
+    env: Env = None,
     conf: Conf = None,
     state_dir: StateDir = None,
-    once: Annotated[bool, typer.Option("--once", help="Process what the log holds now, then end.")] = False,
-    metrics: Annotated[str | None, typer.Option(help="As of run.", metavar="HOST:PORT", show_default=False)] = None,
+    once: Once = False,
+    metrics: Metrics = None,
     as_json: Json = False,
 ) -> None:
     """Hand a pipeline to spark-submit, or print the line that does.
@@ -71,10 +78,6 @@ def submit(
         raise ConfigError(
             f"--deploy-mode {deploy_mode!r} is not known", option="deploy-mode", do="choose client or cluster"
         )
-    arguments = ["--state-dir", str(state_dir)] if state_dir is not None else []
-    arguments += ["--once"] if once else []
-    arguments += ["--metrics", metrics] if metrics is not None else []
-    arguments += ["--json"] if as_json and not dry_run else []
     line = submit_line(
         Request(
             spark_submit=_spark_submit(),
@@ -92,15 +95,27 @@ def submit(
             driver_python=sys.executable,
             java_options=quiet_java_options("", "FATAL"),
             environment=_variables(env or []),
-            arguments=arguments,
+            arguments=_of_run(state_dir, metrics, once=once, as_json=as_json and not dry_run),
         )
     )
-    if dry_run:
-        if as_json:
-            print_json({"environment": line.environment, "argv": line.argv})
-        else:
-            sys.stdout.write(line.shell() + "\n")
-        return
+    if not dry_run:
+        _hand_over(line)
+    elif as_json:
+        print_json({"environment": line.environment, "argv": line.argv})
+    else:
+        sys.stdout.write(line.shell() + "\n")
+
+
+def _of_run(state_dir: Path | None, metrics: str | None, *, once: bool, as_json: bool) -> list[str]:
+    """The options of `run` that go with the line."""
+    options = ["--state-dir", str(state_dir)] if state_dir is not None else []
+    options += ["--once"] if once else []
+    options += ["--metrics", metrics] if metrics is not None else []
+    return [*options, "--json"] if as_json else options
+
+
+def _hand_over(line: Line) -> NoReturn:
+    """Become the program of ``line``."""
     if shutil.which(line.argv[0]) is None:
         raise ConfigError(
             f"there is no {shlex.quote(line.argv[0])}", do='pip install "penstock[spark]", or put Spark on PATH'

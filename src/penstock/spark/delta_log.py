@@ -169,12 +169,17 @@ class DeltaLog:
         return newest, self._checkpointed(sorted(parts[newest]))
 
     def _checkpointed(self, names: list[str]) -> Iterator[dict[str, Any]]:
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
         # What says how files are read comes first.
         for wanted in (["metaData", "protocol"], ["add"]):
             for name in names:
-                file = pq.ParquetFile(self.path / "_delta_log" / name)
+                path = self.path / "_delta_log" / name
+                try:
+                    file = pq.ParquetFile(path)
+                except pa.ArrowInvalid as error:
+                    raise StorageError(f"{path} is no checkpoint: {error}", path=str(path)) from error
                 columns = [column for column in wanted if column in file.schema_arrow.names]
                 for batch in file.iter_batches(columns=columns):
                     yield from batch.to_pylist()

@@ -10,8 +10,10 @@ import pytest
 from penstock.cli.main import main
 from penstock.errors import UnavailableError
 from penstock.pipelines.books import reconcile
+from penstock.pipelines.books.ledger import Ledger
 from penstock.pipelines.model.values import REDRIVE, REDRIVE_STEP
 from penstock.pipelines.state.durable import write_json
+from penstock.pipelines.state.replay import plan_replay
 from penstock.pipelines.store import control
 from tests.unit.pipelines.bookkeeping import Books
 
@@ -86,6 +88,29 @@ def test_status_of_a_run_that_has_ended(
         monkeypatch.setattr(control, "lease_holder", lambda *_, r=changed: control.Holder(None, None, r))
         assert main(command) == 0
         assert words in capsys.readouterr().err
+
+
+def test_status_of_a_replay(
+    books: Books, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def holder(_broker: str, pipeline: str, _timeout_s: float) -> control.Holder:
+        asked.append(pipeline)
+        return control.Holder(None, None)
+
+    monkeypatch.setattr(control, "lease_holder", holder)
+    into = tmp_path / "replay"
+    planned = plan_replay(books.pipeline, into, None, None, live=False)
+    Ledger(planned.state / "ledger").write(replace(books.entries[0], read=5, out=3))
+    command = ["pipeline", "status", str(books.file), "--into", str(into), "--json"]
+    assert main(command) == 0
+    assert [(line["read"], line["lease"]) for line in lines(capsys)] == [(5, "free")]
+    assert asked == [planned.lease]
+    assert main([*command, "--state-dir", str(books.state)]) == 2
+    assert "--state-dir and --into" in capsys.readouterr().err
+    assert main([*command[:-2], str(tmp_path / "none")]) == 2
+    assert "holds no replay" in capsys.readouterr().err
 
 
 def test_reconcile(books: Books, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.errors import DataLossError
+from penstock.errors import DataLossError, PenstockError
 from penstock.pipelines.books.ledger import Entry, Ledger, Sums
-from penstock.pipelines.model import Pipeline
+from penstock.pipelines.model import Pipeline, Sink, TableSink
 from penstock.pipelines.model.plan import SinkPlan, plan
+from penstock.pipelines.model.values import transaction_id
 from penstock.pipelines.sinks.table import commits
 from penstock.pipelines.state import layout
-from penstock.pipelines.state.checkpoint import Offsets
+from penstock.pipelines.state.checkpoint import Checkpoint, Offsets
+from penstock.spark.delta_log import DeltaLog
 
 __all__ = ["Account", "Count", "reconcile", "source_count"]
 
@@ -57,6 +59,12 @@ def reconcile(pipeline: Pipeline, state: Path, count: Count) -> list[Account]:
         sums = ledger.sums(sink_plan.sink.name)
         off = [*_chain(entries), *_balance(sink_plan, entries), *_tables(sink_plan, sums, dead)]
         unknown: list[str] = []
+        for sink in (sink_plan.sink, *sink_plan.late_sinks):
+            if entries and sink.table is not None and sink.table.format == "delta":
+                query = Checkpoint(layout.checkpoint(state, sink_plan.sink.name)).query_id()
+                wrong, untold = _delta(sink.table, transaction_id(sink.name, query), _written(sink_plan, sink, entries))
+                off += wrong
+                unknown += untold
         if entries:
             try:
                 off += _read(sink_plan, entries, sums, count)
@@ -107,6 +115,40 @@ def _tables(sink_plan: SinkPlan, sums: Sums, dead: Path | None) -> Iterator[str]
             yield from _table(Path(late.table.path), late.name, sums.late, "late")
     if dead is not None and sums.letters is not None:
         yield from _table(dead, name, sums.letters, "dead letters")
+
+
+def _written(sink_plan: SinkPlan, sink: Sink, entries: list[Entry]) -> dict[int, int]:
+    """How many rows each batch wrote into ``sink``, by the ledger."""
+    rows = {entry.batch: entry.out if sink is sink_plan.sink else entry.late for entry in entries}
+    return {batch: count for batch, count in rows.items() if count}
+
+
+def _delta(table: TableSink, writer: str, written: dict[int, int]) -> tuple[list[str], list[str]]:
+    """What the log of a Delta table says of the batches ``written`` by ``writer``: what is off, what it cannot tell.
+
+    Rows that were appended are counted; of a merge there is only to see that it was carried out.
+    """
+    log = DeltaLog(table.path)
+    first = log.first
+    try:
+        found = {
+            version.transactions[writer]: sum(file.records or 0 for file in version.added)
+            for version in (log.versions(first - 1) if first is not None else ())
+            if writer in version.transactions
+        }
+    except PenstockError as error:
+        return [], [error.what]
+    off, untold = [], 0
+    for batch, count in written.items():
+        if batch not in found:
+            if first and batch < min(found, default=batch + 1):
+                untold += 1
+            else:
+                off.append(f"{table.path} lacks batch {batch}, the ledger has {count} rows of it")
+        elif table.mode == "append" and found[batch] != count:
+            off.append(f"{table.path} got {found[batch]} rows of batch {batch}, the ledger has {count}")
+    unknown = [f"the log of {table.path} begins at version {first}: {untold} batches are older"] if untold else []
+    return off, unknown
 
 
 def _table(path: Path, writer: str, expected: int, what: str) -> Iterator[str]:

@@ -27,6 +27,7 @@ __all__ = [
     "run_key",
     "sink_letter",
     "stop_key",
+    "transaction_id",
 ]
 
 _UNITS_MS = {"millisecond": 1, "second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000}
@@ -66,6 +67,11 @@ BrokerUrl = Annotated[
     str, AfterValidator(_broker_url), Field(json_schema_extra={"pattern": f"^({'|'.join(SCHEMES)})://"})
 ]
 """The URL of an MQTT broker; the pattern is for editors."""
+
+
+def transaction_id(sink: str, query: str) -> str:
+    """Under which id the ``query`` (the id in its checkpoint) of ``sink`` writes transactions of Delta tables."""
+    return f"penstock/{sink}/{query}"
 
 
 def lease_key(pipeline: str) -> str:

@@ -14,6 +14,7 @@ from pyspark.sql import functions as sf
 
 from penstock.errors import PenstockError
 from penstock.pipelines.model.sinks import TableSink
+from penstock.pipelines.model.values import transaction_id
 
 __all__ = ["DeltaSink"]
 
@@ -27,7 +28,7 @@ class DeltaSink:
     def __init__(self, sink: TableSink, writer: str, query: str) -> None:
         self._sink = sink
         self._writer = writer
-        self._id = f"penstock/{writer}/{query}"
+        self._id = transaction_id(writer, query)
 
     def write(self, batch: int, rows: DataFrame, count: int) -> int:
         """Put the ``count`` ``rows`` into the table as ``batch``; how many it has of them.

@@ -23,7 +23,7 @@ from penstock.pipelines.state import layout
 from penstock.pipelines.state.durable import read_json, write_json
 from penstock.spark.offsets import Times, Wanted, parse_wanted
 
-__all__ = ["Replay", "Span", "begun", "place", "plan_replay", "retargeted", "state_of_replay"]
+__all__ = ["Begun", "Replay", "Span", "begun", "place", "plan_replay", "retargeted", "state_of_replay"]
 
 
 class Span(NamedTuple):
@@ -41,6 +41,14 @@ class Replay(NamedTuple):
     state: Path
     lease: str
     left_out: tuple[str, ...]
+
+
+class Begun(NamedTuple):
+    """A replay that was begun: the pipeline with its new targets, where its state is, and under which lease."""
+
+    pipeline: Pipeline
+    state: Path
+    lease: str
 
 
 def place(text: str, option: str) -> Wanted:
@@ -120,13 +128,11 @@ def plan_replay(pipeline: Pipeline, into: Path, begin: str | None, end: str | No
     changed, left_out = retargeted(pipeline, into, live=live)
     state = state_of_replay(into)
     _remember(state, {"pipeline": pipeline.name, "from": begin, "to": end, "live": live})
-    digest = hashlib.sha256(str(into).encode()).hexdigest()[:12]
-    lease = pipeline.name if live else f"{pipeline.name}-replay-{digest}"
-    return Replay(changed, span, state, lease, left_out)
+    return Replay(changed, span, state, _lease(pipeline, into, live=live), left_out)
 
 
-def begun(pipeline: Pipeline, into: Path) -> tuple[Pipeline, Path]:
-    """The pipeline and the state of the replay that was begun in ``into``.
+def begun(pipeline: Pipeline, into: Path) -> Begun:
+    """The replay that was begun in ``into``.
 
     Raises:
         ConfigError: there is none.
@@ -138,7 +144,14 @@ def begun(pipeline: Pipeline, into: Path) -> tuple[Pipeline, Path]:
         raise ConfigError(
             f"{str(into)!r} holds no replay", option="--into", do="name the directory that run --into was given"
         ) from None
-    return retargeted(pipeline, into, live=bool(asked.get("live")))[0], state_of_replay(into)
+    live = bool(asked.get("live"))
+    return Begun(retargeted(pipeline, into, live=live)[0], state_of_replay(into), _lease(pipeline, into, live=live))
+
+
+def _lease(pipeline: Pipeline, into: Path, *, live: bool) -> str:
+    """Under which name a replay holds its lease: it may run beside the pipeline, unless it writes where that does."""
+    digest = hashlib.sha256(str(into).encode()).hexdigest()[:12]
+    return pipeline.name if live else f"{pipeline.name}-replay-{digest}"
 
 
 def _is_within(path: Path, directory: Path) -> bool:

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import DataLossError
 from penstock.pipelines.books.reconcile import reconcile
 from penstock.pipelines.state.checkpoint import Offsets
+from penstock.pipelines.state.durable import write_json
 from tests.unit.pipelines.bookkeeping import Books
+from tests.unit.pipelines.files import parse
 
 
 @pytest.fixture
@@ -65,3 +70,52 @@ def test_a_range_that_retention_removed_is_unknown_not_off(books: Books) -> None
     (account,) = reconcile(books.pipeline, books.state, gone)
     assert account.off == ()
     assert account.unknown == ("the source cannot be counted from the first batch on: offset 0 is no longer kept",)
+
+
+def delta(root: Path, mode: str, versions: list[tuple[int, int]], first: int = 0) -> Books:
+    """Books of a Delta sink; each of ``versions`` is the batch and the rows that it added."""
+    books = Books(root)
+    options = "format: delta" if mode == "append" else "format: delta, mode: merge, keys: [x]"
+    text = books.file.read_text().replace(f"{{path: {root}/rows}}", f"{{path: {root}/delta, {options}}}")
+    books.pipeline = parse(text)
+    write_json(books.state / "checkpoints" / "rows" / "metadata", {"id": "q"})
+    log = root / "delta" / "_delta_log"
+    log.mkdir(parents=True)
+    for number, (batch, rows) in enumerate(versions):
+        add = {"path": f"{number}.parquet", "modificationTime": 1, "stats": json.dumps({"numRecords": rows})}
+        actions = [{"txn": {"appId": "penstock/rows/q", "version": batch}}, {"add": add}]
+        (log / f"{number + first:020}.json").write_text("\n".join(map(json.dumps, actions)))
+    return books
+
+
+@pytest.mark.parametrize(
+    ("mode", "versions", "off"),
+    [
+        ("append", [(0, 4), (1, 3), (2, 9)], None),
+        ("append", [(0, 4)], "delta lacks batch 1, the ledger has 3 rows of it"),
+        ("append", [(0, 4), (1, 2)], "delta got 2 rows of batch 1, the ledger has 3"),
+        # Rows of a merge take the place of others, so their number says nothing.
+        ("merge", [(0, 4), (1, 1)], None),
+        ("merge", [(1, 3)], "delta lacks batch 0, the ledger has 4 rows of it"),
+    ],
+)
+def test_a_delta_table_is_compared_batch_by_batch(
+    tmp_path: Path, mode: str, versions: list[tuple[int, int]], off: str | None
+) -> None:
+    books = delta(tmp_path, mode, versions)
+    (account,) = reconcile(books.pipeline, books.state, ten)
+    assert account.unknown == ()
+    assert [text.endswith(off or "-") for text in account.off] == ([] if off is None else [True])
+
+
+def test_batches_that_a_delta_table_has_forgotten_are_unknown(tmp_path: Path) -> None:
+    books = delta(tmp_path, "append", [(1, 3)], first=5)
+    checkpoint = books.root / "delta/_delta_log" / f"{4:020}.checkpoint.parquet"
+    pq.write_table(pa.table({"txn": [0]}), checkpoint)
+    (account,) = reconcile(books.pipeline, books.state, ten)
+    assert account.off == ()
+    assert account.unknown == (f"the log of {books.root}/delta begins at version 5: 1 batches are older",)
+    checkpoint.write_bytes(b"")
+    (account,) = reconcile(books.pipeline, books.state, ten)
+    assert account.off == ()
+    assert "is no checkpoint" in account.unknown[0]

@@ -64,8 +64,10 @@ def test_with_live_targets_it_is_the_pipelines_run(tmp_path: Path) -> None:
     found = replay(tmp_path / "again", live=True)
     assert [sink.name for sink in found.pipeline.sinks] == ["rows", "alarms"]
     assert (found.lease, found.left_out) == ("water", ())
-    pipeline, state = begun(parse(), tmp_path / "again")
+    pipeline, state, lease = begun(parse(), tmp_path / "again")
     assert ([sink.name for sink in pipeline.sinks], state) == (["rows", "alarms"], tmp_path / "again" / "state")
+    assert lease == "water"
+    assert begun(parse(), replay(tmp_path / "other").state.parent).lease == replay(tmp_path / "other").lease
 
 
 def test_the_same_again_goes_on_and_anything_else_is_refused(tmp_path: Path) -> None:
