@@ -25,7 +25,7 @@ from benchmarks.kafka_peer.broker import KafkaPeer, kafka, prepare
 from benchmarks.machine import cpu_of_tree
 from benchmarks.spark_store import stores
 from benchmarks.spark_stream import LEAST_S, START_S, WARM_S, from_kafka, from_tube, rate, streams
-from benchmarks.tube import MESSAGES, fill
+from benchmarks.tube_loads import MESSAGES, fill
 from penstock.errors import PenstockError
 from tests.interop.tube_java import jars as tube_jars
 from tests.interop.tube_java.server import JavaTube
@@ -127,11 +127,11 @@ def _filled(
     """The servers, each with the rows in ``topic``."""
     rows = ROUNDS[size] * MESSAGES
     for _ in range(ROUNDS[size]):
-        uvloop.run(fill(master, topic, size, warm=False))
+        uvloop.run(fill(master, topic, size))
     sources = {"penstock": Source("tubemq", {"tubemq.master": master, "subscribe": topic}, rows)}
     if apache is not None:
         for _ in range(ROUNDS_APACHE[size]):
-            uvloop.run(fill(apache.masters, topic, size, warm=False))
+            uvloop.run(fill(apache.masters, topic, size))
         options = {"tubemq.master": apache.masters, "tubemq.http": apache.web, "subscribe": topic}
         sources[APACHE] = Source("tubemq", options, ROUNDS_APACHE[size] * MESSAGES)
     if broker is not None:

@@ -212,7 +212,8 @@ public final class TubePeer {
             }
             Collections.sort(times);
             consumer.shutdown();
-            return "median_us=" + times.get(times.size() / 2) / 1e3;
+            return "median_us=" + times.get(times.size() / 2) / 1e3
+                    + " p99_us=" + times.get(times.size() * 99 / 100) / 1e3;
         } finally {
             writing.shutdown();
             reading.shutdown();

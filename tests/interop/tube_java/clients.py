@@ -82,7 +82,7 @@ class JavaClients:
         return self._ask("consume", masters=masters, group=group, topic=topic, count=count, quiet="", **options)
 
     def latency(self, masters: str, group: str, topic: str, count: int, **options: object) -> Future[str]:
-        """Send ``count`` messages, 500 a second, to a consumer in the same JVM; the median from send to receipt."""
+        """Send ``count`` messages, 500 a second, to a consumer in the same JVM; median and p99 from send to receipt."""
         return self._ask("latency", masters=masters, group=group, topic=topic, count=count, **options)
 
     def make_stores(self, folder: Path, password: str) -> Future[str]:

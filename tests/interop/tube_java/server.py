@@ -104,6 +104,11 @@ class JavaTube:
         assert not self._thread.is_alive(), f"Apache's server is not ready after {READY_S} s: {self._logs()}"
         return self.masters
 
+    @property
+    def pids(self) -> list[int]:
+        """Its processes: master and broker."""
+        return [process.pid for process in self._processes]
+
     def query(self, method: str, **parameters: object) -> dict[str, Any]:
         """Ask the master's administration."""
         text = urllib.parse.urlencode({"type": "op_query", "method": method, "confModAuthToken": TOKEN, **parameters})
