@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.mqtt.codec.topics import validate_topic_filter, validate_topic_name
 from penstock.spark import names, options
 from penstock.spark.login_options import LOGIN_OPTIONS
 from penstock.spark.options import SourceOptions
@@ -51,6 +50,8 @@ class MqttReadOptions:
         Raises:
             ConfigError: an unknown or unsupported option, or a value that cannot be used; names what is accepted.
         """
+        from penstock.mqtt.codec.topics import validate_topic_filter  # Spark imports this module for every user
+
         named = names.canonical("mqtt", given, READ_OPTIONS, UNSUPPORTED)
         topic_filter = named.pop("topicFilter", "#")
         try:
@@ -85,6 +86,8 @@ class MqttWriteOptions:
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> MqttWriteOptions:
         """Check ``given`` as Spark hands it over; raises as :meth:`MqttReadOptions.parse`."""
+        from penstock.mqtt.codec.topics import validate_topic_name
+
         named = names.canonical("mqtt", given, WRITE_OPTIONS, UNSUPPORTED, kind="sink")
         topic = named.get("topic")
         if topic is not None:

@@ -29,6 +29,8 @@ OPTIONS: Mapping[str, str] = {
     "tubemq.timeoutMs": "how long a message may take to be acknowledged, in ms; then the task fails (60000)",
     **LOGIN_OPTIONS,
     "topic": "topic of all rows; rows may have a column topic instead, and this is for those where it is null",
+    "partition": "number of the partition of all rows, as 0; rows may have a column partition instead, and this is for "
+    "those where it is null (default: one for each key, in turn without one)",
     "deliveryGuarantee": "exactly-once (an error where a broker cannot) or at-least-once (default: exactly-once where "
     "the brokers can, which are penstock's; at-least-once with others)",
     "txnAppId": "of a batch write, with txnVersion: who writes; a number that was committed under this name is not "
@@ -69,6 +71,7 @@ class SinkOptions:
     delivery: Delivery | None = None
     transaction: Transaction | None = None
     token: Hlc | None = None
+    partition: int | None = None
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
@@ -91,7 +94,17 @@ class SinkOptions:
             _delivery(given),
             _transaction(given),
             _token(given),
+            _partition(given),
         )
+
+
+def _partition(given: Mapping[str, str]) -> int | None:
+    text = given.get("partition", "").strip()
+    if "partition" not in given:
+        return None
+    if not (text.isascii() and text.isdecimal()) or int(text) >= 1 << 31:
+        raise ConfigError(f"partition {text!r} is not a number", option="partition", do=OPTIONS["partition"])
+    return int(text)
 
 
 def _delivery(given: Mapping[str, str]) -> Delivery | None:

@@ -162,4 +162,4 @@ def _records(
             )
         named = [(header["key"], rows.as_bytes(header["value"] or b"")) for header in headers or ()]
         record = record_of(rows.as_bytes(value), None if key is None else rows.as_bytes(key), named)
-        yield wanted, partition, record, f"{name}/{number}"
+        yield wanted, options.partition if partition is None else partition, record, f"{name}/{number}"

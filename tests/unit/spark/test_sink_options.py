@@ -13,6 +13,7 @@ def test_options_as_spark_hands_them_over() -> None:
     assert SinkOptions.parse(BASE) == SinkOptions("127.0.0.1:8715", None, 60.0)
     given = {"TOPIC": "a", "tubemq.timeoutms": "500", "checkpointLocation": "/x", "queryname": "q"}
     assert SinkOptions.parse(BASE | given) == SinkOptions("127.0.0.1:8715", "a", 0.5)
+    assert SinkOptions.parse(BASE | {"partition": "0"}).partition == 0
 
 
 def test_what_a_write_promises_and_how_it_is_named() -> None:
@@ -31,6 +32,9 @@ def test_what_a_write_promises_and_how_it_is_named() -> None:
     [
         ({"tubemq.master": "nowhere"}, "'nowhere' is not HOST:PORT"),
         ({"topic": " "}, "topic is empty"),
+        ({"partition": "-1"}, "partition '-1' is not a number"),
+        ({"partition": ""}, "partition '' is not a number"),
+        ({"partition": "2147483648"}, "is not a number"),
         ({"tubemq.timeoutMs": "0"}, "'0' is not a number above 0"),
         ({"deliveryGuarantee": "once"}, r"deliveryGuarantee 'once' is not known[\s\S]*at-least-once"),
         ({"txnAppId": "a"}, r"txnAppId 'a' with txnVersion None names no write[\s\S]*give both"),

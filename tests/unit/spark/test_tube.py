@@ -283,6 +283,17 @@ def test_a_new_broker_is_read_from_its_beginning(fake: FakeTube, broker: FakeBro
     assert batches[0][0] == {"a": {"1:0": 28, "1:1": 28, "2:0": 28}}
 
 
+def test_new_partitions_of_a_running_query_are_read_from_their_beginning(fake: FakeTube, broker: FakeBroker) -> None:
+    append(broker, 0)
+    reader = stream(fake, startingOffsets="latest")
+    start = reader.initialOffset()
+    assert drain(reader, start, ReadAllAvailable()) == []
+    broker.partitions["a"] = 3
+    append(broker, 2, 0, 2)
+    batches = drain(reader, start, ReadAllAvailable())
+    assert sorted(value for _, part in batches for value in part) == [b"1", b"2", b"3"]
+
+
 def test_available_now_leaves_partitions_that_came_later_for_the_next_run(fake: FakeTube, broker: FakeBroker) -> None:
     append(broker, 0)
     reader = stream(fake)

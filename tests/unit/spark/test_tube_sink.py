@@ -59,6 +59,13 @@ def test_topic_key_and_partition_of_rows() -> None:
     ]
 
 
+def test_a_partition_for_rows_that_name_none() -> None:
+    options = SinkOptions.parse({"tubemq.master": "h:1", "topic": "all", "partition": "2"})
+    found = rows(options, value=["a", "b"], key=["k", "k"], partition=[3, None])
+    assert [partition for _, partition, _, _ in found] == [3, 2]
+    assert [partition for _, partition, _, _ in rows(options, value=["a"])] == [2]
+
+
 def test_headers_are_attributes_where_the_record_has_them() -> None:
     headers = [
         ("id", b"mine"),
