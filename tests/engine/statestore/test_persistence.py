@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -194,3 +195,54 @@ async def test_a_will_cannot_observe(tmp_path: Path) -> None:
     assert (await ask(peer, "SET status offline")).payload == b"+OK\r\n"
     assert service.observations == 0
     await service.close()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("mode", PersistenceMode)
+async def test_histories_over_restarts_against_a_model(tmp_path: Path, mode: PersistenceMode, seed: int) -> None:
+    """Random writes in durability ``memory``: a restart finds what the mode keeps of each key's last write."""
+    random, clock = Random(f"{mode}-{seed}"), ManualClock()
+    store = Store(tmp_path, options(mode, (b"line/*",)), clock=clock)
+    peer = await store.start()
+    model: dict[str, tuple[str, int, bool]] = {}  # value, deadline (0: none), kept
+    newest = Hlc(0, 0, "")
+
+    async def compare() -> None:
+        for key in [key for key, (_, deadline, _) in model.items() if 0 < deadline <= clock.now_ms]:
+            del model[key]
+        for key in keys:
+            value = model[key][0] if key in model else None
+            expected = "$-1\r\n" if value is None else f"${len(value)}\r\n{value}\r\n"
+            assert (await ask(peer, f"GET {key}")).payload == expected.encode(), (key, model)
+        assert store.service.keys == len(model)
+
+    keys = ["line/1", "line/2", "a", "b"]
+    for number in range(120):
+        key = random.choice(keys)
+        match random.choice(["SET", "SET", "SET", "PX", "DEL", "VDEL", "time", "restart"] if number % 4 else ["SET"]):
+            case "SET" | "PX" as kind:
+                asks, ttl_ms = random.random() < 0.4, random.randint(1, 30) if kind == "PX" else 0
+                words = f"SET {key} {number}" + (f" PX {ttl_ms}" if ttl_ms else "")
+                written = await ask(peer, words, extra=ASKS if asks else ())
+                kept_now = mode is PersistenceMode.ALL or (
+                    mode is PersistenceMode.CUSTOM and (asks or key.startswith("line/"))
+                )
+                model[key] = (str(number), clock.now_ms + ttl_ms if ttl_ms else 0, kept_now)
+                assert written.version is not None
+                assert written.version > newest
+                newest = written.version
+            case "DEL":
+                await ask(peer, f"DEL {key}")
+                model.pop(key, None)
+            case "VDEL":
+                value = model[key][0] if key in model else "none"
+                await ask(peer, f"VDEL {key} {value}")
+                model.pop(key, None)
+            case "time":
+                clock.now_ms += random.randint(1, 20)
+            case "restart":
+                await compare()
+                peer = await store.restart()
+                model = {key: entry for key, entry in model.items() if entry[2]}
+        await compare()
+    await store.service.close()
