@@ -15,8 +15,10 @@ import pytest
 from penstock.errors import PenstockError
 from penstock.mqtt.client import MqttClient, TlsOptions
 from penstock.node.config import NodeConfig
+from penstock.node.node import Node
 from penstock.runtime.metrics import Metrics
 from tests.certificates import Authority
+from tests.unit.node.test_node import config, http
 from tests.unit.node.test_security import serving, until
 
 
@@ -116,3 +118,15 @@ async def test_what_ends_soon_is_told_in_time(tmp_path: Path, caplog: pytest.Log
         assert any(str(site.list) in record.getMessage() for record in caplog.records)
         with pytest.raises(PenstockError):
             await site.client(bound["secure"], "press-7").connect()
+
+
+async def test_a_node_warns_and_is_ready_all_the_same(tmp_path: Path) -> None:
+    site = Site(tmp_path, ends=datetime.now(UTC) + timedelta(days=3))
+    node = Node(config(tmp_path / "data", mqtt={"bind": "127.0.0.1:0", **site.mqtt()}))
+    ready = await node.start()
+    try:
+        status, page = await http(ready.http, "/readyz")
+        assert status == 200
+        assert f"{site.certificate}: ends on " in page
+    finally:
+        await node.close()
