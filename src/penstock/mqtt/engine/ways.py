@@ -64,10 +64,22 @@ class Way:
         )
 
     def take(
-        self, connection: BrokerConnection, session: Session, data: bytes, begin: int, at: int, end: int, now: int
+        self,
+        connection: BrokerConnection,
+        session: Session,
+        data: bytes,
+        begin: int,
+        at: int,
+        end: int,
+        now: int,
+        *,
+        alone: bool,
     ) -> bool:
         """Send the message in ``data[begin:end]`` on its way; its topic ends at ``at``. False where it is not like the
-        others, or the way is not theirs any more; then nothing was done."""
+        others, or the way is not theirs any more; then nothing was done.
+
+        ``alone``: no other message came with it. What several cause is collected, since they share writes.
+        """
         model = self.model
         qos = model.qos
         shape, properties = self.shape, self.properties
@@ -86,16 +98,15 @@ class Way:
             return False
         message = model.like(data[payload_at:end], now, b"" if shape is None else data[properties_at:payload_at])
         broker = connection.broker
+        promises = broker.journal.promises
+        answered = qos == 0
         if self.plain:
             receiver = self.route.targets[0].session
-            promised = receiver.kept is not None and receiver.kept.promised
-            answered = qos == 0 or (not promised and connection.puback_now(packet_id))
-            promises = broker.journal.promises
-            if not _passed_on(receiver, message, data[begin:at], data[properties_at:end]):
+            if alone and not answered and (receiver.kept is None or not receiver.kept.promised):
+                answered = connection.puback_now(packet_id)
+            if not alone or not _passed_on(receiver, message, data[begin:at], data[properties_at:end]):
                 receiver.deliver(message, qos, 0, b"", now)
         else:
-            answered = qos == 0
-            promises = broker.journal.promises
             broker.fan_out(self.route, message, session, now)
         broker.stats.publishes_received += 1
         if not answered and not connection.closing:
@@ -185,7 +196,7 @@ def carry(connection: BrokerConnection, data: bytes, now: int) -> int:
     stats = connection.stats
     ways = connection.ways
     size = len(data)
-    position = 0
+    position = messages = 0
     while size - position >= 4 and not connection.closing:
         first = data[position]
         length = data[position + 1]
@@ -219,8 +230,10 @@ def carry(connection: BrokerConnection, data: bytes, now: int) -> int:
             next_topic = end + start - position
             if end < size and data[end] == first and way.shape is None and data.startswith(topic, next_topic):
                 break
-            if not way.take(connection, session, data, position, at, end, now):
+            alone = end == size and not messages
+            if not way.take(connection, session, data, position, at, end, now, alone=alone):
                 break
+            messages += 1
         stats.packets_received += 1
         position = end
     if position:
