@@ -10,17 +10,17 @@ import logging
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
-from penstock.errors import LocalProtocolError, PenstockError, UnavailableError
+from penstock.errors import LocalProtocolError, PenstockError
 from penstock.mqtt.client import failures
 from penstock.mqtt.client.driver import Driver, DriverHooks, DriverSettings
+from penstock.mqtt.client.filters import Filters, subscriptions
 from penstock.mqtt.client.hooks import Hook, Hooks
 from penstock.mqtt.client.inbox import Inbox, Listener, MessageStream
 from penstock.mqtt.client.link import Link, LinkOwner
-from penstock.mqtt.client.requests import PendingRequests
+from penstock.mqtt.client.requests import Requests
 from penstock.mqtt.client.stream_identifiers import StreamIdentifiers
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import ConnAck, Connect, Publish, Subscription, Will
@@ -120,9 +120,7 @@ class MqttClient:
         )
         self._inbox = Inbox(on_message, self._driver.set_reading, self._acknowledge, manual=manual)
         self._room = asyncio.Semaphore(max_pending)
-        self._requests = PendingRequests()
-        self._response_topic = response_topic
-        self._responses: asyncio.Task[None] | None = None
+        self._requests = Requests(self, response_topic)
         self._identifiers = StreamIdentifiers()
 
     @classmethod
@@ -284,32 +282,7 @@ class MqttClient:
             UnavailableError: no response in time (``applied`` None), or nobody is subscribed to ``topic`` (False).
             RefusedError: the server refused the request.
         """
-        response_topic = await self._subscribe_responses()
-        given = properties if properties is not None else Properties()
-        correlation, future = self._requests.begin()
-        try:
-            async with asyncio.timeout(timeout):
-                code = await self.publish(
-                    topic,
-                    payload,
-                    qos=qos,
-                    properties=replace(given, response_topic=response_topic, correlation_data=correlation),
-                )
-                if code == ReasonCode.NO_MATCHING_SUBSCRIBERS:
-                    raise UnavailableError(
-                        f"mqtt: the request to {topic!r} reached nobody",
-                        applied=False,
-                        why="nobody is subscribed to that topic",
-                        do="start what answers there, or correct the topic",
-                    )
-                return await future
-        except TimeoutError:
-            raise UnavailableError(
-                f"mqtt: no response to the request to {topic!r} within {timeout:g} s",
-                why="whoever is subscribed there did not answer, or not to the response topic",
-            ) from None
-        finally:
-            self._requests.end(correlation)
+        return await self._requests.request(topic, payload, timeout, qos=qos, properties=properties)
 
     async def respond(
         self, request: Publish, payload: bytes | str = b"", *, properties: Properties | None = None
@@ -319,22 +292,13 @@ class MqttClient:
         Raises:
             LocalProtocolError: the message names no response topic: it is no request.
         """
-        asked = request.optional_properties
-        if asked is None or asked.response_topic is None:
-            raise LocalProtocolError(f"mqtt: the message to {request.topic!r} asks for no response")
-        given = properties if properties is not None else Properties()
-        return await self.publish(
-            asked.response_topic,
-            payload,
-            qos=max(1, request.qos),
-            properties=replace(given, correlation_data=asked.correlation_data),
-        )
+        return await self._requests.respond(request, payload, properties=properties)
 
     # Subscribe
 
     async def subscribe(
         self,
-        filters: str | Subscription | Sequence[str | Subscription],
+        filters: Filters,
         *,
         qos: int = 1,
         no_local: bool = False,
@@ -351,15 +315,7 @@ class MqttClient:
             RefusedError: the server refused one of them; the others are in force.
             UnavailableError: the connection is gone for good.
         """
-        given = [filters] if isinstance(filters, str | Subscription) else list(filters)
-        wanted = [
-            Subscription(f, qos, no_local, retain_as_published, retain_handling) if isinstance(f, str) else f
-            for f in given
-        ]
-        for subscription in wanted:
-            validate_topic_filter(subscription.topic_filter)
-            if not 0 <= subscription.qos <= 2:
-                raise LocalProtocolError(f"mqtt: QoS is 0, 1 or 2, not {subscription.qos}")
+        wanted = subscriptions(filters, Subscription("", qos, no_local, retain_as_published, retain_handling))
         self._driver.check_open()
         properties = Properties(subscription_identifiers=[] if identifier is None else [identifier])
         with self._driver.operation() as future:
@@ -386,7 +342,7 @@ class MqttClient:
     @asynccontextmanager
     async def subscription(
         self,
-        filters: str | Subscription | Sequence[str | Subscription],
+        filters: Filters,
         *,
         qos: int = 1,
         no_local: bool = False,
@@ -402,11 +358,7 @@ class MqttClient:
 
         Raises: as :meth:`subscribe`.
         """
-        given = [filters] if isinstance(filters, str | Subscription) else list(filters)
-        wanted = [
-            Subscription(f, qos, no_local, retain_as_published, retain_handling) if isinstance(f, str) else f
-            for f in given
-        ]
+        wanted = subscriptions(filters, Subscription("", qos, no_local, retain_as_published, retain_handling))
         await self._driver.wait_connected()
         by_identifier = self._engine.server.properties.subscription_identifier_available != 0
         named = [(s, self._identifiers.take(s.topic_filter) if by_identifier else None) for s in wanted]
@@ -479,25 +431,9 @@ class MqttClient:
         """Everybody is done with a message that came in."""
         self.acknowledge(message)
 
-    async def _subscribe_responses(self) -> str:
-        """The response topic, once the server sends us what comes to it."""
-        if self._responses is None or (self._responses.done() and self._responses.exception() is not None):
-            await self._driver.wait_connected()
-            if self._response_topic is None:
-                self._response_topic = f"clients/{self.client_id}/response"
-            topic = self._response_topic
-            self._inbox.listen(topic, self._requests.response)
-            self._responses = asyncio.create_task(self._subscribe_once(topic))
-        await asyncio.shield(self._responses)
-        assert self._response_topic is not None
-        return self._response_topic
-
-    async def _subscribe_once(self, topic: str) -> None:
-        await self.subscribe(topic, qos=1)
-
     def _over(self, error: PenstockError | None) -> None:
         self._inbox.close(error)
-        self._requests.close(failures.given_up(error, sent=True))
+        self._requests.pending.close(failures.given_up(error, sent=True))
 
 
 def _bytes(value: bytes | str) -> bytes:

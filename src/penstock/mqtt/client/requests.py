@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Final
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final, Protocol
 
-from penstock.errors import UnavailableError
+from penstock.errors import LocalProtocolError, UnavailableError
 from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.codec.reasons import ReasonCode
 
-__all__ = ["PendingRequests"]
+__all__ = ["Asker", "PendingRequests", "Requests"]
 
 _PREFIX_BYTES: Final = 8
 
@@ -56,3 +60,99 @@ class PendingRequests:
         for future in waiting:
             if not future.done():
                 future.set_exception(error)
+
+
+class Asker(Protocol):
+    """The client, as far as requests are concerned."""
+
+    @property
+    def client_id(self) -> str:
+        """The client identifier in use."""
+        ...
+
+    async def wait_connected(self) -> None:
+        """Wait until the connection stands."""
+        ...
+
+    async def publish(
+        self, topic: str, payload: bytes | str, *, qos: int = 1, properties: Properties | None = None
+    ) -> int:
+        """Publish; the reason code."""
+        ...
+
+    async def subscribe(self, filters: str, *, qos: int = 1) -> list[int]:
+        """Subscribe."""
+        ...
+
+    def listen(self, topic_filter: str, listener: Callable[[Publish], None]) -> Callable[[], None]:
+        """Call ``listener`` for messages whose topic matches."""
+        ...
+
+
+class Requests:
+    """What :meth:`MqttClient.request` and :meth:`MqttClient.respond` do, and what they raise."""
+
+    def __init__(self, client: Asker, response_topic: str | None) -> None:
+        self.pending = PendingRequests()
+        self._client = client
+        self._response_topic = response_topic
+        self._responses: asyncio.Task[list[int]] | None = None
+
+    async def request(
+        self,
+        topic: str,
+        payload: bytes | str,
+        timeout: float,  # noqa: ASYNC109 - the response never comes by itself: a request has a deadline
+        *,
+        qos: int,
+        properties: Properties | None,
+    ) -> Publish:
+        """Publish a request and wait for its response."""
+        response_topic = await self._subscribe()
+        given = properties if properties is not None else Properties()
+        correlation, future = self.pending.begin()
+        asked = replace(given, response_topic=response_topic, correlation_data=correlation)
+        try:
+            async with asyncio.timeout(timeout):
+                code = await self._client.publish(topic, payload, qos=qos, properties=asked)
+                if code == ReasonCode.NO_MATCHING_SUBSCRIBERS:
+                    raise UnavailableError(
+                        f"mqtt: the request to {topic!r} reached nobody",
+                        applied=False,
+                        why="nobody is subscribed to that topic",
+                        do="start what answers there, or correct the topic",
+                    )
+                return await future
+        except TimeoutError:
+            raise UnavailableError(
+                f"mqtt: no response to the request to {topic!r} within {timeout:g} s",
+                why="whoever is subscribed there did not answer, or not to the response topic",
+            ) from None
+        finally:
+            self.pending.end(correlation)
+
+    async def respond(self, request: Publish, payload: bytes | str, *, properties: Properties | None) -> int:
+        """Publish the response to a request that came in."""
+        asked = request.optional_properties
+        if asked is None or asked.response_topic is None:
+            raise LocalProtocolError(f"mqtt: the message to {request.topic!r} asks for no response")
+        given = properties if properties is not None else Properties()
+        return await self._client.publish(
+            asked.response_topic,
+            payload,
+            qos=max(1, request.qos),
+            properties=replace(given, correlation_data=asked.correlation_data),
+        )
+
+    async def _subscribe(self) -> str:
+        """The response topic, once the server sends us what comes to it."""
+        if self._responses is None or (self._responses.done() and self._responses.exception() is not None):
+            await self._client.wait_connected()
+            if self._response_topic is None:
+                self._response_topic = f"clients/{self._client.client_id}/response"
+            topic = self._response_topic
+            self._client.listen(topic, self.pending.response)
+            self._responses = asyncio.create_task(self._client.subscribe(topic, qos=1))
+        await asyncio.shield(self._responses)
+        assert self._response_topic is not None
+        return self._response_topic
