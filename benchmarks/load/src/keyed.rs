@@ -8,8 +8,8 @@ use std::rc::Rc;
 use tokio::task::spawn_local;
 
 use crate::link::Link;
-use crate::modes::{end, Task};
-use crate::mqtt::{self, Request, Template};
+use crate::modes::{answers, end, Task};
+use crate::mqtt::{Request, Template};
 use crate::run::{Options, Run};
 
 const INVOKE: &str = "statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/command/invoke";
@@ -126,36 +126,16 @@ async fn ask(run: Rc<Run>, mut link: Link, set: Ask, get: Ask, mut choice: Choic
             kind.stamp(&mut link.out, id, key, began + (now - started) / 1_000_000, number << 1 | is_set as u64, now);
             waiting += 1;
         }
-        free = 0;
         if waiting == 0 {
             break;
         }
         link.flush().await?;
         link.read().await?;
-        let now = run.now();
-        link.packets(|first, body, out| {
-            if first >> 4 == mqtt::PUBACK && body.len() > 2 && body[2] >= 0x80 {
+        free = answers(&run, &mut link, |correlation, payload| {
+            let expected: &[u8] = if correlation[7] & 1 == 1 { b"+OK" } else { b"$" };
+            if !payload.starts_with(expected) || payload.starts_with(b"$-1") {
                 run.wrong();
             }
-            if first >> 4 != mqtt::PUBLISH {
-                return;
-            }
-            let answer = mqtt::received(first, body);
-            if answer.id != 0 {
-                out.extend_from_slice(&[0x40, 2]);
-                out.extend_from_slice(&answer.id.to_be_bytes());
-            }
-            let (_, correlation) = mqtt::reply_to(answer.properties);
-            if correlation.len() == 16 {
-                run.took(u64::from_be_bytes(correlation[8..].try_into().unwrap()), now);
-                let expected: &[u8] = if correlation[7] & 1 == 1 { b"+OK" } else { b"$" };
-                if !answer.payload.starts_with(expected) || answer.payload.starts_with(b"$-1") {
-                    run.wrong();
-                }
-            } else {
-                run.wrong();
-            }
-            free += 1;
         });
         waiting -= free;
         run.done(free as u64);

@@ -23,10 +23,7 @@ async fn receive(run: Rc<Run>, mut link: Link) -> io::Result<()> {
                 return;
             }
             let message = mqtt::received(first, body);
-            if message.id != 0 {
-                out.extend_from_slice(&[0x40, 2]);
-                out.extend_from_slice(&message.id.to_be_bytes());
-            }
+            mqtt::acknowledge(out, message.id);
             if message.payload.len() >= 8 {
                 run.took(u64::from_be_bytes(message.payload[..8].try_into().unwrap()), now);
             }
@@ -143,6 +140,32 @@ pub async fn rate(address: &str, options: &Options) -> io::Result<()> {
     end(tasks).await
 }
 
+/// Take the answers that are there, acknowledge them and note how long they took; `each` gets their correlation data
+/// (number and time of the request) and payload. How many there were.
+pub fn answers(run: &Run, link: &mut Link, mut each: impl FnMut(&[u8], &[u8])) -> usize {
+    let now = run.now();
+    let mut count = 0;
+    link.packets(|first, body, out| {
+        if first >> 4 == mqtt::PUBACK && body.len() > 2 && body[2] >= 0x80 {
+            run.wrong();
+        }
+        if first >> 4 != mqtt::PUBLISH {
+            return;
+        }
+        let answer = mqtt::received(first, body);
+        mqtt::acknowledge(out, answer.id);
+        let (_, correlation) = mqtt::reply_to(answer.properties);
+        if correlation.len() == 16 {
+            run.took(u64::from_be_bytes(correlation[8..].try_into().unwrap()), now);
+            each(correlation, answer.payload);
+        } else {
+            run.wrong();
+        }
+        count += 1;
+    });
+    count
+}
+
 /// Requests of one client: `window` on their way.
 async fn request(run: Rc<Run>, mut link: Link, message: Template, window: usize) -> io::Result<()> {
     let mut id: u16 = 0;
@@ -158,30 +181,9 @@ async fn request(run: Rc<Run>, mut link: Link, message: Template, window: usize)
             link.out[place..place + 8].copy_from_slice(&number.to_be_bytes());
             link.out[place + 8..place + 16].copy_from_slice(&run.now().to_be_bytes());
         }
-        free = 0;
         link.flush().await?;
         link.read().await?;
-        let now = run.now();
-        link.packets(|first, body, out| {
-            if first >> 4 == mqtt::PUBACK && body.len() > 2 && body[2] >= 0x80 {
-                run.wrong();
-            }
-            if first >> 4 != mqtt::PUBLISH {
-                return;
-            }
-            let answer = mqtt::received(first, body);
-            if answer.id != 0 {
-                out.extend_from_slice(&[0x40, 2]);
-                out.extend_from_slice(&answer.id.to_be_bytes());
-            }
-            let (_, correlation) = mqtt::reply_to(answer.properties);
-            if correlation.len() == 16 {
-                run.took(u64::from_be_bytes(correlation[8..].try_into().unwrap()), now);
-            } else {
-                run.wrong();
-            }
-            free += 1;
-        });
+        free = answers(&run, &mut link, |_, _| ());
         run.done(free as u64);
     }
     Ok(())
@@ -202,8 +204,7 @@ pub async fn request_response(address: &str, options: &Options) -> io::Result<()
                     return;
                 }
                 let request = mqtt::received(first, body);
-                out.extend_from_slice(&[0x40, 2]);
-                out.extend_from_slice(&request.id.to_be_bytes());
+                mqtt::acknowledge(out, request.id);
                 let (topic, correlation) = mqtt::reply_to(request.properties);
                 id = if id == u16::MAX { 1 } else { id + 1 };
                 let mut answer = Vec::with_capacity(128);

@@ -112,6 +112,14 @@ impl Template {
     }
 }
 
+/// Append the PUBACK of a message; nothing at QoS 0, where it has no packet identifier.
+pub fn acknowledge(out: &mut Vec<u8>, id: u16) {
+    if id != 0 {
+        out.extend_from_slice(&[0x40, 2]);
+        out.extend_from_slice(&id.to_be_bytes());
+    }
+}
+
 /// What of a received PUBLISH matters: packet identifier (0 at QoS 0), properties and payload.
 pub struct Received<'a> {
     pub id: u16,
