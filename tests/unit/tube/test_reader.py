@@ -137,7 +137,7 @@ async def test_what_was_asked_ahead_harms_nobody(tmp_path: Path) -> None:
 
         def check(restart: Callable[[], None]) -> None:
             # About four messages an answer.
-            with RangeReader("127.0.0.1", running.ports[1], batch_bytes=220) as source:
+            with RangeReader("127.0.0.1", running.ports[1], timeout_s=60, batch_bytes=220) as source:
                 found: list[bytes] = []
                 for number, batch in enumerate(source.read("demo", 0, 0, 40 * 28)):
                     found += batch.payloads
@@ -163,7 +163,7 @@ async def test_what_was_asked_ahead_harms_nobody(tmp_path: Path) -> None:
             await running.stop_broker()
             await running.start_broker()
 
-        await blocking(lambda: check(lambda: asyncio.run_coroutine_threadsafe(restart(), loop).result(20)))
+        await blocking(lambda: check(lambda: asyncio.run_coroutine_threadsafe(restart(), loop).result(60)))
 
 
 async def test_reader_connects_again(tmp_path: Path) -> None:
