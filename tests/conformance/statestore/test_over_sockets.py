@@ -146,6 +146,17 @@ async def test_qos_0_is_answered_with_status_400(node: StoreNode) -> None:
         assert (await client.ask("GET k")).payload == b"$-1\r\n"
 
 
+async def test_qos_2_is_refused_in_its_pubrec_and_answered_with_status_400(node: StoreNode) -> None:
+    async with PlainClient(node) as client:
+        with pytest.raises(RefusedError, match="QoS 1") as raised:
+            await client.send("SET k v", qos=2, correlation=b"0123456789abcdef")
+        assert raised.value.code == 0x83
+        answer = await client.wait_for(lambda m: m.properties.correlation_data == b"0123456789abcdef")
+        assert answer.properties.user_property("__stat") == "400"
+        assert "QoS 1" in (answer.properties.user_property("__stMsg") or "")
+        assert (await client.ask("GET k")).payload == b"$-1\r\n"
+
+
 async def test_binary_keys_and_values_survive_a_restart(node: StoreNode) -> None:
     key, value = b"\x00\xff\r\nkey" * 300, bytes(range(256)) * 100
     async with PlainClient(node) as client:

@@ -11,7 +11,17 @@ from penstock.errors import RefusedError, UnavailableError
 from penstock.mqtt import faults
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.decoder import Decoder
-from penstock.mqtt.codec.packets import ConnAck, Connect, Disconnect, Packet, PingReq, Publish, Subscribe, Subscription
+from penstock.mqtt.codec.packets import (
+    ConnAck,
+    Connect,
+    Disconnect,
+    Packet,
+    PingReq,
+    Publish,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+)
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.faults import Fault, FaultListener, Faults
@@ -42,6 +52,7 @@ def test_the_switches_of_packets() -> None:
         connect(asks(disconnect="0x8B")),
         Publish("t", b"", properties=asks(disconnect="139", delay="1")),
         Subscribe(1, [Subscription("t")], asks(disconnect="139")),
+        Unsubscribe(1, ["t"], asks(disconnect="139")),
     ):
         ended = answer(found.of(packet))
         assert isinstance(ended, Disconnect)
