@@ -286,11 +286,18 @@ class MqttServer:
         try:
             carried = carry(connection, data, now)
             if carried < len(data):
-                connection.receive(data[carried:], now, self._clock())
+                outbound = self._broker.outbound
+                if not link.stranger:
+                    outbound.reading = connection
+                connection.receive(data[carried:] if carried else data, now, self._clock())
+                outbound.end_read()
+                if self._broker.timers.sooner:
+                    self._arm()
                 if connection.holds and not link.held:
                     link.hold()
         except Exception:
             logger.exception("internal error; closing %r", connection)
+            self._broker.outbound.reading = None
             if link.transport is not None:
                 link.transport.abort()
 

@@ -36,6 +36,34 @@ class Outbound:
         self._unpromised: dict[BrokerConnection, None] = {}
         """Connections with output that waits for a commit."""
         self._committed = 0
+        self.reading: BrokerConnection | None = None
+        """The connection whose bytes are being handled: what it has to say leaves with :meth:`end_read`."""
+
+    def end_read(self) -> None:
+        """The bytes that one connection brought are handled: send what it has to say at once, where it may leave so.
+
+        One write for all that a read brought, and none of the work of :meth:`flush`.
+        """
+        connection, self.reading = self.reading, None
+        if connection is None or not connection.dirty:
+            return
+        sink = connection.sink
+        if (
+            sink is None
+            or connection.closing
+            or connection.throttled
+            or connection.unpromised is not None
+            or connection.gate > self._broker.journal.committed
+        ):
+            self.mark(connection)
+            return
+        data = b"".join(connection.out)
+        connection.out.clear()
+        connection.out_bytes = 0
+        connection.dirty = False
+        if data:
+            self._stats.bytes_sent += len(data)
+            sink.send_now(data)
 
     def flush(self, now: int) -> list[Output]:
         """What is to be written, one piece a connection [Broker.flush]."""
@@ -125,6 +153,8 @@ class Outbound:
 
     def mark(self, connection: BrokerConnection) -> None:
         """Called by a connection that has output for the first time since it was flushed."""
+        if connection is self.reading:
+            return
         self._dirty.append(connection)
         if len(self._dirty) == 1:
             self._wake()

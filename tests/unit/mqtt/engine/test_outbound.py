@@ -1,0 +1,92 @@
+"""What a read brings for its own connection leaves at its end, where nothing has to happen before."""
+
+from __future__ import annotations
+
+from penstock.mqtt.codec.encoder import encode
+from penstock.mqtt.codec.packets import Connect, Disconnect, PingReq, Publish
+from penstock.mqtt.engine.broker import Broker
+from penstock.mqtt.engine.connection import BrokerConnection
+
+PINGRESP = b"\xd0\x00"
+
+
+class _Sink:
+    """The transport of a connection."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+
+    def send(self, data: bytes) -> None:
+        self.sent.append(data)
+
+    send_now = send
+
+
+def _connected() -> tuple[Broker, BrokerConnection, _Sink, list[str]]:
+    wakes: list[str] = []
+    broker = Broker(new_client_id=lambda: "", wake=lambda: wakes.append("wake"))
+    connection = broker.open("c", 0)
+    assert connection is not None
+    connection.receive(encode(Connect("c")), 0, 0)
+    broker.flush(0)
+    wakes.clear()
+    sink = _Sink()
+    connection.sink = sink
+    return broker, connection, sink, wakes
+
+
+def _read(broker: Broker, connection: BrokerConnection, data: bytes) -> None:
+    broker.outbound.reading = connection
+    connection.receive(data, 0, 0)
+    broker.outbound.end_read()
+    assert broker.outbound.reading is None
+
+
+def test_all_that_a_read_brought_is_one_write_without_a_flush() -> None:
+    broker, connection, sink, wakes = _connected()
+    _read(broker, connection, encode(PingReq()) + encode(Publish("t", b"", 1, packet_id=7)))
+    assert len(sink.sent) == 1
+    assert sink.sent[0].startswith(PINGRESP + b"\x40")
+    assert wakes == []
+    assert broker.flush(0) == []
+    assert broker.stats.bytes_sent >= len(sink.sent[0])
+
+
+def test_what_was_said_before_the_read_leaves_first() -> None:
+    broker, connection, sink, _ = _connected()
+    connection.puback(3, 0)
+    _read(broker, connection, encode(PingReq()))
+    assert sink.sent == [b"\x40\x02\x00\x03" + PINGRESP]
+    assert [data for _, data, _ in broker.flush(0)] == [b""]
+
+
+def test_the_end_of_a_connection_is_left_to_the_flush() -> None:
+    broker, connection, sink, wakes = _connected()
+    _read(broker, connection, encode(PingReq()) + encode(Disconnect()))
+    assert sink.sent == []
+    assert wakes == ["wake"]
+    assert broker.flush(0) == [(connection, PINGRESP, True)]
+
+
+def test_what_waits_for_a_commit_is_left_to_the_flush() -> None:
+    broker, connection, sink, _ = _connected()
+    connection.gate = broker.journal.committed + 1
+    _read(broker, connection, encode(PingReq()))
+    assert sink.sent == []
+    assert broker.flush(0) == []
+    assert connection.unpromised is not None
+
+
+def test_output_of_others_is_flushed() -> None:
+    broker, connection, sink, wakes = _connected()
+    other = broker.open("d", 0)
+    assert other is not None
+    other.receive(encode(Connect("d")), 0, 0)
+    broker.flush(0)
+    wakes.clear()
+    broker.outbound.reading = connection
+    other.puback(1, 0)
+    broker.outbound.end_read()
+    assert wakes == ["wake"]
+    assert [(c, data) for c, data, _ in broker.flush(0)] == [(other, b"\x40\x02\x00\x01")]
+    assert sink.sent == []
