@@ -7,6 +7,8 @@ A fenced block may have an HTML comment on the line before it:
 ``<!-- test: covered by PATH -->``     another test runs this command; the path must exist and name the command
 ``<!-- test: fails N -->``             the command exits with status N
 
+``<!-- test: nightly -->`` on a line of its own: the page takes long and is followed every night only.
+
 Console blocks are commands (``$ `` in front) and, under each, what it prints; a line ``...`` stands for any lines and
 ``...`` inside a line for any text. A command without output lines is only required to succeed.
 """

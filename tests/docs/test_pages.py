@@ -15,10 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.docs.pages import ROOT, Block, blocks, commands, matches, page_paths
 
 READY_SECONDS = 60
+NIGHTLY = "<!-- test: nightly -->\n"
 WELL_KNOWN = ("8883", "8083", "8084")
 """Ports that pages name where there is no setting with a variable: MQTT over TLS and over WebSocket."""
 
@@ -105,8 +107,20 @@ def check_covered(block: Block, where: str) -> None:
     assert word in path.read_text(encoding="utf-8"), f"{where}: {path} does not run it"
 
 
+def pages() -> list[ParameterSet]:
+    """Every page; one that says so at its top is followed every night only, as it starts Spark several times."""
+    return [
+        pytest.param(
+            page,
+            id=str(page.relative_to(ROOT)),
+            marks=[pytest.mark.nightly] if NIGHTLY in page.read_text(encoding="utf-8") else [],
+        )
+        for page in page_paths()
+    ]
+
+
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", page_paths(), ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", pages())
 def test_page(page: Path, tmp_path: Path) -> None:
     environment = reader_environment()
     with ExitStack() as servers:

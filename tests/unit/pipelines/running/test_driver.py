@@ -57,6 +57,7 @@ def test_java_leaves_the_signals_alone_unless_it_was_there_before_us(
     monkeypatch.setattr(driver, "session", session)
     driver.spark_of("water", master, given, tmp_path, delta=False)
     assert asked.get("spark.driver.extraJavaOptions") == expected
+    assert asked["spark.python.authenticate.socketTimeout"] == "60s"
 
 
 @pytest.mark.parametrize(
