@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["spark_source"]
 
 SIZES = (100, 1024)
-ROUNDS = {100: 20, 1024: 4}
+ROUNDS = {100: 20, 1024: 8}
 """How many times MESSAGES are written of each size: a job costs tenths of a second by itself."""
 ROUNDS_APACHE = {100: 6, 1024: 2}
 """The same for Apache's server, which takes them more slowly."""
