@@ -62,17 +62,23 @@ def topics_create(
     """Create TOPIC on every broker."""
     from penstock.tube.web import call
 
-    rows = call(
-        http,
-        "admin_add_new_topic_record",
-        {
-            "topicName": topic,
-            "numPartitions": str(partitions),
-            "numTopicStores": str(stores),
-            "createUser": "penstock",
-            "confModAuthToken": admin_token,
-        },
-    )
+    wanted = {
+        "topicName": topic,
+        "numPartitions": str(partitions),
+        "numTopicStores": str(stores),
+        "createUser": "penstock",
+        "confModAuthToken": admin_token,
+    }
+    try:
+        rows = call(http, "admin_add_new_topic_record", wanted)
+    except RefusedError as error:
+        if "brokerId" not in error.text:
+            raise
+        # Apache's master wants the brokers by number; ours takes all that there are and will be.
+        numbers = ",".join(str(broker.id) for broker in brokers(http, None))
+        if not numbers:
+            raise
+        rows = call(http, "admin_add_new_topic_record", {**wanted, "brokerId": numbers})
     row: dict[str, Cell] = {"topic": topic, "partitions": partitions, "stores": stores, "brokers": len(rows)}
     print_table([row], ["topic", "partitions", "stores", "brokers"], as_json=as_json)
 

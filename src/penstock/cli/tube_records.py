@@ -7,6 +7,7 @@ import heapq
 import secrets
 import struct
 import sys
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -31,6 +32,11 @@ __all__ = ["Format", "consume", "parse_time", "produce"]
 
 IDLE_S = 2.0
 """How long a group that does not follow waits for another record before it ends."""
+ASSIGNED_S = 75.0
+"""How long it waits for its first partition: Apache's master gives them out once a minute."""
+HEARTBEAT_S = 1.0
+"""What it is given comes with a heartbeat."""
+LOOK_S = 0.02
 ANSWER_S = 5.0
 """A broker that does not answer for so long is left out."""
 _LENGTH = struct.Struct(">I")
@@ -340,6 +346,7 @@ async def _consume(
 
     seen = 0
     options: dict[str, Any] = {"filters": types} if types else {}
+    options |= {"heartbeat_s": HEARTBEAT_S}
     async with Consumer(masters, group, [topic], start=start, with_offsets=True, **options, **client) as consumer:
         note(f"consuming {escape(topic)} as group {escape(group)}" + (", Ctrl-C ends" if follow else ""))
         try:
@@ -358,12 +365,35 @@ async def _consume(
 async def _until_idle(consumer: Any, *, follow: bool) -> AsyncIterator[Any]:
     import asyncio
 
+    if not follow:
+        await _assigned(consumer)
     messages = aiter(consumer)
     while True:
         try:
             yield await asyncio.wait_for(anext(messages), None if follow else IDLE_S)
         except (TimeoutError, StopAsyncIteration):
             return
+
+
+async def _assigned(consumer: Any) -> None:
+    """Return when the master has given it a partition: before that, that nothing comes means nothing."""
+    import asyncio
+
+    begun = time.monotonic()
+    told = False
+    while not consumer.assignment:
+        waited = time.monotonic() - begun
+        if waited > ASSIGNED_S:
+            raise UnavailableError(
+                f"the group got no partition within {ASSIGNED_S:g} s",
+                applied=False,
+                why="its other members have them all, or no broker serves the topic",
+                do="look at them: penstock tube groups, penstock tube topics describe",
+            )
+        if waited > IDLE_S and not told:
+            told = True
+            note("waiting for the master to give out partitions")
+        await asyncio.sleep(LOOK_S)
 
 
 def _fields(

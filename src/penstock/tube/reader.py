@@ -449,7 +449,7 @@ class RangeReader:
                 code=answer.errCode,
                 peer=self._peer,
                 why="it is not a penstock broker; Apache's brokers serve registered consumers only",
-                do="read it with a consumer",
+                do="read it with a consumer: penstock tube consume --group NAME",
             )
 
 

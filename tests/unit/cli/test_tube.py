@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.cli import tube
+from penstock.errors import RefusedError
 from penstock.tube.storage.disk import Disk
 from tests.unit.cli.conftest import BROKER, Command, Web
 
@@ -55,6 +57,24 @@ def test_topics_create(web: Web, penstock: Command) -> None:
         "createUser": "penstock",
         "confModAuthToken": "abc",
     }
+
+
+def test_topics_create_at_apaches_master_names_the_brokers(
+    web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = web.call
+
+    def call(address: str, method: str, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
+        rows = ask(address, method, parameters)
+        if method == "admin_add_new_topic_record" and "brokerId" not in parameters:
+            raise RefusedError("refused", text="Parameter brokerId is missing or value is blank!")
+        return rows
+
+    monkeypatch.setattr("penstock.tube.web.call", call)
+    web.answers = {"admin_query_broker_run_status": [BROKER, {**BROKER, "brokerId": 4}]}
+    web.rows = [{"success": True}, {"success": True}]
+    assert penstock("tube", "topics", "create", "water").status == 0
+    assert web.calls[-1][2]["brokerId"] == "1,4"
 
 
 def test_topics_describe(web: Web, penstock: Command) -> None:

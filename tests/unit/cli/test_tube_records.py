@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 
 import pytest
 
+from penstock.cli import tube_records
 from penstock.cli.tube_records import parse_time
 from penstock.errors import ConfigError, UnavailableError
 from penstock.tube import consumer, producer, reader
@@ -280,6 +281,8 @@ class Message:
 class Consumer:
     made: ClassVar[list[tuple[Any, ...]]]
     confirmed: ClassVar[list[int]]
+    looks: ClassVar[int] = 0
+    """How often the master has not yet given it a partition."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         Consumer.made = [(args, {name: value for name, value in options.items() if value is not None})]
@@ -291,6 +294,11 @@ class Consumer:
 
     async def __aexit__(self, *_: object) -> None:
         pass
+
+    @property
+    def assignment(self) -> frozenset[int]:
+        Consumer.looks -= 1
+        return frozenset() if Consumer.looks >= 0 else frozenset({0})
 
     async def _messages(self) -> AsyncIterator[Message]:
         for value in (b"a", b"b", b"c"):
@@ -313,8 +321,24 @@ def _consumer(_master: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_consume_as_a_group_confirms_what_was_printed(penstock: Command) -> None:
     done = penstock("tube", "consume", "water", "--group", "lake", "--count", "2", "--from", "latest")
     assert done == (0, "1:10000  -  a\n1:10000  -  b\n", "consuming water as group lake\n")
-    assert Consumer.made == [(("127.0.0.1:8715", "lake", ["water"]), {"start": "latest", "with_offsets": True})]
+    made = {"start": "latest", "with_offsets": True, "heartbeat_s": 1.0}
+    assert Consumer.made == [(("127.0.0.1:8715", "lake", ["water"]), made)]
     assert Consumer.confirmed == [2]
+
+
+@pytest.mark.usefixtures("_consumer")
+def test_consume_waits_for_its_partitions(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apache's master gives them out once a minute: before that, that nothing comes does not mean that nothing is."""
+    monkeypatch.setattr(tube_records, "IDLE_S", 0.05)
+    monkeypatch.setattr(Consumer, "looks", 20)
+    done = penstock("tube", "consume", "water", "--group", "lake")
+    assert (done.status, len(done.out.splitlines())) == (0, 3)
+    assert done.err.count("waiting for the master to give out partitions") == 1
+    monkeypatch.setattr(tube_records, "ASSIGNED_S", 0.05)
+    monkeypatch.setattr(Consumer, "looks", 1_000_000)
+    done = penstock("tube", "consume", "water", "--group", "lake")
+    assert (done.status, done.out) == (1, "")
+    assert "got no partition within" in done.err
 
 
 @pytest.mark.usefixtures("_consumer")
