@@ -41,6 +41,9 @@ class GroupCommitter(Generic[Op]):
     ``commit`` gets the operations in order and returns once all of them are as durable as its owner promises; it is
     never run twice at a time. Bound: the caller's. Every operation belongs to a request whose peer waits for the
     answer, so the receive maximum and the in-flight limits of the protocols bound ``pending``, which is a metric.
+
+    ``prepare(op)`` runs in the loop when the commit of ``op`` begins (or cannot, after a failure): an owner that
+    submits one operation ahead puts into it then all that has come meanwhile.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class GroupCommitter(Generic[Op]):
         *,
         name: str,
         on_failure: Callable[[StorageError], None] | None = None,
+        prepare: Callable[[Op], None] | None = None,
         inline_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -65,6 +69,7 @@ class GroupCommitter(Generic[Op]):
         self.committed = 0
         self._commit = commit
         self._on_failure = on_failure
+        self._prepare = prepare
         self._waiting: list[tuple[Op, Done]] = []
         self._running: list[tuple[Op, Done]] = []
         self._scheduled = False
@@ -122,6 +127,9 @@ class GroupCommitter(Generic[Op]):
         if self._running or not self._waiting:
             return
         batch, self._waiting = self._waiting, []
+        if self._prepare is not None:
+            for op, _ in batch:
+                self._prepare(op)
         self.started += 1
         if self.failure is not None:
             self._running = batch

@@ -1,7 +1,7 @@
-"""What one turn of the broker's loop changed, made durable together; what waits for it leaves afterwards.
+"""What the broker's loop changed, made durable together; what waits for it leaves afterwards.
 
-What comes while a commit runs shares the next one. After a failed commit nothing is acknowledged any more: whoever
-waited, and whoever comes later, is told 503 with the reason.
+What turns bring while a commit runs shares the next one, and leaves with one write a connection. After a failed commit
+nothing is acknowledged any more: whoever waited, and whoever comes later, is told 503 with the reason.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from penstock.tube.codec.envelope import encode_response
 from penstock.tube.codec.methods import METHODS, MethodId
 from penstock.tube.engine.broker import AppendResult, BrokerEngine
 from penstock.tube.engine.publishing import Publication
+from penstock.tube.engine.topics import LogStore
 from penstock.tube.storage.disk import Commit, Disk
 from penstock.tube.storage.meta import GroupOffset
 from penstock.tube.storage.store import Store, Work
@@ -33,7 +34,7 @@ AppendDone = Callable[["AppendResult | PenstockError"], None]
 
 
 class _Waiting:
-    """What leaves, or is told, when the commit of this turn returned."""
+    """What leaves, or is told, when the next commit returned."""
 
     __slots__ = ("appended", "futures", "replies")
 
@@ -42,6 +43,18 @@ class _Waiting:
         self.replies: list[tuple[BrokerConnection, Sequence[int], int, Sequence[bytes], int]] = []
         self.appended: list[tuple[AppendDone, AppendResult]] = []
         self.futures: list[asyncio.Future[None]] = []
+
+
+class _Round:
+    """One commit; filled when it begins, with all that came until then."""
+
+    __slots__ = ("commit", "decided", "waiting", "works")
+
+    def __init__(self) -> None:
+        self.commit = Commit()
+        self.works: list[tuple[Store, Work]] = []
+        self.waiting = _Waiting()
+        self.decided: list[Publication] = []
 
 
 class Commits:
@@ -65,7 +78,7 @@ class Commits:
     ) -> None:
         self.failure: StorageError | None = None
         self.next = Commit()
-        """The commit of this turn; what is not in the engine's lists is put here before :meth:`schedule`."""
+        """The next commit; what is not in the engine's lists is put here before :meth:`schedule`."""
         self.snapshot_due = False
         """The next commit notes what idempotent producers have sent."""
         self._engine = engine
@@ -77,11 +90,14 @@ class Commits:
         self._path = str(disk.directory)
         self._waiting = _Waiting()
         self._scheduled = False
+        self._round: _Round | None = None
+        """Submitted, and not begun yet."""
         self._closed = False
         self._loop = asyncio.get_running_loop()
-        self._committer: GroupCommitter[Commit] = GroupCommitter(
-            disk.commit, name=name, on_failure=self._fail, inline_s=_INLINE_S
-        )
+        self._committer: GroupCommitter[_Round] = GroupCommitter(
+            lambda rounds: disk.commit([one.commit for one in rounds]),
+            name=name, on_failure=self._fail, prepare=self._fill, inline_s=_INLINE_S,
+        )  # fmt: skip
         self._committer.start()
 
     @property
@@ -97,12 +113,12 @@ class Commits:
         bodies: Sequence[bytes],
         expires_ms: int,
     ) -> None:
-        """Send ``bodies`` after the commit of this loop turn, unless it is ``expires_ms`` by then (0: never)."""
+        """Send ``bodies`` after the next commit, unless it is ``expires_ms`` by then (0: never)."""
         self._waiting.replies.append((connection, serials, method, bodies, expires_ms))
         self.schedule()
 
     def tell(self, done: AppendDone, result: AppendResult) -> None:
-        """Call ``done`` with ``result``, or the error, after the commit of this loop turn."""
+        """Call ``done`` with ``result``, or the error, after the next commit."""
         self._waiting.appended.append((done, result))
 
     async def committed(self) -> None:
@@ -117,7 +133,7 @@ class Commits:
         await future
 
     def schedule(self) -> None:
-        """Commit at the end of this loop turn what it changed."""
+        """Have the next commit, at the end of this loop turn at the earliest, take what the turn changed."""
         if not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self._flush)
@@ -140,39 +156,54 @@ class Commits:
         self._closed = True
 
     def _flush(self) -> None:
+        """At the end of a turn: show what is readable at once, and have the next commit take what the turn changed."""
         self._scheduled = False
         if self._closed:
             return
+        self._show([store for store in self._engine.dirty_stores if store.immediate])
+        if self._round is not None:
+            return  # it has not begun
+        self._round = one = _Round()
+        try:
+            self._committer.submit(one, lambda error: self._done(one, error))
+        except StorageError as error:  # closing: what came too late is told so
+            self._fill(one)
+            self._done(one, error)
+
+    def _fill(self, one: _Round) -> None:
+        """The commit begins: it takes all that was changed until now, and those who wait for it."""
+        self._round = None
         engine, upkeep = self._engine, self._upkeep
-        commit, self.next = self.next, Commit()
+        one.commit, self.next = self.next, Commit()
+        commit = one.commit
         if self.failure is None:
             self._publish()
-        decided = upkeep.take_staged(commit)
+        one.decided = upkeep.take_staged(commit)
         if engine.sending.producers.changed:
             upkeep.note_producers(commit)
-        works: list[tuple[Store, Work]] = []
         # A dict keeps the order of first use, so the same run writes the same way again.
         for store in engine.dirty_stores:
             assert isinstance(store, Store)
-            works.append((store, store.take()))
+            one.works.append((store, store.take()))
         engine.dirty_stores.clear()
-        commit.works += [(store, work, self._must_sync(store)) for store, work in works]
+        commit.works += [(store, work, self._must_sync(store)) for store, work in one.works]
         now = self._clock()
         if self.snapshot_due:
             self.snapshot_due = False
             upkeep.snapshot_producers(commit, now)
-        engine.readable([store for store, _ in works if store.immediate], now)
         commit.offsets = [GroupOffset(*key, offset, now) for key, offset in engine.offsets.take_dirty()]
-        waiting, self._waiting = self._waiting, _Waiting()
-        self._answer_published(waiting)
+        one.waiting, self._waiting = self._waiting, _Waiting()
+        self._answer_published(one.waiting)
+        self._show([store for store, _ in one.works if store.immediate])
+
+    def _show(self, stores: Sequence[LogStore]) -> None:
+        """Readers of ``stores`` see more than before; answer the gets that wait no more."""
+        if stores:
+            self._engine.readable(stores, self._clock())
         touched: dict[BrokerConnection, None] = {}
         self._collect_ready(touched)
         for connection in touched:
             connection.flush()
-        try:
-            self._committer.submit(commit, lambda error: self._done(works, waiting, error, commit, decided))
-        except StorageError as error:  # closing: what came too late is told so
-            self._done(works, waiting, error, commit, decided)
 
     def _publish(self) -> None:
         try:
@@ -199,19 +230,12 @@ class Commits:
                 self._lost(text)
             publishing.lost.clear()
 
-    def _done(
-        self,
-        works: list[tuple[Store, Work]],
-        waiting: _Waiting,
-        error: StorageError | None,
-        commit: Commit,
-        decided: list[Publication],
-    ) -> None:
-        engine = self._engine
+    def _done(self, one: _Round, error: StorageError | None) -> None:
+        engine, works, waiting = self._engine, one.works, one.waiting
         if error is None:
             for store, work in works:
                 store.written(work)
-            self._upkeep.staged(commit, decided)
+            self._upkeep.staged(one.commit, one.decided)
             if engine.transactions.dirty:
                 self.schedule()
         now = self._clock()

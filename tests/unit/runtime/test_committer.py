@@ -52,6 +52,47 @@ async def test_what_comes_while_a_commit_runs_waits_for_the_next_one() -> None:
     assert (committer.commits, committer.committed, committer.pending) == (2, 3, 0)
 
 
+async def test_an_operation_is_prepared_when_its_commit_begins_or_cannot() -> None:
+    gate = threading.Event()
+    came: list[int] = []
+    begun: list[list[int]] = []
+
+    def commit(ops: Sequence[list[int]]) -> None:
+        begun.extend(ops)
+        gate.wait(10)
+        if [2, 3] in ops:
+            raise StorageError("full")
+
+    def prepare(op: list[int]) -> None:
+        op += came
+        came.clear()
+
+    committer: GroupCommitter[list[int]] = GroupCommitter(commit, name="t", prepare=prepare)
+    committer.start()
+    ended: list[tuple[list[int], bool]] = []
+
+    def submit() -> None:
+        op: list[int] = []
+        committer.submit(op, lambda error: ended.append((op, error is None)))
+
+    came.append(1)
+    submit()
+    while not begun:
+        await asyncio.sleep(0)
+    submit()
+    for n in (2, 3):  # while the first one runs
+        came.append(n)
+        await asyncio.sleep(0)
+    gate.set()
+    while len(ended) < 2:
+        await asyncio.sleep(0)
+    came.append(4)
+    submit()
+    await committer.close()
+    assert ended == [([1], True), ([2, 3], False), ([4], False)]
+    assert begun == [[1], [2, 3]]
+
+
 async def test_after_a_failure_nothing_is_acknowledged() -> None:
     calls = 0
 

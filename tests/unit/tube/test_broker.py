@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,7 +16,7 @@ from penstock.runtime.durability import Durability
 from penstock.tube.broker import AppendResult, TubeBroker
 from penstock.tube.broker_connection import BrokerConnection
 from penstock.tube.codec.envelope import Request, encode_request
-from penstock.tube.codec.framing import encode_frame
+from penstock.tube.codec.framing import BEGIN_TOKEN, encode_frame
 from penstock.tube.codec.message import check_sum
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
@@ -307,3 +308,59 @@ def plain(data: bytes) -> bytes:
         clientId="p", topicName="demo", partitionId=0, data=data, flag=0, checkSum=-1, sentAddr=0
     )
     return request.SerializeToString()
+
+
+async def test_what_comes_while_a_commit_runs_is_answered_by_one_write(tmp_path: Path) -> None:
+    gate, begun = threading.Event(), threading.Event()
+    gate.set()
+
+    class Slow(DirectFiles):
+        def open(self, path: Path) -> Any:
+            return slowed(super().open(path))
+
+        def create(self, path: Path) -> Any:
+            return slowed(super().create(path))
+
+    def slowed(file: Any) -> Any:
+        class Slowed:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(file, name)
+
+            def sync(self) -> None:
+                begun.set()
+                assert gate.wait(20)
+                file.sync()
+
+        return Slowed()
+
+    async with running(tmp_path, files=Slow()) as (broker, client):
+        await client.answer(client.send(b"before"))
+        (connection,) = broker.peers.open
+        writes: list[int] = []
+        transport = cast(asyncio.Transport, connection._transport)
+
+        class Counted:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(transport, name)
+
+            def write(self, data: bytes) -> None:
+                writes.append(data.count(BEGIN_TOKEN))
+                transport.write(data)
+
+        connection._transport = cast(asyncio.Transport, Counted())
+        broker.commits._committer._inline_s = 0.0  # a slow disk: the thread has it
+        gate.clear()
+        begun.clear()
+        commits = broker.commits.count
+        serials = []
+        for number in range(6):  # each comes in a turn of its own
+            serials.append(client.send(b"%d" % number))
+            async with asyncio.timeout(20):
+                while broker.stats["produced_messages"] < number + 2 or not begun.is_set():
+                    await asyncio.sleep(0)
+        assert writes == []
+        gate.set()
+        for serial in serials:
+            assert (await client.answer(serial)).success
+        assert writes == [1, 5]
+        assert broker.commits.count == commits + 2
