@@ -252,7 +252,8 @@ class StateStoreService:
         if not self._serving:
             message.settle(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "the state store is not running")
             return
-        self._voice.hear(message.client_id, message.publish)
+        if self._voice.overheard:
+            self._voice.hear(message.client_id, message.publish)
         now_ms = self._clock()
         ask = read_request(
             message.publish,

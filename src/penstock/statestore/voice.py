@@ -31,8 +31,8 @@ class Voice:
         self.overheard = False
 
     def hear(self, client_id: str, request: Publish) -> None:
-        """A request came in."""
-        if self.overheard and self.outlet is not None:
+        """A request came in that may be overheard."""
+        if self.outlet is not None:
             self.outlet.overhear(client_id, request)
 
     def answer(self, client_id: str, message: Publish | None) -> None:
