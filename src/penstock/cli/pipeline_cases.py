@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.output import escape, print_json, use_colour
-from penstock.cli.pipeline_options import File, Json
+from penstock.cli.pipeline_options import File, Json, needs_spark
 from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.pipelines.trial.run import Outcome
 
 __all__ = ["run_cases"]
 
@@ -33,7 +36,7 @@ def run_cases(
     as a diff, expected with -, found with +. Exit status 0 where all cases hold, 1 where one does not.
     """
     from penstock.pipelines.model import load
-    from penstock.pipelines.trial.cases import cases_beside, lines, load_cases
+    from penstock.pipelines.trial.cases import cases_beside, load_cases
 
     pipeline = load(file)
     chosen = load_cases(cases or cases_beside(file), pipeline)
@@ -46,38 +49,40 @@ def run_cases(
                 do="name one of " + ", ".join(repr(case.name) for case in chosen),
             )
         chosen = [case for case in chosen if case.name in only]
-    try:
+    with needs_spark():
         from penstock.pipelines.trial.run import session_for_cases, try_case
-    except ImportError as error:
-        raise ConfigError(
-            f"Spark is not installed: {error}", do='pip install "penstock[spark]" (and [java] where Java is missing)'
-        ) from error
 
     failed = 0
     with session_for_cases(pipeline.name) as spark:
         for case in chosen:
             outcome = try_case(spark, pipeline, case)
             failed += bool(outcome.differences)
-            if as_json:
-                print_json(
-                    {
-                        "case": case.name,
-                        "ok": not outcome.differences,
-                        "differences": [difference.model_dump() for difference in outcome.differences],
-                        "found": outcome.found,
-                        "dead_letters": outcome.dead_letters,
-                    }
-                )
-                continue
-            sys.stdout.write(f"{'off' if outcome.differences else 'ok '} {escape(case.name)}\n")
-            for difference in outcome.differences:
-                for line in lines(difference):
-                    sys.stdout.write(f"    {_coloured(escape(line))}\n")
-            sys.stdout.flush()
+            _show(case.name, outcome, as_json=as_json)
     if not as_json:
         sys.stdout.write(f"{len(chosen) - failed} ok, {failed} off\n")
     if failed:
         raise typer.Exit(1)
+
+
+def _show(name: str, outcome: Outcome, *, as_json: bool) -> None:
+    if as_json:
+        print_json(
+            {
+                "case": name,
+                "ok": not outcome.differences,
+                "differences": [difference.model_dump() for difference in outcome.differences],
+                "found": outcome.found,
+                "dead_letters": outcome.dead_letters,
+            }
+        )
+        return
+    from penstock.pipelines.trial.cases import lines
+
+    sys.stdout.write(f"{'off' if outcome.differences else 'ok '} {escape(name)}\n")
+    for difference in outcome.differences:
+        for line in lines(difference):
+            sys.stdout.write(f"    {_coloured(escape(line))}\n")
+    sys.stdout.flush()
 
 
 def _coloured(line: str) -> str:

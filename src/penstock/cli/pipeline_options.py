@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +11,7 @@ import typer
 
 from penstock.errors import ConfigError
 
-__all__ = ["Conf", "File", "Into", "Json", "Metrics", "Once", "StateDir", "options_of_spark", "state_of"]
+__all__ = ["Conf", "File", "Into", "Json", "Metrics", "Once", "StateDir", "needs_spark", "options_of_spark", "state_of"]
 
 File = Annotated[Path, typer.Argument(help="The pipeline file (YAML).", metavar="FILE", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
@@ -35,6 +37,21 @@ Metrics = Annotated[
     str | None,
     typer.Option(help="Serve metrics for Prometheus there while it runs.", metavar="HOST:PORT", show_default=False),
 ]
+
+
+@contextmanager
+def needs_spark() -> Iterator[None]:
+    """What is imported inside needs Spark.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f"Spark is not installed: {error}", do='pip install "penstock[spark]" (and [java] where Java is missing)'
+        ) from error
 
 
 def state_of(name: str, given: Path | None) -> Path:

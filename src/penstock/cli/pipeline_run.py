@@ -21,6 +21,7 @@ from penstock.cli.pipeline_options import (
     Metrics,
     Once,
     StateDir,
+    needs_spark,
     options_of_spark,
     state_of,
 )
@@ -100,13 +101,9 @@ def run(
 
     pipeline = load(file)
     spark_conf, address = options_of_spark(conf or []), _address(metrics)
-    try:
+    with needs_spark():
         from penstock.pipelines.running.run import Options
         from penstock.pipelines.running.run import run as run_pipeline
-    except ImportError as error:
-        raise ConfigError(
-            f"Spark is not installed: {error}", do='pip install "penstock[spark]" (and [java] where Java is missing)'
-        ) from error
 
     replay = _replay(pipeline, state_dir, into, begin, end, live=live)
     if replay is not None and replay.left_out and not as_json:
