@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final
 
 from penstock.errors import PenstockError, StorageError
 from penstock.runtime.committer import GroupCommitter
@@ -26,9 +25,6 @@ from penstock.tube.storage.store import Store, Work
 from penstock.tube.upkeep import Upkeep
 
 __all__ = ["AppendDone", "Commits"]
-
-_INLINE_S: Final = 0.002
-"""Commits that are expected to be quicker run in the loop; see docs/decisions/0034-quick-commits-in-the-loop.md."""
 
 AppendDone = Callable[["AppendResult | PenstockError"], None]
 
@@ -96,7 +92,7 @@ class Commits:
         self._loop = asyncio.get_running_loop()
         self._committer: GroupCommitter[_Round] = GroupCommitter(
             lambda rounds: disk.commit([one.commit for one in rounds]),
-            name=name, on_failure=self._fail, prepare=self._fill, inline_s=_INLINE_S,
+            name=name, on_failure=self._fail, prepare=self._fill,
         )  # fmt: skip
         self._committer.start()
 

@@ -348,7 +348,6 @@ async def test_what_comes_while_a_commit_runs_is_answered_by_one_write(tmp_path:
                 transport.write(data)
 
         connection._transport = cast(asyncio.Transport, Counted())
-        broker.commits._committer._inline_s = 0.0  # a slow disk: the thread has it
         gate.clear()
         begun.clear()
         commits = broker.commits.count
