@@ -189,7 +189,7 @@ class Engine:
         if verb is _GET:
             answer = self._get(command, record)
         elif verb is _SET:
-            if prefix is not None and not self.fences.has_room_for(prefix):
+            if prefix is not None and _is_met(command, record) and not self.fences.has_room_for(prefix):
                 return _ERRORS[StoreError.QUOTA], changes
             answer = self._set(command, context, record, timestamp, token, now_ms, steady_ms, changes)
             if prefix is not None and token is not None and answer.kind is _OK:
@@ -326,12 +326,7 @@ class Engine:
         steady_ms: int,
         changes: list[Change],
     ) -> Answer:
-        condition = command.condition
-        if (
-            record is not None
-            and condition is not _ALWAYS
-            and (condition is Condition.NX or record.value != command.expected)
-        ):
+        if record is not None and not _is_met(command, record):
             return Answer(AnswerKind.NOT_MET, version=record.version)
         if self.max_keys or self.max_bytes:
             grown = self._growth(record, command.key, command.value)
@@ -473,6 +468,13 @@ class Engine:
             if (record := records.get(deadline[1])) is not None and record.expires_at == deadline[0]
         ]
         heapify(self._deadlines)
+
+
+def _is_met(command: Command, record: Record | None) -> bool:
+    """Whether the condition of a SET holds."""
+    if record is None or command.condition is _ALWAYS:
+        return True
+    return command.condition is Condition.NEX and record.value == command.expected
 
 
 def _left(record: Record | None, steady_ms: int) -> Answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.statestore import keyspace
+from penstock.statestore import fences, keyspace
 from penstock.statestore.answer import Answer, AnswerKind, Context
 from penstock.statestore.commands import Access, Command, Extension, StoreError, parse
 from penstock.statestore.dialects import PUBLISHED, SDK
@@ -359,6 +359,22 @@ def test_of_the_fence_of_a_key_and_the_floor_above_it_the_higher_counts() -> Non
     assert store.error("SET out/k v", ft=f"{NOW}:5:n") is None
     assert store.error("SET out/k v", ft=f"{NOW}:4:n") is StoreError.FENCE_LOWER
     assert store.error("SET out/new v", ft=f"{NOW}:4:n") is None
+
+
+def test_room_for_a_floor_is_looked_at_after_the_condition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fences, "MAX_PREFIXES", 0)
+    store = Store(Engine(extensions=Extension.PREFIX_FENCE))
+    store.ask("SET lock v")
+    context = Context("c", SDK, f"{NOW}:0:c", f"{NOW}:3:n", user={"__fencePrefix": "out/"})
+
+    def ask(*words: bytes) -> Answer:
+        command = parse(list(words), Extension.PREFIX_FENCE)
+        assert isinstance(command, Command)
+        return store.engine.execute(command, context, NOW, NOW)[0]
+
+    assert ask(b"SET", b"lock", b"w", b"NX").kind is AnswerKind.NOT_MET
+    assert ask(b"SET", b"lock", b"w", b"NEX", b"w").kind is AnswerKind.NOT_MET
+    assert ask(b"SET", b"lock", b"w").error is StoreError.QUOTA
 
 
 def test_pages_of_a_scan_never_name_a_key_that_the_client_may_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
