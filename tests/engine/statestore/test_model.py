@@ -441,4 +441,4 @@ class LongerStoreMachine(StoreMachine):
 StoreMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=50)
 LongerStoreMachine.TestCase.settings = settings(max_examples=2000, stateful_step_count=60)
 TestStore = StoreMachine.TestCase
-TestStoreForLonger = pytest.mark.nightly(LongerStoreMachine.TestCase)
+TestStoreForLonger = pytest.mark.nightly(pytest.mark.timeout(900)(LongerStoreMachine.TestCase))

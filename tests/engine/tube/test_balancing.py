@@ -248,6 +248,7 @@ def test_whatever_happens(block: int) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(600)
 def test_whatever_happens_for_longer() -> None:
     run(range(300, 10_000))
 
