@@ -13,6 +13,7 @@ from benchmarks import generator, servers
 from benchmarks.cases import CASES
 from benchmarks.figures import Figure, Settings
 from benchmarks.machine import describe
+from benchmarks.tables import write_page
 
 RESULTS = Path(__file__).resolve().parent / "results"
 PEERS = {
@@ -69,6 +70,7 @@ def main() -> int:
         RESULTS.mkdir(exist_ok=True)
         result = {"machine": machine, "durability": settings.durability, "figures": [asdict(f) for f in figures]}
         (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_page(RESULTS)
     return 0
 
 

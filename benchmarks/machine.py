@@ -5,13 +5,19 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
+import subprocess
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from benchmarks import servers
+
 __all__ = ["cpu_of_tree", "describe"]
 
 PACKAGES = ("penstock", "uvloop", "lmdb", "protobuf", "numpy", "pyspark", "pyarrow")
+PEERS = {"mosquitto": "-h", "redis-server": "--version"}
+"""Peers that are programs, and the flag that has each say its version."""
 
 
 def cpu_of_tree() -> float:
@@ -58,7 +64,18 @@ def describe() -> dict[str, object]:
         "load": os.getloadavg()[0],
         "python": platform.python_version(),
         "versions": {name: version(name) for name in PACKAGES},
+        "peers": {name: peer_version(name, flag) for name, flag in PEERS.items()},
     }
+
+
+def peer_version(program: str, flag: str) -> str:
+    """The first version number that ``program`` prints, or ``absent``."""
+    path = servers.find(program)
+    if path is None:
+        return "absent"
+    said = subprocess.run([path, flag], capture_output=True, text=True, check=False)
+    found = re.search(r"\d+(\.\d+)+", said.stdout + said.stderr)
+    return found[0] if found else "unknown"
 
 
 def version(package: str) -> str:
