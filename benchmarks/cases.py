@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+import tempfile
 from collections.abc import Callable
 from functools import partial
 
@@ -18,7 +20,7 @@ __all__ = ["CASES", "Figure", "Settings"]
 
 
 def connections(settings: Settings) -> list[Figure]:
-    """Resident memory per idle plain connection, 9,999 of them, without and with a subscription; peer Mosquitto.
+    """Resident memory per idle connection: 9,999 plain ones without and with a subscription, 1,999 over TLS; Mosquitto.
 
     A new process for each run: what the last one freed would be used again.
     """
@@ -36,7 +38,29 @@ def connections(settings: Settings) -> list[Figure]:
     for words, subscribe in (("", False), (" with a subscription", True)):
         runners = {"penstock": partial(ours, subscribe=subscribe), "mosquitto": partial(theirs, subscribe=subscribe)}
         figures += alternate(settings, f"{count} idle connections{words}", "bytes/connection", runners)
-    return figures
+    return [*figures, *_tls_connections(settings, connections_possible(1_999))]
+
+
+def _tls_connections(settings: Settings, count: int) -> list[Figure]:
+    with tempfile.TemporaryDirectory() as folder:
+        made = servers.certificates(folder)
+        tls = ssl.create_default_context(cafile=made.authority)
+
+        def ours() -> float:
+            address = f"127.0.0.1:{servers.free_port()}"
+            files = {"certificate": made.server, "key": made.server}
+            listeners = {"listeners": {"secure": {"bind": address, "transport": "tls", "tls": files}}}
+            with servers.penstock("memory", mqtt=listeners) as ready:
+                return memory_of_connections(address, int(ready["pid"]), count, tls=tls)
+
+        def theirs() -> float:
+            port = servers.free_port()
+            listener = f"listener {port} 127.0.0.1\ncertfile {made.server}\nkeyfile {made.server}\n"
+            with servers.mosquitto_process(listener) as (_, pid):
+                return memory_of_connections(f"127.0.0.1:{port}", pid, count, tls=tls)
+
+        runners = {"penstock": ours, "mosquitto": theirs}
+        return alternate(settings, f"{count} idle TLS connections", "bytes/connection", runners)
 
 
 CASES: dict[str, Callable[[Settings], list[Figure]]] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import socket
+import ssl
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -33,17 +34,19 @@ def connections_possible(wanted: int) -> int:
     return min(wanted, soft - SPARE_DESCRIPTORS)
 
 
-def memory_of_connections(address: str, pid: int, count: int, *, subscribe: bool = False) -> float:
+def memory_of_connections(
+    address: str, pid: int, count: int, *, subscribe: bool = False, tls: ssl.SSLContext | None = None
+) -> float:
     """Bytes of resident memory per connection of ``count`` clients that connected and do nothing.
 
     With ``subscribe`` each has a subscription of its own. They leave before this returns.
     """
     host, _, port = address.rpartition(":")
     with ExitStack() as stack:
-        warm = _connect(stack, host, int(port), "warm", subscribe=subscribe)
+        warm = _connect(stack, host, int(port), "warm", subscribe=subscribe, tls=tls)
         before = resident_bytes(pid)
         for number in range(count):
-            _connect(stack, host, int(port), f"idle-{number:05d}", subscribe=subscribe)
+            _connect(stack, host, int(port), f"idle-{number:05d}", subscribe=subscribe, tls=tls)
         used = resident_bytes(pid) - before
         warm.sendall(b"\xc0\x00")
         if warm.recv(2) != b"\xd0\x00":
@@ -51,8 +54,13 @@ def memory_of_connections(address: str, pid: int, count: int, *, subscribe: bool
     return used / count
 
 
-def _connect(stack: ExitStack, host: str, port: int, client_id: str, *, subscribe: bool) -> socket.socket:
-    connection = stack.enter_context(socket.create_connection((host, port), timeout=30))
+def _connect(
+    stack: ExitStack, host: str, port: int, client_id: str, *, subscribe: bool, tls: ssl.SSLContext | None
+) -> socket.socket:
+    connection = socket.create_connection((host, port), timeout=30)
+    if tls is not None:
+        connection = tls.wrap_socket(connection, server_hostname=host)
+    stack.enter_context(connection)
     connection.sendall(encode(Connect(client_id, keep_alive=3600)))
     if connection.recv(256)[:1] != b"\x20":
         raise SystemExit(f"the broker did not accept connection {client_id}")

@@ -12,8 +12,22 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["find", "free_port", "mosquitto", "mosquitto_process", "penstock", "penstock_in", "redis", "redis_process"]
+import trustme
+
+__all__ = [
+    "Certificates",
+    "certificates",
+    "find",
+    "free_port",
+    "mosquitto",
+    "mosquitto_process",
+    "penstock",
+    "penstock_in",
+    "redis",
+    "redis_process",
+]
 
 
 def free_port() -> int:
@@ -26,6 +40,25 @@ def free_port() -> int:
 def find(program: str) -> str | None:
     """Path of a program, also where the user's PATH lacks the system folders."""
     return shutil.which(program) or shutil.which(program, path="/usr/sbin:/usr/local/sbin")
+
+
+class Certificates(NamedTuple):
+    """PEM files of a server on loopback: its certificate with the key behind it, and the authority's certificate."""
+
+    server: str
+    authority: str
+
+
+def certificates(folder: str) -> Certificates:
+    """Certificates made for this run, in ``folder``."""
+    authority, names = trustme.CA(), Certificates(f"{folder}/server.pem", f"{folder}/ca.pem")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(names.server)
+    authority.cert_pem.write_to_path(names.authority)
+    # Mosquitto reads them as a user of its own where it is started by root.
+    Path(folder).chmod(0o755)
+    for name in names:
+        Path(name).chmod(0o644)
+    return names
 
 
 @contextmanager
@@ -49,27 +82,25 @@ def wait_for(port: int, process: subprocess.Popen[bytes], seconds: float = 20) -
 
 
 @contextmanager
-def penstock(
-    durability: str, topics: Sequence[str] = (), statestore: Mapping[str, object] | None = None
-) -> Iterator[dict[str, str]]:
+def penstock(durability: str, topics: Sequence[str] = (), **sections: Mapping[str, object]) -> Iterator[dict[str, str]]:
     """``penstock up`` in a temporary data directory; yields its ready line (addresses as host:port).
 
-    ``statestore``: that section of the configuration.
+    ``sections`` of the configuration beside that of the tube.
     """
-    with tempfile.TemporaryDirectory() as folder, penstock_in(folder, durability, topics, statestore) as ready:
+    with tempfile.TemporaryDirectory() as folder, penstock_in(folder, durability, topics, **sections) as ready:
         yield ready
 
 
 @contextmanager
 def penstock_in(
-    folder: str, durability: str, topics: Sequence[str] = (), statestore: Mapping[str, object] | None = None
+    folder: str, durability: str, topics: Sequence[str] = (), **sections: Mapping[str, object]
 ) -> Iterator[dict[str, str]]:
     """As :func:`penstock`, over a folder that outlives it: a second start finds what the first one stored."""
     zero = "127.0.0.1:0"
     listeners = [f"--{name}={zero}" for name in ("mqtt", "tube-master", "tube-broker", "tube-broker-http", "http")]
     settings = Path(folder) / "penstock.yaml"
-    sections = {"tube": {"topics": {topic: {} for topic in topics}}, "statestore": statestore or {}}
-    settings.write_text(json.dumps(sections), encoding="utf-8")
+    tube: dict[str, object] = {"topics": {topic: {} for topic in topics}}
+    settings.write_text(json.dumps({"tube": tube, **sections}), encoding="utf-8")
     argv = [str(Path(sys.executable).parent / "penstock"), "up", "--json", f"--data-dir={folder}/data"]
     argv += [f"--config={settings}", "--log-level=warning"]
     process = subprocess.Popen([*argv, f"--durability={durability}", *listeners], stdout=subprocess.PIPE)
@@ -89,8 +120,11 @@ def mosquitto() -> Iterator[str]:
 
 
 @contextmanager
-def mosquitto_process() -> Iterator[tuple[str, int]]:
-    """Mosquitto without persistence, TCP_NODELAY set, no limit on what waits; yields host:port and the process id."""
+def mosquitto_process(listeners: str = "") -> Iterator[tuple[str, int]]:
+    """Mosquitto without persistence, TCP_NODELAY set, no limit on what waits; yields host:port and the process id.
+
+    ``listeners``: more of them, as its configuration file has them.
+    """
     program = find("mosquitto")
     assert program is not None
     port = free_port()
@@ -98,7 +132,7 @@ def mosquitto_process() -> Iterator[tuple[str, int]]:
         settings = Path(folder) / "mosquitto.conf"
         settings.write_text(
             f"listener {port} 127.0.0.1\nallow_anonymous true\npersistence false\nset_tcp_nodelay true\n"
-            "max_queued_messages 0\nmax_inflight_messages 0\nlog_type none\n",
+            f"max_queued_messages 0\nmax_inflight_messages 0\nlog_type none\n{listeners}",
             encoding="utf-8",
         )
         process = subprocess.Popen([program, "-c", str(settings)], stderr=subprocess.DEVNULL)
