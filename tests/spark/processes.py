@@ -116,8 +116,11 @@ class Driver:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
-                with contextlib.suppress(ValueError):
+                try:
                     self.events.append(json.loads(line))
+                except ValueError:  # spark-submit gives what the driver says on standard error as output, too
+                    with self.log.open("a", encoding="utf-8") as log:
+                        log.write(line)
 
 
 class Cluster:

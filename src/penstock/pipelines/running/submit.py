@@ -95,6 +95,12 @@ def submit_line(request: Request) -> Line:
     if request.image is not None:
         conf["spark.kubernetes.container.image"] = request.image
     driver = {"yarn": "spark.yarn.appMasterEnv.", "kubernetes": "spark.kubernetes.driverEnv."}.get(kind, "")
+    # Java looks for data sources with the Python that its environment names, whatever the settings say.
+    variables: dict[str, str] = {}
+    if is_cluster and python is not None:
+        conf[f"{driver}PYSPARK_PYTHON"] = python
+    elif not is_cluster and request.driver_python is not None:
+        variables["PYSPARK_DRIVER_PYTHON"] = request.driver_python
     for name, value in request.environment.items():
         if is_cluster:
             conf[driver + name] = value
@@ -121,7 +127,7 @@ def submit_line(request: Request) -> Line:
         pieces.append(["--files", file])
         file = request.file.name
     pieces.append([request.program, file, *request.arguments])
-    return Line({} if is_cluster else dict(request.environment), pieces)
+    return Line({} if is_cluster else variables | dict(request.environment), pieces)
 
 
 def _check(request: Request, kind: str) -> None:

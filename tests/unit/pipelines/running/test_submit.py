@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,17 @@ def test_yarn_in_a_cluster_ships_file_and_environment() -> None:
 
 def test_a_driver_on_this_machine_runs_the_python_of_the_command() -> None:
     given = {"archive": "env.tar.gz", "driver_python": "/opt/penstock/bin/python"}
-    conf = dict(text.split("=", 1) for text in options(line("yarn", **given), "--conf"))
+    found = line("yarn", **given)
+    # For Java, which asks that Python for the data sources.
+    assert found.environment == {"PYSPARK_DRIVER_PYTHON": "/opt/penstock/bin/python"}
+    conf = dict(text.split("=", 1) for text in options(found, "--conf"))
     assert conf["spark.pyspark.driver.python"] == "/opt/penstock/bin/python"
     assert conf["spark.pyspark.python"] == "./environment/bin/python"
-    elsewhere = options(line("yarn", deploy_mode="cluster", **given), "--conf")
+    found = line("yarn", deploy_mode="cluster", **given)
+    assert found.environment == {}
+    elsewhere = options(found, "--conf")
     assert not [text for text in elsewhere if text.startswith("spark.pyspark.driver.python=")]
+    assert "spark.yarn.appMasterEnv.PYSPARK_PYTHON=./environment/bin/python" in elsewhere
 
 
 def test_kubernetes() -> None:
@@ -102,13 +109,14 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     command = ["pipeline", "submit", str(example("pipeline.yaml")), "--spark-master", "yarn", "--dry-run"]
     assert main([*command, "--env", "A=1", "--state-dir", "/shared/state", "--once", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["environment"] == {"A": "1"}
+    assert found["environment"] == {"PYSPARK_DRIVER_PYTHON": sys.executable, "A": "1"}
     assert found["argv"][0] == "/opt/my spark/bin/spark-submit"
     assert found["argv"][-5:] == [
         submitted.__file__, str(example("pipeline.yaml")), "--state-dir", "/shared/state", "--once",
     ]  # fmt: skip
     assert main(command) == 0
-    assert capsys.readouterr().out.startswith("'/opt/my spark/bin/spark-submit' \\\n  --master yarn \\\n")
+    line = f"PYSPARK_DRIVER_PYTHON={sys.executable} '/opt/my spark/bin/spark-submit' \\\n  --master yarn \\\n"
+    assert capsys.readouterr().out.startswith(line)
     for more, words in [(["--env", "A"], "is not NAME=VALUE"), (["--deploy-mode", "x"], "is not known")]:
         assert main([*command, *more]) == 2
         assert words in capsys.readouterr().err
