@@ -236,11 +236,6 @@ class Store(LogReads):
             self._keep_index(before)
         return segment
 
-    def roll(self) -> None:
-        """Begin a new segment, so that the present one can expire; takes effect with the next commit."""
-        if self._segments and self._segments[-1].count:
-            self._roll()
-
     @property
     def dirty(self) -> bool:
         """Whether `take` has something to hand over."""
