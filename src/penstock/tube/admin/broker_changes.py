@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from penstock.tube.admin.broker_desk import RECORD, Answer, Desk
+from penstock.tube.admin.broker_desk import Answer, Desk
 from penstock.tube.admin.params import BadParameter, Params
+from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.engine.offsets import Key
 
 __all__ = ["clone", "remove", "set_by_time", "set_current", "set_offset"]
@@ -18,8 +19,8 @@ def set_current(desk: Desk, params: Params) -> list[Answer]:
     if not store.min_offset <= wanted <= store.durable_end:
         raise BadParameter(f"manualOffset {wanted}: {store.min_offset} to {store.durable_end} are possible")
     old = desk.engine.offsets.committed(key)
-    desk.engine.offsets.set(key, wanted - wanted % RECORD)
-    return [{"oldOffset": -1 if old is None else old, "newOffset": wanted - wanted % RECORD}]
+    desk.engine.offsets.set(key, wanted - wanted % INDEX_RECORD_BYTES)
+    return [{"oldOffset": -1 if old is None else old, "newOffset": wanted - wanted % INDEX_RECORD_BYTES}]
 
 
 def set_offset(desk: Desk, params: Params) -> list[Answer]:
@@ -35,7 +36,7 @@ def set_offset(desk: Desk, params: Params) -> list[Answer]:
         for name, partition, wanted in targets:
             store = desk.store((group, name, partition))
             target = store.durable_end if wanted is None else max(store.min_offset, min(wanted, store.durable_end))
-            rows.append(_move(desk, (group, name, partition), target - target % RECORD))
+            rows.append(_move(desk, (group, name, partition), target - target % INDEX_RECORD_BYTES))
     return rows
 
 

@@ -11,11 +11,9 @@ from penstock.tube.engine.broker import BrokerEngine
 from penstock.tube.engine.offsets import Key
 from penstock.tube.engine.topics import LogStore, Topic
 
-__all__ = ["RECORD", "Answer", "Desk"]
+__all__ = ["Answer", "Desk"]
 
 Answer = dict[str, Any]
-RECORD = 28
-"""Bytes of an index record: offsets are multiples of it."""
 
 
 class Desk(NamedTuple):

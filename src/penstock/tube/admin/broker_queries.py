@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import json
 
-from penstock.tube.admin.broker_desk import RECORD, Answer, Desk
+from penstock.tube.admin.broker_desk import Answer, Desk
 from penstock.tube.admin.params import BadParameter, Params, format_time
-from penstock.tube.codec.message import MSG_TIME, MSG_TYPE, filter_key, parse_attributes, split_data
+from penstock.tube.codec.message import INDEX_RECORD_BYTES, MSG_TIME, MSG_TYPE, filter_key, parse_attributes, split_data
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.engine.history import history_place
 from penstock.tube.engine.topics import HISTORY_TOPIC, LogStore
@@ -235,9 +235,9 @@ def _newest(
     store: LogStore, partition: int, most: int, keys: frozenset[int] | None
 ) -> list[tuple[int, pb.TransferedMessage]]:
     """At most ``most`` of the newest messages, oldest first: look further and further back until there are enough."""
-    back = most * RECORD * 4
+    back = most * INDEX_RECORD_BYTES * 4
     while True:
-        start = max(store.min_offset, (store.durable_end - back) // RECORD * RECORD)
+        start = max(store.min_offset, (store.durable_end - back) // INDEX_RECORD_BYTES * INDEX_RECORD_BYTES)
         offsets: list[int] = []
         encoded: list[bytes] = []
         at = start
