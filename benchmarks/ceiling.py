@@ -25,7 +25,7 @@ class Ceiling(DataSource):
         return "ceiling"
 
     def schema(self) -> StructType:
-        from penstock.spark.tube import spark_schema
+        from penstock.spark.tube.source import spark_schema
 
         return spark_schema()
 
@@ -42,8 +42,8 @@ class _Reader(DataSourceReader):
         return [InputPartition(number) for number in range(PARTITIONS)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        from penstock.spark.arrow import record_batches
-        from penstock.spark.offsets import Partition
+        from penstock.spark.tube.arrow import record_batches
+        from penstock.spark.tube.offsets import Partition
         from penstock.tube.reader import Batch
 
         left = self._rows // PARTITIONS + (partition.value < self._rows % PARTITIONS)

@@ -10,9 +10,9 @@ import uvloop
 
 from benchmarks import servers
 from benchmarks.figures import Figure, Settings, alternate
-from penstock.spark.lookup import KeyReader
-from penstock.spark.store_writes import Change, write_changes
-from penstock.statestore.client import StateStoreClient
+from penstock.spark.statestore.lookup import KeyReader
+from penstock.spark.statestore.writes import Change, write_changes
+from penstock.statestore.client.client import StateStoreClient
 
 __all__ = ["keys"]
 

@@ -10,7 +10,7 @@ import uvloop
 from benchmarks import servers
 from benchmarks.figures import Figure, Settings, alternate
 from benchmarks.keys import KEYS, VALUE, WRITTEN, write
-from penstock.spark.lookup import with_lookup
+from penstock.spark.statestore.lookup import with_lookup
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,9 +14,9 @@ from typing import Final
 from benchmarks import generator, servers
 from benchmarks.figures import Figure, Settings, alternate
 from penstock.runtime.durability import Durability
+from penstock.statestore.engine.record import Change, Record
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.record import Change, Record
-from penstock.statestore.storage import NODE, Storage
+from penstock.statestore.service.storage import NODE, Storage
 
 __all__ = ["many_keys", "state_store"]
 

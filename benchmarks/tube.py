@@ -26,7 +26,7 @@ from benchmarks.figures import Figure, Settings, alternate
 from benchmarks.generator import Load
 from benchmarks.machine import cpu_seconds
 from benchmarks.tube_loads import JavaLoads, Measured, OurLoads, fill, fill_each, first_send
-from penstock.tube.web import call
+from penstock.tube.client.web import call
 from tests.interop.tube_java.clients import JavaClients
 from tests.interop.tube_java.jars import prepare
 from tests.interop.tube_java.server import JavaTube

@@ -5,6 +5,6 @@ Spark does so for every user of the environment at the first use of any data sou
 
 from __future__ import annotations
 
-from penstock.spark.mqtt import MqttDataSource as DefaultSource
+from penstock.spark.mqtt.source import MqttDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

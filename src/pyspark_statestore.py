@@ -5,6 +5,6 @@ Spark does so for every user of the environment at the first use of any data sou
 
 from __future__ import annotations
 
-from penstock.spark.statestore import StateStoreDataSource as DefaultSource
+from penstock.spark.statestore.source import StateStoreDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

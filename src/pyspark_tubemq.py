@@ -5,6 +5,6 @@ Spark does so for every user of the environment at the first use of any data sou
 
 from __future__ import annotations
 
-from penstock.spark.tube import TubeDataSource as DefaultSource
+from penstock.spark.tube.source import TubeDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -19,11 +19,11 @@ from pydantic import BaseModel
 from penstock.cli.main import COMMANDS, app
 from penstock.node import config as node
 from penstock.pipelines import model as pipeline
-from penstock.spark import mqtt_options as mqtt_spark
-from penstock.spark import options as spark
-from penstock.spark import sink_options as sink
-from penstock.spark import store_options as store
-from penstock.statestore import commands, dialects
+from penstock.spark.mqtt import options as mqtt_spark
+from penstock.spark.statestore import options as store
+from penstock.spark.tube import options as spark
+from penstock.spark.tube import sink_options as sink
+from penstock.statestore.codec import commands, dialects
 from penstock.statestore.hlc import Hlc
 from penstock.tube import record
 

@@ -12,15 +12,23 @@ from typing import Final
 
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
-from penstock.statestore.answer import Answer, AnswerKind
 from penstock.statestore.binding import INVOKE, OLDER_INVOKE, Ask, notification, read_request, response
-from penstock.statestore.codec import encode_array
-from penstock.statestore.commands import COMMANDS, CommandSpec, Condition, Extension, StoreError, Verb, parse_payload
-from penstock.statestore.dialects import DIALECTS, SDK, Dialect
-from penstock.statestore.engine import Engine
-from penstock.statestore.history import History
+from penstock.statestore.codec.commands import (
+    COMMANDS,
+    CommandSpec,
+    Condition,
+    Extension,
+    StoreError,
+    Verb,
+    parse_payload,
+)
+from penstock.statestore.codec.dialects import DIALECTS, SDK, Dialect
+from penstock.statestore.codec.resp3 import encode_array
+from penstock.statestore.engine.answer import Answer, AnswerKind
+from penstock.statestore.engine.history import History
+from penstock.statestore.engine.record import Change
+from penstock.statestore.engine.store import Engine
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.record import Change
 
 __all__ = ["OFFERED", "pages"]
 

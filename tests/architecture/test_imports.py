@@ -29,7 +29,7 @@ IMPURE = frozenset(
 )
 IO = frozenset({"asyncio", "socket", "ssl", "uvloop"})
 SPARK = frozenset({"pyspark", "pyarrow", "pandas"})
-STORE = ("statestore.client", "statestore.errors", "statestore.lock", "statestore.hlc")
+STORE = ("statestore.client", "statestore.errors", "statestore.hlc")
 
 
 class Rule(NamedTuple):
@@ -48,21 +48,14 @@ RULES = [
     Rule("penstock.mqtt.service", ("mqtt.codec",), IMPURE),
     Rule("penstock.mqtt.storage", ("mqtt.codec", "mqtt.engine", "mqtt.storage", "runtime"), IO | SPARK),
     Rule("penstock.mqtt", ("mqtt", "runtime", "security"), SPARK),
-    Rule("penstock.statestore.codec", ("statestore.codec",), IMPURE),
-    Rule(
-        "penstock.statestore.commands",
-        ("statestore.codec", "statestore.hlc", "statestore.glob", "statestore.commands"),
-        IMPURE,
-    ),
+    Rule("penstock.statestore.codec", ("statestore.codec", "statestore.hlc"), IMPURE),
     Rule("penstock.statestore.hlc", (), IMPURE),
-    Rule("penstock.statestore.engine", ("statestore",), IMPURE),
-    *(
-        Rule(f"penstock.statestore.{module}", ("statestore",), IMPURE)
-        for module in ("answer", "dialects", "fences", "glob", "history", "keyspace", "observers", "record")
+    Rule("penstock.statestore.engine", ("statestore.codec", "statestore.engine", "statestore.hlc"), IMPURE),
+    Rule(
+        "penstock.statestore.binding", ("statestore.codec", "statestore.engine", "statestore.hlc", "mqtt.codec"), IMPURE
     ),
-    Rule("penstock.statestore.binding", ("statestore", "mqtt.codec"), IMPURE),
-    Rule("penstock.statestore.prepared", ("statestore", "mqtt.codec", "mqtt.service"), IMPURE),
-    Rule("penstock.statestore.storage", ("statestore", "runtime"), IO | SPARK),
+    Rule("penstock.statestore.service.prepared", ("statestore", "mqtt.codec", "mqtt.service"), IMPURE),
+    Rule("penstock.statestore.service.storage", ("statestore", "runtime"), IO | SPARK),
     Rule(
         "penstock.statestore",
         (
@@ -88,10 +81,10 @@ RULES = [
     Rule(
         "penstock.spark",
         (
-            *("spark", "tube.reader", "tube.registered", "tube.web"),
-            *("tube.committing", "tube.producer", "tube.record", "tube.staging", "tube.codec.message"),
+            *("spark", "tube.client", "tube.reader"),
+            *("tube.producer", "tube.record", "tube.staging", "tube.codec.message"),
             *("runtime.login", "runtime.loop_thread", "runtime.tls"),
-            *("statestore.client", "statestore.errors", "statestore.glob", "statestore.hlc"),
+            *("statestore.client", "statestore.errors", "statestore.codec.glob", "statestore.hlc"),
             *("mqtt.client", "mqtt.codec.properties", "mqtt.codec.topics", "mqtt.url"),
         ),
     ),
@@ -100,9 +93,9 @@ RULES = [
         Rule(f"penstock.pipelines.{layer}", (*(f"pipelines.{below}" for below in (layer, *lower)), *public), never)
         for layer, lower, public, never in (
             ("model", ("checks.pipeline",), ("mqtt.url", "runtime.config"), SPARK | IO),
-            ("checks", ("model",), ("spark.options", "spark.mqtt_options", "spark.sink_options"), SPARK | IO),
-            ("state", ("model",), ("spark.offsets",), SPARK | IO),
-            ("store", ("model",), (*STORE, "runtime.loop_thread", "spark.store_writes"), SPARK),
+            ("checks", ("model",), ("spark.tube.options", "spark.mqtt.options", "spark.tube.sink_options"), SPARK | IO),
+            ("state", ("model",), ("spark.tube.offsets",), SPARK | IO),
+            ("store", ("model",), (*STORE, "runtime.loop_thread", "spark.statestore.writes"), SPARK),
             ("rows", ("model",), (), IO),
             ("steps", ("model", "rows"), ("spark",), IO),
             ("sources", ("model", "rows", "state"), ("spark",), IO),

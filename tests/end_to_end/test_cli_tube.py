@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from penstock.tube.client.web import call
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import BrokerInfo
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
 from penstock.tube.staging import Asker, Batch, Stager
-from penstock.tube.web import call
 from tests.end_to_end.nodes import RunningNode
 
 

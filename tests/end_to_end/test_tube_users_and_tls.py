@@ -14,8 +14,8 @@ import trustme
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.runtime.login import ANYBODY, Login
 from penstock.runtime.tls import TlsOptions
-from penstock.spark.cluster import Tube
-from penstock.spark.options import SourceOptions
+from penstock.spark.tube.cluster import Tube
+from penstock.spark.tube.options import SourceOptions
 from penstock.tube.consumer import Consumer
 from penstock.tube.producer import Producer
 from penstock.tube.reader import RangeReader, partitions

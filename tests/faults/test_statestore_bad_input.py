@@ -11,7 +11,7 @@ import pytest
 
 from penstock.mqtt.codec.properties import Properties
 from penstock.statestore.binding import INVOKE
-from penstock.statestore.codec import encode_array
+from penstock.statestore.codec.resp3 import encode_array
 from tests.conformance.statestore.node import PlainClient, StoreNode
 
 FUTURE = str(2**64)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.statestore.client import Condition, StateStoreClient
+from penstock.statestore.client.client import Condition, StateStoreClient
 from penstock.statestore.hlc import Hlc
 
 SERVER = """
@@ -19,7 +19,7 @@ import asyncio, json, sys
 from pathlib import Path
 from penstock.mqtt.server import MqttServer
 from penstock.runtime.durability import Durability
-from penstock.statestore.service import StateStoreService
+from penstock.statestore.service.service import StateStoreService
 
 async def main() -> None:
     service = StateStoreService(Path(sys.argv[1]), Durability(sys.argv[2]))

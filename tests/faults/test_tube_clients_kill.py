@@ -26,7 +26,7 @@ _MASTER = """
 import asyncio, sys
 from pathlib import Path
 from penstock.tube.engine.master import MasterConfig
-from penstock.tube.master import TubeMaster
+from penstock.tube.master.master import TubeMaster
 
 async def main():
     config = MasterConfig(producer_session_ms=2000, consumer_session_ms=2000, broker_session_ms=2000)
@@ -40,7 +40,7 @@ asyncio.run(main())
 _BROKER = """
 import asyncio, sys
 from pathlib import Path
-from penstock.tube.broker import TubeBroker
+from penstock.tube.broker.broker import TubeBroker
 
 async def main():
     broker = TubeBroker(Path(sys.argv[1]), masters=[sys.argv[3]], heartbeat_s=0.1, session_ms=2000)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import PenstockError, StorageError
-from penstock.tube.broker import AppendResult, TubeBroker
+from penstock.tube.broker.broker import AppendResult, TubeBroker
 from penstock.tube.storage.files import DirectFile, DirectFiles
 from tests.unit.tube.broker_client import Client
 

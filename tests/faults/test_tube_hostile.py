@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 
 from penstock.tube import rpc
-from penstock.tube.broker import TubeBroker
+from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.envelope import Request, encode_request
 from penstock.tube.codec.framing import BEGIN_TOKEN, encode_frame
 from penstock.tube.codec.methods import MethodId

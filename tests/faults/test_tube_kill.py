@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.tube.broker import TubeBroker
+from penstock.tube.broker.broker import TubeBroker
 from tests.unit.tube.broker_client import Client
 
 _BROKER = """
 import asyncio, sys
 from pathlib import Path
-from penstock.tube.broker import TubeBroker
+from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.storage.store import StoreLimits
 
 async def main():

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.tube.broker import TubeBroker
-from penstock.tube.metadata import SettingStore
+from penstock.tube.broker.broker import TubeBroker
+from penstock.tube.master.metadata import SettingStore
 from tests.tools import require_tool
 
 MASTER = """
 import asyncio, os, sys
 from pathlib import Path
 from penstock.errors import PenstockError
-from penstock.tube.master import TubeMaster
+from penstock.tube.master.master import TubeMaster
 
 async def main():
     master = TubeMaster(Path(sys.argv[1]))
@@ -41,7 +41,7 @@ BROKER = """
 import asyncio, os, sys
 from pathlib import Path
 from penstock.errors import PenstockError
-from penstock.tube.broker import TubeBroker
+from penstock.tube.broker.broker import TubeBroker
 
 async def main():
     broker = TubeBroker(Path(sys.argv[1]))

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.runtime.durability import Durability
-from penstock.tube.broker import TubeBroker
+from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.engine.history import history_place
@@ -145,7 +145,7 @@ async def test_the_end_of_the_machine_cuts_a_flushed_log(tmp_path: Path, monkeyp
     async with broker(path, durability=Durability.FLUSHED) as (_, client):
         await client.answer(client.send(b"x"))
         copy = killed(path)
-    monkeypatch.setattr("penstock.tube.upkeep.boot_id", lambda: "another")
+    monkeypatch.setattr("penstock.tube.broker.upkeep.boot_id", lambda: "another")
     for epoch in (1, 1):
         async with broker(copy) as (_, client):  # how it was written counts, not how it is now
             assert (await client.range()).range.logEpoch == epoch

@@ -14,8 +14,8 @@ from random import Random
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.tube import committing
-from penstock.tube.master import TubeMaster
+from penstock.tube.client import committing
+from penstock.tube.master.master import TubeMaster
 from penstock.tube.producer import Producer
 from penstock.tube.reader import RangeReader
 from penstock.tube.record import Record
@@ -24,7 +24,7 @@ from penstock.tube.staging import Batch, Staged, Stager
 _BROKER = """
 import asyncio, sys
 from pathlib import Path
-from penstock.tube.broker import TubeBroker
+from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.storage.store import StoreLimits
 
 async def main():

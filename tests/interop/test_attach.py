@@ -17,13 +17,13 @@ from penstock.errors import ConfigError, RefusedError
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.properties import Properties
 from penstock.runtime.durability import Durability
-from penstock.statestore.attach import Attachment
 from penstock.statestore.binding import INVOKE
-from penstock.statestore.client import Condition, StateStoreClient
-from penstock.statestore.codec import encode_array
+from penstock.statestore.client.client import Condition, StateStoreClient
+from penstock.statestore.client.lock import Lease
+from penstock.statestore.codec.resp3 import encode_array
 from penstock.statestore.errors import FencingError
-from penstock.statestore.lock import Lease
-from penstock.statestore.service import StateStoreService
+from penstock.statestore.service.attach import Attachment
+from penstock.statestore.service.service import StateStoreService
 from tests.interop.mosquitto import Mosquitto
 
 DEADLINE_S = 20

@@ -18,13 +18,13 @@ import pytest
 
 from penstock.mqtt.client import MqttClient
 from penstock.runtime.durability import Durability
-from penstock.statestore.attach import Attachment
-from penstock.statestore.client import StateStoreClient
+from penstock.statestore.client.client import StateStoreClient
+from penstock.statestore.client.leader import LeaderElection
+from penstock.statestore.client.lock import Lease
 from penstock.statestore.errors import FencingError, LockHeldError
 from penstock.statestore.hlc import Hlc, parse
-from penstock.statestore.leader import LeaderElection
-from penstock.statestore.lock import Lease
-from penstock.statestore.service import StateStoreService
+from penstock.statestore.service.attach import Attachment
+from penstock.statestore.service.service import StateStoreService
 from tests.conformance.statestore.node import StoreNode
 from tests.interop.mosquitto import Mosquitto
 from tests.tools import require_tool, skip_or_fail

@@ -22,15 +22,15 @@ from penstock.pipelines.running import driver
 from penstock.pipelines.running import run as running
 from penstock.pipelines.sinks.table import read as read_table
 from penstock.runtime import config
-from penstock.spark.cluster import Tube, count_rows
-from penstock.spark.offsets import Bounds, Partition, Slice
-from penstock.spark.tube_client import Peer
-from penstock.tube import web
+from penstock.spark.tube.client import Peer
+from penstock.spark.tube.cluster import Tube, count_rows
+from penstock.spark.tube.offsets import Bounds, Partition, Slice
+from penstock.tube.client import web
+from penstock.tube.client.delivery import SendResult
+from penstock.tube.client.registered import broker_webs
 from penstock.tube.codec.codes import ErrCode
-from penstock.tube.delivery import SendResult
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
-from penstock.tube.registered import broker_webs
 from tests.interop.tube_java.server import JavaTube
 from tests.spark.node import Node
 

@@ -16,15 +16,15 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.server import MqttServer
 from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture
 from penstock.runtime.durability import Durability
-from penstock.statestore.client import StateStoreClient
-from penstock.statestore.commands import Extension
+from penstock.statestore.client.client import StateStoreClient
+from penstock.statestore.codec.commands import Extension
 from penstock.statestore.options import StoreOptions
-from penstock.statestore.service import StateStoreService
-from penstock.tube.broker import AppendResult, TubeBroker
+from penstock.statestore.service.service import StateStoreService
+from penstock.tube.broker.broker import AppendResult, TubeBroker
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.engine.gate import Refusal
 from penstock.tube.engine.transactions import _No
-from penstock.tube.master import TubeMaster
+from penstock.tube.master.master import TubeMaster
 from penstock.tube.record import Record
 from penstock.tube.storage.store import StoreLimits
 

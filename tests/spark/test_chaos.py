@@ -22,7 +22,7 @@ from penstock.errors import PenstockError
 from penstock.pipelines.books.reconcile import reconcile, source_count
 from penstock.pipelines.model import load
 from penstock.pipelines.sinks.table import files
-from penstock.statestore.client import StateStoreClient
+from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
 from tests.end_to_end.nodes import PENSTOCK, RunningNode, environment, lines_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from penstock.spark.lookup import with_lookup
+from penstock.spark.statestore.lookup import with_lookup
 from tests.spark.node import Node
 
 

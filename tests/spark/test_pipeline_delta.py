@@ -13,8 +13,8 @@ from penstock.errors import PenstockError
 from penstock.pipelines.model import TableSink
 from penstock.pipelines.sinks.delta import DeltaSink
 from penstock.spark import jars
-from penstock.spark.file_log import FileLog
-from penstock.spark.files import FilesStreamReader
+from penstock.spark.made.file_log import FileLog
+from penstock.spark.made.files import FilesStreamReader
 
 COLUMNS = "_id STRING, k STRING, a STRING, n INT"
 

@@ -10,10 +10,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.spark.options import SourceOptions
-from penstock.spark.store_options import SnapshotOptions
-from penstock.spark.store_snapshot import StoreReader
-from penstock.statestore.commands import Extension
+from penstock.spark.statestore.options import SnapshotOptions
+from penstock.spark.statestore.snapshot import StoreReader
+from penstock.spark.tube.options import SourceOptions
+from penstock.statestore.codec.commands import Extension
 from tests.spark.node import CAPTURE_TOPIC, Node
 
 

@@ -16,7 +16,7 @@ from penstock.errors import ConfigError, UnavailableError
 
 if TYPE_CHECKING:
     from penstock.mqtt.client import EnhancedAuthentication, TlsOptions
-    from penstock.statestore.client import StateStoreClient
+    from penstock.statestore.client.client import StateStoreClient
     from penstock.statestore.hlc import Hlc
 
 __all__ = ["BrokerOptions", "Token", "connects", "parse_token"]
@@ -121,7 +121,7 @@ class BrokerOptions:
         Raises:
             UnavailableError: nobody answers there; it says what to do.
         """
-        from penstock.statestore.client import StateStoreClient
+        from penstock.statestore.client.client import StateStoreClient
 
         client = StateStoreClient.connect(
             self.broker,

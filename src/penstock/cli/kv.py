@@ -28,7 +28,7 @@ from penstock.cli.output import (
 from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.statestore.client import StateStoreClient
+    from penstock.statestore.client.client import StateStoreClient
 
 __all__ = ["app"]
 
@@ -118,7 +118,7 @@ def set_command(
     name, data, token = _key(key, key_base64), _value("set", value, file), parse_token(fencing_token)
 
     async def set_(store: StateStoreClient) -> bool:
-        from penstock.statestore.client import Condition
+        from penstock.statestore.client.client import Condition
 
         condition = Condition.NX if only_new else Condition.NEX if only_new_or_equal else Condition.ALWAYS
         result = await store.set(
@@ -264,7 +264,7 @@ def scan_command(
         raise ConfigError("kv scan: --null and --json exclude each other", option="--null", do="give one of the two")
 
     async def scan(store: StateStoreClient) -> bool:
-        from penstock.statestore.client import as_bytes
+        from penstock.statestore.client.client import as_bytes
 
         found = False
         async for key in store.scan(as_bytes(pattern)):

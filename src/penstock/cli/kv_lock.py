@@ -16,8 +16,8 @@ from penstock.cli.output import note, print_error
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
+    from penstock.statestore.client.lock import Lease
     from penstock.statestore.hlc import Hlc
-    from penstock.statestore.lock import Lease
 
 __all__ = ["lock_command"]
 
@@ -76,8 +76,8 @@ async def _lock(
     holder: str | None,
     options: BrokerOptions,
 ) -> int:
+    from penstock.statestore.client.lock import Lease
     from penstock.statestore.errors import LockHeldError
-    from penstock.statestore.lock import Lease
 
     unique = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
     environment = os.environ | {"PENSTOCK_BROKER": options.broker, "PENSTOCK_LOCK": name}

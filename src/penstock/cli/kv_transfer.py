@@ -26,7 +26,7 @@ from penstock.cli.output import bytes_fields, note, print_json, unless_standard
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.statestore.client import StateStoreClient
+    from penstock.statestore.client.client import StateStoreClient
     from penstock.statestore.hlc import Hlc
 
 __all__ = ["export_command", "import_command"]
@@ -161,7 +161,7 @@ def _put(rows: list[str | None], out: IO[str]) -> int:
 async def _import(lines: Iterator[Line], options: BrokerOptions, token: Hlc | None, only_new: bool) -> tuple[int, int]:
     import asyncio
 
-    from penstock.statestore.client import Condition
+    from penstock.statestore.client.client import Condition
 
     imported = skipped = 0
     condition = Condition.NX if only_new else Condition.ALWAYS

@@ -16,8 +16,8 @@ from penstock.cli.output import escape, print_json, use_colour
 
 if TYPE_CHECKING:
     from penstock.runtime.durability import Durability
-    from penstock.statestore.attach import Attachment
     from penstock.statestore.options import StoreOptions
+    from penstock.statestore.service.attach import Attachment
 
 __all__ = ["app"]
 
@@ -110,8 +110,8 @@ def _attach(
 ) -> Attachment:
     """The store at ``path``, to be attached to the broker."""
     from penstock.mqtt.client import MqttClient
-    from penstock.statestore.attach import Attachment
-    from penstock.statestore.service import StateStoreService
+    from penstock.statestore.service.attach import Attachment
+    from penstock.statestore.service.service import StateStoreService
 
     connect = partial(
         MqttClient,

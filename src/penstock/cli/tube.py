@@ -60,7 +60,7 @@ def topics_create(
     as_json: Json = False,
 ) -> None:
     """Create TOPIC on every broker."""
-    from penstock.tube.web import call
+    from penstock.tube.client.web import call
 
     wanted = {
         "topicName": topic,
@@ -86,7 +86,7 @@ def topics_create(
 @topics.command("describe")
 def topics_describe(topic: Topic, http: Web = WEB, broker_http: BrokerHttp = None, as_json: Json = False) -> None:
     """Show where TOPIC is: brokers, partitions, what each partition holds."""
-    from penstock.tube.web import call_broker
+    from penstock.tube.client.web import call_broker
 
     rows: list[dict[str, Cell]] = []
     for broker in running(http, broker_http):
@@ -121,7 +121,7 @@ def topics_delete(
     as_json: Json = False,
 ) -> None:
     """Delete TOPIC and its records on every broker."""
-    from penstock.tube.web import call
+    from penstock.tube.client.web import call
 
     states = _states(http, topic)
     if states is None:
@@ -154,7 +154,7 @@ def topics_delete(
 
 def _states(http: str, topic: str) -> dict[int, int] | None:
     """How far the deletion of ``topic`` is on each broker; None: the master has no such topic."""
-    from penstock.tube.web import call
+    from penstock.tube.client.web import call
 
     found = [row for row in call(http, "admin_query_topic_info", {"topicName": topic}) if row["topicName"] == topic]
     if not found:
@@ -190,7 +190,7 @@ def list_brokers(http: Web = WEB, broker_http: BrokerHttp = None, as_json: Json 
 @app.command("groups")
 def list_groups(http: Web = WEB, broker_http: BrokerHttp = None, as_json: Json = False) -> None:
     """List the consumer groups: those with members now, and those that left a position."""
-    from penstock.tube.web import call, call_broker
+    from penstock.tube.client.web import call, call_broker
 
     groups: dict[str, dict[str, Any]] = {}
 
@@ -264,7 +264,7 @@ def fsck(
 
 
 def _list_topics(http: str, *, as_json: bool) -> None:
-    from penstock.tube.web import call
+    from penstock.tube.client.web import call
 
     rows: list[dict[str, Cell]] = []
     for entry in call(http, "admin_query_topic_info", {}):

@@ -154,7 +154,7 @@ class BrokerRow(NamedTuple):
 
 def brokers(http: str, broker_http: str | None) -> list[BrokerRow]:
     """The brokers of the master at ``http``, by id."""
-    from penstock.tube.web import call
+    from penstock.tube.client.web import call
 
     rows = sorted(call(http, "admin_query_broker_run_status", {}), key=lambda row: int(row["brokerId"]))
     given = [text.strip() for text in broker_http.split(",")] if broker_http else []

@@ -95,7 +95,7 @@ def offsets_reset(
 
     Messages are those of the partition; on Apache's brokers those of its store, which its other partitions share.
     """
-    from penstock.tube.web import call_broker
+    from penstock.tube.client.web import call_broker
 
     standings = _standings(group, topic, brokers(http, broker_http), new=topic is not None)
     chosen = [s for s in standings if partition is None or s.partition == partition]
@@ -192,7 +192,7 @@ def _print_lag(rows: Sequence[dict[str, Cell]], *, as_json: bool) -> None:
 
 def _standings(group: str, topic: str | None, asked: Iterable[BrokerRow], *, new: bool = False) -> list[Standing]:
     """Where ``group`` stands, by topic, broker and partition; ``new``: also in partitions where it has no position."""
-    from penstock.tube.web import call_broker
+    from penstock.tube.client.web import call_broker
 
     found: list[Standing] = []
     topics: set[str] = set()

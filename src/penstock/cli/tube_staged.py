@@ -51,7 +51,7 @@ def staged(
     """Show rows that are staged for writes that are exactly once; let them go, or finish what a dead query left."""
     import asyncio
 
-    from penstock.tube.web import call_broker
+    from penstock.tube.client.web import call_broker
 
     if remove is not None and settle is not None:
         raise ConfigError("--remove and --settle exclude each other", option="--settle", do="give one of them")
@@ -76,7 +76,7 @@ def staged(
 
 
 async def _settle(query: str, concerned: list[BrokerRow], masters: str, login: LoginOptions) -> int:
-    from penstock.tube import committing
+    from penstock.tube.client import committing
     from penstock.tube.codec.strings import BrokerInfo
     from penstock.tube.producer import Producer
     from penstock.tube.staging import Batch

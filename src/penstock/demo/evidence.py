@@ -13,9 +13,9 @@ from penstock.demo.proof import Logged
 from penstock.demo.segments import Alarm, parse_alarm
 from penstock.pipelines.sinks.table import files
 from penstock.pipelines.state.checkpoint import Offsets
-from penstock.spark.cluster import Tube
-from penstock.spark.offsets import Slice, from_json, to_json
-from penstock.statestore.client import StateStoreClient
+from penstock.spark.tube.cluster import Tube
+from penstock.spark.tube.offsets import Slice, from_json, to_json
+from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.record import Record
 
 __all__ = ["LogReader", "read_alarms", "read_table"]

@@ -24,7 +24,7 @@ from penstock.errors import ConfigError, PenstockError, RefusedError, Unavailabl
 from penstock.mqtt.client import MqttClient
 from penstock.pipelines.books.ledger import Ledger
 from penstock.pipelines.state.checkpoint import Offsets
-from penstock.statestore.client import StateStoreClient
+from penstock.statestore.client.client import StateStoreClient
 
 __all__ = ["Outcome", "tell"]
 

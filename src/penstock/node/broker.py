@@ -21,7 +21,7 @@ from penstock.runtime.addresses import Address, bind_error
 from penstock.runtime.durability import Durability
 from penstock.runtime.logs import LogFormat, LogLevel
 from penstock.runtime.loop import freeze_memory, run, tune_process
-from penstock.tube.broker import TubeBroker
+from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.engine.access import Access
 from penstock.tube.engine.staging import StagingLimits
 from penstock.tube.users import read_users

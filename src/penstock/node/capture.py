@@ -28,8 +28,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from penstock.errors import PenstockError, RefusedError
+from penstock.statestore.engine.record import Change
 from penstock.statestore.hlc import Hlc, parse
-from penstock.statestore.record import Change
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.record import Record
 

@@ -26,9 +26,9 @@ from penstock.runtime.config import validate
 from penstock.runtime.document import Document, read_document
 from penstock.runtime.durability import Durability
 from penstock.runtime.logs import LogFormat, LogLevel
-from penstock.tube.admin_token import KNOWN_TOKENS
 from penstock.tube.codec.strings import valid_topic
 from penstock.tube.engine.staging import StagingLimits
+from penstock.tube.master.admin_token import KNOWN_TOKENS
 from penstock.tube.storage.retention import parse_policy
 
 __all__ = [

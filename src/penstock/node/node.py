@@ -30,12 +30,12 @@ from penstock.node.security import DEFAULT_LISTENER, NodeSecurity, StorePolicy
 from penstock.runtime.addresses import Address, bind_error
 from penstock.runtime.clock import wall_clock_ms
 from penstock.runtime.metrics import Metrics, figures
-from penstock.statestore.service import StateStoreService
-from penstock.tube.admin_token import kept_token
-from penstock.tube.broker import TubeBroker
+from penstock.statestore.service.service import StateStoreService
+from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.strings import partition_ids
 from penstock.tube.engine.access import Access
-from penstock.tube.master import TubeMaster
+from penstock.tube.master.admin_token import kept_token
+from penstock.tube.master.master import TubeMaster
 from penstock.tube.users import read_users
 
 __all__ = ["Node", "Ready"]

@@ -33,8 +33,8 @@ from penstock.security.policy import NOTHING, Permissions
 from penstock.security.policy_file import load_policy
 from penstock.security.tokens import load_tokens
 from penstock.statestore.binding import INVOKE
-from penstock.statestore.commands import Access
-from penstock.statestore.engine import Context
+from penstock.statestore.codec.commands import Access
+from penstock.statestore.engine.store import Context
 
 __all__ = ["DEFAULT_LISTENER", "NodeSecurity", "StorePolicy"]
 

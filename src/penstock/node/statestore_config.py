@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, Field
 
 from penstock.node.listening import Part
-from penstock.statestore.commands import Extension
+from penstock.statestore.codec.commands import Extension
 from penstock.statestore.options import KeySelection, KeyType, Persistence, PersistenceMode, StoreOptions
 from penstock.tube.codec.strings import valid_topic
 

@@ -11,14 +11,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.statestore.client import SetResult
-    from penstock.statestore.client import StateStoreClient as Client
-    from penstock.statestore.commands import Condition
+    from penstock.statestore.client.client import SetResult
+    from penstock.statestore.client.client import StateStoreClient as Client
+    from penstock.statestore.client.leader import LeaderElection
+    from penstock.statestore.client.lock import Lease
+    from penstock.statestore.client.observation import Change, Entry, Observation
+    from penstock.statestore.codec.commands import Condition
     from penstock.statestore.errors import StateStoreError
     from penstock.statestore.hlc import Hlc
-    from penstock.statestore.leader import LeaderElection
-    from penstock.statestore.lock import Lease
-    from penstock.statestore.observation import Change, Entry, Observation
 
 __all__ = [
     "Change",
@@ -34,15 +34,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Change": ("observation", "Change"),
-    "Client": ("client", "StateStoreClient"),
-    "Condition": ("commands", "Condition"),
-    "Entry": ("observation", "Entry"),
+    "Change": ("client.observation", "Change"),
+    "Client": ("client.client", "StateStoreClient"),
+    "Condition": ("codec.commands", "Condition"),
+    "Entry": ("client.observation", "Entry"),
     "Hlc": ("hlc", "Hlc"),
-    "LeaderElection": ("leader", "LeaderElection"),
-    "Lease": ("lock", "Lease"),
-    "Observation": ("observation", "Observation"),
-    "SetResult": ("client", "SetResult"),
+    "LeaderElection": ("client.leader", "LeaderElection"),
+    "Lease": ("client.lock", "Lease"),
+    "Observation": ("client.observation", "Observation"),
+    "SetResult": ("client.client", "SetResult"),
     "StateStoreError": ("errors", "StateStoreError"),
 }
 

@@ -32,12 +32,12 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.primitives import encode_varint
 from penstock.mqtt.codec.properties import Properties, SparseProperties
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.statestore.answer import Answer, AnswerKind, Context
-from penstock.statestore.codec import MISSING, OK, encode_array, encode_bulk, encode_error, encode_integer
-from penstock.statestore.commands import StoreError
-from penstock.statestore.dialects import DIALECTS, OLDER, PUBLISHED, SDK, Dialect
+from penstock.statestore.codec.commands import StoreError
+from penstock.statestore.codec.dialects import DIALECTS, OLDER, PUBLISHED, SDK, Dialect
+from penstock.statestore.codec.resp3 import MISSING, OK, encode_array, encode_bulk, encode_error, encode_integer
+from penstock.statestore.engine.answer import Answer, AnswerKind, Context
+from penstock.statestore.engine.record import Change
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.record import Change
 
 __all__ = [
     "INVOKE",

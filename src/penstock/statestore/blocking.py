@@ -6,7 +6,7 @@
             for change in changes:
                 print(change.operation, change.value)
 
-A client has a thread of its own, in which :mod:`penstock.statestore.client` runs: reconnects, renewals of locks and
+A client has a thread of its own, in which :class:`penstock.statestore.Client` runs: reconnects, renewals of locks and
 notifications go on while the program computes. A client may be used by several threads.
 """
 
@@ -23,13 +23,13 @@ from typing import Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 from penstock.errors import LocalProtocolError
 from penstock.mqtt.client import EnhancedAuthentication, TlsOptions
 from penstock.runtime.loop_thread import LoopThread
-from penstock.statestore import client as asynchronous
-from penstock.statestore import leader as asynchronous_leader
-from penstock.statestore import lock as asynchronous_lock
-from penstock.statestore.client import StateStoreClient
+from penstock.statestore.client import client as asynchronous
+from penstock.statestore.client import leader as asynchronous_leader
+from penstock.statestore.client import lock as asynchronous_lock
+from penstock.statestore.client.client import StateStoreClient
+from penstock.statestore.client.leader import Leader
+from penstock.statestore.client.observation import Change, Entry
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.leader import Leader
-from penstock.statestore.observation import Change, Entry
 
 __all__ = ["Client", "LeaderElection", "Lease", "Observation", "Stream"]
 
@@ -133,7 +133,7 @@ class Client:
     """A client of the state store at ``url``, connected by ``with`` or :meth:`open`.
 
     The arguments, the errors and what the methods give are those of
-    :class:`penstock.statestore.client.StateStoreClient`.
+    :class:`penstock.statestore.client.client.StateStoreClient`.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class Client:
 
 
 class Lease:
-    """A lease of a lock; see :class:`penstock.statestore.lock.Lease`.
+    """A lease of a lock; see :class:`penstock.statestore.client.lock.Lease`.
 
     What :meth:`edit` calls runs in the client's thread.
     """
@@ -331,7 +331,7 @@ class Lease:
 
 
 class LeaderElection:
-    """One candidate in an election; see :class:`penstock.statestore.leader.LeaderElection`."""
+    """One candidate in an election; see :class:`penstock.statestore.client.leader.LeaderElection`."""
 
     def __init__(self, thread: LoopThread, election: asynchronous_leader.LeaderElection) -> None:
         self._thread = thread

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from penstock.statestore.commands import Extension
-from penstock.statestore.glob import Glob
+from penstock.statestore.codec.commands import Extension
+from penstock.statestore.codec.glob import Glob
 
 __all__ = ["KeySelection", "KeyType", "Persistence", "PersistenceMode", "StoreOptions", "extensions_named"]
 

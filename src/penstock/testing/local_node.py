@@ -16,7 +16,7 @@ from penstock.runtime.durability import Durability
 from penstock.runtime.loop_thread import LoopThread
 from penstock.statestore.blocking import Client
 from penstock.statestore.options import StoreOptions, extensions_named
-from penstock.statestore.service import StateStoreService
+from penstock.statestore.service.service import StateStoreService
 
 __all__ = ["LocalNode"]
 

@@ -18,7 +18,8 @@ from typing import NamedTuple, Self
 from penstock.errors import ConfigError, LocalProtocolError, PenstockError, RefusedError
 from penstock.runtime.clock import wall_clock_ms
 from penstock.tube.addresses import Address, local_ipv4, parse_masters
-from penstock.tube.batches import Batch, Message
+from penstock.tube.client.batches import Batch, Message
+from penstock.tube.client.fetching import Fetcher, ReadSettings
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2
@@ -27,7 +28,6 @@ from penstock.tube.engine.client_balance import ClientBalance
 from penstock.tube.engine.consumer import Bound, Membership, Orders
 from penstock.tube.engine.group_member import FRESH, GroupMember
 from penstock.tube.engine.reading import LATEST_OFFSET, Start
-from penstock.tube.fetching import Fetcher, ReadSettings
 from penstock.tube.link import Links, MasterLink, credentials, new_client_id
 
 __all__ = ["Bound", "Consumer", "Message", "Position"]

@@ -19,6 +19,8 @@ from typing import Self
 from penstock.errors import ConfigError, LocalProtocolError, PenstockError
 from penstock.runtime.clock import monotonic_ms
 from penstock.tube.addresses import Address, local_ipv4, parse_masters
+from penstock.tube.client.delivery import Delivery, Outcome, Outgoing, SendResult, Settings
+from penstock.tube.client.producer_session import ProducerSession
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.strings import (
     DEFAULT_BROKER_PORT,
@@ -28,11 +30,9 @@ from penstock.tube.codec.strings import (
     check_client_id,
     ipv4_to_int,
 )
-from penstock.tube.delivery import Delivery, Outcome, Outgoing, SendResult, Settings
 from penstock.tube.engine.producer import Routes
 from penstock.tube.engine.send_requests import SendWriter
 from penstock.tube.link import Links, credentials, new_client_id
-from penstock.tube.producer_session import ProducerSession
 from penstock.tube.record import Record
 
 __all__ = ["Producer", "SendResult"]

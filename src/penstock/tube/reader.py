@@ -18,7 +18,7 @@ import numpy as np
 
 from penstock.errors import ConfigError, DataLossError, RefusedError, RemoteProtocolError, UnavailableError
 from penstock.tube.addresses import Address, parse_masters
-from penstock.tube.blocking_link import BlockingLink, accepted, client_id, credentials_of
+from penstock.tube.client.blocking_link import BlockingLink, accepted, client_id, credentials_of
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.methods import MethodId, Service

@@ -5,7 +5,7 @@
         if await stager.stages("line3"):
             stager.add("line3", record)
             ...
-        staged = await stager.finish()          # for the driver: penstock.tube.committing
+        staged = await stager.finish()          # for the driver: penstock.tube.client.committing
 
 Nothing that is staged is seen by a reader before that. Only penstock's brokers stage; `Stager.stages` asks them.
 """

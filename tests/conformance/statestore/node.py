@@ -15,10 +15,10 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.server import MqttServer
 from penstock.runtime.durability import Durability
 from penstock.statestore.binding import INVOKE
-from penstock.statestore.codec import encode_array
+from penstock.statestore.codec.resp3 import encode_array
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.options import StoreOptions
-from penstock.statestore.service import StateStoreService
+from penstock.statestore.service.service import StateStoreService
 
 __all__ = ["PlainClient", "StoreNode"]
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from penstock.runtime.durability import Durability
-from penstock.statestore.commands import Extension
+from penstock.statestore.codec.commands import Extension
 from penstock.statestore.hlc import Hlc, parse
 from penstock.statestore.options import StoreOptions
 from tests.conformance.statestore.linearizability import Operation, explains

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
-from penstock.tube.broker import TubeBroker
+from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.envelope import FATAL, SUCCESS, decode_request, decode_response, encode_request
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.codec.methods import METHODS
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.schema import decode
 from penstock.tube.engine.cluster import Topic
-from penstock.tube.master import TubeMaster
+from penstock.tube.master.master import TubeMaster
 from penstock.tube.producer import Producer
 from tests.unit.tube.vectors import Frame, frames
 

@@ -14,12 +14,12 @@ from penstock.mqtt.service import Encoded, Inbound, published
 from penstock.runtime.committer import GroupCommitter
 from penstock.runtime.durability import Durability
 from penstock.statestore.binding import INVOKE
-from penstock.statestore.codec import encode_array
+from penstock.statestore.codec.resp3 import encode_array
+from penstock.statestore.engine.record import Change
 from penstock.statestore.hlc import Hlc, parse
 from penstock.statestore.options import StoreOptions
-from penstock.statestore.ports import Policy
-from penstock.statestore.record import Change
-from penstock.statestore.service import StateStoreService
+from penstock.statestore.service.ports import Policy
+from penstock.statestore.service.service import StateStoreService
 
 __all__ = ["NOW", "Delivery", "FakeOutlet", "ManualClock", "ManualCommitter", "Peer", "open_service"]
 

@@ -9,15 +9,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.statestore import keyspace
-from penstock.statestore.answer import Answer, AnswerKind, Context
-from penstock.statestore.codec import decode_page
-from penstock.statestore.commands import Command, Extension, StoreError, parse
-from penstock.statestore.dialects import SDK
-from penstock.statestore.engine import Engine
-from penstock.statestore.history import History
+from penstock.statestore.codec.commands import Command, Extension, StoreError, parse
+from penstock.statestore.codec.dialects import SDK
+from penstock.statestore.codec.resp3 import decode_page
+from penstock.statestore.engine import keyspace
+from penstock.statestore.engine.answer import Answer, AnswerKind, Context
+from penstock.statestore.engine.history import History
+from penstock.statestore.engine.record import RECORD_BYTES, Change, Record
+from penstock.statestore.engine.store import Engine
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.record import RECORD_BYTES, Change, Record
 
 START = 1_700_000_000_000
 

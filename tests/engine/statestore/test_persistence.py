@@ -10,10 +10,10 @@ from random import Random
 import pytest
 
 from penstock.runtime.durability import Durability
-from penstock.statestore.commands import Extension
+from penstock.statestore.codec.commands import Extension
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.options import KeySelection, Persistence, PersistenceMode, StoreOptions
-from penstock.statestore.service import StateStoreService
+from penstock.statestore.service.service import StateStoreService
 from tests.engine.statestore import Delivery, FakeOutlet, ManualClock, ManualCommitter, Peer, open_service
 
 ASKS = [("aio-persistence", "true")]

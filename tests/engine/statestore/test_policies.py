@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.statestore.answer import Context
 from penstock.statestore.binding import INVOKE
-from penstock.statestore.commands import Access
+from penstock.statestore.codec.commands import Access
+from penstock.statestore.engine.answer import Context
 from tests.engine.statestore import FakeOutlet, ManualClock, Peer, open_service
 
 

@@ -22,16 +22,16 @@ from penstock.mqtt.engine.limits import BrokerLimits
 from penstock.mqtt.service import Encoded
 from penstock.runtime.committer import GroupCommitter
 from penstock.runtime.durability import Durability
-from penstock.statestore.answer import Context
 from penstock.statestore.binding import INVOKE, OLDER_INVOKE
-from penstock.statestore.codec import encode_array
-from penstock.statestore.commands import Access, Extension
+from penstock.statestore.codec.commands import Access, Extension
+from penstock.statestore.codec.resp3 import encode_array
+from penstock.statestore.engine.answer import Context
+from penstock.statestore.engine.record import Change, Record
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.options import StoreOptions
-from penstock.statestore.prepared import PreparedRequests
-from penstock.statestore.record import Change, Record
-from penstock.statestore.service import StateStoreService
-from penstock.statestore.storage import Recovered, Storage
+from penstock.statestore.service.prepared import PreparedRequests
+from penstock.statestore.service.service import StateStoreService
+from penstock.statestore.service.storage import Recovered, Storage
 from tests.engine.statestore import NOW, ManualClock, ManualCommitter
 
 _CLIENTS: Final = ("one", "two")

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.errors import StorageError
 from penstock.runtime.durability import Durability
-from penstock.statestore.record import Change
-from penstock.statestore.service import StateStoreService
+from penstock.statestore.engine.record import Change
+from penstock.statestore.service.service import StateStoreService
 from tests.engine.statestore import FakeOutlet, ManualClock, ManualCommitter, Peer, open_service
 
 READ_ONLY = b"-ERR the state store is read-only after a storage failure; nothing was changed\r\n"
@@ -200,7 +200,7 @@ async def test_the_expiry_of_a_key_is_told_after_its_commit(held: Held) -> None:
 
 
 async def test_memory_answers_at_once_until_too_much_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.statestore.writer._MAX_WRITE_BEHIND", 2)
+    monkeypatch.setattr("penstock.statestore.service.writer._MAX_WRITE_BEHIND", 2)
     outlet, clock, committer = FakeOutlet(), ManualClock(), ManualCommitter()
     service = await open_service(tmp_path, outlet, clock, committer=committer)
     peer = Peer(service, outlet, clock, "a")

@@ -30,7 +30,7 @@ READY_S = 100
 _OUR_BROKER = """
 import asyncio, sys
 from pathlib import Path
-from penstock.tube.broker import TubeBroker
+from penstock.tube.broker.broker import TubeBroker
 
 async def main():
     broker = TubeBroker(Path(sys.argv[1]), broker_id=2, masters=[sys.argv[2]])

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from penstock.cli.main import main
-from penstock.tube import web as tube_web
+from penstock.tube.client import web as tube_web
 
 
 class Done(NamedTuple):

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import RefusedError, UnavailableError
-from penstock.statestore import client as statestore
-from penstock.statestore.client import Change, Condition, Entry, SetResult
+from penstock.statestore.client import client as statestore
+from penstock.statestore.client.client import Change, Condition, Entry, SetResult
 from penstock.statestore.hlc import Hlc
 from tests.unit.cli.conftest import Command
 

@@ -70,7 +70,7 @@ def test_topics_create_at_apaches_master_names_the_brokers(
             raise RefusedError("refused", text="Parameter brokerId is missing or value is blank!")
         return rows
 
-    monkeypatch.setattr("penstock.tube.web.call", call)
+    monkeypatch.setattr("penstock.tube.client.web.call", call)
     web.answers = {"admin_query_broker_run_status": [BROKER, {**BROKER, "brokerId": 4}]}
     web.rows = [{"success": True}, {"success": True}]
     assert penstock("tube", "topics", "create", "water").status == 0

@@ -163,7 +163,7 @@ def test_watching_goes_on_after_a_failure(penstock: Command, monkeypatch: pytest
         return ask(address, method, parameters)
 
     monkeypatch.setattr("penstock.cli.tube_offsets.time.sleep", sleep)
-    monkeypatch.setattr("penstock.tube.web.call", call)
+    monkeypatch.setattr("penstock.tube.client.web.call", call)
     done = penstock("tube", "lag", "lake", "--watch", "5", "--json")
     assert done.status == 0
     assert "nobody answers at h:1" in done.err

@@ -16,7 +16,7 @@ from penstock.node.broker import BrokerSettings, ReadyBroker, serve_broker
 from penstock.node.tube_config import TubeTls
 from penstock.runtime.addresses import Address
 from penstock.runtime.tls import TlsOptions
-from penstock.tube.master import TubeMaster
+from penstock.tube.master.master import TubeMaster
 from penstock.tube.producer import Producer
 
 ZERO = Address("127.0.0.1", 0)

@@ -11,11 +11,11 @@ import pytest
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.node.capture import ChangeCapture, record_of, version_of
 from penstock.runtime.durability import Durability
+from penstock.statestore.engine.record import Change
+from penstock.statestore.engine.record import Record as Kept
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.record import Change
-from penstock.statestore.record import Record as Kept
-from penstock.statestore.service import StateStoreService
-from penstock.tube.broker import TubeBroker
+from penstock.statestore.service.service import StateStoreService
+from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.record import Record
 from tests.engine.statestore import FakeOutlet, ManualClock, Peer

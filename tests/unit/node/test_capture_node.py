@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.node.node import Node
 from penstock.node.statestore_config import ExtensionName, StateStore
-from penstock.statestore.client import StateStoreClient
+from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.reader import RangeReader, partitions
 from penstock.tube.record import Record
 from tests.unit.node.test_node import config

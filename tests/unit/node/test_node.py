@@ -29,7 +29,7 @@ from penstock.node.node import Node, Ready, _told
 from penstock.runtime.addresses import Address, parse_address
 from penstock.runtime.clock import wall_clock_ms
 from penstock.runtime.durability import Durability
-from penstock.statestore.client import StateStoreClient
+from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.reader import RangeReader, partitions
 from penstock.tube.record import Record
 

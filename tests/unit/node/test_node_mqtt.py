@@ -24,7 +24,7 @@ from penstock.mqtt.storage.store import SessionStore
 from penstock.node.config import NodeConfig, Rule
 from penstock.node.node import Node, Ready
 from penstock.runtime.addresses import parse_address
-from penstock.tube.broker import TubeBroker
+from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.reader import RangeReader, partitions
 from penstock.tube.record import Record
 from tests.unit.mqtt.test_server import Wire

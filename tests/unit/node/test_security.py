@@ -22,9 +22,9 @@ from penstock.node.config import NodeConfig
 from penstock.node.security import NodeSecurity, StorePolicy
 from penstock.runtime.metrics import Metrics
 from penstock.security.passwords import edit_passwords, make_credential
-from penstock.statestore.commands import Access
-from penstock.statestore.dialects import SDK
-from penstock.statestore.engine import Context
+from penstock.statestore.codec.commands import Access
+from penstock.statestore.codec.dialects import SDK
+from penstock.statestore.engine.store import Context
 from tests.certificates import Authority
 
 DEADLINE_S = 15

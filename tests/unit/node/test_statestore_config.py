@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.node.config import NodeConfig, Topic, load_config
-from penstock.statestore.commands import Extension
+from penstock.statestore.codec.commands import Extension
 from penstock.statestore.options import PersistenceMode, StoreOptions
 
 

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from penstock.errors import DataLossError, RefusedError, UnavailableError
-from penstock.spark.offsets import INDEX_RECORD_BYTES, Partition
-from penstock.spark.tube_client import Address
+from penstock.spark.tube.client import Address
+from penstock.spark.tube.offsets import INDEX_RECORD_BYTES, Partition
 
 
 @dataclass

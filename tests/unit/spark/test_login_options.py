@@ -7,9 +7,9 @@ import pytest
 from penstock.errors import ConfigError
 from penstock.runtime.login import ANYBODY, Login
 from penstock.runtime.tls import TlsOptions
-from penstock.spark.mqtt_options import MqttReadOptions
-from penstock.spark.options import SourceOptions
-from penstock.spark.sink_options import SinkOptions
+from penstock.spark.mqtt.options import MqttReadOptions
+from penstock.spark.tube.options import SourceOptions
+from penstock.spark.tube.sink_options import SinkOptions
 
 SOURCE = {"tubemq.master": "127.0.0.1:8715", "subscribe": "a"}
 SINK = {"tubemq.master": "127.0.0.1:8715", "topic": "a"}

@@ -8,7 +8,6 @@ from penstock.mqtt.codec.encoder import encode_properties
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import PacketType, ReasonCode
-from penstock.statestore.answer import Answer, AnswerKind, Context
 from penstock.statestore.binding import (
     INVOKE,
     OLDER_INVOKE,
@@ -26,11 +25,12 @@ from penstock.statestore.binding import (
     status_response,
     topic_fits,
 )
-from penstock.statestore.codec import encode_array
-from penstock.statestore.commands import StoreError
-from penstock.statestore.dialects import DIALECTS, OLDER, PUBLISHED, SDK, Dialect
+from penstock.statestore.codec.commands import StoreError
+from penstock.statestore.codec.dialects import DIALECTS, OLDER, PUBLISHED, SDK, Dialect
+from penstock.statestore.codec.resp3 import encode_array
+from penstock.statestore.engine.answer import Answer, AnswerKind, Context
+from penstock.statestore.engine.record import Change, Record
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.record import Change, Record
 from tests.vectors.statestore import vectors
 
 NOW = 1_700_000_000_000

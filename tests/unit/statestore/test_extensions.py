@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.statestore.client import Change, StateStoreClient
+from penstock.statestore.client.client import Change, StateStoreClient
+from penstock.statestore.client.lock import Lease
 from penstock.statestore.errors import FencingError, InvalidRequestError, LockHeldError, StateStoreError
-from penstock.statestore.lock import Lease
 from penstock.statestore.options import extensions_named
 from penstock.testing import LocalNode
 

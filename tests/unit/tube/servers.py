@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from penstock.tube.broker import TubeBroker
+from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.envelope import Request, decode_request
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.engine.access import Access
-from penstock.tube.master import TubeMaster
+from penstock.tube.master.master import TubeMaster
 
 BROKER_USER = ("brokers", "of the cluster")
 

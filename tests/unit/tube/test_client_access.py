@@ -10,11 +10,11 @@ import pytest
 import trustme
 
 from penstock.errors import PenstockError
-from penstock.tube.broker import TubeBroker
+from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.consumer import Consumer
 from penstock.tube.engine.access import Access
 from penstock.tube.engine.master import MasterConfig
-from penstock.tube.master import TubeMaster
+from penstock.tube.master.master import TubeMaster
 from penstock.tube.producer import Producer
 
 USERS = {"edge": "secret"}

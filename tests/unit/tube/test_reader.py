@@ -10,9 +10,9 @@ from typing import TypeVar
 import pytest
 
 from penstock.errors import ConfigError, DataLossError, RefusedError, RemoteProtocolError, UnavailableError
-from penstock.spark.cluster import Tube as SparkTube
-from penstock.spark.offsets import Partition as SparkPartition
-from penstock.spark.offsets import Slice
+from penstock.spark.tube.cluster import Tube as SparkTube
+from penstock.spark.tube.offsets import Partition as SparkPartition
+from penstock.spark.tube.offsets import Slice
 from penstock.tube import reader
 from penstock.tube.codec.envelope import Request, encode_response
 from penstock.tube.codec.message import check_sum, encode_stored

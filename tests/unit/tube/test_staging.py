@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import LocalProtocolError, RefusedError, UnavailableError
-from penstock.tube import committing
+from penstock.tube.client import committing
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import BrokerInfo
 from penstock.tube.engine.undecided import LATE_MS

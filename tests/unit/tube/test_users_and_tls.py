@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import trustme
 
-from penstock.tube.broker import TubeBroker
+from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2, shared_pb2
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.engine.access import Access, sign
 from penstock.tube.engine.consumer import Membership
-from penstock.tube.master import TubeMaster
+from penstock.tube.master.master import TubeMaster
 from tests.unit.tube.broker_client import Client
 from tests.unit.tube.servers import until
 

@@ -23,7 +23,7 @@ from penstock.pipelines.model.values import REDRIVE, REDRIVE_STEP
 from penstock.pipelines.sinks.table import files
 from penstock.pipelines.state import layout
 from penstock.pipelines.state.durable import read_json, sync_directory, write_json
-from penstock.spark.headers import record_of
+from penstock.spark.tube.headers import record_of
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
 

@@ -20,7 +20,7 @@ from penstock.pipelines.model.values import transaction_id
 from penstock.pipelines.sinks.table import commits
 from penstock.pipelines.state import layout
 from penstock.pipelines.state.checkpoint import Checkpoint, Offsets
-from penstock.spark.delta_log import DeltaLog
+from penstock.spark.made.delta_log import DeltaLog
 
 __all__ = ["Account", "Count", "reconcile", "source_count"]
 

@@ -15,8 +15,8 @@ from penstock.pipelines.checks.steps import step_texts
 from penstock.pipelines.model import SOURCE, MqttSource, Pipeline, Source, StateStoreSource, Step, TubeOptions
 from penstock.pipelines.model.plan import SinkPlan, plan
 from penstock.pipelines.model.values import late_of
-from penstock.spark.mqtt_options import MqttReadOptions
-from penstock.spark.options import SourceOptions
+from penstock.spark.mqtt.options import MqttReadOptions
+from penstock.spark.tube.options import SourceOptions
 
 __all__ = ["problems", "problems_as_error"]
 

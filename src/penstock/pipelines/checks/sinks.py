@@ -8,8 +8,8 @@ from penstock.errors import ConfigError
 from penstock.pipelines.checks.problem import Problem
 from penstock.pipelines.model import MqttSink, Pipeline, TubeOptions, TubeSink
 from penstock.pipelines.model.values import lease_key, pieces
-from penstock.spark.mqtt_options import MqttWriteOptions
-from penstock.spark.sink_options import SinkOptions
+from penstock.spark.mqtt.options import MqttWriteOptions
+from penstock.spark.tube.sink_options import SinkOptions
 
 __all__ = ["fence_prefixes", "message_sinks"]
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from penstock.errors import PenstockError
 from penstock.pipelines.state.checkpoint import Offsets
-from penstock.spark.cluster import Tube
-from penstock.spark.offsets import Bounds, Partition, Slice, from_json
+from penstock.spark.tube.cluster import Tube
+from penstock.spark.tube.offsets import Bounds, Partition, Slice, from_json
 
 __all__ = ["Lag", "LagMeter", "measure", "planned", "query_of"]
 

@@ -16,11 +16,11 @@ from penstock.pipelines.sources.rows import source_rows
 from penstock.pipelines.state import layout
 from penstock.pipelines.state.durable import read_json, write_json
 from penstock.pipelines.state.replay import Span
-from penstock.spark import files, rate
-from penstock.spark.delta_log import DeltaLog
-from penstock.spark.file_log import FileLog, check_unchanged, count_records
-from penstock.spark.options import WITH_HEADERS
-from penstock.spark.tube import spark_schema
+from penstock.spark.made import files, rate
+from penstock.spark.made.delta_log import DeltaLog
+from penstock.spark.made.file_log import FileLog, check_unchanged, count_records
+from penstock.spark.tube.options import WITH_HEADERS
+from penstock.spark.tube.source import spark_schema
 
 if TYPE_CHECKING:
     from penstock.pipelines.model.sources import FilesSource, RateSource

@@ -17,11 +17,11 @@ from penstock.pipelines.sources.rows import source_rows
 from penstock.pipelines.state.checkpoint import Offsets
 from penstock.pipelines.state.durable import read_json, write_json
 from penstock.pipelines.state.replay import Span
-from penstock.spark.cluster import Tube, count_rows
-from penstock.spark.marks import marks_of, with_marks
-from penstock.spark.offsets import Bounds, Partition, Positions, Times, check_kept, from_json, to_json
-from penstock.spark.options import WITH_HEADERS, SourceOptions, canonical_names
-from penstock.spark.tube import spark_schema
+from penstock.spark.tube.cluster import Tube, count_rows
+from penstock.spark.tube.marks import marks_of, with_marks
+from penstock.spark.tube.offsets import Bounds, Partition, Positions, Times, check_kept, from_json, to_json
+from penstock.spark.tube.options import WITH_HEADERS, SourceOptions, canonical_names
+from penstock.spark.tube.source import spark_schema
 
 __all__ = ["TubeReader"]
 

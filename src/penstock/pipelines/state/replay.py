@@ -21,7 +21,7 @@ from penstock.errors import ConfigError
 from penstock.pipelines.model import Pipeline
 from penstock.pipelines.state import layout
 from penstock.pipelines.state.durable import read_json, write_json
-from penstock.spark.offsets import Times, Wanted, parse_wanted
+from penstock.spark.tube.offsets import Times, Wanted, parse_wanted
 
 __all__ = ["Begun", "Replay", "Span", "begun", "place", "plan_replay", "retargeted", "state_of_replay"]
 

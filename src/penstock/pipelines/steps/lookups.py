@@ -13,7 +13,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from penstock.errors import PenstockError, UnavailableError
 from penstock.pipelines.steps.dataset import Index, index
 from penstock.pipelines.steps.stages import Lookup, WithLookup
-from penstock.spark.lookup import values_of
+from penstock.spark.statestore.lookup import values_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

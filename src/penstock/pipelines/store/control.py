@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.pipelines.model.values import lease_key, run_key, stop_key
-from penstock.statestore.client import StateStoreClient
+from penstock.statestore.client.client import StateStoreClient
 
 __all__ = ["FAILED", "RUNNING", "STOPPED", "Holder", "RunRecord", "Stopped", "lease_holder", "read_holder", "stop_run"]
 

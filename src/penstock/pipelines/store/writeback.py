@@ -18,11 +18,11 @@ from penstock.errors import PenstockError, UnavailableError
 from penstock.pipelines.model.values import lease_key, run_key, stop_key
 from penstock.pipelines.store.control import Holder, RunRecord, read_holder
 from penstock.runtime.loop_thread import LoopThread
-from penstock.spark.store_writes import Change, write_changes
-from penstock.statestore.client import StateStoreClient
+from penstock.spark.statestore.writes import Change, write_changes
+from penstock.statestore.client.client import StateStoreClient
+from penstock.statestore.client.lock import Lease
 from penstock.statestore.errors import InvalidRequestError
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.lock import Lease
 
 __all__ = ["LEASE_MS", "Change", "WriteBack", "collapse"]
 

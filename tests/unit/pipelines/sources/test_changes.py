@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.pipelines.sources.changes import glob_pattern, no_capture
-from penstock.statestore.glob import Glob
+from penstock.statestore.codec.glob import Glob
 
 
 def matches(glob: str, key: str) -> bool:

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from penstock.errors import UnavailableError
 from penstock.pipelines.sources.lag import Lag, LagMeter, measure
-from penstock.spark.cluster import Tube
-from penstock.spark.offsets import Bounds, Partition, Slice
+from penstock.spark.tube.cluster import Tube
+from penstock.spark.tube.offsets import Bounds, Partition, Slice
 from penstock.tube.reader import Batch
 
 NOW_MS = 1_000_000

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.pipelines.state.replay import Replay, begun, place, plan_replay, retargeted
-from penstock.spark.offsets import Times
+from penstock.spark.tube.offsets import Times
 from tests.unit.pipelines.files import parse
 
 MIDNIGHT_MS = 1_714_521_600_000

@@ -15,7 +15,7 @@ from penstock.pipelines.store import control
 from penstock.pipelines.store.control import Holder, RunRecord, lease_holder, stop_run
 from penstock.pipelines.store.writeback import WriteBack
 from penstock.runtime.durability import Durability
-from penstock.statestore.service import StateStoreService
+from penstock.statestore.service.service import StateStoreService
 
 
 @pytest.fixture(scope="module")

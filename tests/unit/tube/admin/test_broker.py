@@ -11,7 +11,7 @@ import pytest
 
 from penstock.tube.admin.broker import METHODS, Desk, handle
 from penstock.tube.admin.params import format_time
-from penstock.tube.broker import TubeBroker
+from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.message import encode_data
 from tests.engine.tube.broker_talk import NOW, Talk
 from tests.unit.tube.broker_client import Client

@@ -1,0 +1,137 @@
+"""``penstock-rate``: records of the clock, for trying pipelines out, with the columns of the ``tubemq`` source.
+
+Unlike Spark's own ``rate`` a range of offsets always means the same rows: row n belongs to the instant at which it was
+due, counted from a start that the pipeline keeps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+
+from penstock.spark.made.source import MadeSource
+from penstock.spark.triggers import SupportsTriggerAvailableNow
+from penstock.spark.tube.options import WITH_HEADERS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.streaming.datasource import ReadLimit
+
+__all__ = ["RateDataSource", "RatePartition", "RateReader", "RateStreamReader", "due", "rate_rows"]
+
+STREAM = "rate"
+"""The name under which the offset stands: ``{"rate": {"0": <rows>}}``."""
+_PER_TASK = 100_000
+
+
+class RatePartition(InputPartition):
+    """Rows [start, end)."""
+
+    def __init__(self, start: int, end: int) -> None:
+        super().__init__(None)
+        self.start = start
+        self.end = end
+
+
+class RateReader(DataSourceReader):
+    """The rows of one range."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = options
+
+    def partitions(self) -> list[InputPartition]:
+        return _planned(int(self._options["start"]), int(self._options["end"]))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, RatePartition)
+        yield rate_rows(partition.start, partition.end, self._options)
+
+
+class RateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Rows as they come due."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = options
+        self._target: int | None = None
+
+    def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
+        return {STREAM: {"0": 0}}
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self,
+        start: Mapping[str, Mapping[str, int]] | None = None,
+        limit: ReadLimit | None = None,  # noqa: ARG002 - the rate is the limit
+    ) -> dict[str, dict[str, int]]:
+        rows = due(self._options, time.time_ns()) if self._target is None else self._target
+        # A clock that was set back makes nothing undone.
+        return {STREAM: {"0": max(rows, 0 if start is None else start[STREAM]["0"])}}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        self._target = due(self._options, time.time_ns())
+
+    def partitions(
+        self, start: Mapping[str, Mapping[str, int]], end: Mapping[str, Mapping[str, int]]
+    ) -> list[InputPartition]:
+        return _planned(start[STREAM]["0"], end[STREAM]["0"])
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, RatePartition)
+        yield rate_rows(partition.start, partition.end, self._options)
+
+    def commit(self, end: Mapping[str, Mapping[str, int]]) -> None:
+        """Nothing to do: positions live in the query's checkpoint."""
+
+
+class RateDataSource(MadeSource):
+    """Options: ``rowsPerSecond``, ``startMs``, ``rows``; for a batch ``start`` and ``end``."""
+
+    format_name = "penstock-rate"
+    readers = (RateReader, RateStreamReader)
+
+
+def due(options: Mapping[str, str], now_ns: int) -> int:
+    """How many rows there are at ``now_ns``: with a number of rows given, all of them at once."""
+    if options.get("rows"):
+        return int(options["rows"])
+    passed_ms = max(0, now_ns // 1_000_000 - int(options["startms"]))
+    return passed_ms * int(options["rowspersecond"]) // 1000
+
+
+def _planned(start: int, end: int) -> list[InputPartition]:
+    return [RatePartition(first, min(first + _PER_TASK, end)) for first in range(start, end, _PER_TASK)]
+
+
+def rate_rows(start: int, end: int, options: Mapping[str, str]) -> pa.RecordBatch:
+    """Rows [start, end) in the source's columns."""
+    from datetime import UTC, datetime
+
+    import pyarrow as pa
+
+    from penstock.spark.tube.arrow import arrow_schema
+
+    begin_ms, rate = int(options["startms"]), int(options["rowspersecond"])
+    instants = [begin_ms + number * 1000 // rate for number in range(start, end)]
+    times = [datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")[:-6] + "Z" for ms in instants]
+    values = [b'{"value":%d,"timestamp":"%s"}' % (n, at.encode()) for n, at in enumerate(times, start)]
+    rows = end - start
+    schema = arrow_schema(WITH_HEADERS)
+    columns = [
+        pa.nulls(rows, pa.binary()),
+        pa.array(values, pa.binary()),
+        pa.repeat(pa.scalar(STREAM, pa.string()), rows),
+        pa.repeat(pa.scalar(0, pa.int32()), rows),
+        pa.repeat(pa.scalar(0, pa.int32()), rows),
+        pa.array(range(start, end), pa.int64()),
+        pa.array([ms * 1000 for ms in instants], pa.int64()).cast(schema.field("timestamp").type),
+        pa.repeat(pa.scalar(0, pa.int32()), rows),
+        pa.array([[]] * rows, schema.field("headers").type),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

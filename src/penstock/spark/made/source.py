@@ -1,0 +1,37 @@
+"""What the sources have in common that pipelines make themselves: the columns of the tube's, and nothing to check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import ClassVar
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from penstock.spark.tube.options import WITH_HEADERS
+from penstock.spark.tube.source import spark_schema
+
+__all__ = ["MadeSource"]
+
+
+class MadeSource(DataSource):
+    """A source whose options a pipeline wrote, so that nothing of them is left to check."""
+
+    format_name: ClassVar[str]
+    readers: ClassVar[
+        tuple[Callable[[Mapping[str, str]], DataSourceReader], Callable[[Mapping[str, str]], DataSourceStreamReader]]
+    ]
+    """Of a batch and of a stream, made from the options."""
+
+    @classmethod
+    def name(cls) -> str:
+        return cls.format_name
+
+    def schema(self) -> StructType:
+        return spark_schema(WITH_HEADERS)
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's signature
+        return self.readers[0](dict(self.options))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, ARG002 - Spark's name
+        return self.readers[1](dict(self.options))

@@ -1,0 +1,1 @@
+"""``format("mqtt")``: messages of an MQTT broker in Spark."""

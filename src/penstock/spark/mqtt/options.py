@@ -1,0 +1,112 @@
+"""Options of the mqtt source and sink. The tables are the one description of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.errors import ConfigError, PenstockError
+from penstock.spark import names
+from penstock.spark.login_options import LOGIN_OPTIONS
+from penstock.spark.tube import options
+from penstock.spark.tube.options import SourceOptions
+
+__all__ = ["READ_OPTIONS", "UNSUPPORTED", "WRITE_OPTIONS", "MqttReadOptions", "MqttWriteOptions"]
+
+_PASSED_ON = ("startingOffsets", "startingTimestamp", "maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss")
+READ_OPTIONS: Mapping[str, str] = {
+    "topicFilter": "MQTT topic filter: which of the messages in the tube are wanted (#)",
+    "tubemq.topic": "tube topic that a rule of the node brings the messages to (required)",
+    **{name: options.OPTIONS[name] for name in ("tubemq.master", "tubemq.timeoutMs", *LOGIN_OPTIONS, *_PASSED_ON)},
+}
+"""Options of the source. A broker keeps no history: the tube is what makes a batch repeatable."""
+
+WRITE_OPTIONS: Mapping[str, str] = {
+    "mqtt.broker": "URL of the broker, mqtt://HOST:PORT; also mqtts, ws, wss (required)",
+    "mqtt.timeoutMs": "how long a message may take to be acknowledged, in ms; then the task fails (30000)",
+    "topic": "topic of all rows; rows may have a column topic instead, and this is for those where it is null",
+    "qos": "1 (default) or 2, or 0: without acknowledgement, so rows may be lost; a column qos comes first",
+    "retain": "true: the broker keeps the last message of each topic (false); a column retain comes first",
+    "ids": "true (default): a message gets the user property id, by which copies are known, unless its row has one",
+}
+"""Options of the sink."""
+
+UNSUPPORTED: Mapping[str, str] = {"path": "name the topic in topic, or in tubemq.topic where you read"}
+"""What users may expect here, and what to do instead."""
+
+_DEFAULT_TIMEOUT_MS = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class MqttReadOptions:
+    """The options of one read, checked: the filter, and the read of the tube topic behind it."""
+
+    topic_filter: str
+    tube: SourceOptions
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> MqttReadOptions:
+        """Check ``given`` as Spark hands it over.
+
+        Raises:
+            ConfigError: an unknown or unsupported option, or a value that cannot be used; names what is accepted.
+        """
+        from penstock.mqtt.codec.topics import validate_topic_filter  # Spark imports this module for every user
+
+        named = names.canonical("mqtt", given, READ_OPTIONS, UNSUPPORTED)
+        topic_filter = named.pop("topicFilter", "#")
+        try:
+            validate_topic_filter(topic_filter)
+        except PenstockError as error:
+            what = f"topicFilter {topic_filter!r} is not a topic filter"
+            raise ConfigError(
+                what, option="topicFilter", why=str(error), do="write it as plant/+/flow or plant/#"
+            ) from error
+        topic = named.pop("tubemq.topic", "")
+        if not topic:
+            raise ConfigError(
+                "tubemq.topic is not set",
+                option="tubemq.topic",
+                why="an MQTT broker keeps no history, so messages are read from the tube topic that a rule fills",
+                do="add a rule to the node (topic filter to tube topic) and name its tube topic here",
+            )
+        return cls(topic_filter, SourceOptions.parse(named | {"subscribe": topic, "includeHeaders": "true"}))
+
+
+@dataclass(frozen=True, slots=True)
+class MqttWriteOptions:
+    """The options of one write, checked."""
+
+    broker: str
+    topic: str | None = None
+    qos: int = 1
+    retain: bool = False
+    ids: bool = True
+    timeout_s: float = _DEFAULT_TIMEOUT_MS / 1000
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> MqttWriteOptions:
+        """Check ``given`` as Spark hands it over; raises as :meth:`MqttReadOptions.parse`."""
+        from penstock.mqtt.codec.topics import validate_topic_name
+
+        named = names.canonical("mqtt", given, WRITE_OPTIONS, UNSUPPORTED, kind="sink")
+        topic = named.get("topic")
+        if topic is not None:
+            try:
+                validate_topic_name(topic)
+            except PenstockError as error:
+                raise ConfigError(
+                    f"topic {topic!r} cannot be published to", option="topic", why=str(error), do=WRITE_OPTIONS["topic"]
+                ) from error
+        qos = named.get("qos", "1").strip()
+        if qos not in {"0", "1", "2"}:
+            raise ConfigError(f"qos {qos!r} is not 0, 1 or 2", option="qos", do=WRITE_OPTIONS["qos"])
+        timeout = named.get("mqtt.timeoutMs", str(_DEFAULT_TIMEOUT_MS))
+        return cls(
+            names.broker_url(named, "mqtt.broker"),
+            topic,
+            int(qos),
+            names.boolean("retain", named.get("retain", "false"), WRITE_OPTIONS["retain"]),
+            names.boolean("ids", named.get("ids", "true"), WRITE_OPTIONS["ids"]),
+            names.positive("mqtt.timeoutMs", timeout, WRITE_OPTIONS["mqtt.timeoutMs"]) / 1000,
+        )

@@ -1,0 +1,159 @@
+"""``format("mqtt")``: messages of an MQTT broker as a batch and streaming source, and a sink that publishes.
+
+A broker keeps no history, so the source reads the tube topic that a rule of the node brings the messages to: a range is
+replayed exactly, and nothing is missed while no query runs. Where there is no such topic it says so.
+
+The sink is in ``mqtt_sink``.
+
+Imports stand where they are used: Spark imports this module for every user of any data source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import (
+    DataSource,
+    InputPartition,
+)
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from penstock.errors import ConfigError, UnavailableError
+from penstock.spark import rows
+from penstock.spark.mqtt.options import MqttReadOptions, MqttWriteOptions
+from penstock.spark.mqtt.sink import MqttStreamWriter, MqttWriter, check_columns
+from penstock.spark.tube.client import Client
+from penstock.spark.tube.missing_topic import telling_of_topic
+from penstock.spark.tube.options import SourceOptions
+from penstock.spark.tube.source import TubeReader, TubeStreamReader
+from penstock.spark.tube.tasks import read_messages
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+__all__ = ["MqttDataSource", "MqttReader", "MqttStreamReader"]
+
+_PROPERTY = StructType([StructField("key", StringType()), StructField("value", StringType())])
+_SCHEMA = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("payload", BinaryType()),
+        StructField("timestamp", TimestampType()),
+        StructField("id", StringType()),
+        StructField("content_type", StringType()),
+        StructField("properties", ArrayType(_PROPERTY)),
+    ]
+)
+
+
+class MqttDataSource(DataSource):
+    """The format ``mqtt``. Options: `mqtt_options.READ_OPTIONS` and `mqtt_options.WRITE_OPTIONS`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "mqtt"
+
+    def schema(self) -> StructType:
+        """``timestamp`` is when the tube took the message; ``properties`` are its user properties, in order."""
+        MqttReadOptions.parse(self.options)
+        return _SCHEMA
+
+    def reader(self, schema: StructType) -> MqttReader:
+        return MqttReader(self._read_options(schema))
+
+    def streamReader(self, schema: StructType) -> MqttStreamReader:  # noqa: N802 - Spark's name
+        return MqttStreamReader(self._read_options(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> MqttWriter:  # noqa: FBT001 - Spark's signature
+        if overwrite:
+            raise rows.refuse_overwrite("mqtt", why="what was published cannot be taken back")
+        return MqttWriter(self._write_options(schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> MqttStreamWriter:  # noqa: FBT001, N802, ARG002 - Spark's
+        return MqttStreamWriter(self._write_options(schema))
+
+    def _read_options(self, schema: StructType) -> MqttReadOptions:
+        if schema != _SCHEMA:
+            raise ConfigError(
+                f"the mqtt source cannot read into the schema {schema.simpleString()}",
+                option="schema",
+                why=f"its columns are {_SCHEMA.simpleString()}",
+                do="leave .schema(...) out and select what is needed from the data frame",
+            )
+        return MqttReadOptions.parse(self.options)
+
+    def _write_options(self, schema: StructType) -> MqttWriteOptions:
+        options = MqttWriteOptions.parse(self.options)
+        check_columns(schema, options)
+        return options
+
+
+class MqttReader(TubeReader):
+    """Messages between two positions of the tube topic."""
+
+    def __init__(self, options: MqttReadOptions, client: Client | None = None) -> None:
+        super().__init__(options.tube, client)
+        self._filter = options.topic_filter
+
+    def partitions(self) -> list[InputPartition]:
+        with _telling_of_rules(self._options):
+            return super().partitions()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _messages(self._options, partition, self._filter, self._client)
+
+
+class MqttStreamReader(TubeStreamReader):
+    """Messages as they come, with the offsets of the tube topic."""
+
+    def __init__(self, options: MqttReadOptions, client: Client | None = None) -> None:
+        super().__init__(options.tube, client)
+        self._filter = options.topic_filter
+
+    def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
+        with _telling_of_rules(self._options):
+            return super().initialOffset()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        with _telling_of_rules(self._options):
+            super().prepareForTriggerAvailableNow()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _messages(self._options, partition, self._filter, self._client)
+
+
+def _messages(
+    options: SourceOptions, partition: InputPartition, topic_filter: str, client: Client | None
+) -> Iterator[pa.RecordBatch]:
+    from penstock.spark.mqtt.rows import message_batches
+
+    return message_batches(read_messages(options, partition, client), topic_filter)
+
+
+@contextmanager
+def _telling_of_rules(options: SourceOptions) -> Iterator[None]:
+    """Where topic or tube are not there, say what they are for: a reader of MQTT may know of neither."""
+    try:
+        with telling_of_topic(
+            "no message can be read",
+            why="an MQTT broker keeps no history, so messages are read from the tube topic that a rule fills",
+            do=f"add a rule to the node that brings them to {options.topics[0]}, or correct tubemq.topic",
+        ):
+            yield
+    except UnavailableError as error:
+        raise UnavailableError(
+            f"the messages cannot be read without their tube: {error.what}",
+            applied=error.applied,
+            why=error.why,
+            do=f"start the node with its tube, or correct tubemq.master ({options.masters})",
+        ) from error

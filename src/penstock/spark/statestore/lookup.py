@@ -1,0 +1,186 @@
+"""Look keys of rows up in the state store, from the executors.
+
+Each Python worker keeps one connection per store, in a thread of its own so that keep alive is answered while the
+worker waits for rows. Workers are reused over micro-batches, so a connection outlives many batches; one that broke is
+made again. The distinct keys of an Arrow batch are fetched at the same time, many with one request where the store has
+MGET.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import PenstockError, UnavailableError
+from penstock.runtime.loop_thread import LoopThread
+from penstock.spark.statestore.reads import ManyKeys, Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+__all__ = ["Connect", "KeyReader", "values_of", "with_lookup"]
+
+_TIMEOUT_MS = 30_000
+_KEPT = 100_000  # values a worker keeps for refresh_ms; the oldest go first
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
+
+
+def with_lookup(
+    df: DataFrame,
+    key_column: str,
+    output_column: str,
+    broker: str,
+    *,
+    refresh_ms: int = 0,
+    timeout_ms: int = _TIMEOUT_MS,
+) -> DataFrame:
+    """``df`` with ``output_column`` added: the value (binary) of the key in ``key_column``, null where there is none.
+
+    ``key_column`` is string or binary; a null key gives null. ``broker`` is the URL of the MQTT broker that holds the
+    state store. A worker may use a value again for ``refresh_ms`` after it was read; 0 reads every key anew in every
+    Arrow batch. Works on streams and batches. A repeated micro-batch looks up again and may see newer values.
+
+    Raises (in the task):
+        UnavailableError: the store did not answer within ``timeout_ms``.
+    """
+    import pyarrow as pa
+    from pyspark.sql import functions as sf
+    from pyspark.sql.pandas.functions import arrow_udf
+    from pyspark.sql.types import BinaryType
+
+    def look_up(keys: pa.Array[Any]) -> pa.Array[Any]:
+        return values_of(keys, broker, refresh_ms=refresh_ms, timeout_ms=timeout_ms)
+
+    # Spark tells the kind of function by these, and cannot resolve the texts that annotations are here.
+    look_up.__annotations__ = {"keys": pa.Array, "return": pa.Array}
+    # Not deterministic, so that Spark neither runs it twice for two uses of the column nor moves it over a filter.
+    function = arrow_udf(look_up, BinaryType()).asNondeterministic()  # type: ignore[call-overload]  # needs no kind
+    name = key_column.replace("`", "``")
+    return df.withColumn(output_column, function(sf.col(f"`{name}`")))
+
+
+Connect = Callable[[], AbstractAsyncContextManager[Store]]
+
+
+class KeyReader:
+    """Reads values of keys, blocking, over one connection that is made when needed and kept.
+
+    For one thread at a time. ``connect`` gives an asynchronous context manager of a store.
+    """
+
+    def __init__(self, connect: Connect, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._connect = connect
+        self._clock = clock
+        self._kept: dict[bytes, tuple[float, bytes | None]] = {}
+        self._thread: LoopThread | None = None
+        self._open: AbstractAsyncContextManager[Store] | None = None
+        self._store: Store | None = None
+
+    def values(self, keys: Collection[bytes], *, refresh_ms: int, timeout_ms: int) -> Mapping[bytes, bytes | None]:
+        """The value of each of ``keys``, None where there is none.
+
+        Raises:
+            UnavailableError: no answer within ``timeout_ms``.
+            RefusedError: the store refuses a key.
+        """
+        now = self._clock()
+        found: dict[bytes, bytes | None] = {}
+        missing: list[bytes] = []
+        for key in dict.fromkeys(keys):
+            kept = self._kept.get(key)
+            if kept is not None and (now - kept[0]) * 1000 < refresh_ms:
+                found[key] = kept[1]
+            else:
+                missing.append(key)
+        if missing:
+            if self._thread is None:
+                self._thread = LoopThread("penstock-lookup")
+            fetched = self._thread.run(self._fetch(missing, timeout_ms))
+            found |= fetched
+            if refresh_ms:
+                self._keep(fetched, now)
+        return found
+
+    def close(self) -> None:
+        """Disconnect and end the thread. A worker that is killed leaves both to the operating system."""
+        if self._thread is None:
+            return
+        self._thread.run(self._disconnect())
+        self._thread.close()
+        self._thread = None
+
+    def _keep(self, fetched: Mapping[bytes, bytes | None], now: float) -> None:
+        for key, value in fetched.items():
+            self._kept.pop(key, None)  # to the end: the order of the dictionary is the order of reading
+            self._kept[key] = (now, value)
+        while len(self._kept) > _KEPT:
+            del self._kept[next(iter(self._kept))]
+
+    async def _fetch(self, keys: Collection[bytes], timeout_ms: int) -> dict[bytes, bytes | None]:
+        """Ask for all ``keys``; after a failure ask again, for all, over a new connection."""
+        deadline = self._clock() + timeout_ms / 1000
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                async with asyncio.timeout(max(0.0, deadline - self._clock())):
+                    return await self._ask(keys)
+            except (UnavailableError, OSError) as error:  # TimeoutError is an OSError
+                await self._disconnect()
+                if self._clock() + pause_s >= deadline:
+                    raise UnavailableError(
+                        f"the state store did not give {len(keys)} keys within {timeout_ms} ms: {error!r}",
+                        applied=False,
+                        do="start the node, check the broker's URL, or allow more time",
+                    ) from error
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    async def _ask(self, keys: Collection[bytes]) -> dict[bytes, bytes | None]:
+        if self._store is None:
+            opened = self._connect()
+            self._store = await opened.__aenter__()
+            self._open = opened
+            self._many = ManyKeys(self._store)
+        found = await self._many.read(keys)
+        return {key: None if (entry := found.get(key)) is None else entry.value for key in keys}
+
+    async def _disconnect(self) -> None:
+        opened, self._open, self._store = self._open, None, None
+        if opened is not None:
+            with suppress(PenstockError, OSError):
+                await opened.__aexit__(None, None, None)
+
+
+_readers: dict[tuple[int, str], KeyReader] = {}
+"""One per store and process; the process id guards against a connection inherited by fork."""
+
+
+def _reader(broker: str) -> KeyReader:
+    def connect() -> AbstractAsyncContextManager[Store]:
+        from penstock.statestore.client.client import StateStoreClient
+
+        client_id = f"penstock-lookup-{secrets.token_hex(8)}"
+        store: AbstractAsyncContextManager[Store] = StateStoreClient.connect(broker, client_id=client_id)
+        return store
+
+    key = (os.getpid(), broker)
+    if key not in _readers:
+        _readers[key] = KeyReader(connect)
+    return _readers[key]
+
+
+def values_of(keys: pa.Array[Any], broker: str, *, refresh_ms: int, timeout_ms: int) -> pa.Array[Any]:
+    """The values (binary) of ``keys`` (string or binary), in order; null for null and for keys that do not exist."""
+    import pyarrow as pa
+
+    wanted = [key.encode() if isinstance(key, str) else key for key in keys.to_pylist()]
+    distinct = {key for key in wanted if key is not None}
+    values = _reader(broker).values(distinct, refresh_ms=refresh_ms, timeout_ms=timeout_ms) if distinct else {}
+    return pa.array([None if key is None else values[key] for key in wanted], pa.binary())

@@ -1,0 +1,220 @@
+"""Options of the aio-statestore source and sink. The tables are the one description of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.errors import ConfigError
+from penstock.spark import names
+from penstock.spark.login_options import LOGIN_OPTIONS
+from penstock.spark.tube import options
+from penstock.spark.tube.options import SourceOptions
+from penstock.statestore import hlc
+from penstock.statestore.hlc import Hlc
+
+__all__ = [
+    "READ_OPTIONS",
+    "UNSUPPORTED",
+    "WRITE_OPTIONS",
+    "FeedOptions",
+    "SnapshotOptions",
+    "Starting",
+    "StoreReadOptions",
+    "StoreWriteOptions",
+]
+
+_TIMEOUT: Mapping[str, str] = {
+    "statestore.timeoutMs": "how long the state store may take for one answer, in ms; then the job fails (10000)",
+}
+_OF_TUBE = ("tubemq.master", "tubemq.timeoutMs", *LOGIN_OPTIONS, "maxOffsetsPerTrigger", "failOnDataLoss")
+READ_OPTIONS: Mapping[str, str] = {
+    "statestore.broker": "URL of the MQTT broker that the state store answers on, mqtt://HOST:PORT (required for "
+    "batches, and for streams that start with a snapshot)",
+    **_TIMEOUT,
+    "keys": "which keys: a glob, as device/*/state (*)",
+    "minPartitions": "read in so many tasks (1); a stream cuts its ranges into so many",
+    "includeExpiry": "true: batches and snapshots have expires_at, one more request for each key; needs the store's "
+    "extension ttl (false)",
+    "includeWriter": "true: batches and snapshots have writer, found by reading the topic of the changes once; null "
+    "where it does not go back so far; needs tubemq.topic (false)",
+    "startingVersion": "where a new stream starts: snapshot (default: all keys as they are, then what changes), "
+    "earliest, latest, a version MILLISECONDS:COUNTER:NODE or a time in ms: what changed then or later",
+    "tubemq.topic": "tube topic that gets the changes, statestore.capture_topic of the node (required for streams)",
+    **{name: options.OPTIONS[name] for name in _OF_TUBE},
+    "tubemq.master": "HOST:PORT[,HOST:PORT...] of the tube's masters (required for streams)",
+}
+"""Options of the source."""
+
+WRITE_OPTIONS: Mapping[str, str] = {
+    "statestore.broker": "URL of the MQTT broker that the state store answers on, mqtt://HOST:PORT (required)",
+    **_TIMEOUT,
+    "orderBy": "column by which the last row of a key is told; without it two rows of one key in a batch are an error",
+    "fencingToken": "version that protects what is written, as the run's lease gave it: MILLISECONDS:COUNTER:NODE",
+}
+"""Options of the sink."""
+
+UNSUPPORTED: Mapping[str, str] = {
+    "path": "name the broker in statestore.broker",
+    "checkpointLocation": "give it to the stream (it is Spark's)",
+    "startingOffsets": "say startingVersion",
+    "subscribe": "name the topic of the changes in tubemq.topic",
+}
+"""What users may expect here, and what to do instead."""
+
+_DEFAULT_TIMEOUT_MS = 10_000
+
+Starting = Literal["snapshot", "earliest", "latest"] | Hlc
+"""Where a stream starts; a version is the first one that is wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotOptions:
+    """How to read the keys as they are."""
+
+    broker: str
+    keys: str = "*"
+    tasks: int = 1
+    timeout_s: float = _DEFAULT_TIMEOUT_MS / 1000
+    include_expiry: bool = False
+    changes: SourceOptions | None = None
+    """Where to look for who wrote what; None: nowhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedOptions:
+    """How to read what changes: ``source`` is the read of the tube topic behind it."""
+
+    source: SourceOptions
+    keys: str
+    starting: Starting
+    snapshot: SnapshotOptions | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReadOptions:
+    """The options of one read, checked as far as they mean the same for batch and stream."""
+
+    given: Mapping[str, str]
+    keys: str
+    tasks: int
+    timeout_s: float
+    include_expiry: bool
+    include_writer: bool
+    starting: Starting | None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> StoreReadOptions:
+        """Check ``options`` as Spark hands them over.
+
+        Raises:
+            ConfigError: an unknown or unsupported option, or a value that cannot be used; names what is accepted.
+        """
+        given = names.canonical("aio-statestore", options, READ_OPTIONS, UNSUPPORTED)
+        keys = given.get("keys", "*")
+        if not keys:
+            raise ConfigError("keys is empty", option="keys", do=READ_OPTIONS["keys"])
+        if "statestore.broker" in given:
+            names.broker_url(given, "statestore.broker")
+        return cls(
+            given,
+            keys,
+            names.positive("minPartitions", given.get("minPartitions", "1"), READ_OPTIONS["minPartitions"]),
+            _timeout_s(given),
+            names.boolean("includeExpiry", given.get("includeExpiry", "false"), READ_OPTIONS["includeExpiry"]),
+            names.boolean("includeWriter", given.get("includeWriter", "false"), READ_OPTIONS["includeWriter"]),
+            _starting(given["startingVersion"]) if "startingVersion" in given else None,
+        )
+
+    def for_batch(self) -> SnapshotOptions:
+        """A read of the keys as they are.
+
+        Raises:
+            ConfigError: no broker, or a start was given.
+        """
+        if self.starting is not None:
+            raise ConfigError(
+                "startingVersion has no meaning for a batch: it reads the keys as they are",
+                option="startingVersion",
+                do="leave it out, or read a stream",
+            )
+        return self._snapshot()
+
+    def for_stream(self) -> FeedOptions:
+        """A read of what changes, after a snapshot where that is wanted.
+
+        Raises:
+            ConfigError: no tube, no topic, or no broker for the snapshot.
+        """
+        starting: Starting = "snapshot" if self.starting is None else self.starting
+        source = self._changes("a stream reads the tube topic that gets its changes")
+        return FeedOptions(source, self.keys, starting, self._snapshot() if starting == "snapshot" else None)
+
+    def _snapshot(self) -> SnapshotOptions:
+        broker = names.broker_url(self.given, "statestore.broker")
+        changes = self._changes("the tube topic that gets its changes tells who wrote") if self.include_writer else None
+        return SnapshotOptions(broker, self.keys, self.tasks, self.timeout_s, self.include_expiry, changes)
+
+    def _changes(self, why: str) -> SourceOptions:
+        topic = self.given.get("tubemq.topic", "").strip()
+        if not topic:
+            raise ConfigError(
+                "tubemq.topic is not set",
+                option="tubemq.topic",
+                why=f"the state store keeps no history for readers: {why}",
+                do="set statestore.capture_topic in the node's configuration and name the same topic here",
+            )
+        of_tube = {name: self.given[name] for name in (*_OF_TUBE, "minPartitions") if name in self.given}
+        return SourceOptions.parse(of_tube | {"subscribe": topic, "includeHeaders": "true"})
+
+
+@dataclass(frozen=True, slots=True)
+class StoreWriteOptions:
+    """The options of one write, checked."""
+
+    broker: str
+    order_by: str | None = None
+    token: Hlc | None = None
+    timeout_s: float = _DEFAULT_TIMEOUT_MS / 1000
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> StoreWriteOptions:
+        """Check ``options`` as Spark hands them over; raises as :meth:`StoreReadOptions.parse`."""
+        given = names.canonical("aio-statestore", options, WRITE_OPTIONS, UNSUPPORTED, kind="sink")
+        token = None
+        if "fencingToken" in given:
+            token = hlc.parse(given["fencingToken"])
+            if token is None:
+                raise ConfigError(
+                    f"fencingToken {given['fencingToken']!r} is not a version",
+                    option="fencingToken",
+                    do=WRITE_OPTIONS["fencingToken"],
+                )
+        return cls(names.broker_url(given, "statestore.broker"), given.get("orderBy"), token, _timeout_s(given))
+
+
+def _starting(text: str) -> Starting:
+    word = text.strip()
+    for known in ("snapshot", "earliest", "latest"):
+        if word.lower() == known:
+            return known
+    if word.isascii() and word.isdecimal() and len(word) <= _TIME_DIGITS:
+        return Hlc(int(word), 0, "")
+    version = hlc.parse(word)
+    if version is None:
+        raise ConfigError(
+            f"startingVersion {text!r} is neither a version nor one of snapshot, earliest, latest",
+            option="startingVersion",
+            do=READ_OPTIONS["startingVersion"],
+        )
+    return version
+
+
+_TIME_DIGITS = 15
+"""Of a time in ms, as the SDKs print it; more is a number that somebody took for something else."""
+
+
+def _timeout_s(given: Mapping[str, str]) -> float:
+    text = given.get("statestore.timeoutMs", str(_DEFAULT_TIMEOUT_MS))
+    return names.positive("statestore.timeoutMs", text, _TIMEOUT["statestore.timeoutMs"]) / 1000

@@ -1,0 +1,186 @@
+"""Rows of the aio-statestore source as Arrow record batches: keys as they are, and what changed.
+
+A change is a record of the tube topic that ``statestore.capture_topic`` of the node names; the reference page of the
+state store has its attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from penstock.errors import PenstockError
+from penstock.spark.tube.arrow import TARGET_BYTES, Joined, join
+from penstock.spark.tube.client import Batch
+from penstock.spark.tube.headers import columns
+from penstock.statestore import hlc
+from penstock.statestore.codec.glob import Glob
+from penstock.statestore.hlc import Hlc
+
+__all__ = ["SNAPSHOT", "KeyRow", "change_batches", "key_batch", "version_at"]
+
+SNAPSHOT: Final = "SNAPSHOT"
+"""``operation`` of a row that says what a key is, beside ``SET`` and ``DELETE`` of what happened to it."""
+
+MOST_LAYOUTS: Final = 64
+"""Orders of attributes remembered; the node writes a handful."""
+
+_TIME = pa.timestamp("us", tz="UTC")
+_COLUMNS: tuple[pa.Field[Any], ...] = (
+    pa.field("key", pa.binary()),
+    pa.field("value", pa.binary()),
+    pa.field("operation", pa.string()),
+    pa.field("version", pa.string()),
+    pa.field("writer", pa.string()),
+    pa.field("timestamp", _TIME),
+    pa.field("expires_at", _TIME),
+    pa.field("omitted_bytes", pa.int64()),
+)
+_SCHEMA = pa.schema(_COLUMNS)
+
+
+class KeyRow(NamedTuple):
+    """A key as it is; ``expires_at_ms`` None: it does not expire, or nobody asked; ``writer`` None: not known."""
+
+    key: bytes
+    value: bytes
+    version: Hlc
+    expires_at_ms: int | None = None
+    writer: str | None = None
+
+
+class _Layout(NamedTuple):
+    """Where the headers of a change have what; None: nowhere."""
+
+    operation: int
+    version: int
+    writer: int | None
+    expires_at: int | None
+    omitted: int | None
+
+    @classmethod
+    def of(cls, names: Sequence[str]) -> _Layout | None:
+        """None where these are not the attributes of a change."""
+        # The node's own come first; a later one of the same name would be somebody else's.
+        places = {name: place for place, name in reversed(list(enumerate(names)))}
+        if "operation" not in places or "version" not in places:
+            return None
+        return cls(
+            places["operation"],
+            places["version"],
+            places.get("writer"),
+            places.get("expires-at"),
+            places.get("omitted"),
+        )
+
+
+def key_batch(rows: Sequence[KeyRow]) -> pa.RecordBatch:
+    """``rows`` of a batch, or of the snapshot that a stream starts with."""
+    count = len(rows)
+    arrays: list[pa.Array[Any]] = [
+        pa.array([row.key for row in rows], pa.binary()),
+        pa.array([row.value for row in rows], pa.binary()),
+        pa.repeat(pa.scalar(SNAPSHOT, pa.string()), count),
+        pa.array([str(row.version) for row in rows], pa.string()),
+        pa.array([row.writer for row in rows], pa.string()),
+        _times([row.version.wall_ms for row in rows]),
+        _times([row.expires_at_ms for row in rows]),
+        pa.nulls(count, pa.int64()),
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
+
+
+def change_batches(
+    topic: str, batches: Iterable[Batch], keys: str, target_bytes: int = TARGET_BYTES
+) -> Iterator[pa.RecordBatch]:
+    """The changes in ``batches`` whose key matches the glob ``keys``, in order; no record batch is empty.
+
+    Raises:
+        PenstockError: a record is not a change: ``topic`` is not the one that the changes go to.
+    """
+    pattern = Glob(keys.encode())
+    layouts: dict[tuple[str, ...], _Layout | None] = {}
+    for joined in join(batches, target_bytes):
+        rows = [row for row in _rows(topic, joined, layouts) if pattern.matches(row[0])]
+        if rows:
+            found = list(zip(*rows, strict=True))
+            yield pa.RecordBatch.from_arrays(
+                [
+                    pa.array(found[0], pa.binary()),
+                    pa.array(found[1], pa.binary()),
+                    pa.array(found[2], pa.string()),
+                    pa.array(found[3], pa.string()),
+                    pa.array(found[4], pa.string()),
+                    _times(found[5]),
+                    _times(found[6]),
+                    pa.array(found[7], pa.int64()),
+                ],
+                schema=_SCHEMA,
+            )
+
+
+_Row = tuple[bytes, bytes | None, str, str, str | None, int, int | None, int | None]
+
+
+def _rows(topic: str, joined: Joined, layouts: dict[tuple[str, ...], _Layout | None]) -> Iterator[_Row]:
+    keys, values, counts, names, contents = columns(joined.payloads, joined.flags)
+    stop = 0
+    for number, (key, value, count) in enumerate(zip(keys, values, counts, strict=True)):
+        start, stop = stop, stop + count
+        named = tuple(names[start:stop])
+        if named not in layouts:
+            if len(layouts) >= MOST_LAYOUTS:
+                layouts.clear()
+            layouts[named] = _Layout.of(named)
+        layout = layouts[named]
+        if layout is None or key is None:
+            raise _no_change(topic, int(joined.offsets[number]))
+        try:
+            yield _row(key, value, contents[start:stop], layout)
+        except ValueError:
+            raise _no_change(topic, int(joined.offsets[number])) from None
+
+
+def _row(key: bytes, value: bytes, contents: Sequence[bytes], layout: _Layout) -> _Row:
+    """The row of one change; ValueError where its attributes are not what the node writes."""
+    operation = contents[layout.operation].decode("ascii")
+    version = contents[layout.version].decode("ascii")
+    omitted = None if layout.omitted is None else int(contents[layout.omitted])
+    return (
+        key,
+        value if operation == "SET" and omitted is None else None,
+        operation,
+        version,
+        None if layout.writer is None else contents[layout.writer].decode() or None,
+        int(version.partition(":")[0]),
+        None if layout.expires_at is None else int(contents[layout.expires_at]),
+        omitted,
+    )
+
+
+def version_at(topic: str, batch: Batch) -> Hlc:
+    """The version of the first record in ``batch``.
+
+    Raises:
+        PenstockError: it is not a change.
+    """
+    _, _, _, names, contents = columns(batch.payloads[:1], [int(batch.flags[0])])
+    layout = _Layout.of(names)
+    version = None if layout is None else hlc.parse(contents[layout.version].decode(errors="replace"))
+    if version is None:
+        raise _no_change(topic, int(batch.offsets[0]))
+    return version
+
+
+def _no_change(topic: str, offset: int) -> PenstockError:
+    return PenstockError(
+        f"tube topic {topic!r}, offset {offset}: the record is not a change of a state store",
+        why="something else writes to this topic",
+        do="name the topic of statestore.capture_topic in tubemq.topic; only the node may write to it",
+    )
+
+
+def _times(milliseconds: Sequence[int | None]) -> pa.Array[Any]:
+    return pa.array([None if ms is None else ms * 1000 for ms in milliseconds], pa.int64()).cast(_TIME)

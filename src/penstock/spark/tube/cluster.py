@@ -1,0 +1,417 @@
+"""The tube as a source sees it: which partitions there are, how far they reach, what is in a range.
+
+Blocking, for one thread: the driver's planning process and the tasks in executors each make their own. What the
+network does wrong is tried again here, up to a deadline, and then raised; an empty answer always means that there was
+no data. Connections are kept per broker and never shared between processes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Self, TypeVar
+
+from penstock.errors import ConfigError, DataLossError, UnavailableError
+from penstock.spark.tube.attempts import Attempts
+from penstock.spark.tube.client import Address, Batch, Client, Peer, Reader, TubeClient
+from penstock.spark.tube.offsets import (
+    Bounds,
+    Partition,
+    Positions,
+    Slice,
+    Times,
+    Wanted,
+    by_partition,
+    check_kept,
+    from_json,
+    resolve,
+    slices,
+)
+from penstock.spark.tube.options import SourceOptions
+
+__all__ = ["ALL_MESSAGES", "Tube", "count_rows"]
+
+ALL_MESSAGES = 2**31 - 1
+"""As many as one plan can ask for (int32 on the wire)."""
+
+_ATTEMPT_S = 5.0
+_STORE_STEP = 10_000  # partition id = store * 10,000 + number
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Tube:
+    """Masters and brokers behind one face. Close it, or use it in a ``with`` block.
+
+    ``peer``: whom to ask, and as whom (or just the masters); its files are read here, so ConfigError says that one
+    cannot be used. ``types``: only messages of these types are read; none: all.
+    """
+
+    def __init__(
+        self,
+        peer: Peer | str,
+        timeout_ms: int,
+        *,
+        types: Collection[str] = (),
+        client: Client | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        peer = Peer(peer) if isinstance(peer, str) else peer
+        self._masters = peer.masters
+        self._types = frozenset(types)
+        self._timeout_s = timeout_ms / 1000
+        # A broker may have moved: its address is asked for again long before the deadline.
+        self._client = client if client is not None else TubeClient(peer, min(self._timeout_s, _ATTEMPT_S))
+        self._clock = clock
+        self._sleep = sleep
+        self._addresses: dict[tuple[str, int], Address] = {}
+        self._found: dict[tuple[str, ...], tuple[float, list[Partition]]] = {}
+        self._readers: dict[tuple[str, int], Reader] = {}
+        self._https: dict[tuple[str, int], str] = {}
+        self._topics: tuple[float, list[str]] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        options: SourceOptions,
+        *,
+        timeout_ms: int | None = None,
+        client: Client | None = None,
+    ) -> Self:
+        """The tube that ``options`` name; ``timeout_ms`` instead of theirs."""
+        return cls(options.peer, timeout_ms or options.timeout_ms, types=options.types, client=client)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections. The object can be used again; it opens new ones."""
+        while self._readers:
+            _, reader = self._readers.popitem()
+            with suppress(OSError, UnavailableError):
+                reader.close()
+
+    def topics(self, *, max_age_s: float = 0.0) -> list[str]:
+        """The names of all topics. An answer not older than ``max_age_s`` is used again.
+
+        Raises:
+            UnavailableError: the masters' administration does not answer.
+        """
+        if self._topics is None or self._clock() - self._topics[0] >= max_age_s:
+            found = self._again(lambda: list(self._client.topics()))
+            self._topics = (self._clock(), found)
+        return self._topics[1]
+
+    def partitions(
+        self,
+        topics: Iterable[str],
+        *,
+        required: Collection[Partition] = (),
+        max_age_s: float = 0.0,
+        announced: bool = True,
+    ) -> list[Partition]:
+        """All partitions of ``topics``, sorted.
+
+        ``required`` were there before: while one of them is missing (its broker restarts and has not registered
+        again) the question is repeated up to the deadline. A topic that nothing is required of must exist at once,
+        unless ``announced`` is false: it may have been created a moment ago.
+        An answer that is not older than ``max_age_s`` is used again, unless a broker failed since.
+
+        Raises:
+            UnavailableError: no master answered, or a required partition stayed away.
+            ConfigError: a topic does not exist.
+        """
+        wanted = tuple(topics)
+        asked_at, known = self._found.get(wanted, (0.0, []))
+        if known and self._clock() - asked_at < max_age_s and set(required) <= set(known):
+            return known
+
+        def ask() -> list[Partition]:
+            found: list[Partition] = []
+            for topic in wanted:
+                partitions = self._discover(topic)
+                if announced and not partitions and not any(partition.topic == topic for partition in required):
+                    raise ConfigError(
+                        f"topic {topic!r} does not exist at tube master {self._masters}",
+                        option="subscribe",
+                        do="create it (penstock tube topics lists what there is), or correct subscribe or assign",
+                    )
+                found.extend(partitions)
+            missing = sorted(set(required) - set(found))
+            if missing:
+                raise UnavailableError(
+                    f"{', '.join(map(str, missing[:5]))}: not offered by tube master {self._masters}",
+                    applied=False,
+                    why="the broker is down or has not registered again, or the topic was made smaller",
+                    do="start the broker, or name what is left in subscribe or assign",
+                )
+            return sorted(found)
+
+        found = self._again(ask)
+        self._found[wanted] = (self._clock(), found)
+        return found
+
+    def address(self, partition: Partition) -> Address | None:
+        """Where the broker of ``partition`` was seen last; a task that is told need not ask a master."""
+        found = self._addresses.get((partition.topic, partition.broker_id))
+        return None if found is None else Address(*found[:2], self._https.get(found[:2]))
+
+    def bounds(self, partitions: Iterable[Partition]) -> dict[Partition, Bounds]:
+        """Oldest kept position and durable end of each of ``partitions``; partitions of one store are asked once."""
+        of_store: dict[tuple[str, int, int], Bounds] = {}
+        result: dict[Partition, Bounds] = {}
+        for partition in partitions:
+            store = (partition.topic, partition.broker_id, partition.partition // _STORE_STEP)
+            if store not in of_store:
+                of_store[store] = Bounds(*self._ask(partition, _bounds_of(partition)))
+            result[partition] = of_store[store]
+        return result
+
+    def offset_at(self, partition: Partition, time_ms: int) -> int:
+        """Where the first message stands that the partition's store took at ``time_ms`` or later; its end if none."""
+        topic, _, number = partition
+        return self._ask(partition, lambda reader: reader.offset_at(topic, number, time_ms))
+
+    def positions(self, wanted: Wanted, bounds: Mapping[Partition, Bounds], option: str) -> Positions:
+        """What ``wanted``, of the option ``option``, means for exactly the partitions in ``bounds``.
+
+        Raises:
+            ConfigError: as :func:`resolve`; or a partition has nothing so new as is asked for.
+        """
+        if not isinstance(wanted, Times):
+            return resolve(wanted, bounds, option)
+        if isinstance(wanted.at, int):
+            times = dict.fromkeys(bounds, wanted.at)
+        else:
+            times = by_partition(wanted.at, bounds.keys(), option.replace("Offsets", "OffsetsByTimestamp"))
+        positions: Positions = {}
+        for partition, time_ms in times.items():
+            found = self.offset_at(partition, time_ms)
+            if found >= bounds[partition].end and not wanted.or_latest:
+                raise ConfigError(
+                    f"{partition}: nothing was written at {time_ms} ms or later",
+                    option="startingTimestamp",
+                    do="choose an earlier time, or set startingOffsetsByTimestampStrategy=latest",
+                )
+            positions[partition] = min(found, bounds[partition].end)
+        return positions
+
+    def plan(self, piece: Slice, max_messages: int) -> tuple[int, int]:
+        """``(end, count)``: the longest range from ``piece.start`` with at most ``max_messages`` own messages.
+
+        It does not reach past ``piece.end``; ``count`` is the number of own messages in it.
+        """
+        (topic, _, number), start, end = piece
+        return self._ask(piece.partition, lambda reader: reader.plan(topic, number, start, end, max_messages))
+
+    def count(self, piece: Slice) -> int:
+        """The messages in ``piece`` that :meth:`read` gives, counted by the broker where it can."""
+        if self._types or not self.has_ranges(piece.partition):
+            return sum(len(batch.offsets) for batch in self.read(piece))
+        return self.weigh(piece)
+
+    def weigh(self, piece: Slice) -> int:
+        """At most how many messages are in ``piece``: filters do not count, and Apache's count the whole store."""
+        position, total = piece.start, 0
+        while position < piece.end:
+            reached, count = self.plan(piece._replace(start=position), ALL_MESSAGES)
+            if reached <= position:
+                raise _stuck(piece, position)
+            position, total = reached, total + count
+        return total
+
+    def read(
+        self,
+        piece: Slice,
+        *,
+        address: Address | None = None,
+        fail_on_data_loss: bool = True,
+        mark: int | None = None,
+    ) -> Iterator[Batch]:
+        """Exactly the messages of ``piece``, in order, each time the same; resumes where a connection broke.
+
+        ``address`` is where the broker was when the range was planned; a master is asked if it is not there now.
+        ``mark`` is that of the start, see ``marks``.
+
+        Raises:
+            UnavailableError: nothing came for as long as the deadline says.
+            DataLossError: something in ``piece`` is gone. With ``fail_on_data_loss`` false reading goes on at the
+                oldest position that is kept, or behind the gap.
+        """
+        partition, position, end = piece
+        if address is not None:
+            self._addresses.setdefault((partition.topic, partition.broker_id), address)
+            if address.http is not None:
+                self._https.setdefault(address[:2], address.http)
+        data_start = mark if fail_on_data_loss else None
+        choose = self._filter()
+        attempts = Attempts(self._timeout_s, self._clock, self._sleep)
+        while position < end:
+            try:
+                batches = self._reader(partition).read(
+                    partition.topic, partition.partition, position, end, types=self._types, data_start=data_start
+                )
+                for batch in batches:
+                    wanted = batch if choose is None else choose(batch)
+                    if len(wanted.offsets):
+                        yield wanted
+                    position = batch.reached
+                    attempts.progress()
+                return
+            except UnavailableError as error:
+                self._forget(partition)
+                attempts.failed(error)
+            except DataLossError as error:
+                position, end = self._what_is_left(
+                    error, Slice(partition, position, end), fail_on_data_loss=fail_on_data_loss
+                )
+
+    def _what_is_left(self, error: DataLossError, piece: Slice, *, fail_on_data_loss: bool) -> tuple[int, int]:
+        """Start and end of what to go on with after ``error``; raises it where that is not wanted or gains nothing."""
+        partition, position, end = piece
+        bounds = self.bounds([partition])[partition]
+        if fail_on_data_loss:
+            check_kept(position, bounds, partition)
+            raise error
+        start, stop = max(position, bounds.oldest, error.end or 0), min(end, bounds.end)
+        if (start, stop) == (position, end):
+            # What is missing lies inside the log: to skip it would leave out nobody knows how much.
+            raise error
+        _log.warning(
+            "%s: of [%d, %d) only [%d, %d) is left, going on (failOnDataLoss=false)",
+            partition, position, end, start, max(start, stop),
+        )  # fmt: skip
+        return start, stop
+
+    def _discover(self, topic: str) -> list[Partition]:
+        found = []
+        for info in self._client.partitions(self._masters, topic):
+            self._addresses[topic, info.broker_id] = Address(info.host, info.port)
+            found.append(Partition(topic, info.broker_id, info.partition))
+        return found
+
+    def _reader(self, partition: Partition) -> Reader:
+        """The connection to the broker of ``partition``, whose address the master is asked for if it is not known."""
+        key = (partition.topic, partition.broker_id)
+        if key not in self._addresses:
+            self._discover(partition.topic)
+        address = self._addresses.get(key)
+        if address is None:
+            raise UnavailableError(
+                f"{partition}: tube master {self._masters} names no broker {partition.broker_id} for it",
+                applied=False,
+                why="the broker is down or has not registered again",
+                do=f"start broker {partition.broker_id}",
+            )
+        place = address[:2]
+        reader = self._readers.get(place)
+        if reader is None:
+            reader = self._client.connect(Address(*place, self._https.get(place)), partition)
+            self._readers[place] = reader
+            self._https[place] = reader.http
+        return reader
+
+    def has_ranges(self, partition: Partition) -> bool:
+        return self._ask(partition, lambda reader: not reader.http)
+
+    def _forget(self, partition: Partition) -> None:
+        """Drop what may be stale after a failure: the connection, the address, what there was."""
+        self._found.clear()
+        address = self._addresses.pop((partition.topic, partition.broker_id), None)
+        if address is None:
+            return
+        self._https.pop(address[:2], None)  # another server may listen there now
+        reader = self._readers.pop(address[:2], None)
+        if reader is not None:
+            with suppress(OSError, UnavailableError):
+                reader.close()
+
+    def _filter(self) -> Callable[[Batch], Batch] | None:
+        if not self._types:
+            return None
+        from penstock.spark.tube.filters import only
+
+        return only(self._types)
+
+    def stand_at(self, partition: Partition, group: str, position: int) -> None:
+        """Put ``group`` at ``position`` of ``partition``, at once or not at all.
+
+        Raises:
+            PenstockError: it could not be done.
+        """
+        address = self.address(partition)
+        if address is not None:
+            self._client.stand_at(address, partition, group, position)
+
+    def _ask(self, partition: Partition, question: Callable[[Reader], T]) -> T:
+        def ask() -> T:
+            try:
+                return question(self._reader(partition))
+            except UnavailableError:
+                self._forget(partition)
+                raise
+
+        return self._again(ask)
+
+    def _again(self, ask: Callable[[], T]) -> T:
+        attempts = Attempts(self._timeout_s, self._clock, self._sleep)
+        while True:
+            try:
+                return ask()
+            except UnavailableError as error:
+                attempts.failed(error)
+
+
+def count_rows(
+    options: Mapping[str, str],
+    start: Mapping[str, Mapping[str, int]] | str,
+    end: Mapping[str, Mapping[str, int]] | str,
+    client: Client | None = None,
+    *,
+    exact: bool = True,
+) -> int:
+    """How many messages the source gives for a batch from ``start`` to ``end``, counted by the brokers.
+
+    ``options`` are those of the source; ``start`` and ``end`` are its offsets, as dictionaries or as the JSON text
+    that progress reports and checkpoints hold. Partitions that only one of them has are not counted, except that
+    partitions new in ``end`` hold nothing up to it (the source notes a new partition one batch before it reads it).
+    With ``exact`` false the filter is not looked at, and on Apache's brokers the whole store is counted: never too few,
+    and nothing has to be read.
+
+    Raises:
+        ConfigError: options or offsets are not of this source.
+        UnavailableError: the tube did not answer in time.
+        DataLossError: part of the range is no longer kept.
+    """
+    begin, stop = _offset(start), _offset(end)
+    pieces = slices({partition: begin.get(partition, position) for partition, position in stop.items()}, stop)
+    with Tube.of(SourceOptions.parse(options), client=client) as tube:
+        return sum(tube.count(piece) if exact else tube.weigh(piece) for piece in pieces)
+
+
+def _offset(offset: Mapping[str, Mapping[str, int]] | str) -> Positions:
+    return from_json(json.loads(offset) if isinstance(offset, str) else offset)
+
+
+def _bounds_of(partition: Partition) -> Callable[[Reader], tuple[int, ...]]:
+    return lambda reader: reader.bounds(partition.topic, partition.partition)
+
+
+def _stuck(piece: Slice, position: int) -> DataLossError:
+    return DataLossError(
+        f"{piece.partition}: nothing between position {position} and {piece.end} can be counted",
+        why="the log ends before that position: the broker lost its newest messages",
+        do="check the broker's data directory; set failOnDataLoss=false to go on",
+    )

@@ -1,0 +1,379 @@
+"""Options of the tubemq source: Kafka's names where the meaning is Kafka's, ``tubemq.*`` for the client.
+
+The tables below are the one description of them; the checks and the messages read them. Spark hands options over with
+lower-cased names and text values, so names are compared without regard to case.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from penstock.errors import ConfigError
+from penstock.runtime.login import ANYBODY, Login
+from penstock.spark import names
+from penstock.spark.login_options import LOGIN_OPTIONS, parse_login
+from penstock.spark.tube.client import DEFAULT_GROUP, Peer
+from penstock.spark.tube.offsets import Named, Partition, Times, Wanted, is_selected, parse_times, parse_wanted
+
+__all__ = [
+    "COLUMNS",
+    "HEADERS",
+    "OPTIONS",
+    "UNSUPPORTED",
+    "WITH_HEADERS",
+    "SourceOptions",
+    "canonical_names",
+    "check_masters",
+]
+
+T = TypeVar("T")
+
+COLUMNS = ("key", "value", "topic", "partition", "broker", "offset", "timestamp", "timestampType")
+"""The columns of the source, as they come without options."""
+HEADERS = "headers"
+WITH_HEADERS = (*COLUMNS, HEADERS)
+
+OPTIONS: Mapping[str, str] = {
+    "tubemq.master": "HOST:PORT[,HOST:PORT...] of the tube's masters (required)",
+    "tubemq.timeoutMs": "how long to try again while the tube does not answer, in ms; then the read fails (60000)",
+    **LOGIN_OPTIONS,
+    "tubemq.http": "HOST:PORT of the masters' administration, for subscribePattern and Apache's brokers (port 8080 of "
+    "the first master)",
+    "tubemq.group": "group under which a stream's positions are shown, as in `penstock tube lag`; empty: not "
+    "shown (made of groupIdPrefix)",
+    "tubemq.batchBytes": "most bytes in one answer of a broker with ranges, up to 4194304 (1048576)",
+    "subscribe": "topics to read, separated by commas",
+    "subscribePattern": "topics to read, as a regular expression that matches the whole name; new ones are picked up",
+    "assign": 'partitions to read, as JSON: {"topic": ["<brokerId>:<partitionId>", ...]}',
+    "startingOffsets": "where a batch or a new query starts: earliest (batch), latest (stream) or JSON",
+    "endingOffsets": "where a batch ends: latest (default) or JSON; a stream reads up to positions in JSON",
+    "startingTimestamp": "start at the first message that the brokers took at this time or later, in ms since 1970",
+    "endingTimestamp": "end before the first message that they took at this time or later; batches only",
+    "startingOffsetsByTimestamp": 'the same for each partition: {"topic": {"<brokerId>:<partitionId>": ms}}',
+    "endingOffsetsByTimestamp": "the same for each partition; batches only",
+    "startingOffsetsByTimestampStrategy": "where a partition has nothing so new: error (default) or latest",
+    "maxOffsetsPerTrigger": "at most so many messages a micro-batch; streams only",
+    "minOffsetsPerTrigger": "a micro-batch waits until so many messages are there; not the first one of a run, and not "
+    "with availableNow",
+    "maxTriggerDelay": "how long it waits for minOffsetsPerTrigger at most, as 30s, 15m or 2h (15m)",
+    "minPartitions": "at least so many tasks, cutting ranges where there are fewer partitions",
+    "maxRecordsPerPartition": "at most so many messages a task, cutting ranges that hold more",
+    "groupIdPrefix": "first part of the group's name, before a digest of what is read (spark-tubemq)",
+    "filter": "only messages of these types ($msgType$), separated by commas; the broker leaves the others out",
+    "columns": "only these columns, separated by commas, in this order; others are not even built (all)",
+    "failOnDataLoss": "true (default): fail where records that should be read are gone; false: go on at the oldest",
+    "includeHeaders": "true: add the column headers, array<struct<key: string, value: binary>> (false)",
+}
+"""Every option, as its user writes it, with its meaning."""
+
+UNSUPPORTED: Mapping[str, str] = {
+    "fetchOffset.numRetries": "set tubemq.timeoutMs",
+    "fetchOffset.retryIntervalMs": "set tubemq.timeoutMs",
+    "kafkaConsumer.pollTimeoutMs": "set tubemq.timeoutMs",
+    "kafka.bootstrap.servers": "set tubemq.master",
+    "kafka.group.id": "set tubemq.group",
+    "path": "name the topics in subscribe",
+}
+"""Options of Kafka's connector that this source does not have, and what to do instead."""
+
+_DEFAULT_TIMEOUT_MS = 60_000
+_DEFAULT_DELAY_MS = 15 * 60_000
+_ADDRESS = re.compile(r"(?:\[[^\]]+\]|[^:,\s]+):(?P<port>\d{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """The options of one read, checked. What depends on the tube (do these partitions exist?) is not known here.
+
+    ``topics`` are in the order given, without repeats; none with ``pattern``. ``assigned`` are the partition names as
+    written, by topic, None without ``assign``. ``starting`` and ``ending`` are None where the option was not given: the
+    defaults differ between batch and stream. ``types`` are empty where all are read. ``columns`` are names of the
+    schema. ``group`` is empty where positions are not shown.
+    """
+
+    masters: str
+    topics: tuple[str, ...]
+    assigned: dict[str, tuple[str, ...]] | None = None
+    starting: Wanted | None = None
+    ending: Wanted | None = None
+    max_messages: int | None = None
+    min_messages: int | None = None
+    max_delay_ms: int = _DEFAULT_DELAY_MS
+    min_partitions: int | None = None
+    max_records: int | None = None
+    fail_on_data_loss: bool = True
+    timeout_ms: int = _DEFAULT_TIMEOUT_MS
+    login: Login = ANYBODY
+    pattern: str | None = None
+    http: str | None = None
+    group: str = ""
+    batch_bytes: int | None = None
+    types: tuple[str, ...] = ()
+    columns: tuple[str, ...] = COLUMNS
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SourceOptions:
+        """Check ``options`` as Spark hands them over.
+
+        Raises:
+            ConfigError: an unknown or unsupported option, or a value that cannot be used; names what is accepted.
+        """
+        given = canonical_names(options)
+        topics, assigned, pattern = _selection(given)
+        columns = _columns(given)
+        return cls(
+            masters=check_masters(given),
+            topics=topics,
+            assigned=assigned,
+            # Which of the words are allowed depends on batch or stream: for_batch and for_stream look again.
+            starting=_starting(given),
+            ending=_ending(given),
+            max_messages=_parsed(given, "maxOffsetsPerTrigger", _positive("maxOffsetsPerTrigger")),
+            min_messages=_min_messages(given),
+            max_delay_ms=_parsed(given, "maxTriggerDelay", _duration("maxTriggerDelay")) or _DEFAULT_DELAY_MS,
+            max_records=_parsed(given, "maxRecordsPerPartition", _positive("maxRecordsPerPartition")),
+            min_partitions=_parsed(given, "minPartitions", _positive("minPartitions")),
+            fail_on_data_loss=_parsed(given, "failOnDataLoss", _boolean("failOnDataLoss")) is not False,
+            timeout_ms=_parsed(given, "tubemq.timeoutMs", _positive("tubemq.timeoutMs")) or _DEFAULT_TIMEOUT_MS,
+            login=parse_login(given),
+            pattern=pattern,
+            http=given.get("tubemq.http") or None,
+            group=_group(given),
+            batch_bytes=_parsed(given, "tubemq.batchBytes", _positive("tubemq.batchBytes")),
+            types=_list(given, "filter", "types"),
+            columns=columns,
+        )
+
+    @property
+    def peer(self) -> Peer:
+        """Whom to ask, and as whom."""
+        return Peer(self.masters, self.login, self.http, self.group or DEFAULT_GROUP, self.batch_bytes)
+
+    def selects(self, partition: Partition) -> bool:
+        """Whether ``partition`` is read, if it exists."""
+        if self.pattern is not None:
+            return re.fullmatch(self.pattern, partition.topic) is not None
+        return is_selected(partition, self.topics, self.assigned)
+
+    def for_batch(self) -> tuple[Wanted, Wanted]:
+        """Where a batch starts and ends.
+
+        Raises:
+            ConfigError: it would start at the latest.
+        """
+        starting = "earliest" if self.starting is None else self.starting
+        codes = [code for named in starting.values() for code in named.values()] if isinstance(starting, dict) else []
+        if starting == "latest" or -1 in codes:
+            raise ConfigError(
+                "startingOffsets asks a batch to start at the latest, which would select nothing",
+                option="startingOffsets",
+                do="leave it out (earliest), give positions, or read a stream",
+            )
+        return starting, "latest" if self.ending is None else self.ending
+
+    def for_stream(self) -> Wanted:
+        """Where a new query starts. A query with a checkpoint goes on from there, whatever this says.
+
+        Raises:
+            ConfigError: an end was given, and not as positions.
+        """
+        if self.ending is not None and self.last_positions() is None:
+            raise ConfigError(
+                "an end (endingOffsets, endingTimestamp) of a stream must be positions",
+                option="endingOffsets",
+                why="words and times would come to mean another place with each batch",
+                do="name positions in JSON; to stop at what is there now, use trigger(availableNow=True)",
+            )
+        return "latest" if self.starting is None else self.starting
+
+    def last_positions(self) -> Named | None:
+        """Where a stream ends, which reads only the partitions that are named; None where it does not end."""
+        if not isinstance(self.ending, dict):
+            return None
+        codes = [code for named in self.ending.values() for code in named.values() if code < 0]
+        return None if codes else self.ending
+
+
+def canonical_names(options: Mapping[str, str]) -> dict[str, str]:
+    """``options`` with every name as documented.
+
+    Raises:
+        ConfigError: one that is not known or not supported.
+    """
+    return names.canonical("tubemq", options, OPTIONS, UNSUPPORTED)
+
+
+def _starting(given: Mapping[str, str]) -> Wanted | None:
+    """Kafka's order: one time for all partitions counts before times for each, and those before positions."""
+    option = "startingOffsetsByTimestampStrategy"
+    strategy = given.get(option, "error").strip().lower()
+    if strategy not in {"error", "latest"}:
+        raise ConfigError(f"{option} {given[option]!r} is neither error nor latest", option=option, do=OPTIONS[option])
+    times = _times(given, "startingTimestamp", "startingOffsetsByTimestamp", or_latest=strategy == "latest")
+    if times is not None:
+        return times
+    return _parsed(given, "startingOffsets", lambda text: parse_wanted(text, "startingOffsets"))
+
+
+def _ending(given: Mapping[str, str]) -> Wanted | None:
+    times = _times(given, "endingTimestamp", "endingOffsetsByTimestamp", or_latest=True)
+    if times is not None:
+        return times
+    return _parsed(given, "endingOffsets", lambda text: parse_wanted(text, "endingOffsets", earliest=False))
+
+
+def _times(given: Mapping[str, str], of_all: str, of_each: str, *, or_latest: bool) -> Times | None:
+    if of_all in given:
+        text = given[of_all].strip()
+        if not (text.isascii() and text.isdecimal()):
+            raise ConfigError(f"{of_all} {given[of_all]!r} is no time in ms", option=of_all, do=OPTIONS[of_all])
+        return Times(int(text), or_latest)
+    return Times(parse_times(given[of_each], of_each), or_latest) if of_each in given else None
+
+
+def _parsed(given: Mapping[str, str], option: str, parse: Callable[[str], T]) -> T | None:
+    return parse(given[option]) if option in given else None
+
+
+def check_masters(given: Mapping[str, str]) -> str:
+    """The masters in ``tubemq.master``; ConfigError where it is not set or not a list of addresses."""
+    text = given.get("tubemq.master", "")
+    addresses = [address.strip() for address in text.split(",")]
+    for address in addresses:
+        match = _ADDRESS.fullmatch(address)
+        if match is None or not 0 < int(match["port"]) < 65536:
+            what = f"tubemq.master {text!r}: {address!r} is not HOST:PORT" if text else "tubemq.master is not set"
+            raise ConfigError(
+                what, option="tubemq.master", do='set it to "HOST:PORT[,HOST:PORT...]", as 127.0.0.1:8715'
+            )
+    return ",".join(addresses)
+
+
+def _selection(
+    given: Mapping[str, str],
+) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]] | None, str | None]:
+    chosen = [name for name in ("subscribe", "subscribePattern", "assign") if name in given]
+    if len(chosen) != 1:
+        raise ConfigError(
+            f"{' and '.join(chosen)} are set" if chosen else "none of subscribe, subscribePattern, assign is set",
+            option="subscribe",
+            do='set one: subscribe="topic-a,topic-b", subscribePattern="topic-.*" or '
+            'assign=\'{"topic-a": ["<brokerId>:<partitionId>"]}\'',
+        )
+    if "assign" in given:
+        assigned = _assigned(given["assign"])
+        return tuple(assigned), assigned, None
+    if "subscribePattern" in given:
+        pattern = given["subscribePattern"]
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"subscribePattern {pattern!r} is not a regular expression: {error}",
+                option="subscribePattern",
+                do=OPTIONS["subscribePattern"],
+            ) from None
+        return (), None, pattern
+    return _list(given, "subscribe", "topic-a,topic-b"), None, None
+
+
+def _list(given: Mapping[str, str], option: str, example: str) -> tuple[str, ...]:
+    """The names in ``option``, trimmed, without repeats; none where it was not given."""
+    if option not in given:
+        return ()
+    names_given = tuple(dict.fromkeys(name.strip() for name in given[option].split(",")))
+    if not all(names_given):
+        what = "topic" if option == "subscribe" else "name"
+        raise ConfigError(f"{option} {given[option]!r} has an empty {what}", option=option, do=f"use {example}")
+    return names_given
+
+
+def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
+    headers = _parsed(given, "includeHeaders", _boolean("includeHeaders")) is True
+    if "columns" not in given:
+        return (*COLUMNS, *((HEADERS,) if headers else ()))
+    known = {name.lower(): name for name in (*COLUMNS, HEADERS)}
+    chosen = []
+    for name in _list(given, "columns", "key,value,offset"):
+        if name.lower() not in known:
+            raise ConfigError(
+                f"columns {given['columns']!r}: {name!r} is not a column of the source",
+                option="columns",
+                do=f"use those of {', '.join(known.values())}",
+            )
+        chosen.append(known[name.lower()])
+    if headers and HEADERS not in chosen:
+        chosen.append(HEADERS)
+    return tuple(dict.fromkeys(chosen))
+
+
+def _group(given: Mapping[str, str]) -> str:
+    """The group's name; the same for every run of a query, which the process that plans knows nothing else of."""
+    if "tubemq.group" in given:
+        return given["tubemq.group"].strip()
+    what = {name: given[name] for name in ("subscribe", "subscribePattern", "assign", "filter") if name in given}
+    digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:8]
+    prefix = given.get("groupIdPrefix", DEFAULT_GROUP).strip()
+    if not prefix:
+        raise ConfigError("groupIdPrefix is empty", option="groupIdPrefix", do=OPTIONS["groupIdPrefix"])
+    return f"{prefix}-{digest}"
+
+
+def _assigned(text: str) -> dict[str, tuple[str, ...]]:
+    error = ConfigError(
+        f"assign {text!r} is not a JSON object of topics with lists of partitions",
+        option="assign",
+        do='use {"topic": ["<brokerId>:<partitionId>", ...]}; the broker may be left out where one holds the topic',
+    )
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        raise error from None
+    if not isinstance(parsed, dict) or not parsed:
+        raise error
+    assigned: dict[str, tuple[str, ...]] = {}
+    for topic, partitions in parsed.items():
+        if not isinstance(partitions, list) or not partitions:
+            raise error
+        # Kafka's connector lists bare numbers here; both forms are taken.
+        given = [str(name) if isinstance(name, int) and not isinstance(name, bool) else name for name in partitions]
+        if not all(isinstance(name, str) and re.fullmatch(r"(\d+:)?\d+", name, re.ASCII) for name in given):
+            raise error
+        assigned[topic] = tuple(dict.fromkeys(given))
+    return assigned
+
+
+def _min_messages(given: Mapping[str, str]) -> int | None:
+    least = _parsed(given, "minOffsetsPerTrigger", _positive("minOffsetsPerTrigger"))
+    if least is None and "maxTriggerDelay" in given:
+        raise ConfigError(
+            "maxTriggerDelay is set without minOffsetsPerTrigger",
+            option="maxTriggerDelay",
+            why="there is nothing to wait for",
+            do="set minOffsetsPerTrigger as well, or leave both out",
+        )
+    most = _parsed(given, "maxOffsetsPerTrigger", _positive("maxOffsetsPerTrigger"))
+    if least is not None and most is not None and least > most:
+        raise ConfigError(
+            f"minOffsetsPerTrigger {least} is more than maxOffsetsPerTrigger {most}",
+            option="minOffsetsPerTrigger",
+            do=f"set it to {most} or less",
+        )
+    return least
+
+
+def _duration(option: str) -> Callable[[str], int]:
+    return lambda text: names.duration_ms(option, text, OPTIONS[option])
+
+
+def _positive(option: str) -> Callable[[str], int]:
+    return lambda text: names.positive(option, text, OPTIONS[option])
+
+
+def _boolean(option: str) -> Callable[[str], bool]:
+    return lambda text: names.boolean(option, text, OPTIONS[option])

@@ -1,0 +1,165 @@
+"""Rows into a tube: the sink of ``format("tubemq")``, for batches and streams, with any TubeMQ server.
+
+Delivery: exactly once with penstock's brokers (:mod:`penstock.spark.tube.staged_writes`). At least once with others, or
+where that is asked for: a task ends when every row of it is acknowledged; a task or batch that failed is run again, and
+its rows are stored again. There rows that bring no id of their own get one that names query, batch, task and row: where
+the rows of a task are the same each time (a source that replays exactly, no shuffle without an order) copies have equal
+ids, and a reader drops them by it.
+
+Imports stand where they are used: Spark imports this module for every user of any data source.
+
+Columns: ``value``; ``key``, ``topic``, ``partition`` and ``headers`` where wanted. Headers are the record's attributes
+by the names that the source gives them, so that what the source reads the sink writes.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import IntegerType, LongType, StringType, StructType
+
+from penstock.errors import ConfigError
+from penstock.spark import rows
+from penstock.spark.tube.sink_options import SinkOptions
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.tube.record import Record
+    from penstock.tube.staging import Batch, Staged
+
+__all__ = ["SentRows", "TubeStreamWriter", "TubeWriter", "check_columns"]
+
+_TAKEN = rows.Taken(
+    "tubemq",
+    {
+        "value": rows.text,
+        "key": rows.text,
+        "topic": rows.one_of(StringType),
+        "partition": rows.one_of(IntegerType, LongType),
+        "headers": rows.pairs(rows.text),
+    },
+    "value (string or binary), and where wanted key (string or binary), topic (string), partition (int), "
+    "headers (array<struct<key: string, value: binary>>)",
+    '"machine AS key", "to_json(struct(*)) AS value"',
+)
+
+
+def check_columns(schema: StructType, options: SinkOptions) -> None:
+    """Whether rows of ``schema`` can be written.
+
+    Raises:
+        ConfigError: a column too many, too few, or of another type.
+    """
+    _TAKEN.check(schema, ["value", "topic"], topic=options.topic)
+
+
+@dataclass
+class SentRows(WriterCommitMessage):
+    """What one task did: how many rows it wrote, and what of them it staged (of which batch) for the commit."""
+
+    rows: int
+    batch: Batch
+    staged: Staged
+
+
+class TubeWriter(DataSourceArrowWriter):
+    """Rows of a batch into a tube."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        self._job = uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        return _write(self._options, iterator, self._job, streaming=False)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        _finish(self._options, messages, commit=True)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        _finish(self._options, messages, commit=False)
+
+
+class TubeStreamWriter(DataSourceStreamArrowWriter):
+    """Rows of micro-batches into a tube."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        if options.transaction is not None:
+            raise ConfigError(
+                "txnAppId and txnVersion are for batch writes",
+                option="txnAppId",
+                why="a stream is named by its query id and numbers its batches by itself",
+                do="leave them out",
+            )
+        self._options = options
+        self._job = uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        return _write(self._options, iterator, self._job, streaming=True)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
+        _finish(self._options, messages, commit=True)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
+        # Called after a commit that failed, too: what was decided cannot be undone, and is not.
+        _finish(self._options, messages, commit=False)
+
+
+def _write(options: SinkOptions, batches: Iterator[pa.RecordBatch], job: str, *, streaming: bool) -> SentRows:
+    import asyncio
+
+    from pyspark import TaskContext
+
+    from penstock.spark.tube import staged_writes
+
+    context = TaskContext.get()
+    assert context is not None, "a task of Spark's"
+    batch = staged_writes.batch_of(options, context.getLocalProperty, job, streaming=streaming)
+    task = context.partitionId()
+    # An id says where a row comes from, also in a batch write inside of a query's batch.
+    query, number = context.getLocalProperty(staged_writes.QUERY) or job, context.getLocalProperty(staged_writes.BATCH)
+    name = "/".join(filter(None, (query, number, str(task))))
+
+    def records() -> Iterator[list[tuple[str, int | None, Record, str]]]:
+        first = 0
+        for rows_of in batches:
+            yield list(_records(options, rows_of, name, first))
+            first += rows_of.num_rows
+
+    written, staged = asyncio.run(staged_writes.write(options, batch, task, records()))
+    return SentRows(written, batch, staged)
+
+
+def _finish(options: SinkOptions, messages: Iterable[WriterCommitMessage | None], *, commit: bool) -> None:
+    import asyncio
+
+    from penstock.spark.tube import staged_writes
+
+    told = [message for message in messages if isinstance(message, SentRows)]
+    if told:
+        staged = [message.staged for message in told]
+        asyncio.run(staged_writes.finish(options, told[0].batch, staged, commit=commit))
+
+
+def _records(
+    options: SinkOptions, batch: pa.RecordBatch, name: str, first: int
+) -> Iterator[tuple[str, int | None, Record, str]]:
+    """Topic, partition (None: by key) and record of each row, and the id for one that has none of its own."""
+    from penstock.spark.tube.headers import record_of
+
+    columns = ("value", "key", "topic", "partition", "headers")
+    for number, (value, key, topic, partition, headers) in enumerate(rows.read_rows(batch, columns), first):
+        wanted = options.topic if topic is None else topic
+        if value is None or wanted is None:
+            raise ConfigError(
+                f"the tubemq sink got a row without a {'value' if value is None else 'topic'}",
+                option="value" if value is None else "topic",
+                do="leave such rows out, or give the option topic" if wanted is None else "leave such rows out",
+            )
+        named = [(header["key"], rows.as_bytes(header["value"] or b"")) for header in headers or ()]
+        record = record_of(rows.as_bytes(value), None if key is None else rows.as_bytes(key), named)
+        yield wanted, options.partition if partition is None else partition, record, f"{name}/{number}"

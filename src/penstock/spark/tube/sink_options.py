@@ -1,0 +1,147 @@
+"""Options of the tubemq sink. The tables are the one description of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from penstock.errors import ConfigError
+from penstock.runtime.login import ANYBODY, Login
+from penstock.spark import names
+from penstock.spark.login_options import LOGIN_OPTIONS, parse_login
+from penstock.spark.tube.options import check_masters
+from penstock.statestore import hlc
+from penstock.statestore.hlc import Hlc
+
+__all__ = ["OPTIONS", "UNSUPPORTED", "Delivery", "SinkOptions", "Transaction"]
+
+
+class Delivery(StrEnum):
+    """What a write promises."""
+
+    EXACTLY_ONCE = "exactly-once"
+    AT_LEAST_ONCE = "at-least-once"
+
+
+OPTIONS: Mapping[str, str] = {
+    "tubemq.master": "HOST:PORT[,HOST:PORT...] of the tube's masters (required)",
+    "tubemq.timeoutMs": "how long a message may take to be acknowledged, in ms; then the task fails (60000)",
+    **LOGIN_OPTIONS,
+    "topic": "topic of all rows; rows may have a column topic instead, and this is for those where it is null",
+    "partition": "number of the partition of all rows, as 0; rows may have a column partition instead, and this is for "
+    "those where it is null (default: one for each key, in turn without one)",
+    "deliveryGuarantee": "exactly-once (an error where a broker cannot) or at-least-once (default: exactly-once where "
+    "the brokers can, which are penstock's; at-least-once with others)",
+    "txnAppId": "of a batch write, with txnVersion: who writes; a number that was committed under this name is not "
+    "written again (as Delta's; in foreachBatch the query's id and a name for the write)",
+    "txnVersion": "of a batch write, with txnAppId: the number of this write, rising (in foreachBatch the batch's)",
+    "fencingToken": "version that orders runs of one query or txnAppId, as a lease gave it: MILLISECONDS:COUNTER:NODE; "
+    "an older run is refused (default: a run that was not seen before is the newest)",
+}
+"""Every option, as its user writes it, with its meaning."""
+
+UNSUPPORTED: Mapping[str, str] = {
+    "kafka.bootstrap.servers": "set tubemq.master",
+    "includeHeaders": "leave it out: headers are written where the rows have a column headers",
+    "path": "name the topic in topic",
+}
+"""Options of Kafka's connector that this sink does not have, and what to do instead."""
+
+_DEFAULT_TIMEOUT_MS = 60_000
+_LONGEST_NAME = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """What names a batch write: the same name and number are written once."""
+
+    app_id: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """The options of one write, checked."""
+
+    masters: str
+    topic: str | None = None
+    timeout_s: float = _DEFAULT_TIMEOUT_MS / 1000
+    login: Login = ANYBODY
+    delivery: Delivery | None = None
+    transaction: Transaction | None = None
+    token: Hlc | None = None
+    partition: int | None = None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> SinkOptions:
+        """Check ``options`` as Spark hands them over.
+
+        Raises:
+            ConfigError: an unknown or unsupported option, or a value that cannot be used; names what is accepted.
+        """
+        given = names.canonical("tubemq", options, OPTIONS, UNSUPPORTED, kind="sink")
+        topic = given.get("topic")
+        if topic is not None and not topic.strip():
+            raise ConfigError("topic is empty", option="topic", do=OPTIONS["topic"])
+        text = given.get("tubemq.timeoutMs", str(_DEFAULT_TIMEOUT_MS))
+        timeout_ms = names.positive("tubemq.timeoutMs", text, OPTIONS["tubemq.timeoutMs"])
+        return cls(
+            check_masters(given),
+            topic,
+            timeout_ms / 1000,
+            parse_login(given),
+            _delivery(given),
+            _transaction(given),
+            _token(given),
+            _partition(given),
+        )
+
+
+def _partition(given: Mapping[str, str]) -> int | None:
+    text = given.get("partition", "").strip()
+    if "partition" not in given:
+        return None
+    if not (text.isascii() and text.isdecimal()) or int(text) >= 1 << 31:
+        raise ConfigError(f"partition {text!r} is not a number", option="partition", do=OPTIONS["partition"])
+    return int(text)
+
+
+def _delivery(given: Mapping[str, str]) -> Delivery | None:
+    text = given.get("deliveryGuarantee")
+    if text is None:
+        return None
+    if text.strip().lower() not in set(Delivery):
+        raise ConfigError(
+            f"deliveryGuarantee {text!r} is not known", option="deliveryGuarantee", do=OPTIONS["deliveryGuarantee"]
+        )
+    return Delivery(text.strip().lower())
+
+
+def _transaction(given: Mapping[str, str]) -> Transaction | None:
+    name, number = given.get("txnAppId"), given.get("txnVersion")
+    if name is None and number is None:
+        return None
+    if not name or number is None or len(name) > _LONGEST_NAME:
+        raise ConfigError(
+            f"txnAppId {name!r} with txnVersion {number!r} names no write",
+            option="txnVersion" if name else "txnAppId",
+            do=f"give both, the name with 1 to {_LONGEST_NAME} characters, or neither",
+        )
+    if not (number.isascii() and number.isdecimal()) or int(number) >= 1 << 63:
+        raise ConfigError(f"txnVersion {number!r} is not a number", option="txnVersion", do=OPTIONS["txnVersion"])
+    if _delivery(given) is Delivery.AT_LEAST_ONCE:
+        raise ConfigError(
+            "txnAppId has no meaning with deliveryGuarantee at-least-once",
+            option="txnAppId",
+            do="leave one of them out",
+        )
+    return Transaction(name, int(number))
+
+
+def _token(given: Mapping[str, str]) -> Hlc | None:
+    text = given.get("fencingToken")
+    token = None if text is None else hlc.parse(text)
+    if text is not None and token is None:
+        raise ConfigError(f"fencingToken {text!r} is not a version", option="fencingToken", do=OPTIONS["fencingToken"])
+    return token

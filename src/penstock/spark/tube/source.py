@@ -1,0 +1,373 @@
+"""``format("tubemq")``: the tube log as a batch and streaming source; its sink is in ``tube_sink``.
+
+Contract: ``apache/spark: python/pyspark/sql/datasource.py``. The streaming offset is small JSON (see ``offsets``);
+``partitions(start, end)`` asks nobody where ``start`` has what ``end`` has; ``read`` opens its own connection and gives
+exactly ``[start, end)`` each time. Delivery: every message of every range at least once, and the same rows for the
+same range, so that a sink which is idempotent by batch makes it exactly once. What breaks that: retention or a
+broker's loss of acknowledged data, both of which are errors unless ``failOnDataLoss`` is false.
+
+One class serves Spark 4.1 to 4.3. Spark 4.1 knows no admission control: there the reader remembers where it is and
+caps by itself, and a trigger ``availableNow`` together with ``maxOffsetsPerTrigger`` reads one capped batch and ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from penstock.errors import ConfigError
+from penstock.spark import rows
+from penstock.spark.triggers import Patience, SupportsTriggerAvailableNow
+from penstock.spark.tube.client import Client
+from penstock.spark.tube.cluster import Tube
+from penstock.spark.tube.marks import Ends, Marks, check_data, marks_of, with_marks
+from penstock.spark.tube.offsets import (
+    LATEST,
+    Bounds,
+    Partition,
+    Positions,
+    Slice,
+    Times,
+    check_kept,
+    from_json,
+    share,
+    slices,
+    to_json,
+)
+from penstock.spark.tube.options import COLUMNS, HEADERS, SourceOptions
+from penstock.spark.tube.published import Published
+from penstock.spark.tube.sink import TubeStreamWriter, TubeWriter, check_columns
+from penstock.spark.tube.sink_options import SinkOptions
+from penstock.spark.tube.tasks import planned, read_rows, selected
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.streaming.datasource import ReadLimit
+
+__all__ = [
+    "TubeDataSource",
+    "TubeReader",
+    "TubeStreamReader",
+    "spark_schema",
+]
+
+_LOOK_FOR_NEW_S = 1.0
+"""A running query asks the master for new partitions at most this often; micro-batches may follow each other faster."""
+
+_HEADER = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+_TYPES: dict[str, DataType] = {
+    "key": BinaryType(),
+    "value": BinaryType(),
+    "topic": StringType(),
+    "partition": IntegerType(),
+    "broker": IntegerType(),
+    "offset": LongType(),
+    "timestamp": TimestampType(),
+    "timestampType": IntegerType(),
+    HEADERS: ArrayType(_HEADER),
+}
+
+
+def spark_schema(columns: Sequence[str] = COLUMNS) -> StructType:
+    """The columns of the source: Kafka's, and the broker.
+
+    ``offset`` is the message's position in its store's index, ``timestamp`` the broker's append time (UTC), therefore
+    ``timestampType`` 1 (log append time). Apache's brokers tell neither: there ``offset`` is where the fetch began that
+    brought the message, ``timestamp`` null and ``timestampType`` -1. Not made from DDL: parsing that needs a JVM, which
+    the processes that plan and read do not have.
+    """
+    return StructType([StructField(name, _TYPES[name]) for name in columns])
+
+
+class TubeDataSource(DataSource):
+    """The format ``tubemq``. Options: `options.OPTIONS` of the source, `sink_options.OPTIONS` of the sink."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tubemq"
+
+    def schema(self) -> StructType:
+        """Also the place where options are checked: Spark asks for it at ``load()``."""
+        return spark_schema(SourceOptions.parse(self.options).columns)
+
+    def reader(self, schema: StructType) -> TubeReader:
+        return TubeReader(self._checked(schema))
+
+    def streamReader(self, schema: StructType) -> TubeStreamReader:  # noqa: N802 - Spark's name
+        return TubeStreamReader(self._checked(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> TubeWriter:  # noqa: FBT001 - Spark's signature
+        if overwrite:
+            raise rows.refuse_overwrite("tubemq", why="a log is only appended to")
+        return TubeWriter(self._sink_options(schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TubeStreamWriter:  # noqa: FBT001, N802, ARG002 - Spark's
+        return TubeStreamWriter(self._sink_options(schema))
+
+    def _sink_options(self, schema: StructType) -> SinkOptions:
+        options = SinkOptions.parse(self.options)
+        check_columns(schema, options)
+        return options
+
+    def _checked(self, schema: StructType) -> SourceOptions:
+        options = SourceOptions.parse(self.options)
+        expected = spark_schema(options.columns)
+        if schema != expected:
+            raise ConfigError(
+                f"the tubemq source cannot read into the schema {schema.simpleString()}",
+                option="schema",
+                why=f"its columns are {expected.simpleString()}",
+                do="leave .schema(...) out and select what is needed from the data frame",
+            )
+        return options
+
+
+class TubeReader(DataSourceReader):
+    """A batch: every message between two positions per partition, fixed when Spark plans the job."""
+
+    def __init__(self, options: SourceOptions, client: Client | None = None) -> None:
+        self._options = options
+        self._client = client
+        self._starting, self._ending = options.for_batch()
+
+    def partitions(self) -> list[InputPartition]:
+        with Tube.of(self._options, client=self._client) as tube:
+            bounds = tube.bounds(selected(self._options, tube))
+            start = tube.positions(self._starting, bounds, "startingOffsets")
+            end = tube.positions(self._ending, bounds, "endingOffsets")
+        for partition, position in start.items():
+            if position > end[partition]:
+                raise ConfigError(
+                    f"{partition}: startingOffsets {position} lies after endingOffsets {end[partition]}",
+                    option="startingOffsets",
+                    do=f"start at {end[partition]} or before",
+                )
+            if self._options.fail_on_data_loss:
+                check_kept(position, bounds[partition], partition)
+                check_kept(end[partition], Bounds(0, bounds[partition].end), partition)
+        given = marks_of(self._starting) if isinstance(self._starting, dict) else {}
+        marks = Ends().marks(start, bounds, begin=start, before=given)
+        return planned(slices(start, end), self._options, tube, marks)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_rows(self._options, partition, self._client)
+
+
+class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream. Lives in one process beside the driver for the whole query; ``read`` runs elsewhere, on a copy."""
+
+    def __init__(self, options: SourceOptions, client: Client | None = None) -> None:
+        self._options = options
+        self._client = client
+        self._starting = options.for_stream()
+        self._tube: Tube | None = None
+        self._initial: Positions | None = None
+        self._is_anchored = True
+        self._position: Positions | None = None
+        self._target: Positions | None = None
+        self._newest: Positions | None = None
+        self._ends = Ends()
+        self._initial_marks: Marks = {}
+        self._marks: Marks = {}  # of _position
+        self._published: Published | None = None
+        self._patience = (
+            None if options.min_messages is None else Patience(options.min_messages, options.max_delay_ms / 1000)
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Spark sends the reader to every executor; connections and threads stay here.
+        return self.__dict__ | {"_tube": None, "_published": None, "_ends": None}
+
+    def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
+        """Where a query without a checkpoint starts. Spark asks twice, so the first answer is kept."""
+        if self._initial is None:
+            tube = self._connected()
+            bounds = tube.bounds(selected(self._options, tube))
+            self._initial = tube.positions(self._starting, bounds, "startingOffsets")
+            if self._options.fail_on_data_loss:
+                for partition, position in self._initial.items():
+                    check_kept(position, bounds[partition], partition)
+            self._is_anchored = not self._asks_for_latest()
+            self._ends.see(bounds)
+            given = marks_of(self._starting) if isinstance(self._starting, dict) else {}
+            self._initial_marks = self._ends.marks(self._initial, bounds, begin=self._initial, before=given)
+        if self._position is None:
+            self._position = self._initial
+        return with_marks(to_json(self._initial), self._initial_marks)
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: Mapping[str, Mapping[str, int]] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, dict[str, int]]:
+        """Where the next batch ends: never before ``start``, at most ``limit`` messages after it.
+
+        The first batch of a query that starts at the latest is empty on purpose. Spark writes down where a batch ends,
+        not where a query starts: were the driver killed during a first batch with rows in it, the restarted query
+        would take "latest" anew, and those rows were lost.
+        """
+        begin = self._begin(start)
+        before = self._marks if start is None else marks_of(start)
+        if not self._is_anchored and begin == self._initial:
+            self._is_anchored = True
+            return with_marks(to_json(begin), before)
+        # Without admission control (start is not given) our own option counts, else what Spark made of it.
+        rows = self._options.max_messages if start is None else getattr(limit, "max_rows", None)
+        bounds = self._bounds(begin, before)
+        ends = self._limited(begin, self._reachable(begin, bounds), rows)
+        return with_marks(to_json(ends), self._ends.marks(ends, bounds, begin=begin, before=before))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+        limit = self._options.max_messages
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:  # noqa: N802 - Spark's name
+        """The end of the log when it was last looked at, whatever limits apply: progress reports show the lag."""
+        return None if self._newest is None else to_json(self._newest)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Fix where the run ends: at what is there now, in the partitions that exist now."""
+        tube = self._connected()
+        bounds = tube.bounds(selected(self._options, tube))
+        self._target = {partition: bound.end for partition, bound in bounds.items()}
+
+    def partitions(
+        self, start: Mapping[str, Mapping[str, int]], end: Mapping[str, Mapping[str, int]]
+    ) -> list[InputPartition]:
+        """The tasks of one batch, the same for the same arguments.
+
+        ``end`` has a partition that ``start`` lacks only if the first batch of a query is repeated after a restart and
+        a broker is away; such a partition begins where ``startingOffsets`` says.
+        """
+        begin, stop = from_json(start), from_json(end)
+        self._position, self._marks = stop, marks_of(end)
+        unknown = stop.keys() - begin.keys()
+        if unknown:
+            begin |= self._beginnings(unknown, stop)
+        return planned(slices(begin, stop), self._options, self._tube, marks_of(start))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_rows(self._options, partition, self._client)
+
+    def commit(self, end: Mapping[str, Mapping[str, int]]) -> None:
+        """Show where the query is, as the position of its group. Spark calls this late, for the last batch never.
+
+        Nothing of it is read back: positions live in the query's checkpoint.
+        """
+        if self._options.group:
+            if self._published is None:
+                self._published = Published(lambda: Tube.of(self._options, client=self._client), self._options.group)
+            self._published.show(from_json(end))
+
+    def stop(self) -> None:
+        if self._published is not None:
+            self._published.close()
+            self._published = None
+        if self._tube is not None:
+            self._tube.close()
+            self._tube = None
+
+    def _connected(self) -> Tube:
+        if self._tube is None:
+            self._tube = Tube.of(self._options, client=self._client)
+        return self._tube
+
+    def _asks_for_latest(self) -> bool:
+        if isinstance(self._starting, Times):
+            return self._starting.or_latest
+        if isinstance(self._starting, str):
+            return self._starting == "latest"
+        return any(position == LATEST for named in self._starting.values() for position in named.values())
+
+    def _begin(self, start: Mapping[str, Mapping[str, int]] | None) -> Positions:
+        if start is not None:
+            return from_json(start)
+        if self._position is None:  # Spark 4.1, first call of a query
+            self.initialOffset()
+        assert self._position is not None
+        return self._position
+
+    def _bounds(self, begin: Positions, before: Marks) -> dict[Partition, Bounds]:
+        """How far each partition reaches that is read; checks that what follows ``begin`` is still there."""
+        options, tube = self._options, self._connected()
+        mine = [partition for partition in begin if options.selects(partition)]
+        bounds = tube.bounds(selected(options, tube, required=mine, max_age_s=_LOOK_FOR_NEW_S))
+        self._newest = begin | {partition: bound.end for partition, bound in bounds.items()}
+        self._ends.see(bounds)
+        if options.fail_on_data_loss:
+            for partition, bound in bounds.items():
+                if partition in begin:
+                    check_kept(begin[partition], bound, partition)
+                    if begin[partition] < bound.end:
+                        check_data(begin[partition], before.get(partition), bound, partition)
+        return bounds
+
+    def _reachable(self, begin: Positions, bounds: Mapping[Partition, Bounds]) -> dict[Partition, Bounds]:
+        """What may be read of each partition: from where to where, without a limit.
+
+        A partition that is new to the query gets its oldest position as both: the batch notes where it begins, the
+        next one reads. Partitions of topics that are no longer subscribed do not appear. Of a stream with an end, a
+        partition that the end does not name is not read.
+        """
+        named = self._options.last_positions()
+        last = None if named is None else from_json(named)
+        reachable: dict[Partition, Bounds] = {}
+        for partition, bound in bounds.items():
+            position, end = begin.get(partition), bound.end
+            if last is not None:
+                end = min(end, last.get(partition, position or 0))
+            if position is None:
+                if self._target is None or partition in self._target:
+                    reachable[partition] = Bounds(bound.oldest, bound.oldest)
+                continue
+            if self._target is not None:
+                # A broker that was away when the run began counts from when it is back.
+                end = min(end, self._target.setdefault(partition, end))
+            reachable[partition] = Bounds(max(position, bound.oldest), max(position, end))
+        return reachable
+
+    def _limited(self, begin: Positions, reachable: Mapping[Partition, Bounds], limit: int | None) -> Positions:
+        """Where the batch ends in each partition of ``begin`` and ``reachable``; ``begin`` while too little is there.
+
+        A run with ``availableNow`` takes what there is: to wait would end it.
+        """
+        ends = begin | {partition: bounds.end for partition, bounds in reachable.items()}
+        waiting = [Slice(p, b.oldest, b.end) for p, b in sorted(reachable.items()) if b.oldest < b.end]
+        patience = self._patience if self._target is None else None
+        if not waiting or (limit is None and patience is None):
+            return ends
+        tube = self._connected()
+        counts = [tube.weigh(piece) for piece in waiting]
+        if patience is not None and patience.waits(sum(counts)):
+            return begin
+        if limit is None:
+            return ends
+        for piece, count, granted in zip(waiting, counts, share(limit, counts), strict=True):
+            if granted == 0 and count > 0:
+                ends[piece.partition] = begin[piece.partition]
+            elif granted < count:
+                ends[piece.partition], _ = tube.plan(piece, granted)
+        return ends
+
+    def _beginnings(self, unknown: Collection[Partition], stop: Positions) -> Positions:
+        if self._starting == "latest":
+            return {partition: stop[partition] for partition in unknown}
+        tube = self._connected()
+        existing = tube.partitions({partition.topic for partition in unknown}, required=unknown)
+        bounds = tube.bounds(partition for partition in existing if partition in unknown)
+        if isinstance(self._starting, Times) and isinstance(self._starting.at, int):
+            return tube.positions(self._starting._replace(or_latest=True), bounds, "startingOffsets")
+        return {partition: bound.oldest for partition, bound in bounds.items()}

@@ -1,0 +1,120 @@
+"""Exactly once into a tube: tasks stage their rows, the driver's commit publishes those of the attempts that won.
+
+A streaming write is named by its query's id, which lives in the checkpoint, and the number of the micro-batch: a batch
+that was committed before the query died is run again by Spark, and ignored as a whole. A batch write is one of a kind,
+unless ``txnAppId`` and ``txnVersion`` name it. Runs are told apart by Spark's run id; one that was replaced is refused.
+
+Topics on brokers that stage nothing (Apache's) are sent to in the ordinary way, at least once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+from penstock.errors import PenstockError, RefusedError
+from penstock.spark.tube.sink_options import Delivery, SinkOptions
+from penstock.statestore.hlc import Hlc
+from penstock.tube.client import committing
+from penstock.tube.producer import Producer, SendResult
+from penstock.tube.record import Record
+from penstock.tube.staging import Batch, Staged, Stager
+
+__all__ = ["BATCH", "QUERY", "batch_of", "finish", "write"]
+
+QUERY, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+"""Local properties of a task: the query's id, the number of its micro-batch."""
+_RUN = "spark.jobGroup.id"
+_COUNTER_BITS = 20
+
+Row = tuple[str, int | None, Record, str]
+"""Topic, partition (None: by key), record, and an id for a record that has none of its own."""
+
+
+def batch_of(options: SinkOptions, properties: Callable[[str], str | None], job: str, *, streaming: bool) -> Batch:
+    """Which batch a task writes. ``properties`` are the task's, ``job`` names the write where they do not."""
+    epoch = _epoch(options.token)
+    run = job if options.token is None else str(options.token)[-128:]
+    if streaming:
+        query, number = properties(QUERY), properties(BATCH)
+        if query is not None and number is not None:
+            return Batch(query, properties(_RUN) or run, int(number), epoch)
+    if options.transaction is not None:
+        return Batch(options.transaction.app_id, run, options.transaction.version, epoch)
+    return Batch(job, job, 0, once=True)
+
+
+def _epoch(token: Hlc | None) -> int:
+    """A number in the order of tokens."""
+    return 0 if token is None else token.wall_ms << _COUNTER_BITS | min(token.counter, (1 << _COUNTER_BITS) - 1)
+
+
+async def write(options: SinkOptions, batch: Batch, task: int, rows: Iterator[Sequence[Row]]) -> tuple[int, Staged]:
+    """Stage the rows of one attempt, or send those of topics that cannot be staged; how many, and what was staged.
+
+    ``rows`` come in pieces of which one at a time is in memory.
+
+    Raises:
+        RefusedError, UnavailableError: the task has to be run again, or the write is refused for good.
+    """
+    written = 0
+    async with (
+        Producer(options.masters, delivery_timeout_s=options.timeout_s, **options.login.client()) as producer,
+        Stager(producer, batch, task=task, timeout_s=options.timeout_s) as stager,
+    ):
+        stages: dict[str, bool] = {}
+        if options.topic is not None:
+            # Without rows as well: a batch that had none is committed, too.
+            stages[options.topic] = await _stages(options, stager, options.topic)
+        for piece in rows:
+            sent: list[asyncio.Future[SendResult]] = []
+            for topic, partition, record, identity in piece:
+                if topic not in stages:
+                    stages[topic] = await _stages(options, stager, topic)
+                if stages[topic]:
+                    if not stager.decided:
+                        stager.add(topic, record, partition)
+                    continue
+                if record.id is None:
+                    record.id = identity
+                sent.append(await producer.queue(topic, record, partition))
+            written += len(piece)
+            await stager.room()
+            for future in sent:
+                await future
+        return written, await stager.finish()
+
+
+async def _stages(options: SinkOptions, stager: Stager, topic: str) -> bool:
+    if options.delivery is Delivery.AT_LEAST_ONCE:
+        return False
+    able = await stager.stages(topic)
+    if not able and options.delivery is Delivery.EXACTLY_ONCE:
+        raise RefusedError(
+            f"tube: topic {topic!r} cannot be written exactly once, which deliveryGuarantee asks for",
+            code=400,
+            why="a broker of it knows no staged rows: it is Apache's, or an older penstock",
+            do="use penstock's brokers, or leave the option out and let readers drop copies by the record's id",
+        )
+    return able
+
+
+async def finish(options: SinkOptions, batch: Batch, staged: Sequence[Staged], *, commit: bool) -> None:
+    """Publish what the winning attempts staged, or let it go.
+
+    Raises:
+        RefusedError, UnavailableError: as :func:`penstock.tube.client.committing.commit`; letting go raises nothing.
+    """
+    if not any(item.brokers for item in staged):
+        return
+    async with contextlib.AsyncExitStack() as stack:
+        producer = Producer(options.masters, **options.login.client())
+        if commit:
+            await stack.enter_async_context(producer)
+            await committing.commit(producer, batch, staged, timeout_s=options.timeout_s)
+            return
+        # Why the write failed is what its user has to see.
+        with contextlib.suppress(PenstockError):
+            await stack.enter_async_context(producer)
+            await committing.abort(producer, batch, staged)

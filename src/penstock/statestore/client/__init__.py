@@ -1,0 +1,1 @@
+"""The client's side of the state store: requests, observations, locks, leader election."""

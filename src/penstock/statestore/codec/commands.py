@@ -1,0 +1,427 @@
+"""The commands of the state store as data: names, arity, access, what they need; and their arguments parsed.
+
+``COMMANDS`` is the one table that the parser, the engine and the documentation read. An argument list becomes a
+:class:`Command` or the error that it deserves; when several errors apply the first of syntax, command, arity and key
+length is given, and the engine goes on from there (authorisation, time stamp, token, condition, quota).
+
+Source: state store protocol, "Supported commands", "-ERR responses", "KEYNOTIFY request messages".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum, Flag, StrEnum
+from typing import Final, NamedTuple
+
+from penstock.errors import RemoteProtocolError
+from penstock.statestore.codec.glob import MAX_PATTERN
+from penstock.statestore.codec.resp3 import decode_array
+from penstock.statestore.hlc import Hlc
+from penstock.statestore.hlc import parse as parse_hlc
+
+__all__ = [
+    "COMMANDS",
+    "MAX_KEYS_AT_ONCE",
+    "Access",
+    "Command",
+    "CommandSpec",
+    "Condition",
+    "Extension",
+    "StoreError",
+    "Verb",
+    "parse",
+    "parse_payload",
+]
+
+
+class StoreError(StrEnum):
+    """Error texts, exactly as clients compare them; on the wire ``-ERR <text>``.
+
+    The first twelve are the document's, in its order. It prints ``lower version that`` in the fourth; the SDKs compare
+    with ``than``, and the published dialect prints it as the document does. Those after the twelfth are ours: clients
+    must handle texts they do not know.
+    """
+
+    TIMESTAMP_TOO_FAR_AHEAD = (
+        "the request timestamp is too far in the future; ensure that the client and broker system clocks are "
+        "synchronized"
+    )
+    FENCE_REQUIRED = "a fencing token is required for this request"
+    FENCE_TOO_FAR_AHEAD = (
+        "the request fencing token timestamp is too far in the future; ensure that the client and broker system clocks "
+        "are synchronized"
+    )
+    FENCE_LOWER = "the request fencing token is a lower version than the fencing token protecting the resource"
+    QUOTA = "the quota has been exceeded"
+    SYNTAX = "syntax error"
+    NOT_AUTHORIZED = "not authorized"
+    UNKNOWN_COMMAND = "unknown command"
+    ARITY = "wrong number of arguments"
+    TIMESTAMP_MISSING = "missing timestamp"
+    TIMESTAMP_MALFORMED = "malformed timestamp"
+    KEY_EMPTY = "the key length is zero"
+
+    TOPIC_TOO_LONG = "the notification topic for this key would be longer than 65535 bytes"
+    READ_ONLY = "the state store is read-only after a storage failure; nothing was changed"
+    NOT_CONNECTED = "an observation needs a network connection; a will has none"
+    BAD_TOKEN = "the continuation token is not one of this pattern"  # noqa: S105 - a text, no secret
+    HISTORY = "the history does not reach that version"
+    FENCE_PREFIX = "the fence prefix must have 1 to 4096 bytes and a fencing token"
+
+
+class Verb(StrEnum):
+    """The commands."""
+
+    SET = "SET"
+    GET = "GET"
+    DEL = "DEL"
+    VDEL = "VDEL"
+    KEYNOTIFY = "KEYNOTIFY"
+    SCAN = "SCAN"
+    MGET = "MGET"
+    PTTL = "PTTL"
+
+    __hash__ = str.__hash__  # the enum's own is Python code, and runs for every request
+
+
+class Extension(Flag):
+    """What the published document does not have. ``SCAN`` is on by default, since the newest SDKs use it.
+
+    What is off is refused as any store would refuse it: an unknown command, or an unknown option (a syntax error).
+    """
+
+    NONE = 0
+    SCAN = 1
+    MGET = 2
+    TTL = 4
+    PREFIX_OBSERVE = 8
+    RESUME = 16
+    AS_OF = 32
+    PREFIX_FENCE = 64
+
+
+class Condition(Enum):
+    """When a SET applies: always, only where the key is absent, or also where it holds an expected value."""
+
+    ALWAYS = "always"
+    NX = "NX"
+    NEX = "NEX"
+
+
+class Access(Flag):
+    """What a policy must grant for the key."""
+
+    READ = 1
+    WRITE = 2
+
+
+class Command:
+    """One parsed request.
+
+    ``key`` is the pattern of SCAN, the first key of MGET and the prefix where ``prefix`` is true. ``value`` is the
+    value of SET, the expected one of VDEL and the continuation token of SCAN; ``expected`` the value that lets NEX
+    apply; ``ttl_ms`` 0 = without expiry; ``stop`` = end the observation; ``keys`` those of MGET; ``version`` the one
+    that GET goes back to and that an observation resumes after.
+    """
+
+    __slots__ = (
+        "condition",
+        "expected",
+        "key",
+        "keys",
+        "prefix",
+        "spec",
+        "stop",
+        "ttl_ms",
+        "value",
+        "verb",
+        "version",
+    )
+
+    def __init__(
+        self,
+        verb: Verb,
+        key: bytes,
+        value: bytes = b"",
+        *,
+        condition: Condition = Condition.ALWAYS,
+        expected: bytes = b"",
+        ttl_ms: int = 0,
+        stop: bool = False,
+        keys: tuple[bytes, ...] = (),
+        version: Hlc | None = None,
+        prefix: bool = False,
+    ) -> None:
+        self.verb = verb
+        self.spec = COMMANDS[verb]
+        self.key = key
+        self.value = value
+        self.condition = condition
+        self.expected = expected
+        self.ttl_ms = ttl_ms
+        self.stop = stop
+        self.keys = keys
+        self.version = version
+        self.prefix = prefix
+
+    def access(self, *, strict_read: bool) -> Access:
+        """What a policy must grant; ``strict_read``: also Read where the answer tells something of the value."""
+        if strict_read and (self.condition is not Condition.ALWAYS or self.verb is Verb.VDEL):
+            return self.spec.access | Access.READ
+        return self.spec.access
+
+    def __repr__(self) -> str:
+        return f"<{self.verb} {self.key!r}>"
+
+
+class CommandSpec(NamedTuple):
+    """One row: arguments counted with the verb, access, whether a time stamp must be there and a fence is checked.
+
+    ``syntax`` is how the arguments are written, ``extension`` what must be switched on for the command.
+    """
+
+    verb: Verb
+    min_args: int
+    max_args: int
+    access: Access
+    parse: Callable[[list[bytes], Extension], Command | StoreError]
+    """Arguments (verb and key included, at least ``min_args``) -> command; it reports syntax and too many arguments."""
+    syntax: str
+    summary: str
+    needs_timestamp: bool = False
+    checks_fence: bool = False
+    extension: Extension = Extension.NONE
+
+
+_MAX_TTL_MS: Final = 2**63 - 1
+_MAX_TTL_DIGITS: Final = 19
+
+# Reading a member of an enum costs as much as a call: those that every request meets have names of their own.
+_ALWAYS: Final = Condition.ALWAYS
+_PLAIN: Final = Extension.NONE
+_SET_VERB: Final = Verb.SET
+_GET_VERB: Final = Verb.GET
+
+# Words are upper case, or lower case as in the published examples; nothing in between.
+_NX = (b"NX", b"nx")
+_NEX = (b"NEX", b"nex")
+_PX = (b"PX", b"px")
+_STOP = (b"STOP", b"stop")
+_GET = (b"GET", b"get")
+_ASOF = (b"ASOF", b"asof")
+_AFTER = (b"AFTER", b"after")
+_PREFIX = (b"PREFIX", b"prefix")
+
+MAX_KEYS_AT_ONCE: Final = 10_000
+"""Keys of one MGET, some 10 ms."""
+
+
+def parse_payload(payload: bytes, extensions: Extension = Extension.SCAN) -> Command | StoreError:
+    """What ``payload`` asks for, or the error to answer."""
+    try:
+        args = decode_array(payload)
+    except RemoteProtocolError:
+        return StoreError.SYNTAX
+    return parse(args, extensions)
+
+
+def parse(args: list[bytes], extensions: Extension = Extension.SCAN) -> Command | StoreError:
+    """What ``args`` (verb first, never empty) asks for, or the first error of syntax, command, arity, key length."""
+    spec = _BY_NAME.get(args[0])
+    if spec is None or (spec.extension is not _PLAIN and not spec.extension & extensions):
+        return StoreError.UNKNOWN_COMMAND
+    if len(args) < spec.min_args:
+        return StoreError.ARITY
+    command = spec.parse(args, extensions)
+    if isinstance(command, Command) and not command.key:
+        return StoreError.KEY_EMPTY
+    return command
+
+
+def _parse_get(args: list[bytes], extensions: Extension) -> Command | StoreError:
+    """``GET key [ASOF version]``; the option is an extension."""
+    if len(args) == 2:
+        return Command(_GET_VERB, args[1])
+    if not extensions & Extension.AS_OF:
+        return StoreError.ARITY
+    if args[2] not in _ASOF:
+        return StoreError.SYNTAX
+    if len(args) != 4:
+        return StoreError.ARITY
+    version = _version(args[3])
+    return StoreError.SYNTAX if version is None else Command(Verb.GET, args[1], version=version)
+
+
+def _parse_delete(args: list[bytes], _: Extension) -> Command | StoreError:
+    return Command(Verb.DEL, args[1]) if len(args) == 2 else StoreError.ARITY
+
+
+def _parse_value_delete(args: list[bytes], _: Extension) -> Command | StoreError:
+    return Command(Verb.VDEL, args[1], args[2]) if len(args) == 3 else StoreError.ARITY
+
+
+def _parse_key_notify(args: list[bytes], extensions: Extension) -> Command | StoreError:
+    """``KEYNOTIFY key [PREFIX] [AFTER version | STOP | GET]``; PREFIX and AFTER are extensions."""
+    command = Command(Verb.KEYNOTIFY, args[1])
+    position = 2
+    if position < len(args) and args[position] in _PREFIX and extensions & Extension.PREFIX_OBSERVE:
+        command.prefix = True
+        position += 1
+    if position == len(args):
+        return command
+    word = args[position]
+    if word in _AFTER and extensions & Extension.RESUME:
+        command.version = _version(args[position + 1]) if position + 1 < len(args) else None
+        if command.version is None:
+            return StoreError.SYNTAX
+        position += 1
+    elif word in _STOP:
+        command.stop = True
+    # GET is an option of early brokers: the value is sent with or without it.
+    elif word not in _GET:
+        return StoreError.SYNTAX
+    return command if position + 1 == len(args) else StoreError.ARITY
+
+
+def _parse_scan(args: list[bytes], _: Extension) -> Command | StoreError:
+    if len(args) > 3:
+        return StoreError.ARITY
+    if len(args[1]) > MAX_PATTERN:
+        return StoreError.SYNTAX
+    return Command(Verb.SCAN, args[1], args[2] if len(args) == 3 else b"")
+
+
+def _parse_mget(args: list[bytes], _: Extension) -> Command | StoreError:
+    if len(args) > 1 + MAX_KEYS_AT_ONCE:
+        return StoreError.ARITY
+    if not all(args):
+        return StoreError.KEY_EMPTY
+    return Command(Verb.MGET, args[1], keys=tuple(args[1:]))
+
+
+def _parse_ttl(args: list[bytes], _: Extension) -> Command | StoreError:
+    return Command(Verb.PTTL, args[1]) if len(args) == 2 else StoreError.ARITY
+
+
+def _parse_set(args: list[bytes], _: Extension) -> Command | StoreError:
+    """``SET key value [NX | NEX [value]] [PX ms]``, condition and PX in either order.
+
+    The SDKs write ``NEX`` alone, which compares with the value to be set; the document's list has ``NEX <value>``.
+    The number of arguments left tells them apart, and PX without its number is never read as a value: a lease that
+    silently does not expire would be the worse mistake.
+    """
+    command = Command(_SET_VERB, args[1], args[2])
+    position, end = 3, len(args)
+    while position < end:
+        word = args[position]
+        left = end - position - 1
+        if word in _PX:
+            ttl_ms = _ttl(args[position + 1]) if left else 0
+            if not ttl_ms or command.ttl_ms:
+                return StoreError.SYNTAX
+            command.ttl_ms = ttl_ms
+            position += 2
+            continue
+        if command.condition is not Condition.ALWAYS:
+            return StoreError.SYNTAX
+        if word in _NX:
+            command.condition = Condition.NX
+        elif word in _NEX:
+            command.condition = Condition.NEX
+            command.expected = command.value
+            if (left == 1 and args[position + 1] not in _PX) or left == 3:
+                command.expected = args[position + 1]
+                position += 1
+        else:
+            return StoreError.SYNTAX
+        position += 1
+    return command
+
+
+def _version(text: bytes) -> Hlc | None:
+    """A clock value given as an argument."""
+    try:
+        return parse_hlc(text.decode())
+    except UnicodeDecodeError:
+        return None
+
+
+def _ttl(digits: bytes) -> int:
+    """Milliseconds from 1 to 2^63 - 1 in plain decimal; 0 for anything else."""
+    if not digits.isdigit() or digits[0] == 0x30 or len(digits) > _MAX_TTL_DIGITS:
+        return 0
+    ttl_ms = int(digits)
+    return ttl_ms if ttl_ms <= _MAX_TTL_MS else 0
+
+
+COMMANDS: Final[dict[Verb, CommandSpec]] = {
+    spec.verb: spec
+    for spec in (
+        CommandSpec(
+            Verb.SET,
+            3,
+            7,
+            Access.WRITE,
+            _parse_set,
+            "SET key value [NX | NEX [value]] [PX ms]",
+            "set a key, also under a condition or with an expiry",
+            needs_timestamp=True,
+            checks_fence=True,
+        ),
+        CommandSpec(Verb.GET, 2, 4, Access.READ, _parse_get, "GET key [ASOF version]", "read a key"),
+        CommandSpec(Verb.DEL, 2, 2, Access.WRITE, _parse_delete, "DEL key", "delete a key", checks_fence=True),
+        CommandSpec(
+            Verb.VDEL,
+            3,
+            3,
+            Access.WRITE,
+            _parse_value_delete,
+            "VDEL key value",
+            "delete a key that has a given value",
+            checks_fence=True,
+        ),
+        CommandSpec(
+            Verb.KEYNOTIFY,
+            2,
+            5,
+            Access.READ,
+            _parse_key_notify,
+            "KEYNOTIFY key [PREFIX] [GET | STOP | AFTER version]",
+            "observe a key, or stop observing it with STOP",
+        ),
+        CommandSpec(
+            Verb.SCAN,
+            2,
+            3,
+            Access.READ,
+            _parse_scan,
+            "SCAN pattern [token]",
+            "list the keys that match a pattern, page by page",
+            extension=Extension.SCAN,
+        ),
+        CommandSpec(
+            Verb.MGET,
+            2,
+            1 + MAX_KEYS_AT_ONCE,
+            Access.READ,
+            _parse_mget,
+            "MGET key [key ...]",
+            "read several keys at one version",
+            extension=Extension.MGET,
+        ),
+        CommandSpec(
+            Verb.PTTL,
+            2,
+            2,
+            Access.READ,
+            _parse_ttl,
+            "PTTL key",
+            "how many milliseconds a key has left",
+            extension=Extension.TTL,
+        ),
+    )
+}
+
+_BY_NAME: Final[dict[bytes, CommandSpec]] = {
+    name: spec for verb, spec in COMMANDS.items() for name in (verb.encode(), verb.lower().encode())
+}

@@ -1,0 +1,88 @@
+"""Who asks, and the answer to it, in no dialect yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from types import MappingProxyType
+
+from penstock.statestore.codec.commands import StoreError
+from penstock.statestore.codec.dialects import Dialect
+from penstock.statestore.engine.record import Change
+from penstock.statestore.hlc import Hlc
+
+__all__ = ["Answer", "AnswerKind", "Context"]
+
+
+class AnswerKind(Enum):
+    """What a request came to."""
+
+    OK = "done"
+    NOT_MET = "condition not met"
+    VALUE = "value"
+    MISSING = "no such key"
+    COUNT = "number of keys deleted or observations ended"
+    PAYLOAD = "what the command defines, encoded"
+    ERROR = "error"
+
+
+class Answer:
+    """The answer to one command, in no dialect yet.
+
+    ``version`` is the one that the change or the value has; ``previous`` the version of a deleted value; None where
+    there is none to tell, and always for a missing key: the Go SDK takes a version for "exists". ``missed`` are the
+    changes to send after the answer, for an observation that resumes.
+    """
+
+    __slots__ = ("count", "error", "kind", "missed", "previous", "value", "version")
+
+    def __init__(
+        self,
+        kind: AnswerKind,
+        *,
+        version: Hlc | None = None,
+        previous: Hlc | None = None,
+        value: bytes = b"",
+        count: int = 0,
+        error: StoreError | None = None,
+        missed: Sequence[Change] = (),
+    ) -> None:
+        self.kind = kind
+        self.version = version
+        self.previous = previous
+        self.value = value
+        self.count = count
+        self.error = error
+        self.missed = missed
+
+    def __repr__(self) -> str:
+        told = self.error or (self.count if self.kind is AnswerKind.COUNT else "")
+        return f"<Answer {self.kind.name} {told} {self.version or ''}>"
+
+
+class Context:
+    """Who asks, and with what: texts as they arrived, None where absent; what is not a clock value is malformed.
+
+    ``principal`` is who that is for the policies, in their own terms; ``user`` all user properties, one that was given
+    twice with an empty text.
+    """
+
+    __slots__ = ("client_id", "dialect", "fencing_token", "principal", "timestamp", "user", "username")
+
+    def __init__(
+        self,
+        client_id: str,
+        dialect: Dialect,
+        timestamp: str | None = None,
+        fencing_token: str | None = None,
+        username: str | None = None,
+        principal: object = None,
+        user: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.client_id = client_id
+        self.dialect = dialect
+        self.timestamp = timestamp
+        self.fencing_token = fencing_token
+        self.username = username
+        self.principal = principal
+        self.user = user

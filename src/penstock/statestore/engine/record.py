@@ -1,0 +1,179 @@
+"""What the store keeps of a key, what a change to it is, and the bytes a key is stored as."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from hashlib import blake2b
+from struct import Struct
+from sys import intern
+from typing import TYPE_CHECKING, Final
+from zlib import crc32
+
+from penstock.statestore.hlc import Hlc
+
+if TYPE_CHECKING:
+    from penstock.statestore.codec.dialects import Dialect
+
+__all__ = [
+    "RECORD_BYTES",
+    "Change",
+    "Observer",
+    "Record",
+    "decode_change",
+    "decode_record",
+    "digest_of",
+    "encode_change",
+    "encode_record",
+]
+
+RECORD_BYTES: Final = 260
+"""What a key takes in memory beside key and value: record, version, entry of the table (measured, CPython 3.11)."""
+
+Observer = tuple[str, "Dialect"]
+"""Who is told of a change: client id, and the dialect of the KEYNOTIFY that made the observation."""
+
+
+class Record:
+    """The state of one key; never changed after it was made, so that it can be written behind.
+
+    ``fence`` protects the key against lower tokens; ``expires_at`` is an instant in ms since the epoch, 0 = never.
+    """
+
+    __slots__ = ("expires_at", "fence", "key", "value", "version")
+
+    def __init__(self, key: bytes, value: bytes, version: Hlc, fence: Hlc | None = None, expires_at: int = 0) -> None:
+        self.key = key
+        self.value = value
+        self.version = version
+        self.fence = fence
+        self.expires_at = expires_at
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Record):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<Record {self.key!r} version={self.version} fence={self.fence} expires_at={self.expires_at}>"
+
+
+class Change:
+    """One key changed: to ``record``, or deleted where that is None.
+
+    ``version`` belongs to the change itself: that of the record, or a newer one of the delete. ``observers`` are the
+    clients to tell, as of the change. ``writer`` is the client id, empty where the key expired. ``floor`` is the prefix
+    fence that was raised with it. ``kept``: whether the key is to be on disk after the change (a delete never is).
+    """
+
+    __slots__ = ("floor", "kept", "key", "observers", "record", "version", "writer")
+
+    def __init__(
+        self,
+        key: bytes,
+        record: Record | None,
+        version: Hlc,
+        observers: tuple[Observer, ...] = (),
+        writer: str = "",
+        floor: tuple[bytes, Hlc] | None = None,
+    ) -> None:
+        self.key = key
+        self.record = record
+        self.version = version
+        self.observers = observers
+        self.writer = writer
+        self.floor = floor
+        self.kept = record is not None
+
+    def __repr__(self) -> str:
+        return f"<Change {'SET' if self.record is not None else 'DELETE'} {self.key!r} {self.version}>"
+
+
+# Stored form, big-endian: crc32 of all that follows; expiry; version; fence (wall and counter 0 and an empty node id
+# where there is none); lengths of node id, fence node id and key; these three; the value fills the rest.
+_CHECKSUM: Final = Struct(">I")
+_HEAD: Final = Struct(">QQQQQHHI")
+_PLAIN_HEAD: Final = Struct(">QQQ16xHHI")
+_CHECKED_HEAD: Final = Struct(">IQQQQQHHI")
+_HEAD_END: Final = _CHECKED_HEAD.size
+
+
+def digest_of(key: bytes) -> bytes:
+    """The name under which ``key`` is stored: LMDB keys are at most 511 bytes, keys of the store are not."""
+    return blake2b(key, digest_size=32).digest()
+
+
+def encode_record(record: Record) -> bytes:
+    """``record`` in its stored form, checksummed, the whole key included."""
+    key, version, fence = record.key, record.version, record.fence
+    node = version[2].encode()
+    if fence is None:
+        head = _PLAIN_HEAD.pack(record.expires_at, version[0], version[1], len(node), 0, len(key))
+        body = b"".join((head, node, key, record.value))
+    else:
+        fence_node = fence[2].encode()
+        sizes = len(node), len(fence_node), len(key)
+        head = _HEAD.pack(record.expires_at, version[0], version[1], fence[0], fence[1], *sizes)
+        body = b"".join((head, node, fence_node, key, record.value))
+    return crc32(body).to_bytes(4, "big") + body
+
+
+def decode_record(stored: bytes) -> Record | None:
+    """The record in ``stored``; None where checksum or lengths say that these are not the bytes that were written."""
+    if len(stored) < _HEAD_END:
+        return None
+    checksum, expires_at, wall, counter, fence_wall, fence_counter, node_size, fence_size, key_size = (
+        _CHECKED_HEAD.unpack_from(stored)
+    )
+    node_end = _HEAD_END + node_size
+    fence_end = node_end + fence_size
+    key_end = fence_end + key_size
+    if crc32(stored[4:]) != checksum or key_end > len(stored):
+        return None
+    version = _new(Hlc, (wall, counter, _node(stored[_HEAD_END:node_end])))
+    fence = Hlc(fence_wall, fence_counter, _node(stored[node_end:fence_end])) if fence_size else None
+    return Record(stored[fence_end:key_end], stored[key_end:], version, fence, expires_at)
+
+
+_new = tuple.__new__
+
+
+@lru_cache(maxsize=1024)
+def _node(name: bytes) -> str:
+    """A node id: a million keys share one text."""
+    return intern(name.decode())
+
+
+# A change in the log of changes: crc32 of all that follows; version; length of the writer; the writer; then, for a SET,
+# the record in its stored form, for a delete a zero byte and the key.
+_CHANGE_HEAD: Final = Struct(">QQHB")
+_CHANGE_END: Final = _CHECKSUM.size + _CHANGE_HEAD.size
+
+
+def encode_change(change: Change) -> bytes:
+    """``change`` in its stored form, checksummed; observers and floor are not part of it."""
+    writer = change.writer.encode()
+    version = change.version
+    is_set = change.record is not None
+    body = b"".join(
+        (
+            _CHANGE_HEAD.pack(version.wall_ms, version.counter, len(writer), is_set),
+            writer,
+            encode_record(change.record) if change.record is not None else change.key,
+        )
+    )
+    return _CHECKSUM.pack(crc32(body)) + body
+
+
+def decode_change(stored: bytes, node: str) -> Change | None:
+    """The change in ``stored``; None where these are not the bytes that were written. ``node``: of the store."""
+    if len(stored) < _CHANGE_END or crc32(memoryview(stored)[_CHECKSUM.size :]) != _CHECKSUM.unpack_from(stored)[0]:
+        return None
+    wall, counter, writer_size, is_set = _CHANGE_HEAD.unpack_from(stored, _CHECKSUM.size)
+    writer_end = _CHANGE_END + writer_size
+    writer = stored[_CHANGE_END:writer_end].decode()
+    if not is_set:
+        return Change(stored[writer_end:], None, Hlc(wall, counter, node), writer=writer)
+    record = decode_record(stored[writer_end:])
+    return None if record is None else Change(record.key, record, record.version, writer=writer)

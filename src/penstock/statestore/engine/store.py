@@ -1,0 +1,485 @@
+"""The state store as a pure engine: a command and the time in, the answer and the changes out.
+
+It holds every key in memory, gives versions, checks fences and conditions, expires keys and knows who observes what.
+It never reads a clock and never touches a disk: the caller makes each :class:`Change` durable, tells its observers, and
+only then lets the answer go. Two times come in:
+
+* ``now_ms``, the wall clock: versions and the skew rule;
+* ``steady_ms``, an instant in ms since the epoch that never jumps (wall clock at the start of the process plus the
+  monotonic time since): expiry, so that a stepped wall clock neither ends a lease early nor keeps it alive.
+
+The caller asks :meth:`Engine.next_deadline`, arms one timer and then calls :meth:`Engine.tick`.
+
+Source: state store protocol, "Supported commands", "Versioning and hybrid logical clocks", "Fencing Token Algorithm",
+"Notifications". What the document leaves open is decided where it is coded, with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+from penstock.statestore.codec.commands import Access, Command, Condition, Extension, StoreError, Verb
+from penstock.statestore.codec.glob import Glob
+from penstock.statestore.codec.resp3 import MISSING, encode_array, encode_bulk, encode_integer
+from penstock.statestore.engine.answer import Answer, AnswerKind, Context
+from penstock.statestore.engine.fences import MAX_PREFIX_BYTES, Fences
+from penstock.statestore.engine.history import History, OutOfReach
+from penstock.statestore.engine.keyspace import KeyIndex
+from penstock.statestore.engine.observers import Observers
+from penstock.statestore.engine.page_tokens import PageTokens
+from penstock.statestore.engine.record import RECORD_BYTES, Change, Record
+from penstock.statestore.hlc import Hlc, parse
+
+__all__ = ["Answer", "AnswerKind", "Authorise", "Context", "Engine"]
+
+# A heap holds an item for every SET with PX, also for keys set again since; it is rebuilt when more than half is stale.
+_HEAP_SLACK: Final = 1024
+
+
+Authorise = Callable[[Context, Access, bytes], bool]
+"""Whether a client may do this to a key; of several flags all must be granted. Asked once a key, before any look-up."""
+Executed = tuple[Answer, list[Change]]
+
+# Reading a member of an enum costs as much as a call: those that every request meets have names of their own.
+_ALWAYS: Final = Condition.ALWAYS
+_ERROR: Final = AnswerKind.ERROR
+_GET: Final = Verb.GET
+_OK: Final = AnswerKind.OK
+_SET: Final = Verb.SET
+_VALUE: Final = AnswerKind.VALUE
+
+_NEVER: Final = Hlc(0, 0, "")
+_DONE: Final = Answer(AnswerKind.OK)
+_MISSING: Final = Answer(AnswerKind.MISSING)
+_NONE_DELETED: Final = Answer(AnswerKind.COUNT, count=0)
+_ERRORS: Final = {error: Answer(AnswerKind.ERROR, error=error) for error in StoreError}
+
+
+class Engine:
+    """All keys of one store.
+
+    Args:
+        node: node id of the versions it gives; the document's is ``StateStore``.
+        max_keys: quota, 0 = none. Overwriting is always allowed, and keys that are past their expiry do not count.
+        max_bytes: quota of keys and values with what their records take, 0 = none; a SET that makes the store no larger
+            is always allowed.
+        authorise: None = everybody may do everything.
+        strict_read: NX, NEX and VDEL need Read beside Write, since their answers tell whether a value was guessed.
+        extensions: what is switched on. History and fences are the caller's to restore.
+        secret: nobody else's; seals names of keys that a page of SCAN ends at and its client may not know.
+    """
+
+    def __init__(
+        self,
+        *,
+        node: str = "StateStore",
+        max_keys: int = 0,
+        max_bytes: int = 0,
+        authorise: Authorise | None = None,
+        strict_read: bool = False,
+        extensions: Extension = Extension.SCAN,
+        secret: bytes = b"",
+    ) -> None:
+        self.clock = Hlc(0, 0, node)
+        self.max_keys = max_keys
+        self.max_bytes = max_bytes
+        self.size = 0
+        """Bytes of all keys, values and their records."""
+        self.expired = 0
+        self.extensions = extensions
+        self.fences = Fences()
+        self.history: History | None = None
+        self.read_only = False
+        """Nothing may be changed any more; the keys that expire are gone for readers."""
+        self._authorise = authorise
+        self._strict_read = strict_read
+        self._records: dict[bytes, Record] = {}
+        self._deadlines: list[tuple[int, bytes]] = []
+        self._volatile = 0
+        self._observers = Observers(None if authorise is None else self._may_still_read)
+        # Who observes, where somebody decides about it: asked for each key that changes, since prefixes hold keys of
+        # all kinds and policies change while clients stay.
+        self._observing: dict[str, Context] = {}
+        self._index: KeyIndex | None = None
+        self._tokens = PageTokens(secret)
+
+    @property
+    def keys(self) -> int:
+        """How many keys there are, those included that are past their expiry and not removed yet."""
+        return len(self._records)
+
+    def restore(self, records: Iterable[Record], clock: Hlc | None) -> None:
+        """Take over what was stored; call once, before anything else.
+
+        ``clock`` is the greatest version ever given that is on record, deletes included. The clock becomes the
+        greatest of it and of all versions, so that no version is given twice whatever the system clock says now.
+        """
+        # Passes that run in C: there may be millions.
+        kept = self._records = {record.key: record for record in records}
+        self._deadlines = [(record.expires_at, key) for key, record in kept.items() if record.expires_at]
+        heapify(self._deadlines)
+        self._volatile = len(self._deadlines)
+        values = sum([len(record.value) for record in kept.values()])
+        self.size = sum(map(len, kept)) + values + RECORD_BYTES * len(kept)
+        greatest = max((record.version for record in kept.values()), default=_NEVER)
+        if clock is not None:
+            greatest = max(greatest, clock)
+        self.clock = Hlc(greatest.wall_ms, greatest.counter, self.clock.node)
+
+    def execute(self, command: Command, context: Context, now_ms: int, steady_ms: int) -> Executed:
+        """Carry out ``command``: the answer, and what changed, in order.
+
+        The changes can include the expiry of the key asked for, which precedes the command. A refused request changes
+        neither value, expiry nor fence, and does not move the clock.
+        """
+        spec = command.spec
+        prefix = None
+        if spec.needs_timestamp and "__fencePrefix" in context.user:
+            if not self.extensions & Extension.PREFIX_FENCE:
+                return _ERRORS[StoreError.SYNTAX], []
+            prefix = context.user["__fencePrefix"].encode()
+            if not 0 < len(prefix) <= MAX_PREFIX_BYTES or context.fencing_token is None:
+                return _ERRORS[StoreError.FENCE_PREFIX], []
+        if self._authorise is not None and not self._is_authorised(command, context, prefix):
+            return _ERRORS[StoreError.NOT_AUTHORIZED], []
+        if self.read_only and spec.checks_fence:
+            return _ERRORS[StoreError.READ_ONLY], []
+        timestamp = None
+        if context.timestamp is not None:
+            timestamp = parse(context.timestamp)
+            if timestamp is None:
+                return _ERRORS[StoreError.TIMESTAMP_MALFORMED], []
+            # Before the clock is touched: a client with a fast clock must not push it.
+            if timestamp.is_too_far_ahead(now_ms):
+                return _ERRORS[StoreError.TIMESTAMP_TOO_FAR_AHEAD], []
+        elif spec.needs_timestamp:
+            return _ERRORS[StoreError.TIMESTAMP_MISSING], []
+
+        token = None
+        if spec.checks_fence and context.fencing_token is not None:
+            token = parse(context.fencing_token)
+            if token is None:
+                return _ERRORS[StoreError.TIMESTAMP_MALFORMED], []
+            if token.is_too_far_ahead(now_ms):
+                return _ERRORS[StoreError.FENCE_TOO_FAR_AHEAD], []
+
+        changes: list[Change] = []
+        record = self._records.get(command.key)
+        if record is not None and record.expires_at and record.expires_at <= steady_ms:
+            changes.append(self._expire(record, now_ms))
+            record = None
+        if spec.checks_fence:
+            fence = record.fence if record is not None else None
+            floor = None
+            if self.fences.floors:
+                floor = self.fences.floor_of(command.key)
+                if prefix is not None and (lifted := self.fences.floors.get(prefix)) is not None:
+                    floor = lifted if floor is None else max(floor, lifted)
+            if floor is not None and (fence is None or floor > fence):
+                fence = floor
+            if fence is not None:
+                if token is None:
+                    return _ERRORS[StoreError.FENCE_REQUIRED], changes
+                if token < fence:
+                    return _ERRORS[StoreError.FENCE_LOWER], changes
+
+        verb = command.verb
+        if verb is _GET:
+            answer = self._get(command, record)
+        elif verb is _SET:
+            if prefix is not None and _is_met(command, record) and not self.fences.has_room_for(prefix):
+                return _ERRORS[StoreError.QUOTA], changes
+            answer = self._set(command, context, record, timestamp, token, now_ms, steady_ms, changes)
+            if prefix is not None and token is not None and answer.kind is _OK:
+                self._lift(prefix, token, changes[-1])
+        elif verb is Verb.DEL or verb is Verb.VDEL:
+            answer = self._delete(command, context, record, timestamp, now_ms, changes)
+        elif verb is Verb.KEYNOTIFY:
+            answer = self._key_notify(command, context)
+        elif verb is Verb.SCAN:
+            answer = self._scan(command, context, steady_ms)
+        elif verb is Verb.MGET:
+            answer = self._get_many(command, steady_ms)
+        else:
+            answer = _left(record, steady_ms)
+        # Also what changed nothing has been seen: later versions are greater than every time stamp accepted.
+        if timestamp is not None and timestamp > self.clock and answer.kind is not _ERROR:
+            self.clock = Hlc(timestamp.wall_ms, timestamp.counter, self.clock.node)
+        return answer, changes
+
+    def next_deadline(self) -> int | None:
+        """The ``steady_ms`` at which the next key expires; None where none ever will."""
+        deadlines = self._deadlines
+        while deadlines:
+            expires_at, key = deadlines[0]
+            record = self._records.get(key)
+            if record is not None and record.expires_at == expires_at:
+                return expires_at
+            heappop(deadlines)
+        return None
+
+    def tick(self, now_ms: int, steady_ms: int, *, limit: int = 0) -> list[Change]:
+        """Expire what is due, in the order of the instants; at most ``limit`` keys (0 = all)."""
+        changes: list[Change] = []
+        while (deadline := self.next_deadline()) is not None and deadline <= steady_ms:
+            _, key = heappop(self._deadlines)
+            changes.append(self._expire(self._records[key], now_ms))
+            if len(changes) == limit:
+                break
+        return changes
+
+    def observes(self, client_id: str, key: bytes) -> bool:
+        """Whether ``client_id`` observes ``key`` now, by itself or by a prefix."""
+        return self._observers.observes(client_id, key)
+
+    @property
+    def observations(self) -> int:
+        """How many observations there are."""
+        return len(self._observers)
+
+    def forget(self, client_id: str) -> None:
+        """End all observations of ``client_id``: its network connection ended [KEYNOTIFY lifecycle]."""
+        self._observers.forget(client_id)
+        self._observing.pop(client_id, None)
+
+    def _may_still_read(self, client_id: str, key: bytes) -> bool:
+        context = self._observing.get(client_id)
+        return context is not None and self._authorise is not None and self._authorise(context, Access.READ, key)
+
+    def _is_authorised(self, command: Command, context: Context, prefix: bytes | None) -> bool:
+        """SCAN needs nothing by itself: each key of a page is asked for. A prefix fence needs Write for its prefix."""
+        authorise = self._authorise
+        if authorise is None or command.verb is Verb.SCAN:
+            return True
+        access = command.access(strict_read=self._strict_read)
+        if prefix is not None and not authorise(context, Access.WRITE, prefix):
+            return False
+        return all(authorise(context, access, key) for key in command.keys or (command.key,))
+
+    def _lift(self, prefix: bytes, token: Hlc, change: Change) -> None:
+        if self.fences.lift(prefix, token):
+            change.floor = (prefix, token)
+
+    def _get(self, command: Command, record: Record | None) -> Answer:
+        if command.version is not None and self.history is not None:
+            try:
+                record = self.history.at(command.key, command.version, record)
+            except OutOfReach:
+                return _ERRORS[StoreError.HISTORY]
+        if record is None:
+            return _MISSING
+        return Answer(_VALUE, value=record.value, version=record.version)
+
+    def _get_many(self, command: Command, steady_ms: int) -> Answer:
+        """Value and version of each key, or two nulls; the answer's version is that of the newest change to any key."""
+        parts = [b"*%d\r\n" % (2 * len(command.keys))]
+        for key in command.keys:
+            record = self._present(key, steady_ms)
+            if record is None:
+                parts += (MISSING, MISSING)
+            else:
+                parts += (encode_bulk(record.value), encode_bulk(str(record.version).encode()))
+        return Answer(AnswerKind.PAYLOAD, value=b"".join(parts), version=self.clock)
+
+    def _scan(self, command: Command, context: Context, steady_ms: int) -> Answer:
+        """A page of keys, and where the next one begins."""
+        token, pattern = command.value, command.key
+        after = None
+        if token:
+            after = self._tokens.read(pattern, token)
+            if after is None:
+                return _ERRORS[StoreError.BAD_TOKEN]
+        if self._index is None:
+            self._index = KeyIndex(self._records)
+        else:
+            self._index.compact(self._records)
+        authorise = self._authorise
+
+        def present(key: bytes) -> bool:
+            if self._present(key, steady_ms) is None:
+                return False
+            return authorise is None or authorise(context, Access.READ, key)
+
+        keys, last = self._index.page(Glob(pattern), after, present)
+        page = encode_array(keys)
+        if last is None:
+            return Answer(AnswerKind.PAYLOAD, value=b"*1\r\n" + page)
+        readable = authorise is None or authorise(context, Access.READ, last)
+        next_page = self._tokens.write(pattern, last, readable=readable)
+        return Answer(AnswerKind.PAYLOAD, value=b"*2\r\n" + page + encode_bulk(next_page))
+
+    def _present(self, key: bytes, steady_ms: int) -> Record | None:
+        """The record of ``key`` unless it is past its expiry, whether or not the timer has come to it."""
+        record = self._records.get(key)
+        return None if record is None or 0 < record.expires_at <= steady_ms else record
+
+    def _set(
+        self,
+        command: Command,
+        context: Context,
+        record: Record | None,
+        timestamp: Hlc | None,
+        token: Hlc | None,
+        now_ms: int,
+        steady_ms: int,
+        changes: list[Change],
+    ) -> Answer:
+        if record is not None and not _is_met(command, record):
+            return Answer(AnswerKind.NOT_MET, version=record.version)
+        if self.max_keys or self.max_bytes:
+            grown = self._growth(record, command.key, command.value)
+            if self._is_over_quota(record, grown):
+                changes += self.tick(now_ms, steady_ms)
+                if self._is_over_quota(record, grown):
+                    return _ERRORS[StoreError.QUOTA]
+        fence = record.fence if record is not None else None
+        if fence is None or (token is not None and token > fence):
+            fence = token
+        version = self.clock = self.clock.following(timestamp, now_ms)
+        expires_at = steady_ms + command.ttl_ms if command.ttl_ms else 0
+        if record is not None and record.expires_at:
+            self._volatile -= 1
+        change = self._put(Record(command.key, command.value, version, fence, expires_at), record, context.client_id)
+        if expires_at:
+            self._volatile += 1
+            heappush(self._deadlines, (expires_at, command.key))
+            if len(self._deadlines) > 2 * self._volatile + _HEAP_SLACK:
+                self._rebuild_deadlines()
+        changes.append(change)
+        return Answer(_OK, version=version)
+
+    def _put(self, new: Record, record: Record | None, writer: str) -> Change:
+        """Have ``new`` in place of ``record``; its expiry is the caller's to arm."""
+        key = new.key
+        self._records[key] = new
+        self.size += self._growth(record, key, new.value)
+        if record is None and self._index is not None:
+            self._index.add(key)
+            if self._index.abandoned:
+                self._index = None
+        change = Change(key, new, new.version, self._observers.of(key), writer)
+        if self.history is not None:
+            self.history.add(change, record)
+        return change
+
+    @staticmethod
+    def _growth(record: Record | None, key: bytes, value: bytes) -> int:
+        """By how many bytes the store grows."""
+        if record is None:
+            return RECORD_BYTES + len(key) + len(value)
+        return len(value) - len(record.value)
+
+    # The quick way: what a plain GET or SET comes to where nothing is out of the ordinary
+
+    def get_plainly(self, key: bytes, timestamp: Hlc) -> tuple[Record | None] | None:
+        """What :meth:`execute` finds for a GET of ``key`` by somebody who may read it; None: ask that.
+
+        ``timestamp`` is not too far ahead.
+        """
+        record = self._records.get(key)
+        if record is not None and record.expires_at:
+            return None
+        clock = self.clock
+        if timestamp > clock:
+            self.clock = Hlc(timestamp.wall_ms, timestamp.counter, clock.node)
+        return (record,)
+
+    def set_plainly(self, key: bytes, value: bytes, timestamp: Hlc, now_ms: int, writer: str) -> Change | None:
+        """What :meth:`execute` does for a SET without options and token by somebody who may write it; None: ask that.
+
+        ``timestamp`` is not too far ahead, and the store not read-only.
+        """
+        if self.fences.floors:
+            return None
+        record = self._records.get(key)
+        if record is not None and (record.expires_at or record.fence is not None):
+            return None
+        if (self.max_keys or self.max_bytes) and self._is_over_quota(record, self._growth(record, key, value)):
+            return None
+        version = self.clock = self.clock.following(timestamp, now_ms)
+        return self._put(Record(key, value, version), record, writer)
+
+    def _is_over_quota(self, record: Record | None, grown: int) -> bool:
+        if record is None and self.max_keys and len(self._records) >= self.max_keys:
+            return True
+        return self.max_bytes > 0 and grown > 0 and self.size + grown > self.max_bytes
+
+    def _delete(
+        self,
+        command: Command,
+        context: Context,
+        record: Record | None,
+        timestamp: Hlc | None,
+        now_ms: int,
+        changes: list[Change],
+    ) -> Answer:
+        if record is None:
+            return _NONE_DELETED
+        if command.verb is Verb.VDEL and record.value != command.value:
+            return Answer(AnswerKind.NOT_MET, version=record.version)
+        change = self._remove(record, timestamp, now_ms, context.client_id)
+        changes.append(change)
+        return Answer(AnswerKind.COUNT, count=1, version=change.version, previous=record.version)
+
+    def _key_notify(self, command: Command, context: Context) -> Answer:
+        key, client_id, prefix = command.key, context.client_id, command.prefix
+        if command.stop:
+            return _DONE if self._observers.remove(client_id, key, prefix=prefix) else _NONE_DELETED
+        missed: Sequence[Change] = ()
+        if command.version is not None and self.history is not None:
+            try:
+                missed = self.history.since(command.version, key, prefix=prefix)
+            except OutOfReach:
+                return _ERRORS[StoreError.HISTORY]
+            if prefix and self._authorise is not None:
+                missed = [change for change in missed if self._authorise(context, Access.READ, change.key)]
+        # A repeated KEYNOTIFY is done again: the Rust and .NET SDKs refuse any other answer than OK.
+        if not self._observers.add(client_id, key, context.dialect, prefix=prefix):
+            return _ERRORS[StoreError.QUOTA]
+        if self._authorise is not None:
+            self._observing[client_id] = context
+        if not prefix and command.version is None:
+            return _DONE
+        return Answer(AnswerKind.OK, version=self.clock, missed=missed)
+
+    def _remove(self, record: Record, timestamp: Hlc | None, now_ms: int, writer: str = "") -> Change:
+        """Delete ``record``. A delete has a version of its own, so that a later SET is newer than both."""
+        del self._records[record.key]
+        self.size -= RECORD_BYTES + len(record.key) + len(record.value)
+        if record.expires_at:
+            self._volatile -= 1
+        version = self.clock = self.clock.following(timestamp, now_ms)
+        change = Change(record.key, None, version, self._observers.of(record.key), writer)
+        if self.history is not None:
+            self.history.add(change, record)
+        return change
+
+    def _expire(self, record: Record, now_ms: int) -> Change:
+        self.expired += 1
+        return self._remove(record, None, now_ms)
+
+    def _rebuild_deadlines(self) -> None:
+        records = self._records
+        self._deadlines = [
+            deadline
+            for deadline in set(self._deadlines)
+            if (record := records.get(deadline[1])) is not None and record.expires_at == deadline[0]
+        ]
+        heapify(self._deadlines)
+
+
+def _is_met(command: Command, record: Record | None) -> bool:
+    """Whether the condition of a SET holds."""
+    if record is None or command.condition is _ALWAYS:
+        return True
+    return command.condition is Condition.NEX and record.value == command.expected
+
+
+def _left(record: Record | None, steady_ms: int) -> Answer:
+    """Milliseconds until a key expires; -1: it does not, -2: there is none."""
+    if record is None:
+        return Answer(AnswerKind.PAYLOAD, value=encode_integer(-2))
+    left = record.expires_at - steady_ms if record.expires_at else -1
+    return Answer(AnswerKind.PAYLOAD, value=encode_integer(left), version=record.version)

@@ -1,0 +1,354 @@
+"""The state store as a client of somebody else's broker: any MQTT 5 broker gets a state store.
+
+The same service answers the same requests; this module stands between it and an :class:`MqttClient` instead of between
+it and our own broker. What a client of a broker cannot see or do is missing:
+
+* Who asks is what the request says (``__srcId``, else the client in its response topic). Nobody has verified it.
+* A notification reaches whoever subscribes to its topic, so clients that do not subscribe get none.
+* The end of an observer's connection is not seen. Its observations end when nobody subscribes to a notification any
+  more (the broker says so), or when nothing was heard of the client for ``lease_s``.
+* Nobody can be disconnected, and QoS 2 looks like QoS 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, Self
+
+from penstock.errors import ConfigError, PenstockError, RefusedError
+from penstock.mqtt.client import MqttClient
+from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.service import Encoded, Inbound, published
+from penstock.runtime.clock import monotonic_ms, wall_clock_ms
+from penstock.statestore.binding import INVOKE, dialect_of, request, status_response
+from penstock.statestore.codec.commands import Verb, parse_payload
+from penstock.statestore.hlc import Hlc
+from penstock.statestore.service.service import StateStoreService
+
+__all__ = ["Attachment", "AttachmentStats", "requester"]
+
+_log = logging.getLogger("penstock.statestore.service.attach")
+
+_SESSION_EXPIRY_S: Final = 3600
+"""How long the broker keeps requests for a store that is away; each has an expiry of its own."""
+
+_MAX_UNSENT: Final = 50_000
+"""Answers and notifications that wait for the broker; beyond it they are dropped, and their clients time out."""
+
+_REMEMBERED: Final = 10_000
+"""Requests remembered, so that one that the broker sends again is not carried out again."""
+
+_PROBE_S: Final = 1.0
+"""How long another store may take to answer, before this one serves."""
+
+_PROBE_TIME: Final = Hlc(0, 0, "probe")
+
+_SHORT_MS: Final = 2_000
+_SHORT_CONNECTIONS: Final = 5
+
+_CLIENTS: Final = "clients/"
+
+
+class AttachmentStats:
+    """Counters since the start."""
+
+    __slots__ = ("dropped", "forgotten", "repeated", "unheard")
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        """Answers and notifications that the broker did not take."""
+        self.forgotten = 0
+        """Clients whose observations ended because nothing was heard of them."""
+        self.repeated = 0
+        """Requests that the broker sent again and that were not carried out again."""
+        self.unheard = 0
+        """Notifications that nobody subscribes to; they end the observations of their client."""
+
+
+def requester(publish: Publish) -> str:
+    """Who says to have sent the request: ``__srcId``, else the client in ``clients/<id>/...``; empty where neither."""
+    properties = publish.optional_properties
+    if properties is None:
+        return ""
+    named = properties.user_property("__srcId")
+    if named:
+        return named
+    topic = properties.response_topic or ""
+    return topic.removeprefix(_CLIENTS).split("/", 1)[0] if topic.startswith(_CLIENTS) else ""
+
+
+class Attachment:
+    """Serves ``service`` to the clients of the broker behind ``mqtt``; ``async with`` starts and ends it.
+
+    Args:
+        service: the store; started and closed here.
+        connect: makes an :class:`MqttClient` for the broker from ``client_id``, ``clean_start``, ``session_expiry_s``
+            and ``receive_maximum``; called twice.
+        client_id: under which the broker keeps the requests of a store that is away.
+        lease_s: observations of a client end when nothing was heard of it for so long.
+    """
+
+    def __init__(
+        self,
+        service: StateStoreService,
+        connect: Callable[..., MqttClient],
+        *,
+        client_id: str = "penstock-statestore",
+        lease_s: float = 86_400.0,
+    ) -> None:
+        self.stats = AttachmentStats()
+        self.ended: asyncio.Future[PenstockError] = asyncio.get_running_loop().create_future()
+        """Done when the connection is gone for good; why."""
+        self._service = service
+        self._probe = connect(client_id=f"{client_id}-probe")
+        self._mqtt = connect(
+            client_id=client_id, clean_start=False, session_expiry_s=_SESSION_EXPIRY_S, receive_maximum=65_535
+        )
+        self._connected_ms = 0
+        self._short = 0
+        """Connections one after the other that ended right after they were made."""
+        self._lease_ms = int(lease_s * 1000)
+        self._sending: set[asyncio.Task[None]] = set()
+        self._heard: OrderedDict[str, int] = OrderedDict()
+        """When a client that observes was heard of last, the longest silence first."""
+        self._done: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self._timer: asyncio.TimerHandle | None = None
+        self._unlisten: list[Callable[[], None]] = []
+        self._early: list[Publish] | None = []
+        """Requests that came before the store was ready; None once it is."""
+
+    async def __aenter__(self) -> Self:
+        """Load the store, look whether the broker has one already, and serve.
+
+        Raises:
+            UnavailableError, RefusedError: the broker is not to be had.
+            ConfigError: the broker has a state store already.
+            StorageError: the store's directory cannot be used.
+        """
+        try:
+            await self._look_for_another()
+            self._mqtt.on_connected(self._connected)
+            self._mqtt.on_disconnected(self._disconnected)
+            # Before it is connected: requests that waited in the session come at once.
+            self._unlisten = [self._mqtt.listen(topic, self._receive) for topic in self._service.filters]
+            await self._mqtt.connect()
+            await self._service.start(self)
+            # Requests are no state: a retained one would be carried out again at every start.
+            await self._mqtt.subscribe(list(self._service.filters), qos=1, retain_handling=2)
+            early, self._early = self._early or [], None
+            for publish in early:
+                self._receive(publish)
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Take no more requests, commit and answer what was taken, then disconnect; the session stays."""
+        for remove in self._unlisten:
+            remove()
+        self._unlisten = []
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._service.close()
+        if self._sending:
+            await asyncio.wait(self._sending, timeout=5)
+        await self._mqtt.disconnect()
+        if self._sending:
+            await asyncio.wait(self._sending)
+
+    # The Outlet of the service
+
+    def publish(self, message: Publish) -> None:
+        """Send a message of the store."""
+        self._send(message, "")
+
+    def respond(self, _client_id: str, message: Publish) -> bool:
+        """Send an answer; the broker gives it to whoever subscribes to the response topic."""
+        self._send(message, "")
+        return True
+
+    def respond_encoded(self, _client_id: str, message: Encoded) -> bool:
+        """Send an answer that is written already."""
+        self._send(published(message), "")
+        return True
+
+    def deliver(self, client_id: str, message: Publish) -> bool:
+        """Send a notification; where nobody subscribes to it, the client has gone."""
+        self._send(message, client_id)
+        return True
+
+    def overhear(self, client_id: str, message: Publish) -> None:
+        """Nothing: the broker decides who sees what."""
+
+    def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:
+        """Say why a request was not carried out: only the broker could end the connection."""
+        _log.warning("not carried out client=%r reason=0x%02x: %s", client_id, reason_code, reason_string)
+
+    # Inside
+
+    def _receive(self, publish: Publish) -> None:
+        client_id = requester(publish)
+        if self._early is not None:
+            if client_id != self._probe.client_id:
+                self._early.append(publish)
+            return
+        correlation = publish.properties.correlation_data
+        if correlation is not None and client_id:
+            key = (client_id, correlation)
+            if publish.dup and key in self._done:
+                self.stats.repeated += 1
+                return
+            self._done[key] = None
+            if len(self._done) > _REMEMBERED:
+                self._done.popitem(last=False)
+        if client_id in self._heard:
+            self._hear(client_id)
+        command = parse_payload(publish.payload)
+        if getattr(command, "verb", None) is Verb.KEYNOTIFY:
+            if not client_id:
+                self._refuse_nobody(publish)
+                return
+            self._hear(client_id)
+        connection = _Elsewhere(client_id)
+        self._service.receive(Inbound(publish, client_id, wall_clock_ms(), connection=connection))
+
+    def _refuse_nobody(self, publish: Publish) -> None:
+        """A KEYNOTIFY of nobody: whom should the notifications go to?"""
+        given = publish.properties
+        if given.response_topic is None:
+            return
+        form = dialect_of(publish.topic, given.user_property("__protVer") is not None)
+        fields = [("__stMsg", "an observer must say who it is"), ("__propName", "__srcId")]
+        answer = status_response(given.response_topic, given.correlation_data, form, 0, wall_clock_ms(), 400, fields)
+        if answer is not None:
+            self._send(answer, "")
+
+    def _hear(self, client_id: str) -> None:
+        self._heard[client_id] = monotonic_ms()
+        self._heard.move_to_end(client_id)
+        if self._timer is None:
+            self._arm()
+
+    def _arm(self) -> None:
+        self._timer = None
+        if self._heard:
+            due_ms = next(iter(self._heard.values())) + self._lease_ms - monotonic_ms()
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, due_ms / 1000) + 0.001, self._expire)
+
+    def _expire(self) -> None:
+        """End the observations of clients that were silent for too long."""
+        now_ms = monotonic_ms()
+        while self._heard:
+            client_id, heard_ms = next(iter(self._heard.items()))
+            if heard_ms + self._lease_ms > now_ms:
+                break
+            self.stats.forgotten += 1
+            _log.info("observations end, nothing was heard of client=%r", client_id)
+            self._forget(client_id)
+        self._arm()
+
+    def _forget(self, client_id: str) -> None:
+        self._heard.pop(client_id, None)
+        self._service.disconnected(client_id)
+
+    def _send(self, message: Publish, observer: str) -> None:
+        if len(self._sending) >= _MAX_UNSENT:
+            self.stats.dropped += 1
+            return
+        task = asyncio.create_task(self._publish(message, observer))
+        self._sending.add(task)
+        task.add_done_callback(self._sending.discard)
+
+    async def _publish(self, message: Publish, observer: str) -> None:
+        try:
+            code = await self._mqtt.publish(message.topic, message.payload, qos=1, properties=message.properties)
+        except PenstockError as error:
+            # Its client times out and asks again, or reads the key after it missed a notification.
+            self.stats.dropped += 1
+            _log.warning("not sent topic=%r: %s", message.topic, error.what)
+            return
+        if observer and code == ReasonCode.NO_MATCHING_SUBSCRIBERS:
+            self.stats.unheard += 1
+            _log.info("observations end, nobody subscribes to the notifications of client=%r", observer)
+            self._forget(observer)
+
+    def _connected(self, _session_present: bool) -> None:  # noqa: FBT001 - the MQTT client's callback
+        self._connected_ms = monotonic_ms()
+
+    def _disconnected(self, error: PenstockError | None) -> None:
+        if error is None or self.ended.done():
+            return
+        self._short = self._short + 1 if monotonic_ms() - self._connected_ms < _SHORT_MS else 0
+        taken_over = isinstance(error, RefusedError) and error.code == ReasonCode.SESSION_TAKEN_OVER
+        if taken_over or self._short >= _SHORT_CONNECTIONS:
+            # Brokers need not say why; two clients that take each other's place for ever look like this.
+            self.ended.set_result(
+                RefusedError(
+                    f"state store: another client takes the place of {self._mqtt.client_id!r} at the broker",
+                    code=ReasonCode.SESSION_TAKEN_OVER,
+                    peer=str(self._mqtt.url),
+                    why="a second state store was attached with the same client identifier"
+                    if taken_over
+                    else f"the broker ended {self._short} connections right after they were made",
+                    do="attach one store to a broker; give other clients other identifiers",
+                )
+            )
+        elif not error.retriable:
+            self.ended.set_result(error)
+
+    async def _look_for_another(self) -> None:
+        """Ask for a key before anybody listens here; whoever answers is another store.
+
+        Raises:
+            ConfigError: there is one.
+        """
+        asked = request(
+            [b"GET", b"penstock/probe"], self._probe.client_id, b"penstock-probe--", _PROBE_TIME, expiry_s=1
+        )
+        topic = asked.properties.response_topic
+        assert topic is not None
+        answered = asyncio.Event()
+        self._probe.listen(topic, lambda _: answered.set())
+        async with self._probe:
+            await self._probe.subscribe(topic)
+            code = await self._probe.publish(INVOKE, asked.payload, qos=1, properties=asked.properties)
+            if code == ReasonCode.NO_MATCHING_SUBSCRIBERS:
+                return
+            # Somebody subscribes: another store, or our own session of an earlier run.
+            try:
+                async with asyncio.timeout(_PROBE_S):
+                    await answered.wait()
+            except TimeoutError:
+                return
+        raise ConfigError(
+            "state store: this broker has a state store already",
+            why="a request was answered before this store listened; two would give two answers to everything",
+            do="use the one that is there, or end it first",
+        )
+
+
+class _Elsewhere:
+    """The connection of a client of somebody else's broker, which nobody can end from here."""
+
+    closing = False
+
+    def __init__(self, client_id: str) -> None:
+        self._client_id = client_id
+
+    def end(self, reason_code: int, reason_string: str) -> None:
+        """Say why a request was not carried out."""
+        _log.warning("not carried out client=%r reason=0x%02x: %s", self._client_id, reason_code, reason_string)
+
+    def hold(self) -> None:
+        """Nothing: the broker reads on."""
+
+    def release(self) -> None:
+        """Nothing."""

@@ -1,0 +1,336 @@
+"""The quick way of a request: a plain GET or SET of a client whose requests look alike.
+
+What a client's requests have in common (who asks, on which topic and in which form the answer goes, which properties it
+has) is read once, when one of them went the full way. The next ones come as the bytes of correlation data, time stamp,
+key and value alone; the answer is put together from cached parts. One of two ways, with the same results: whatever is
+out of the ordinary (another command, an option, an error, a fence, an expiry, a clock that is off) is left to the full
+way of :class:`~penstock.statestore.service.service.StateStoreService`, before anything was done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.errors import LocalProtocolError
+from penstock.mqtt.codec.encoder import publish_head
+from penstock.mqtt.codec.primitives import encode_string, encode_varint
+from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.codec.shapes import Form, LikeProperties, LikePublish, Shape
+from penstock.mqtt.codec.topics import validate_topic_name
+from penstock.mqtt.service import Encoded, Inbound, Later, Outlet, Requester
+from penstock.statestore.binding import Ask, answer_parts
+from penstock.statestore.codec.commands import Access, StoreError
+from penstock.statestore.codec.resp3 import MISSING, OK, encode_bulk, encode_error, plain_places
+from penstock.statestore.engine.answer import Context
+from penstock.statestore.engine.record import Change
+from penstock.statestore.hlc import MAX_DRIFT_MS, Hlc, StampReader, parse
+
+if TYPE_CHECKING:
+    from penstock.statestore.engine.store import Engine
+    from penstock.statestore.service.ports import Policy, Stats
+    from penstock.statestore.service.waiting import Waiting
+    from penstock.statestore.service.writer import ChangeWriter
+
+__all__ = ["PreparedRequests", "QuickWay"]
+
+_READ: Final = Access.READ
+_WRITE: Final = Access.WRITE
+_CORRELATION_DATA: Final = 0x09
+_KEY_AT: Final = 9
+_VALUE_AT: Final = 11
+
+
+class QuickWay:
+    """What the quick ways of all clients share: the parts of the service.
+
+    ``serving``: requests may be taken; ``outlet`` is where the answers go that waited, None where there is none.
+    """
+
+    __slots__ = (
+        "clock",
+        "engine",
+        "max_waiting",
+        "notify",
+        "outlet",
+        "policy",
+        "serving",
+        "stats",
+        "waiting",
+        "writer",
+    )
+
+    def __init__(
+        self,
+        *,
+        engine: Engine,
+        writer: ChangeWriter,
+        waiting: Waiting,
+        stats: Stats,
+        policy: Policy | None,
+        clock: Callable[[], int],
+        notify: Callable[[Sequence[Change], int], None],
+        max_waiting: int,
+    ) -> None:
+        self.engine = engine
+        self.writer = writer
+        self.waiting = waiting
+        self.stats = stats
+        self.policy = policy
+        self.clock = clock
+        self.notify = notify
+        self.max_waiting = max_waiting
+        self.outlet: Outlet | None = None
+        self.serving = False
+
+    def prepare(self, message: Inbound, ask: Ask, asks_to_keep: Callable[[Ask], bool]) -> None:
+        """Take the requests that look like ``message``, which was read as ``ask``, unless they need the full way.
+
+        Nothing happens where others do not look like it yet, or are taken already. ``asks_to_keep``: whether a request
+        wants its key to be kept.
+        """
+        properties = message.publish.optional_properties
+        if type(properties) is not LikeProperties or properties.shape.taker is not None:
+            return
+        shape = properties.shape
+        model, context = shape.model, ask.context
+        stamp_name = ask.dialect.timestamp_property
+        if (
+            message.connection is None
+            or not shape.changing_names <= {stamp_name}
+            or context.fencing_token is not None
+            or "__fencePrefix" in context.user
+            or [name for name, _ in model.user_properties].count(stamp_name) != 1
+            or model.payload_format_indicator
+            or model.topic_alias is not None
+        ):
+            return
+        stamp = parse(context.timestamp or "")
+        if stamp is None:
+            return
+        try:
+            validate_topic_name(ask.response_topic)
+            topic_wire = encode_string(ask.response_topic, "the response topic")
+        except LocalProtocolError:
+            return
+        shape.taker = PreparedRequests(self, shape, context, ask, stamp, topic_wire, asked=asks_to_keep(ask))
+
+
+class PreparedRequests:
+    """The requests of one client's network connection that look alike; a :data:`~penstock.mqtt.service.Taker`."""
+
+    __slots__ = (
+        "_asked",
+        "_client_id",
+        "_context",
+        "_correlation_at",
+        "_expiry_s",
+        "_heads",
+        "_padded",
+        "_places",
+        "_stamp_at",
+        "_stamp_place",
+        "_stamps",
+        "_topic",
+        "_topic_wire",
+        "_way",
+    )
+
+    def __init__(
+        self,
+        way: QuickWay,
+        shape: Shape,
+        context: Context,
+        ask: Ask,
+        stamp: Hlc,
+        topic_wire: bytes,
+        *,
+        asked: bool,
+    ) -> None:
+        self._way = way
+        self._context = context
+        self._client_id = context.client_id
+        self._topic = ask.response_topic
+        self._topic_wire = topic_wire
+        self._stamps = StampReader(stamp.node)
+        self._expiry_s = shape.model.message_expiry_interval
+        self._padded = context.dialect.padded_versions
+        self._asked = asked
+        self._heads: dict[tuple[int, int, int | None], tuple[bytes, bytes, bytes, int]] = {}
+        """What stands around what changes in an answer and how long it is, by what its length depends on."""
+        users = shape.model.user_properties
+        for identifier, start, end, index in shape.values:
+            if identifier == _CORRELATION_DATA:
+                correlation = (start, end)
+            elif users[index][0] == ask.dialect.timestamp_property:
+                self._stamp_place = (start, end)
+        first = correlation < self._stamp_place
+        self._correlation_at, self._stamp_at = (3, 5) if first else (7, 3)
+        """Which of a request's parts they are: packet identifier, correlation data and stamp, key, value."""
+        start, _ = self._stamp_place
+        digits = [(start, start + 15), (start + 16, start + 21)]
+        self._places = [correlation, *digits] if first else [*digits, correlation]
+
+    def __call__(self, publish: LikePublish, requester: Requester, now: int, wall_ms: int) -> bool:
+        """Carry out a plain GET or SET, and have the next ones of its form cut up; False: go the full way."""
+        body, size = publish.body, publish.shape.size
+        places = plain_places(body[size:])
+        start, end = self._stamp_place
+        if not places or not self._stamps.fits(body[start:end]):
+            return False
+        form = Form(publish, [*self._places, *[(size + start, size + end) for start, end in places]], self.take)
+        return self.take(form.parts(publish), requester, now, wall_ms)
+
+    def take(self, parts: tuple[Any, ...], requester: Requester, now: int, wall_ms: int) -> bool:
+        """Carry out a plain GET or SET, of which these are the parts; False: go the full way."""
+        way = self._way
+        engine = way.engine
+        waiting = way.waiting
+        if not way.serving or engine.read_only or waiting.count >= way.max_waiting:
+            return False
+        now_ms = way.clock()
+        stamp_at = self._stamp_at
+        stamp = self._stamps.read(parts[stamp_at], parts[stamp_at + 2])
+        if stamp is None or stamp[0] - now_ms > MAX_DRIFT_MS:
+            return False
+        left = self._expiry_s
+        expires_at = 0
+        if left is not None:
+            expires_at = wall_ms + left * 1000
+            if expires_at <= now_ms:
+                return False
+            if now_ms - wall_ms >= 1000:
+                left = (expires_at - now_ms + 999) // 1000
+        key = parts[_KEY_AT]
+        is_set = len(parts) > _VALUE_AT
+        if way.policy is not None and not self._may(way.policy, requester, key, _WRITE if is_set else _READ):
+            return False
+        writer = way.writer
+        change: Change | None = None
+        committed_by = 0
+        if is_set:
+            change = engine.set_plainly(key, parts[_VALUE_AT], stamp, now_ms, self._client_id)
+            if change is None:
+                return False
+            wait_for = committed_by = writer.submit((change,), asked=self._asked)
+            payload = OK
+            version: Hlc | None = change.version
+        else:
+            found = engine.get_plainly(key, stamp)
+            if found is None:
+                return False
+            wait_for = writer.waits_for(key)
+            record = found[0]
+            payload, version = (MISSING, None) if record is None else (encode_bulk(record.value), record.version)
+        stats = way.stats
+        stats.requests += 1
+        if waiting.count:
+            wait_for = waiting.behind(self._client_id, wait_for)
+        correlation = parts[self._correlation_at]
+        if wait_for:
+            later = requester.accept_later(parts[1])
+            waiting.add(wait_for, _Later(self, later, correlation, payload, version, expires_at))
+        elif requester.answer(parts[1], self.encode(correlation, payload, version, left), now):
+            stats.responses += 1
+        else:
+            stats.unanswered += 1
+        if change is not None and change.observers:
+            way.notify((change,), committed_by)
+        return True
+
+    def _may(self, policy: Policy, requester: Requester, key: bytes, access: Access) -> bool:
+        """Whether the policies allow the request, as they are now and to whoever the client is by now."""
+        context = self._context
+        return (
+            requester.principal is context.principal
+            and policy.may_answer_on(context, self._topic)
+            and policy.may_access(context, access, key)
+        )
+
+    def encode(self, correlation: bytes, payload: bytes, version: Hlc | None, left_s: int | None) -> Encoded:
+        """The answer as it is written; the same bytes as :func:`~penstock.statestore.binding.response` gives."""
+        if version is None:
+            stamp = b""
+        elif self._padded:
+            stamp = b"%015d:%05d:%b" % (version[0], version[1], version[2].encode())
+        else:
+            stamp = str(version).encode()
+        shape = (len(stamp), len(payload), left_s)
+        around = self._heads.get(shape)
+        if around is None:
+            around = self._head(shape, len(correlation))
+        head, before, after, size = around
+        return self._topic, head, (before, correlation, after, stamp), payload, left_s, size
+
+    def _head(self, shape: tuple[int, int, int | None], correlation_size: int) -> tuple[bytes, bytes, bytes, int]:
+        stamp_size, payload_size, left_s = shape
+        before, after = answer_parts(self._context.dialect, left_s, correlation_size, stamp_size)
+        block = len(before) + correlation_size + len(after) + stamp_size
+        length = encode_varint(block)
+        remaining = len(self._topic_wire) + 2 + len(length) + block + payload_size
+        head = publish_head(0x32, remaining)
+        if len(self._heads) >= _HEADS_KEPT:
+            self._heads.clear()
+        around = self._heads[shape] = (head + self._topic_wire, length + before, after, len(head) + remaining)
+        return around
+
+    def release(self, item: _Later) -> None:
+        """An answer that waited may go."""
+        item.later.settle(0, "")
+        self._send(item, item.payload, item.version)
+
+    def fail(self, item: _Later) -> None:
+        """An answer that waited will never be true."""
+        item.later.settle(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, StoreError.READ_ONLY)
+        self._send(item, encode_error(StoreError.READ_ONLY), None)
+
+    def _send(self, item: _Later, payload: bytes, version: Hlc | None) -> None:
+        way = self._way
+        left_s = None
+        if item.expires_at:
+            left_s = (item.expires_at - way.clock() + 999) // 1000
+            if left_s <= 0:
+                return
+        if way.outlet is None:
+            return
+        if way.outlet.respond_encoded(self._client_id, self.encode(item.correlation, payload, version, left_s)):
+            way.stats.responses += 1
+        else:
+            way.stats.unanswered += 1
+
+    @property
+    def client_id(self) -> str:
+        """Whose requests these are."""
+        return self._client_id
+
+
+_HEADS_KEPT: Final = 64
+
+
+class _Later:
+    """An answer of the quick way that waits for its commit (a ``waiting.WaitingAnswer``)."""
+
+    __slots__ = ("client_id", "correlation", "expires_at", "later", "payload", "requests", "version")
+
+    def __init__(
+        self,
+        requests: PreparedRequests,
+        later: Later,
+        correlation: bytes,
+        payload: bytes,
+        version: Hlc | None,
+        expires_at: int,
+    ) -> None:
+        self.requests = requests
+        self.client_id = requests.client_id
+        self.later = later
+        self.correlation = correlation
+        self.payload = payload
+        self.version = version
+        self.expires_at = expires_at
+
+    def release(self) -> None:
+        self.requests.release(self)
+
+    def fail(self) -> None:
+        self.requests.fail(self)

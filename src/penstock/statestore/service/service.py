@@ -1,0 +1,429 @@
+"""The state store as a service of the MQTT broker: requests in, answers and notifications out, after the commit.
+
+A request is carried out in memory as soon as it arrives; what it changed goes to the group committer, and its answer,
+its PUBACK and its notifications leave when that commit is done. An answer that shows a change of somebody else which
+is not committed yet waits for that commit, and answers to one client never overtake each other; everything else
+leaves at once. All waiting is for numbered commits, which finish in order.
+
+An answer is a message of the store on the response topic, for the subscriptions of the client that asked and for no
+other's. A notification goes straight into the observer's session, subscribed or not.
+
+After a failed commit the store is read-only: nothing is acknowledged any more, what had been committed can be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from penstock.errors import StorageError
+from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.service import Inbound, Outlet
+from penstock.runtime.clock import boot_id, boot_ms, steady_clock, wall_clock_ms
+from penstock.runtime.durability import Durability
+from penstock.statestore.binding import (
+    INVOKE,
+    OLDER_INVOKE,
+    Ask,
+    Refusal,
+    dialect_named,
+    read_request,
+    response,
+    topic_fits,
+)
+from penstock.statestore.codec.commands import Command, StoreError, Verb, parse_payload
+from penstock.statestore.engine.answer import Answer, AnswerKind
+from penstock.statestore.engine.history import History
+from penstock.statestore.engine.record import Change
+from penstock.statestore.engine.store import Engine
+from penstock.statestore.hlc import Hlc
+from penstock.statestore.options import StoreOptions
+from penstock.statestore.service.ports import Capture, Policy, Stats
+from penstock.statestore.service.prepared import QuickWay
+from penstock.statestore.service.storage import NODE, Recovered, Storage
+from penstock.statestore.service.voice import Voice
+from penstock.statestore.service.waiting import Held, Waiting
+from penstock.statestore.service.writer import ChangeWriter
+
+__all__ = ["StateStoreService"]
+
+_log = logging.getLogger("penstock.statestore")
+
+_EXPIRE_AT_ONCE: Final = 1000
+"""Keys expired in one go, some 2 ms; a million keys with one deadline must not stop the loop."""
+
+DEFAULTS: Final = StoreOptions()
+
+# Reading a member of an enum costs as much as a call.
+_KEYNOTIFY: Final = Verb.KEYNOTIFY
+_PAYLOAD: Final = AnswerKind.PAYLOAD
+
+_LONGEST_TIMER_S: Final = 86_400.0
+"""Timers are armed for a day at most: event loops do not take every number that PX does."""
+
+
+class StateStoreService:
+    """The store in the directory ``path``, served through an :class:`~penstock.mqtt.service.Outlet`.
+
+    Args:
+        path: directory of the LMDB environment.
+        durability: what an answer promises.
+        clock: wall clock in ms. With a clock of the caller's, expiry follows it too unless ``steady`` is given.
+        steady: instant in ms since the epoch that never jumps, for expiry.
+        options: what an operator can choose.
+        policy: what clients may do; None = everything.
+        capture: takes every change, in order; None = nobody does.
+        quick: whether plain requests go the quick way; the answers are the same.
+    """
+
+    filters: Sequence[str] = (INVOKE, OLDER_INVOKE)
+    exclusive = True
+
+    def __init__(
+        self,
+        path: Path,
+        durability: Durability = Durability.DURABLE,
+        clock: Callable[[], int] | None = None,
+        *,
+        steady: Callable[[], int] | None = None,
+        options: StoreOptions = DEFAULTS,
+        policy: Policy | None = None,
+        capture: Capture | None = None,
+        quick: bool = True,
+    ) -> None:
+        self.stats = Stats()
+        self.recovered: Recovered | None = None
+        self.options = options
+        self._clock = clock or wall_clock_ms
+        self._given_steady = steady or clock
+        self._steady = self._given_steady or steady_clock()
+        self._forced = dialect_named(options.dialect)
+        self._policy = policy
+        self._capture = capture
+        self._engine = Engine(
+            node=NODE,
+            max_keys=options.max_keys,
+            max_bytes=options.max_bytes,
+            authorise=policy.may_access if policy is not None else None,
+            strict_read=options.strict_read,
+            extensions=options.extensions,
+            secret=secrets.token_bytes(16),
+        )
+        self._logs = options.keeps_history or capture is not None
+        self._storage = Storage(path, durability)
+        self._writer = ChangeWriter(
+            self._storage,
+            durability,
+            options.persistence,
+            logs=self._logs,
+            clock=lambda: self._engine.clock,
+            on_committed=self._committed,
+            on_logged=self._logged,
+            on_failure=self._failed,
+        )
+        self._asks = (options.persistence.property_name, options.persistence.property_value)
+        self._voice = Voice(self.stats)
+        self._serving = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._armed_for: int | None = None
+        self._waiting = Waiting()
+        self._prepares = quick
+        self._quick = QuickWay(
+            engine=self._engine,
+            writer=self._writer,
+            waiting=self._waiting,
+            stats=self.stats,
+            policy=policy,
+            clock=self._clock,
+            notify=self._notify,
+            max_waiting=options.max_waiting,
+        )
+
+    @property
+    def failure(self) -> StorageError | None:
+        """Why the store is read-only; None while it is not."""
+        return self._writer.failure
+
+    @property
+    def keys(self) -> int:
+        """How many keys there are."""
+        return self._engine.keys
+
+    @property
+    def observations(self) -> int:
+        """How many observations there are."""
+        return self._engine.observations
+
+    @property
+    def expired(self) -> int:
+        """How many keys have expired since the start."""
+        return self._engine.expired
+
+    @property
+    def pending(self) -> int:
+        """How many requests wait for a commit."""
+        return self._waiting.count
+
+    @property
+    def size(self) -> int:
+        """Bytes of keys, values and what keeps them."""
+        return self._engine.size
+
+    async def start(self, outlet: Outlet) -> None:
+        """Load what is stored, remove what has expired, then serve.
+
+        Raises:
+            StorageError: the directory cannot be opened; a damaged value alone does not stop it.
+        """
+        self._loop = asyncio.get_running_loop()
+        recovered = self.recovered = await asyncio.to_thread(self._storage.open)
+        engine = self._engine
+        engine.restore(recovered.records, recovered.clock)
+        engine.fences.restore(recovered.fences)
+        self._keep_time(recovered)
+        self._open_log(recovered)
+        self.stats.recovered = len(recovered.records)
+        self.stats.quarantined = len(recovered.quarantined)
+        for name in recovered.quarantined:
+            _log.error("quarantined path=%s name=%s: checksum does not match", self._storage.path, name)
+        self._voice.outlet = self._quick.outlet = outlet
+        self._writer.start(recovered.records)
+        self._serving = True
+        self.policies_changed()
+        self.wake()
+
+    def policies_changed(self) -> None:
+        """Ask the policies anew whether anybody may overhear; then nothing goes the quick way, which tells nobody."""
+        self._voice.overheard = self._policy is not None and self._policy.overheard
+        self._quick.serving = self._serving and not self._voice.overheard
+
+    def _keep_time(self, recovered: Recovered) -> None:
+        """Go on with the clock that the stored expiry instants were measured on, if the machine has run since.
+
+        The wall clock may have been set while the store was down: within one boot the machine's own count is better.
+        """
+        boot = boot_id()
+        if self._given_steady is not None or boot is None:
+            return
+        if recovered.steady is not None and recovered.steady[0] == boot:
+            offset = recovered.steady[1]
+        else:
+            offset = wall_clock_ms() - boot_ms()
+            self._storage.note_steady(boot, offset)
+        self._steady = lambda: boot_ms() + offset
+
+    def _open_log(self, recovered: Recovered) -> None:
+        """Take up the log of changes where it ended, or end it where nothing reads it any more."""
+        engine, options = self._engine, self.options
+        if not self._logs:
+            if recovered.floor is not None:
+                self._storage.end_log()
+            return
+        floor = recovered.floor
+        if floor is None:
+            floor = engine.clock
+            self._storage.trim(floor)
+        if options.keeps_history:
+            engine.history = History(floor, options.history_changes, options.history_bytes)
+            engine.history.restore(recovered.changes)
+        if self._capture is not None:
+            self._capture.resume(recovered.changes, self._trim)
+
+    async def close(self) -> None:
+        """Commit what is under way, let its answers go, close the files; may be called twice."""
+        self._serving = False
+        self._quick.serving = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        await self._writer.close()
+        self._voice.outlet = self._quick.outlet = None
+        await asyncio.to_thread(self._storage.close)
+
+    def receive(self, message: Inbound) -> None:
+        """Take one request [Service]."""
+        self.stats.requests += 1
+        if not self._serving:
+            message.settle(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, "the state store is not running")
+            return
+        if self._voice.overheard:
+            self._voice.hear(message.client_id, message.publish)
+        now_ms = self._clock()
+        ask = read_request(
+            message.publish,
+            message.client_id,
+            message.received_ms,
+            now_ms,
+            self._forced,
+            message.username,
+            message.principal,
+        )
+        policy = self._policy
+        if policy is not None and isinstance(ask, Ask) and not policy.may_answer_on(ask.context, ask.response_topic):
+            ask = Refusal(ReasonCode.NOT_AUTHORIZED, "the client may not publish to its own response topic")
+        if isinstance(ask, Refusal):
+            self._refuse(message, ask)
+            return
+        if self._waiting.count >= self.options.max_waiting and not self._is_urgent(ask):
+            self.stats.refused += 1
+            message.settle(ReasonCode.QUOTA_EXCEEDED, "the disk does not keep up with the requests")
+            return
+        if self._prepares:
+            self._quick.prepare(message, ask, self._is_asked_to_keep)
+        command = parse_payload(message.publish.payload, self.options.extensions)
+        if isinstance(command, StoreError):
+            self._answer(message, ask, Answer(AnswerKind.ERROR, error=command), 0)
+            return
+        if command.verb is _KEYNOTIFY and (error := _cannot_observe(message, command)) is not None:
+            self._answer(message, ask, Answer(AnswerKind.ERROR, error=error), 0)
+            return
+        answer, changes = self._engine.execute(command, ask.context, now_ms, self._steady())
+        if changes:
+            wait_for = self._submit(changes, asked=self._is_asked_to_keep(ask))
+            self._answer(message, ask, answer, wait_for)
+            self._notify(changes, wait_for)
+        elif answer.kind is _PAYLOAD or answer.missed:
+            self._answer(message, ask, answer, self._writer.waits_for_any())
+        else:
+            self._answer(message, ask, answer, self._writer.waits_for(command.key))
+
+    def _is_asked_to_keep(self, ask: Ask) -> bool:
+        name, value = self._asks
+        return bool(name) and ask.context.user.get(name) == value
+
+    def _is_urgent(self, ask: Ask) -> bool:
+        """Whether the request may pass those that wait: it says so, and its sender may."""
+        if "$high_priority" not in ask.context.user:
+            return False
+        return self._policy is None or self._policy.may_hurry(ask.context)
+
+    def disconnected(self, client_id: str) -> None:
+        """End the observations of a client whose network connection ended [Service]."""
+        self._engine.forget(client_id)
+
+    def wake(self) -> None:
+        """Expire what is due by now and arm the timer for what comes next; the timer calls it."""
+        self._armed_for = None
+        if self.failure is not None:
+            return
+        changes = self._engine.tick(self._clock(), self._steady(), limit=_EXPIRE_AT_ONCE)
+        if changes:
+            self._notify(changes, self._submit(changes))
+        self._arm()
+
+    def _arm(self) -> None:
+        deadline = self._engine.next_deadline()
+        if deadline == self._armed_for or self._loop is None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._armed_for = deadline
+        if deadline is not None:
+            delay_s = max(0, deadline - self._steady()) / 1000
+            self._timer = self._loop.call_later(min(delay_s, _LONGEST_TIMER_S), self.wake)
+
+    def _submit(self, changes: list[Change], *, asked: bool = False) -> int:
+        """Hand ``changes`` to the writer; the number of the commit that their answer waits for, 0 = none."""
+        self._arm()
+        return self._writer.submit(changes, asked=asked)
+
+    def _committed(self, number: int, failure: StorageError | None) -> None:
+        for answer in self._waiting.take(number):
+            if failure is None:
+                answer.release()
+            else:
+                answer.fail()
+
+    def _logged(self, changes: Sequence[Change]) -> None:
+        """Changes are in the log on disk: what reads the log may go on, and its start is dropped now and then."""
+        if self._capture is not None:
+            self._capture.take(changes)
+        elif self._engine.history is not None:
+            self._trim(self._engine.history.floor)
+
+    def _trim(self, done: Hlc) -> None:
+        """Changes up to ``done`` are captured: drop what nobody reads any more, with the next commit."""
+        history = self._engine.history
+        self._writer.trim(done if history is None else min(done, history.floor))
+
+    def _failed(self, failure: StorageError) -> None:
+        self._engine.read_only = True
+        _log.critical("read-only path=%s: %s", self._storage.path, failure)
+
+    def _answer(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None, wait_for: int) -> None:
+        """Let an answer go, now or with the commit ``wait_for``, never before an earlier one to the same client."""
+        wait_for = self._waiting.behind(message.client_id, wait_for)
+        if not wait_for:
+            self._release(message, ask, answer)
+        elif self.failure is not None:
+            self._fail(message, ask, answer)
+        else:
+            whole = (message, ask, answer)
+            held = Held(message.client_id, partial(self._release, *whole), partial(self._fail, *whole))
+            self._waiting.add(wait_for, held)
+
+    def _release(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None) -> None:
+        """Settle the request and send its answer: what the answer shows is committed."""
+        if isinstance(ask, Refusal):
+            message.settle(ask.reason_code, ask.reason)
+            self._voice.answer(message.client_id, ask.response)
+        elif answer is not None:
+            message.settle()
+            self._voice.answer(message.client_id, response(ask, answer, self._clock()))
+            for change in answer.missed:
+                self._voice.tell(message.client_id, ask.dialect, change)
+
+    def _fail(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None) -> None:
+        """As :meth:`_release`, where nothing will be committed any more."""
+        if answer is not None:
+            message.settle(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, StoreError.READ_ONLY)
+            answer = Answer(AnswerKind.ERROR, error=StoreError.READ_ONLY)
+        self._release(message, ask, answer)
+
+    def _refuse(self, message: Inbound, refusal: Refusal) -> None:
+        self.stats.refused += 1
+        if refusal.disconnect:
+            # Without a PUBACK, and only the connection that brought it: a will of a client that is back has none.
+            message.disconnect(refusal.reason_code, refusal.reason)
+        else:
+            self._answer(message, refusal, None, 0)
+
+    def _notify(self, changes: Sequence[Change], wait_for: int) -> None:
+        """Tell the observers of ``changes``, now or with the commit ``wait_for``."""
+        observed = [change for change in changes if change.observers]
+        if not observed:
+            return
+        if wait_for:
+            self._waiting.add(wait_for, Held(None, partial(self._tell_all, observed), _never_told))
+        else:
+            self._tell_all(observed)
+
+    def _tell_all(self, changes: Sequence[Change]) -> None:
+        if self._voice.outlet is None or self.failure is not None:
+            return
+        for change in changes:
+            for client_id, dialect in change.observers:
+                # One that has gone or stopped meanwhile must not find old news in its session.
+                if self._engine.observes(client_id, change.key):
+                    self._voice.tell(client_id, dialect, change)
+
+
+def _never_told() -> None:
+    """What was never committed is never told."""
+
+
+def _cannot_observe(message: Inbound, command: Command) -> StoreError | None:
+    """Why KEYNOTIFY cannot be carried out; None where it can."""
+    if not topic_fits(message.client_id, command.key):
+        return StoreError.TOPIC_TOO_LONG
+    if not command.stop and not message.connected:
+        # The will of a client that is gone: an observation would end with a connection that has ended.
+        return StoreError.NOT_CONNECTED
+    return None

@@ -1,0 +1,254 @@
+"""The keys of the state store on disk: one LMDB environment, one writer, every value checksummed.
+
+The databases inside it: ``keys`` (digest of the key -> record), ``meta`` (``schema``, ``clock``, ``steady`` and
+``floor``), ``quarantine`` (what did not pass its checksum, kept for whoever wants to look), ``fences`` (digest of the
+prefix -> its floor) and ``changes`` (version -> change: the log that change capture drains and resuming observers
+read). A commit is one transaction: all of it or nothing, so a change is in the log if and only if it is in the keys.
+
+What a commit promises depends on the durability: ``durable`` = fsynced; ``flushed`` and ``memory`` = written to the
+page cache, fsynced when the kernel likes and on :meth:`Storage.close`.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from struct import Struct
+from typing import Final, NamedTuple
+from zlib import crc32
+
+import lmdb
+
+from penstock.errors import StorageError
+from penstock.runtime.durability import Durability
+from penstock.runtime.environment import INITIAL_MAP_BYTES, Environment
+from penstock.statestore.engine.record import (
+    Change,
+    Record,
+    decode_change,
+    decode_record,
+    digest_of,
+    encode_change,
+    encode_record,
+)
+from penstock.statestore.hlc import Hlc
+
+__all__ = ["NODE", "SCHEMA", "Recovered", "Storage"]
+
+NODE: Final = "StateStore"
+"""Node id of the versions that the store gives; the document's."""
+
+SCHEMA: Final = 1
+"""Layout of the databases; a newer one is refused, an older one would be converted here."""
+
+_TABLES: Final = ("keys", "meta", "quarantine", "fences", "changes")
+
+_CLOCK: Final = Struct(">QQI")  # wall clock, counter, crc32 of both
+_POSITION: Final = Struct(">QQ")  # key of a change: its version, so that they lie in order
+_STEADY: Final = Struct(">qI")  # offset of the steady clock, crc32 of boot id and offset; the boot id follows
+
+
+class Recovered(NamedTuple):
+    """What was found on start. ``quarantined`` are the digests (hex) of values that did not pass their checksum.
+
+    ``changes`` are the log, in order, complete after the version ``floor`` (None: there is no log). ``steady`` is the
+    boot id and the offset in ms that :meth:`Storage.note_steady` was given last.
+    """
+
+    records: list[Record]
+    clock: Hlc | None
+    quarantined: list[str]
+    fences: list[tuple[bytes, Hlc]]
+    changes: list[Change]
+    floor: Hlc | None
+    steady: tuple[str, int] | None
+
+
+class Storage:
+    """The LMDB environment in the directory ``path``; made where it does not exist."""
+
+    def __init__(
+        self, path: Path, durability: Durability = Durability.DURABLE, *, map_bytes: int = INITIAL_MAP_BYTES
+    ) -> None:
+        self._environment = Environment(
+            path,
+            "state store",
+            "store that is open",
+            _TABLES,
+            schema=SCHEMA,
+            durability=durability,
+            map_bytes=map_bytes,
+        )
+        self.path = self._environment.path
+        self._tables = self._environment.tables
+
+    def open(self) -> Recovered:
+        """Open, check the schema and load everything.
+
+        Raises:
+            StorageError: already open in this process, made by a newer version, or not readable as a whole.
+        """
+        with _without_collections():
+            return self._environment.open(self._load)
+
+    def commit(
+        self, changes: Sequence[Change], *, log: bool = False, clock: Hlc | None = None, floor: Hlc | None = None
+    ) -> None:
+        """Write ``changes``, given in the order of their versions, as one transaction.
+
+        ``log``: into the log of changes too; ``floor``: drop it up to there. ``clock``: the greatest version given,
+        default that of the last change.
+
+        Raises:
+            StorageError: nothing of it is known to be on disk.
+        """
+        if not changes and clock is None:
+            return
+        # Of several changes to a key only the last is worth a write.
+        last = {change.key: change for change in changes}
+        puts = [(digest_of(key), encode_record(c.record)) for key, c in last.items() if c.record is not None and c.kept]
+        deletes = [digest_of(key) for key, c in last.items() if c.record is None or not c.kept]
+        fences = [change.floor for change in changes if change.floor is not None]
+        logged = [(_position(change.version), encode_change(change)) for change in changes] if log else []
+        clock = clock or changes[-1].version
+
+        def write(transaction: lmdb.Transaction[bytes]) -> None:
+            transaction.cursor(db=self._tables["keys"]).putmulti(puts)
+            for digest in deletes:
+                transaction.delete(digest, db=self._tables["keys"])
+            for prefix, token in fences:
+                # In the form of a record: the prefix as the key, the floor as its version.
+                transaction.put(digest_of(prefix), encode_record(Record(prefix, b"", token)), db=self._tables["fences"])
+            if logged:
+                transaction.cursor(db=self._tables["changes"]).putmulti(logged, append=True)
+            if floor is not None:
+                self._drop_log(transaction, floor)
+            transaction.put(b"clock", _encode_clock(clock), db=self._tables["meta"])
+
+        self._environment.transact(write, f"commit of {len(changes)} changes")
+
+    def trim(self, floor: Hlc) -> None:
+        """Drop the changes up to the version ``floor`` from the log.
+
+        Raises:
+            StorageError: as :meth:`commit`.
+        """
+        self._environment.transact(
+            lambda transaction: self._drop_log(transaction, floor), "trimming the log of changes"
+        )
+
+    def _drop_log(self, transaction: lmdb.Transaction[bytes], floor: Hlc) -> None:
+        cursor = transaction.cursor(db=self._tables["changes"])
+        last = _position(floor)
+        found = cursor.first()
+        while found and bytes(cursor.key()) <= last:
+            found = cursor.delete()
+        transaction.put(b"floor", _encode_clock(floor), db=self._tables["meta"])
+
+    def end_log(self) -> None:
+        """Forget the log: nothing is written to it any more, so it would have a gap."""
+
+        def write(transaction: lmdb.Transaction[bytes]) -> None:
+            transaction.drop(self._tables["changes"], delete=False)
+            transaction.delete(b"floor", db=self._tables["meta"])
+
+        self._environment.transact(write, "dropping the log of changes")
+
+    def note_steady(self, boot_id: str, offset_ms: int) -> None:
+        """Keep the offset of the clock that expiry instants are measured on, valid for this boot of the machine."""
+        name = boot_id.encode()
+        stored = _STEADY.pack(offset_ms, crc32(b"%d:%b" % (offset_ms, name))) + name
+        self._environment.transact(
+            lambda transaction: transaction.put(b"steady", stored, db=self._tables["meta"]),
+            "keeping the clock",
+        )
+
+    def close(self) -> None:
+        """Make everything durable and close; may be called twice."""
+        self._environment.close()
+
+    def _load(self, transaction: lmdb.Transaction[bytes]) -> Recovered:
+        records: list[Record] = []
+        corrupt: list[tuple[bytes, bytes]] = []
+        cursor = transaction.cursor(db=self._tables["keys"])
+        for stored in cursor.iternext(keys=False, values=True):
+            record = decode_record(stored)
+            if record is not None:
+                records.append(record)
+            else:
+                corrupt.append((cursor.key(), stored))
+        for digest, stored in corrupt:
+            transaction.put(digest, stored, db=self._tables["quarantine"])
+            transaction.delete(digest, db=self._tables["keys"])
+        fences: list[tuple[bytes, Hlc]] = []
+        for digest, stored in transaction.cursor(db=self._tables["fences"]):
+            record = decode_record(stored)
+            if record is None:
+                raise StorageError(
+                    f"state store {self.path}: prefix fence {digest.hex()} is damaged",
+                    path=str(self.path),
+                    why="without it a writer that was shut out could write again",
+                    do="restore the directory from a copy",
+                )
+            fences.append((record.key, record.version))
+        clock = _decode_clock(transaction.get(b"clock", db=self._tables["meta"]))
+        floor = _decode_clock(transaction.get(b"floor", db=self._tables["meta"]))
+        changes: list[Change] = []
+        damaged: list[tuple[bytes, bytes]] = []
+        for position, stored in transaction.cursor(db=self._tables["changes"]):
+            change = decode_change(stored, NODE)
+            if change is None:
+                damaged.append((position, stored))
+                wall, counter = _POSITION.unpack(position)
+                floor = Hlc(wall, counter, NODE)  # what resumes from before it would miss it
+                continue
+            changes.append(change)
+        for position, stored in damaged:
+            transaction.put(position, stored, db=self._tables["quarantine"])
+            transaction.delete(position, db=self._tables["changes"])
+        steady = _decode_steady(transaction.get(b"steady", db=self._tables["meta"]))
+        quarantined = [name.hex() for name, _ in corrupt + damaged]
+        return Recovered(records, clock, quarantined, fences, changes, floor, steady)
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """Millions of new objects that all stay: looking for garbage among them takes as long as all else."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _position(version: Hlc) -> bytes:
+    return _POSITION.pack(version.wall_ms, version.counter)
+
+
+def _encode_clock(clock: Hlc) -> bytes:
+    return _CLOCK.pack(clock.wall_ms, clock.counter, _clock_checksum(clock))
+
+
+def _decode_steady(stored: bytes | None) -> tuple[str, int] | None:
+    if stored is None or len(stored) <= _STEADY.size:
+        return None
+    offset_ms, checksum = _STEADY.unpack_from(stored)
+    name = stored[_STEADY.size :]
+    return (name.decode(), offset_ms) if checksum == crc32(b"%d:%b" % (offset_ms, name)) else None
+
+
+def _decode_clock(stored: bytes | None) -> Hlc | None:
+    """The clock in ``stored``; None where it is absent or damaged: the versions of the keys then have to do."""
+    if stored is None or len(stored) != _CLOCK.size:
+        return None
+    wall, counter, checksum = _CLOCK.unpack(stored)
+    clock = Hlc(wall, counter, "")
+    return clock if checksum == _clock_checksum(clock) else None
+
+
+def _clock_checksum(clock: Hlc) -> int:
+    return crc32(b"%d:%d" % (clock.wall_ms, clock.counter))

@@ -1,0 +1,1 @@
+"""The broker's shell: connections, commits, upkeep of its logs, membership at a master."""

@@ -1,0 +1,452 @@
+"""The broker: connections, the timer, the commits, and its membership at a master.
+
+A send is answered when the commit that holds it returned (durability "durable": after fsync). Everything one loop turn
+brought shares a commit, and what comes while a commit runs shares the next one. After a failed commit nothing is
+acknowledged any more: sends and commits of positions are answered 503 with the reason, reads go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import penstock
+from penstock.errors import PenstockError, StorageError
+from penstock.runtime.addresses import parse_address
+from penstock.runtime.clock import steady_clock
+from penstock.runtime.durability import Durability
+from penstock.runtime.logs import error_fields
+from penstock.tube.admin import broker as broker_admin
+from penstock.tube.broker.commits import AppendDone, Commits
+from penstock.tube.broker.connection import BrokerConnection
+from penstock.tube.broker.member import Member
+from penstock.tube.broker.orders import OrderDesk
+from penstock.tube.broker.upkeep import DurabilityOf, Opened, Upkeep, newest, open_logs
+from penstock.tube.codec.strings import DEFAULT_BROKER_TLS_PORT, TopicConfig
+from penstock.tube.engine.access import Access
+from penstock.tube.engine.broker import AppendResult, BrokerEngine
+from penstock.tube.engine.membership import BrokerConfig, Membership
+from penstock.tube.engine.offsets import GroupOffsets
+from penstock.tube.engine.staging import StagingLimits
+from penstock.tube.engine.topics import Topics
+from penstock.tube.listeners import Listeners
+from penstock.tube.rpc import Peers
+from penstock.tube.storage.disk import Disk
+from penstock.tube.storage.files import Files
+from penstock.tube.storage.store import Store, StoreLimits
+
+__all__ = ["AppendDone", "AppendResult", "TubeBroker"]
+
+_log = logging.getLogger("penstock.tube.broker.broker")
+
+_RETENTION_S = 60.0
+
+
+class TubeBroker:
+    """One broker over one data directory. All methods are called in the loop that `start` ran in.
+
+    ``masters``: ``host:port`` texts; empty = a broker by itself, its topics come from `create_topic` only.
+    ``advertise``: ``host:port`` that clients shall use, where it differs from the address that is bound.
+    ``web_address``: ``host:port`` of its administration, which the master tells who asks.
+    ``access``: users that clients have to be; ``master_user``: name and password with which the broker itself signs.
+    ``master_tls``: how it reaches the masters, whose TLS ports ``masters`` then names; None: without TLS.
+    ``topic_durability`` overrides ``durability`` for single topics. ``staging``: bounds of what tasks stage.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        durability: Durability = Durability.DURABLE,
+        broker_id: int = 1,
+        masters: Sequence[str] = (),
+        advertise: str | None = None,
+        *,
+        topic_durability: Mapping[str, Durability] | None = None,
+        limits: StoreLimits | None = None,
+        max_store_bytes: int | None = None,
+        staging: StagingLimits | None = None,
+        session_ms: int = 30_000,
+        heartbeat_s: float = 0.5,
+        web_address: str | None = None,
+        access: Access | None = None,
+        master_user: tuple[str, str] | None = None,
+        master_tls: ssl.SSLContext | None = None,
+        files: Files | None = None,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        self.broker_id = broker_id
+        self.durability = durability
+        self.on_failure: Callable[[StorageError], None] | None = None
+        self.clock = clock if clock is not None else steady_clock()
+        self.peers = Peers(f"broker {broker_id}")
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.requests = 0
+        self._directory = data_dir / "tube" / f"broker-{broker_id}"
+        self._masters = [parse_address(text) for text in masters]
+        self._advertise = advertise
+        self._topic_durability = dict(topic_durability or {})
+        self._limits = limits
+        self._max_store_bytes = max_store_bytes
+        self._staging_limits = staging if staging is not None else StagingLimits()
+        self._session_ms = session_ms
+        self._heartbeat_s = heartbeat_s
+        self._web_address = web_address
+        self._access = access
+        self._master_user = master_user
+        self._master_tls = master_tls
+        self._files = files
+        self._disk: Disk | None = None
+        self._engine: BrokerEngine | None = None
+        self._commits: Commits | None = None
+        self._orders: OrderDesk | None = None
+        self._listeners = Listeners(lambda: BrokerConnection(self))
+        self._member: Member | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._upkeep: Upkeep | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
+        self._retention_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def engine(self) -> BrokerEngine:
+        """The state behind the connections; for administration and tests."""
+        assert self._engine is not None, "start() comes first"
+        return self._engine
+
+    @property
+    def commits(self) -> Commits:
+        """What makes changes durable; for the connections."""
+        assert self._commits is not None, "start() comes first"
+        return self._commits
+
+    @property
+    def failure(self) -> StorageError | None:
+        """Why nothing is stored any more; None while it is."""
+        return None if self._commits is None else self._commits.failure
+
+    @property
+    def disk(self) -> Disk:
+        """The stores; for administration and tests."""
+        assert self._disk is not None, "start() comes first"
+        return self._disk
+
+    @property
+    def tls_bound(self) -> tuple[str, int] | None:
+        """Where the broker listens with TLS; None if it does not."""
+        return self._listeners.tls_bound
+
+    @property
+    def upkeep(self) -> Upkeep:
+        """The periodic work; for administration and tests."""
+        assert self._upkeep is not None, "start() comes first"
+        return self._upkeep
+
+    @property
+    def orders(self) -> OrderDesk:
+        """What carries out a master's orders; for tests."""
+        assert self._orders is not None, "start() comes first"
+        return self._orders
+
+    @property
+    def registered(self) -> asyncio.Event | None:
+        """Set once a master took this broker; None without masters."""
+        return self._member.registered if self._member else None
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """Counters and gauges as plain integers."""
+        engine, disk = self.engine, self.disk
+        stores = list(disk.stores.values())
+        return {
+            "connections": len(self.peers.open),
+            "refused_connections": self.peers.refused,
+            "requests": self.requests,
+            "bytes_in": self.bytes_in,
+            "bytes_out": self.bytes_out,
+            "produced_messages": engine.sending.messages,
+            "produced_bytes": engine.sending.bytes,
+            "produced_duplicates": engine.sending.duplicates,
+            "fetched_messages": engine.reading.messages,
+            "gets": engine.gets,
+            "waiting_gets": engine.reading.parked,
+            **self.upkeep.staged_stats(),
+            "refused": engine.refused,
+            "dropped_late": engine.dropped_late,
+            "registrations": engine.registrations,
+            "topics": len(engine.topics.by_name),
+            "stores": len(stores),
+            "stored_bytes": sum(store.data_end - store.min_data_offset for store in stores),
+            "unwritten_bytes": sum(store.unwritten_bytes for store in stores),
+            "damaged_reads": sum(store.damaged_reads for store in stores),
+            "recovered_torn_bytes": disk.recovery.torn_bytes,
+            "recovered_losses": sum(len(store.recovery.losses) for store in stores),
+            "commits": self.commits.count,
+            "failed": int(self.failure is not None),
+        }
+
+    async def start(
+        self, host: str, port: int, *, tls: ssl.SSLContext | None = None, tls_port: int | None = None
+    ) -> tuple[str, int]:
+        """Recover, listen, register; the bound address. Port 0 takes a free one.
+
+        With ``tls`` the broker listens on ``tls_port`` (default 8124) of ``host`` as well, see `tls_bound`.
+
+        Raises:
+            StorageError: the directory is in use or cannot be read. OSError: the address cannot be listened on.
+        """
+        loop = self._loop = asyncio.get_running_loop()
+        durability = DurabilityOf(self.durability, self._topic_durability)
+        opened = await loop.run_in_executor(None, lambda: self._open(durability))
+        self._disk = opened.disk
+        try:
+            stored = ((item.group, item.topic, item.partition, item.offset) for item in self._disk.meta.offsets())
+            offsets = GroupOffsets(((g, t, p), o) for g, t, p, o in stored if o is not None)
+            last_time = max((store.last_time for store in self._disk.stores.values()), default=0)
+            self._engine = BrokerEngine(
+                Topics(self._store),
+                offsets,
+                session_ms=self._session_ms,
+                last_time=last_time,
+                staging=opened.staging,
+            )
+            self._engine.access = self._access
+            config = self._stored_config()
+            self._upkeep = Upkeep(self._disk, self._engine, self.broker_id, self._max_store_bytes)
+            for topic, rows in opened.producers:
+                known = [row for row in rows if self._engine.transactions.restored(row[1])]
+                self._engine.sending.producers.restore(topic, known)
+            self._engine.sending.producers.changed.clear()
+            self._report_recovery(self._disk)
+            tls_place = DEFAULT_BROKER_TLS_PORT if tls_port is None else tls_port
+            bound = await self._listeners.start(host, port, tls, tls_place)
+        except BaseException:
+            self._disk.close(clean=True)
+            self._disk = None
+            raise
+        self._commits = Commits(
+            self._disk, self._engine, self._upkeep, name=f"tube-{self.broker_id}", clock=self.clock,
+            durability_of=self.durability_of, failed=self._failed, lost=self._lost,
+        )  # fmt: skip
+        self._retention_timer = loop.call_later(_RETENTION_S, self._retain)
+        self._orders = OrderDesk(self._disk, self._engine, self._upkeep, self._commits, self.broker_id, self.clock)
+        self._commits.schedule()  # what was being published when an earlier process ended goes on
+        for key, offset, end in self.upkeep.reset_beyond_end(offsets):
+            text = f"group {key[0]} stood at offset {offset} of partition {key[2]} of {key[1]}, the log ends at {end}"
+            self._lost(text)
+        if self._masters:
+            address = self._advertise or f"{bound[0]}:{bound[1]}"
+            bound_tls = self.tls_bound
+            membership = Membership(
+                self.broker_id,
+                address,
+                f"penstock-{penstock.__version__}",
+                config,
+                tls_port=None if bound_tls is None else bound_tls[1],
+                web_address=self._web_address,
+            )
+            self._member = Member(
+                membership,
+                self._masters,
+                self._orders.obey,
+                self._orders.status,
+                heartbeat_s=self._heartbeat_s,
+                user=self._master_user,
+                tls=self._master_tls,
+            )
+            self._member.start()
+        return bound
+
+    async def close(self) -> None:
+        """Leave the cluster, answer what was received, sync and close. Twice is harmless."""
+        if self._disk is None or self._commits is None:
+            return
+        if self._member is not None:
+            await self._member.close()
+        self._listeners.stop()
+        for timer in (self._timer, self._retention_timer):
+            if timer is not None:
+                timer.cancel()
+        for connection in self.peers.open:
+            connection.stop()
+        await self._commits.close()
+        for connection in list(self.peers.open):
+            connection.close()
+        await self._listeners.closed()
+        disk, self._disk = self._disk, None
+        clean = self.failure is None
+        await asyncio.get_running_loop().run_in_executor(None, lambda: disk.close(clean=clean))
+
+    def append(
+        self, topic: str, partition: int | None, data: bytes, flag: int, msg_type: str | None, done: AppendDone
+    ) -> None:
+        """Store a message from inside the node; ``done`` gets the result after its commit, or the error.
+
+        ``done`` never runs before this returns. ``partition`` None: the topic's partitions here in turn.
+        """
+        assert self._loop is not None, "start() comes first"
+        engine = self.engine
+        try:
+            result = engine.append(topic, partition, data, flag, msg_type, self.clock())
+        except PenstockError as error:
+            self._loop.call_soon(done, error)
+            return
+        if self.durability_of(topic) is Durability.MEMORY:
+            self._loop.call_soon(done, result)
+        else:
+            self.commits.tell(done, result)
+        self.commits.schedule()
+
+    def append_run(
+        self,
+        topic: str,
+        partition: int,
+        messages: Sequence[tuple[bytes, int, str | None]],
+        done: Callable[[int, PenstockError | None], None],
+    ) -> None:
+        """Store messages (data, flag, type) that must stay in order: the first that is refused ends the run.
+
+        ``done`` gets, after their commit, how many of the first were stored, and the error that stopped the rest; after
+        an error of the log itself 0, and what was stored is not known. It never runs before this returns.
+        """
+        assert self._loop is not None, "start() comes first"
+        stored = 0
+        result: AppendResult | None = None
+        refused: PenstockError | None = None
+        for data, flag, msg_type in messages:
+            try:
+                result = self.engine.append(topic, partition, data, flag, msg_type, self.clock())
+            except PenstockError as error:
+                refused = error
+                break
+            stored += 1
+        if result is None or self.durability_of(topic) is Durability.MEMORY:
+            self._loop.call_soon(done, stored, refused)
+        else:
+
+            def committed(outcome: AppendResult | PenstockError) -> None:
+                if isinstance(outcome, PenstockError):
+                    done(0, outcome)
+                else:
+                    done(stored, refused)
+
+            self.commits.tell(committed, result)
+        if stored:
+            self.commits.schedule()
+
+    def newest(self, topic: str, partition: int) -> tuple[bytes, int] | None:
+        """Data and flag of the last durable message of a partition; None where there is none."""
+        return newest(self.engine.topics, topic, partition)
+
+    async def committed(self) -> None:
+        """Return when all that was changed until now is durable. Raises StorageError when it cannot be made so."""
+        await self.commits.committed()
+
+    async def webapi(self, params: Mapping[str, str]) -> dict[str, Any]:
+        """Answer a request to ``/broker.htm``; changes are durable when this returns."""
+        desk = broker_admin.Desk(self.engine, self.broker_id, lambda: self.stats, self.clock())
+        answer, changed = broker_admin.handle(desk, params)
+        if changed:
+            try:
+                await self.committed()
+            except StorageError as error:
+                return {"result": False, "errCode": 500, "errMsg": error.what}
+        return answer
+
+    def create_topic(self, name: str, partitions: int = 3, stores: int = 1) -> None:
+        """Serve a topic that no master announced (a broker by itself, and tests)."""
+        config = TopicConfig(name, partitions=partitions, stores=stores)
+        self.engine.topics.apply(self.engine.topics.default, [config])
+        self.commits.schedule()
+
+    def poke(self) -> None:
+        """Heartbeat to the master now, for example because a topic was created there."""
+        if self._member is not None:
+            self._member.poke()
+
+    def durability_of(self, topic: str) -> Durability:
+        """What an acknowledgement of a message of ``topic`` means."""
+        return self._topic_durability.get(topic, self.durability)
+
+    # Opening
+
+    def _open(self, durability: DurabilityOf) -> Opened:
+        return open_logs(
+            self._directory,
+            durability,
+            files=self._files,
+            limits=self._limits,
+            staging_limits=self._staging_limits,
+            on_loss=self._lost,
+        )
+
+    def _store(self, topic: str, number: int) -> Store:
+        store = self.disk.open_store(topic, number)
+        store.immediate = self.durability_of(topic) is Durability.MEMORY
+        return store
+
+    def _stored_config(self) -> BrokerConfig:
+        data = self.disk.meta.config()
+        if data is None:
+            return BrokerConfig()
+        config = BrokerConfig.from_json(data)
+        self.engine.topics.apply(*config.parsed())
+        return config
+
+    def _report_recovery(self, disk: Disk) -> None:
+        found = disk.recovery
+        fields = {"broker_id": self.broker_id, "records": found.records, "torn_bytes": found.torn_bytes}
+        _log.info("tube log opened", extra={"fields": {**fields, "rebuilt_indexes": found.rebuilt_indexes}})
+        for text in disk.meta.damaged:
+            self._lost(text)
+
+    def _lost(self, what: object) -> None:
+        _log.error("tube data lost", extra={"fields": {"broker_id": self.broker_id, "what": str(what)}})
+
+    def _failed(self, error: StorageError) -> None:
+        fields = {"broker_id": self.broker_id, **error_fields(error)}
+        _log.error("tube broker stores nothing any more", extra={"fields": fields})
+        if self.on_failure is not None:
+            self.on_failure(error)
+        self.poke()
+
+    # Time
+
+    def arm(self) -> None:
+        """Make sure that the timer runs for the engine's next deadline."""
+        deadline = self.engine.next_deadline()
+        if deadline is None or (self._timer is not None and self._timer_at <= deadline):
+            return
+        assert self._loop is not None
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = self._loop.call_later(max(deadline - self.clock(), 0) / 1000, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.engine.tick(self.clock())
+        self.commits.answer_ready()
+        if self.engine.offsets.dirty:
+            self.commits.schedule()
+        self.arm()
+
+    def _retain(self) -> None:
+        assert self._loop is not None
+        self._retention_timer = self._loop.call_later(_RETENTION_S, self._retain)
+        if self.failure is None:
+            self.retain(self.clock())
+
+    def retain(self, now_ms: int) -> None:
+        """Let expired segments go, write the offset history, note what producers sent; called every minute."""
+        wrote = self.upkeep.write_history(now_ms)
+        if self.upkeep.let_staged_go(now_ms):
+            self.commits.schedule()
+        if self.engine.sending.producers.changed:
+            self.commits.snapshot_due = True
+        if self.upkeep.retain(self.commits.next, now_ms) or wrote or self.commits.snapshot_due:
+            self.commits.schedule()

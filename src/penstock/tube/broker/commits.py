@@ -1,0 +1,277 @@
+"""What the broker's loop changed, made durable together; what waits for it leaves afterwards.
+
+What turns bring while a commit runs shares the next one, and leaves with one write a connection. After a failed commit
+nothing is acknowledged any more: whoever waited, and whoever comes later, is told 503 with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from penstock.errors import PenstockError, StorageError
+from penstock.runtime.committer import GroupCommitter
+from penstock.runtime.durability import Durability
+from penstock.tube.broker.connection import BrokerConnection
+from penstock.tube.broker.upkeep import Upkeep
+from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.envelope import encode_response
+from penstock.tube.codec.methods import METHODS, MethodId
+from penstock.tube.engine.broker import AppendResult, BrokerEngine
+from penstock.tube.engine.publishing import Publication
+from penstock.tube.engine.topics import LogStore
+from penstock.tube.storage.disk import Commit, Disk
+from penstock.tube.storage.meta import GroupOffset
+from penstock.tube.storage.store import Store, Work
+
+__all__ = ["AppendDone", "Commits"]
+
+AppendDone = Callable[["AppendResult | PenstockError"], None]
+
+
+class _Waiting:
+    """What leaves, or is told, when the next commit returned."""
+
+    __slots__ = ("appended", "futures", "replies")
+
+    def __init__(self) -> None:
+        # (connection, serials, method, bodies, expires at or 0)
+        self.replies: list[tuple[BrokerConnection, Sequence[int], int, Sequence[bytes], int]] = []
+        self.appended: list[tuple[AppendDone, AppendResult]] = []
+        self.futures: list[asyncio.Future[None]] = []
+
+
+class _Round:
+    """One commit; filled when it begins, with all that came until then."""
+
+    __slots__ = ("commit", "decided", "waiting", "works")
+
+    def __init__(self) -> None:
+        self.commit = Commit()
+        self.works: list[tuple[Store, Work]] = []
+        self.waiting = _Waiting()
+        self.decided: list[Publication] = []
+
+
+class Commits:
+    """The commits of one broker; made in the loop that they run in.
+
+    ``durability_of`` says what an acknowledgement of a topic's messages means. ``failed`` hears of the first failure,
+    ``lost`` of what of staged rows turned out to be lost.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        engine: BrokerEngine,
+        upkeep: Upkeep,
+        *,
+        name: str,
+        clock: Callable[[], int],
+        durability_of: Callable[[str], Durability],
+        failed: Callable[[StorageError], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        self.failure: StorageError | None = None
+        self.next = Commit()
+        """The next commit; what is not in the engine's lists is put here before :meth:`schedule`."""
+        self.snapshot_due = False
+        """The next commit notes what idempotent producers have sent."""
+        self._engine = engine
+        self._upkeep = upkeep
+        self._clock = clock
+        self._durability_of = durability_of
+        self._failed = failed
+        self._lost = lost
+        self._path = str(disk.directory)
+        self._waiting = _Waiting()
+        self._scheduled = False
+        self._round: _Round | None = None
+        """Submitted, and not begun yet."""
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._committer: GroupCommitter[_Round] = GroupCommitter(
+            lambda rounds: disk.commit([one.commit for one in rounds]),
+            name=name, on_failure=self._fail, prepare=self._fill,
+        )  # fmt: skip
+        self._committer.start()
+
+    @property
+    def count(self) -> int:
+        """Commits until now."""
+        return self._committer.commits
+
+    def wait(
+        self,
+        connection: BrokerConnection,
+        serials: Sequence[int],
+        method: int,
+        bodies: Sequence[bytes],
+        expires_ms: int,
+    ) -> None:
+        """Send ``bodies`` after the next commit, unless it is ``expires_ms`` by then (0: never)."""
+        self._waiting.replies.append((connection, serials, method, bodies, expires_ms))
+        self.schedule()
+
+    def tell(self, done: AppendDone, result: AppendResult) -> None:
+        """Call ``done`` with ``result``, or the error, after the next commit."""
+        self._waiting.appended.append((done, result))
+
+    async def committed(self) -> None:
+        """Return when all that was changed until now is durable. Raises StorageError when it cannot be made so."""
+        if self.failure is not None:
+            raise self.failure
+        if self._closed:
+            raise StorageError("tube: the broker is closed")
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.futures.append(future)
+        self.schedule()
+        await future
+
+    def schedule(self) -> None:
+        """Have the next commit, at the end of this loop turn at the earliest, take what the turn changed."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def answer_ready(self) -> None:
+        """Send the answers to gets that waited and need wait no more."""
+        touched: dict[BrokerConnection, None] = {}
+        self._collect_ready(touched)
+        for connection in touched:
+            connection.flush()
+            connection.turned()
+
+    async def close(self) -> None:
+        """Commit what is scheduled, with what producers have sent; nothing is taken any more."""
+        if self._engine.sending.producers.changed and self.failure is None:
+            self.snapshot_due = self._scheduled = True
+        if self._scheduled:
+            self._flush()
+        await self._committer.close()
+        self._closed = True
+
+    def _flush(self) -> None:
+        """At the end of a turn: show what is readable at once, and have the next commit take what the turn changed."""
+        self._scheduled = False
+        if self._closed:
+            return
+        self._show([store for store in self._engine.dirty_stores if store.immediate])
+        if self._round is not None:
+            return  # it has not begun
+        self._round = one = _Round()
+        try:
+            self._committer.submit(one, lambda error: self._done(one, error))
+        except StorageError as error:  # closing: what came too late is told so
+            self._fill(one)
+            self._done(one, error)
+
+    def _fill(self, one: _Round) -> None:
+        """The commit begins: it takes all that was changed until now, and those who wait for it."""
+        self._round = None
+        engine, upkeep = self._engine, self._upkeep
+        one.commit, self.next = self.next, Commit()
+        commit = one.commit
+        if self.failure is None:
+            self._publish()
+        one.decided = upkeep.take_staged(commit)
+        if engine.sending.producers.changed:
+            upkeep.note_producers(commit)
+        # A dict keeps the order of first use, so the same run writes the same way again.
+        for store in engine.dirty_stores:
+            assert isinstance(store, Store)
+            one.works.append((store, store.take()))
+        engine.dirty_stores.clear()
+        commit.works += [(store, work, self._must_sync(store)) for store, work in one.works]
+        now = self._clock()
+        if self.snapshot_due:
+            self.snapshot_due = False
+            upkeep.snapshot_producers(commit, now)
+        commit.offsets = [GroupOffset(*key, offset, now) for key, offset in engine.offsets.take_dirty()]
+        one.waiting, self._waiting = self._waiting, _Waiting()
+        self._answer_published(one.waiting)
+        self._show([store for store, _ in one.works if store.immediate])
+
+    def _show(self, stores: Sequence[LogStore]) -> None:
+        """Readers of ``stores`` see more than before; answer the gets that wait no more."""
+        if stores:
+            self._engine.readable(stores, self._clock())
+        touched: dict[BrokerConnection, None] = {}
+        self._collect_ready(touched)
+        for connection in touched:
+            connection.flush()
+
+    def _publish(self) -> None:
+        try:
+            self._engine.transactions.publish(self._clock())
+        except OSError as error:
+            # Decided, and not to be read: nothing may come behind it; a restart carries it out.
+            what = f"tube: staged rows cannot be read: {error.strerror}"
+            self._fail(StorageError(what, path=str(error.filename or self._path)))
+
+    def _must_sync(self, store: Store) -> bool:
+        topic = store.directory.name.rpartition("-")[0]
+        return self._durability_of(topic) is Durability.DURABLE
+
+    def _answer_published(self, waiting: _Waiting) -> None:
+        """Answers to commits of staged rows leave with the commit of their last rows."""
+        transactions = self._engine.transactions
+        for address, serial, body in transactions.answered:
+            if isinstance(address, BrokerConnection):
+                waiting.replies.append((address, [serial], MethodId.SEND_MESSAGE, [body], 0))
+        transactions.answered.clear()
+        publishing = transactions.publishing
+        if publishing is not None and publishing.lost:
+            for text in publishing.lost:
+                self._lost(text)
+            publishing.lost.clear()
+
+    def _done(self, one: _Round, error: StorageError | None) -> None:
+        engine, works, waiting = self._engine, one.works, one.waiting
+        if error is None:
+            for store, work in works:
+                store.written(work)
+            self._upkeep.staged(one.commit, one.decided)
+            if engine.transactions.dirty:
+                self.schedule()
+        now = self._clock()
+        if error is None and works:
+            engine.readable([store for store, _ in works], now)
+        touched: dict[BrokerConnection, None] = {}
+        self._collect_ready(touched)
+        for connection, serials, method, bodies, expires_ms in waiting.replies:
+            if expires_ms and now >= expires_ms:
+                engine.dropped_late += len(serials)
+                continue
+            connection.put_all(serials, bodies if error is None else [_unavailable(method, error)] * len(serials))
+            touched[connection] = None
+        for connection in touched:
+            connection.flush()
+            connection.turned()
+        for done, result in waiting.appended:
+            done(result if error is None else error)
+        for future in waiting.futures:
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+    def _collect_ready(self, touched: dict[BrokerConnection, None]) -> None:
+        """Put the answers to gets that waited; the connections they are for go into ``touched``."""
+        for address, serial, answer in self._engine.ready:
+            assert isinstance(address, BrokerConnection)
+            address.put(serial, answer.body)
+            touched[address] = None
+        self._engine.ready.clear()
+
+    def _fail(self, error: StorageError) -> None:
+        self.failure = self._engine.failure = error
+        self._failed(error)
+
+
+def _unavailable(method: int, error: StorageError) -> bytes:
+    """The answer to a request whose commit failed: whether it reached the disk is unknown."""
+    response = METHODS[method].response(success=False, errCode=ErrCode.SERVICE_UNAVAILABLE, errMsg=error.what)
+    return encode_response(method, response.SerializeToString())

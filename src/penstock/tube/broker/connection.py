@@ -1,0 +1,116 @@
+"""A client's connection to the broker: requests to the engine, its answers at once or after their commit.
+
+The messages that one turn brings are stored together, those of a partition one behind the other: a step for each costs
+three times as much.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.errors import RemoteProtocolError
+from penstock.tube.codec import exceptions
+from penstock.tube.codec.envelope import Request, decode_request, encode_error
+from penstock.tube.codec.methods import MethodId
+from penstock.tube.engine.sends import Send
+from penstock.tube.rpc import ServerConnection
+
+if TYPE_CHECKING:
+    from penstock.tube.broker.broker import TubeBroker
+
+__all__ = ["BrokerConnection"]
+
+
+class _Run:
+    """Sends of one partition, in the order in which they came."""
+
+    __slots__ = ("datas", "requests", "sends")
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.sends: list[Send] = []
+        self.datas: list[bytes] = []
+
+
+class BrokerConnection(ServerConnection):
+    """One client of a broker."""
+
+    def __init__(self, broker: TubeBroker) -> None:
+        super().__init__(broker.peers)
+        self._broker = broker
+        self._runs: dict[tuple[str, int], _Run] = {}
+        """Messages that came one behind the other, by their partition: not stored yet."""
+        self._timeout: int | None = None
+        """Time limit of their requests."""
+
+    def now_ms(self) -> int:
+        return self._broker.clock()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._broker.engine.gone(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._broker.bytes_in += len(data)
+        super().data_received(data)
+
+    def receive(self, serial: int, body: bytes) -> None:
+        broker = self._broker
+        broker.requests += 1
+        try:
+            request = decode_request(serial, body)
+        except RemoteProtocolError as error:
+            self.put(serial, encode_error(exceptions.EXCEPTION, error.what, fatal=True))
+            return
+        found = broker.engine.send_of(request)
+        if found is not None:
+            send, data = found
+            if request.timeout != self._timeout:
+                self.settle()
+                self._timeout = request.timeout
+            run = self._runs.get(send.place)
+            if run is None:
+                run = self._runs[send.place] = _Run()
+            run.requests.append(request)
+            run.sends.append(send)
+            run.datas.append(data)
+            return
+        self.settle()  # requests are answered in their order
+        broker.engine.peer = self.peer
+        answer = broker.engine.receive(request, self.arrived_ms, broker.clock(), self)
+        if answer is None:
+            return
+        if answer.wait:
+            broker.commits.wait(self, [serial], request.method, [answer.body], self._expires_ms(request.timeout))
+        else:
+            self.put(serial, answer.body)
+
+    def _expires_ms(self, timeout: int | None) -> int:
+        return self.arrived_ms + timeout if timeout else 0
+
+    def settle(self) -> None:
+        if not self._runs:
+            return
+        runs, self._runs = self._runs, {}
+        broker = self._broker
+        engine, now, expires_ms = broker.engine, broker.clock(), self._expires_ms(self._timeout)
+        engine.peer = self.peer
+        for run in runs.values():
+            if expires_ms and now > expires_ms:
+                engine.dropped_late += len(run.requests)
+                continue
+            bodies, wait = engine.receive_sends(run.requests, run.sends, run.datas, now)
+            serials = [request.serial for request in run.requests]
+            if wait:
+                broker.commits.wait(self, serials, MethodId.SEND_MESSAGE, bodies, expires_ms)
+            else:
+                self.put_all(serials, bodies)
+
+    def turned(self) -> None:
+        broker = self._broker
+        broker.bytes_out += self.bytes_out
+        self.bytes_out = 0
+        engine = broker.engine
+        if engine.dirty_stores or engine.offsets.dirty or engine.transactions.dirty:
+            broker.commits.schedule()
+        broker.arm()

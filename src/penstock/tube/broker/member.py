@@ -1,0 +1,134 @@
+"""The connection of a broker to its master: register, heartbeat, reconnect, next master."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from penstock.errors import PenstockError
+from penstock.runtime.clock import wall_clock_ms
+from penstock.runtime.logs import error_fields
+from penstock.tube.codec.methods import Service
+from penstock.tube.codec.proto.shared_pb2 import AuthenticateInfo, MasterCertificateInfo
+from penstock.tube.engine.access import sign
+from penstock.tube.engine.membership import Membership, Orders
+from penstock.tube.link import Link
+
+__all__ = ["Member"]
+
+_log = logging.getLogger("penstock.tube.broker.broker")
+
+_RETRY_S = 0.2
+_RETRY_MOST_S = 5.0
+_SOON_S = 0.02
+_SAY_AGAIN_MS = 30_000
+
+
+class Member:
+    """Keeps a broker registered at one of ``masters``. ``apply(orders)`` is called in the loop for each answer."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        masters: Sequence[tuple[str, int]],
+        apply: Callable[[Orders], None],
+        status: Callable[[], tuple[int, int]],
+        *,
+        heartbeat_s: float,
+        user: tuple[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._user = user
+        self._tls = tls
+        self.membership = membership
+        self.heartbeats = 0
+        self.registered = asyncio.Event()
+        self._masters = sorted(masters)
+        self._apply = apply
+        self._status = status
+        self._heartbeat_s = heartbeat_s
+        self._wake = asyncio.Event()
+        self._link: Link | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._said: dict[str, str] = {}
+        self._said_ms = 0
+
+    def start(self) -> None:
+        """Begin; returns at once, ``registered`` is set after the first registration."""
+        self._task = asyncio.create_task(self._run(), name=f"tube broker {self.membership.broker_id} membership")
+
+    def poke(self) -> None:
+        """Heartbeat now."""
+        self._wake.set()
+
+    async def close(self) -> None:
+        """Stop, and tell the master if it can be reached."""
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        link = self._link
+        if link is None:
+            return
+        if self.membership.registered:
+            with suppress(PenstockError):
+                await link.exchange(Service.MASTER, *self.membership.close_request(self._signed()), timeout_s=1)
+        link.abort()
+
+    def _signed(self) -> MasterCertificateInfo | None:
+        """Who this broker is, with the present time: a signature is good for seconds."""
+        if self._user is None:
+            return None
+        name, password = self._user
+        now, nonce = wall_clock_ms(), secrets.randbelow(1 << 31)
+        signature = sign(name, password, now, nonce)
+        info = AuthenticateInfo(userName=name, timestamp=now, nonce=nonce, othParams="", signature=signature)
+        return MasterCertificateInfo(authInfo=info)
+
+    async def _run(self) -> None:
+        place = failures = 0
+        while True:
+            host, port = self._masters[place % len(self._masters)]
+            try:
+                await self._serve(host, port)
+            except PenstockError as error:
+                failures = 0 if self.membership.registered else failures + 1
+                self._report(f"{host}:{port}", error)
+                self.membership.lost()
+            if self._link is not None:
+                self._link.abort()
+            self._link = None
+            place += 1
+            await asyncio.sleep(min(_RETRY_S * 2 ** min(failures, 10), _RETRY_MOST_S))
+
+    def _report(self, master: str, error: PenstockError) -> None:
+        """Say why there is no master: at once where one was lost or says something else, else now and then."""
+        now = wall_clock_ms()
+        lost = self.membership.registered
+        if not lost and self._said.get(master) == error.what and now < self._said_ms + _SAY_AGAIN_MS:
+            return
+        self._said[master] = error.what
+        self._said_ms = now
+        fields = {"broker_id": self.membership.broker_id, "master": master, **error_fields(error)}
+        _log.warning("tube broker lost its master" if lost else "tube broker has no master", extra={"fields": fields})
+
+    async def _serve(self, host: str, port: int) -> None:
+        self._link = await Link.connect((host, port), tls=self._tls)
+        while True:
+            method, payload = self.membership.next_request(*self._status(), self._signed())
+            orders = self.membership.receive(method, await self._link.exchange(Service.MASTER, method, payload))
+            self._apply(orders)
+            self.heartbeats += 1
+            if self.membership.registered and not self.registered.is_set():
+                self.registered.set()
+                self._said.clear()
+                fields = {"broker_id": self.membership.broker_id, "master": f"{host}:{port}"}
+                _log.info("tube broker registered", extra={"fields": fields})
+            self._wake.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SOON_S if orders.soon else self._heartbeat_s):
+                    await self._wake.wait()

@@ -1,0 +1,79 @@
+"""What a master's answers make a broker do: serve topics, remove them, stop, limit readers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from penstock.errors import ConfigError
+from penstock.tube.broker.commits import Commits
+from penstock.tube.broker.upkeep import Upkeep
+from penstock.tube.engine.broker import BrokerEngine
+from penstock.tube.engine.flow import parse_rules
+from penstock.tube.engine.membership import Orders
+from penstock.tube.storage.disk import Disk
+
+__all__ = ["OrderDesk"]
+
+_log = logging.getLogger("penstock.tube.broker.broker")
+
+
+class OrderDesk:
+    """Carries orders out, and says what the broker reports of itself."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        engine: BrokerEngine,
+        upkeep: Upkeep,
+        commits: Commits,
+        broker_id: int,
+        clock: Callable[[], int],
+    ) -> None:
+        self._disk = disk
+        self._engine = engine
+        self._upkeep = upkeep
+        self._commits = commits
+        self._broker_id = broker_id
+        self._clock = clock
+
+    def status(self) -> tuple[int, int]:
+        """Statuses of reading and writing: 0 normal, 1 stopped by order, -1 the disk has failed."""
+        engine = self._engine
+        return int(engine.read_stopped), -1 if self._commits.failure is not None else int(engine.write_stopped)
+
+    def obey(self, orders: Orders) -> None:
+        """Do what ``orders`` say; what of it has to last is in the next commit."""
+        engine = self._engine
+        engine.read_stopped = orders.stop_read
+        engine.write_stopped = orders.stop_write
+        engine.add_tokens(orders.tokens)
+        if orders.check_tokens is not None:
+            engine.check_tokens = orders.check_tokens
+        if orders.max_message_bytes is not None:
+            engine.topics.cluster_bytes = orders.max_message_bytes
+        if orders.flow_rules is not None:
+            self._limit_readers(orders.flow_rules)
+        if orders.config is not None:
+            engine.topics.apply(*orders.config.parsed())
+            self._commits.next.config = orders.config.to_json()
+            fields = {"broker_id": self._broker_id, "topics": len(orders.config.topics)}
+            _log.info("tube broker configured", extra={"fields": fields})
+            self._commits.schedule()
+        for name in orders.removed_topics:
+            if name in engine.topics.by_name:
+                self._remove_topic(name)
+
+    def _limit_readers(self, text: str) -> None:
+        try:
+            self._engine.reading.rules = parse_rules(text)
+        except ConfigError as error:
+            _log.error("flow control rules are not in force", extra={"fields": {"error": error.what}})
+
+    def _remove_topic(self, name: str) -> None:
+        commit = self._commits.next
+        self._upkeep.forget(name, commit)
+        self._engine.remove_topic(name, self._clock())
+        commit.removed_topics.append((name, self._disk.forget(name)))
+        self._commits.schedule()
+        _log.info("tube topic removed", extra={"fields": {"broker_id": self._broker_id, "topic": name}})

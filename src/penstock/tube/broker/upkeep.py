@@ -1,0 +1,263 @@
+"""What a broker does beside answering: open its logs, let old segments go, note what a restart has to know.
+
+`open_logs` runs in a thread before the broker listens. `Upkeep` runs in the loop and fills the broker's next commit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from penstock.errors import StorageError
+from penstock.runtime.durability import Durability
+from penstock.tube.codec.proto import broker_pb2 as pb
+from penstock.tube.engine.broker import BrokerEngine
+from penstock.tube.engine.history import group_history
+from penstock.tube.engine.offsets import GroupOffsets, Key
+from penstock.tube.engine.publishing import Publication
+from penstock.tube.engine.staging import Staging, StagingLimits
+from penstock.tube.engine.topics import HISTORY_TOPIC, Topics
+from penstock.tube.engine.undecided import UndecidedWatch
+from penstock.tube.storage import epochs, sequences
+from penstock.tube.storage.disk import Commit, Disk, boot_id
+from penstock.tube.storage.files import Files
+from penstock.tube.storage.recovery import Loss
+from penstock.tube.storage.retention import Retention, parse_policy
+from penstock.tube.storage.store import Store, StoreLimits
+
+__all__ = ["DurabilityOf", "Opened", "Upkeep", "newest", "open_logs"]
+
+_log = logging.getLogger("penstock.tube.broker.broker")
+
+UNDECIDED = (
+    "start the query or the missing broker again, or penstock tube staged --settle QUERY; where a broker is gone for"
+    " good, penstock tube staged --remove QUERY --force"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DurabilityOf:
+    """What an acknowledgement means, by topic."""
+
+    default: Durability = Durability.DURABLE
+    topics: Mapping[str, Durability] = field(default_factory=dict)
+
+    def __call__(self, topic: str) -> Durability:
+        return self.topics.get(topic, self.default)
+
+    def state(self) -> dict[str, object]:
+        """For `Disk.run`: the next process has to know how this one wrote."""
+        return {"default": str(self.default), "topics": {name: str(kind) for name, kind in self.topics.items()}}
+
+
+@dataclass(slots=True)
+class Opened:
+    """A directory whose logs are open, and what was found of producers, epochs and staged rows."""
+
+    disk: Disk
+    producers: list[tuple[str, list[sequences.Row]]]
+    staging: Staging
+
+
+def newest(topics: Topics, topic: str, partition: int) -> tuple[bytes, int] | None:
+    """Data and flag of the last durable message of a partition; None where there is none. Raises StorageError."""
+    served = topics.by_name.get(topic)
+    if served is None or not served.has(partition):
+        return None
+    store = topics.store(served, partition)
+    assert isinstance(store, Store)
+    _, count = store.plan(partition, store.min_offset, None, 1 << 62)
+    if not count:
+        return None
+    start, _ = store.plan(partition, store.min_offset, None, count - 1)
+    found = store.read(partition, start, max_messages=1)
+    if not found.messages:
+        raise StorageError(
+            f"tube: the last message of topic {topic!r}, partition {partition}, cannot be read",
+            path=str(store.directory),
+            do="run penstock tube fsck on the data directory",
+        )
+    (message,) = pb.GetMessageResponseB2C.FromString(found.messages[0]).messages
+    return message.payLoadData, message.flag
+
+
+def open_logs(
+    directory: Path,
+    durability: DurabilityOf,
+    *,
+    files: Files | None,
+    limits: StoreLimits | None,
+    staging_limits: StagingLimits,
+    on_loss: Callable[[object], None],
+) -> Opened:
+    """Open the directory and every store in it. Blocks: reads the newest segment of each store.
+
+    Raises StorageError when the directory is in use or cannot be read.
+    """
+
+    def lost(loss: Loss) -> None:
+        on_loss(loss)
+
+    disk = Disk(directory, files=files, limits=limits, on_loss=lost)
+    try:
+        producers = []
+        notes: dict[str, bytes | None] = {}
+        for topic, number in disk.present():
+            store = disk.open_store(topic, number)
+            name = epochs.note_name(topic, number)
+            if name in disk.notes:
+                store.epochs = epochs.decode_note(disk.notes[name])
+            if disk.unclean is not None and _cut(disk, topic):
+                store.epochs = epochs.begin_epoch(store.epochs, store.end_offset)
+                notes[name] = epochs.encode_note(store.epochs)
+            note = disk.notes.get(sequences.note_name(topic, number))
+            if note is not None:
+                offset, rows = sequences.decode_note(note)
+                rows += sequences.read_back(store, offset)
+                producers.append((topic, rows))
+        disk.meta.commit([], notes=notes)
+        staging = Staging(disk.shelf, staging_limits)
+        for text in staging.restore(disk.notes, disk.shelf.recover()):
+            on_loss(text)
+        disk.run(durability.state())
+    except OSError as error:
+        disk.close(clean=False)
+        raise StorageError(
+            f"tube: staged rows in {disk.shelf.directory} cannot be read: {error.strerror}",
+            path=str(error.filename or disk.shelf.directory),
+        ) from error
+    except BaseException:
+        disk.close(clean=False)
+        raise
+    return Opened(disk, producers, staging)
+
+
+def _cut(disk: Disk, topic: str) -> bool:
+    previous = disk.unclean or {}
+    durability = previous.get("topics", {}).get(topic, previous.get("default", str(Durability.DURABLE)))
+    return epochs.may_have_lost(previous, durability, boot_id())
+
+
+class Upkeep:
+    """The broker's periodic work. ``max_store_bytes``: how much a store keeps, None = no limit by size."""
+
+    def __init__(self, disk: Disk, engine: BrokerEngine, broker_id: int, max_store_bytes: int | None) -> None:
+        self._disk = disk
+        self._engine = engine
+        self._broker_id = broker_id
+        self._max_store_bytes = max_store_bytes
+        self.undecided = UndecidedWatch()
+        self._noted = {name for name in disk.notes if name.startswith(sequences.PREFIX)}
+
+    def retain(self, commit: Commit, now_ms: int) -> bool:
+        """Let expired segments go with ``commit``; whether it has something to do."""
+        changed = False
+        for (name, _), store in self._disk.stores.items():
+            topic = self._engine.topics.by_name.get(name)
+            if topic is None:
+                continue
+            policy = topic.config.delete_policy or ""
+            gone = store.expire(Retention(parse_policy(policy), self._max_store_bytes), now_ms)
+            if gone:
+                commit.expired.append((store, gone))
+            if gone or store.dirty:
+                self._engine.dirty_stores[store] = None
+                changed = True
+        return changed
+
+    def note_producers(self, commit: Commit) -> None:
+        """Before the log of a store has its first numbered message, a note says from where on to look for them."""
+        for topic, number in self._engine.sending.producers.changed:
+            name = sequences.note_name(topic, number)
+            store = self._disk.stores.get((topic, number))
+            if name not in self._noted and store is not None:
+                self._noted.add(name)
+                commit.early_notes[name] = sequences.encode_note(store.written_end, [])
+
+    def snapshot_producers(self, commit: Commit, now_ms: int) -> None:
+        """Note what producers have stored, of all that is handed to ``commit`` and before."""
+        producers = self._engine.sending.producers
+        producers.expire(now_ms)
+        for topic, number in producers.changed:
+            store = self._disk.stores.get((topic, number))
+            if store is not None:
+                note = sequences.encode_note(store.end_offset, producers.snapshot(topic, number))
+                commit.notes[sequences.note_name(topic, number)] = note
+        producers.changed.clear()
+
+    def take_staged(self, commit: Commit) -> list[Publication]:
+        """Hand what was staged and decided to ``commit``; the decisions to carry out once it returned."""
+        transactions = self._engine.transactions
+        staging = transactions.staging
+        assert staging is not None, "a broker has one"
+        commit.staged, commit.unstaged = self._disk.shelf.take()
+        commit.notes.update(staging.notes)
+        staging.notes = {}
+        return transactions.take_decided()
+
+    def staged(self, commit: Commit, decided: list[Publication]) -> None:
+        """``commit`` returned: what it staged is durable, and what was decided in it is published from now on."""
+        self._disk.shelf.written(commit.staged)
+        publishing = self._engine.transactions.publishing
+        assert publishing is not None, "a broker has one"
+        for publication in decided:
+            publishing.begin(publication)
+
+    def let_staged_go(self, now_ms: int) -> bool:
+        """Let go what was staged too long ago; whether there is something for the next commit."""
+        transactions = self._engine.transactions
+        assert transactions.staging is not None, "a broker has one"
+        transactions.staging.tick(now_ms)
+        for late in self.undecided.look(transactions.staging.queries.values(), now_ms):
+            about = late._asdict() | {"broker_id": self._broker_id, "participants": ",".join(late.participants)}
+            _log.warning("tube transaction undecided", extra={"fields": {**about, "do": UNDECIDED}})
+        return transactions.dirty or self._disk.shelf.dirty
+
+    def staged_stats(self) -> dict[str, int]:
+        """Counters and gauges of what is staged and published."""
+        transactions = self._engine.transactions
+        staging, publishing = transactions.staging, transactions.publishing
+        assert staging is not None, "a broker has one"
+        assert publishing is not None, "a broker has one"
+        return {
+            "staged_bytes": staging.bytes,
+            "staged_attempts": staging.attempts,
+            "staged_expired": staging.expired,
+            "undecided_transactions": len(self.undecided.late),
+            "committed_batches": publishing.batches,
+            "committed_messages": publishing.published,
+        }
+
+    def forget(self, topic: str, commit: Commit) -> None:
+        """A topic is removed: nothing about its logs is true of a later one of the same name."""
+        for name, number in list(self._disk.stores):
+            if name == topic:
+                commit.notes[epochs.note_name(topic, number)] = None
+                commit.notes[sequences.note_name(topic, number)] = None
+                self._noted.discard(sequences.note_name(topic, number))
+
+    def write_history(self, now_ms: int) -> int:
+        """Append where every group stands to the system topic; how many messages that were."""
+        engine = self._engine
+        if engine.failure is not None or engine.write_stopped:
+            return 0
+        minute = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%d%H%M")
+        found = group_history(engine.topics, engine.offsets, engine.holdings, self._broker_id, now_ms, minute)
+        topic = engine.topics.by_name[HISTORY_TOPIC]
+        for item in found:
+            engine.sending.append_system(topic, item.partition, item.data, item.flag, item.msg_type, now_ms)
+        return len(found)
+
+    def reset_beyond_end(self, offsets: GroupOffsets) -> list[tuple[Key, int, int]]:
+        """Positions behind the end of their log go back to it: (key, position, end) of each."""
+        found = []
+        for key, offset in offsets.items():
+            store = self._disk.stores.get((key[1], key[2] // 10000))
+            end = 0 if store is None else store.durable_end  # one without files is empty
+            if offset > end:
+                found.append((key, offset, end))
+                offsets.set(key, end)
+        return found

@@ -1,0 +1,390 @@
+"""The consumer's way to the brokers: a task for each partition that registers, gets batches, and gives it back.
+
+A batch (what one get brought) is handed over and settled before the next get, which commits it. At most one batch a
+partition is in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from penstock.errors import PenstockError, RefusedError, UnavailableError
+from penstock.runtime.clock import monotonic_ms
+from penstock.tube.client.batches import Batch, messages_of
+from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.envelope import Request, Response, payload_of
+from penstock.tube.codec.methods import MethodId, Service
+from penstock.tube.codec.proto import broker_pb2
+from penstock.tube.codec.schema import decode
+from penstock.tube.codec.strings import Partition, parse_failure
+from penstock.tube.engine.consumer import Orders
+from penstock.tube.engine.group_member import GroupMember
+from penstock.tube.engine.reading import Reading, Start, Step
+from penstock.tube.link import Link, Links
+
+__all__ = ["Fetcher", "ReadSettings"]
+
+READ = Service.BROKER_READ
+# A broker that cannot be reached for so long is given up; the master hears of it and gives the partition out again.
+UNREACHABLE_S = 10.0
+# A released partition waits so long for the application to finish the batch in hand.
+RELEASE_WAIT_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSettings:
+    """What the user of a consumer chose; see :class:`penstock.tube.consumer.Consumer`."""
+
+    start: Start
+    timeout_s: float
+    most_wait_ms: int
+    long_poll_ms: int
+    want_offsets: bool
+    start_offset: Callable[[Partition], int | None]
+    own_positions: bool
+    """``start_offset`` knows better than the broker also after a connection was lost."""
+
+
+class Fetcher:
+    """Reads the partitions that :meth:`obey` takes.
+
+    ``deliver`` gets batches and errors; ``lost`` is called when a partition is not ours any more.
+    """
+
+    def __init__(
+        self,
+        member: GroupMember,
+        settings: ReadSettings,
+        links: Links,
+        deliver: Callable[[Batch | PenstockError], None],
+        lost: Callable[[], None],
+    ) -> None:
+        self.damaged = 0
+        self._member = member
+        self._settings = settings
+        self._links = links
+        self._deliver = deliver
+        self._tell_lost = lost
+        self._readings: dict[Partition, tuple[Reading, asyncio.Task[None]]] = {}
+        self._in_hand: dict[Partition, Batch] = {}
+        self._registered: dict[Partition, asyncio.Event] = {}
+        # Gets without an answer whose partition was given back: it is not taken again before the answer is there. Else
+        # the broker would count what it answers as handed out, and the next get would commit it.
+        self._unanswered: dict[Partition, asyncio.Future[Response | PenstockError]] = {}
+
+    @property
+    def readings(self) -> list[Reading]:
+        return [reading for reading, _ in self._readings.values()]
+
+    async def obey(self, orders: Orders) -> None:
+        """Give up and take partitions; returns when each was registered, or could not be for now."""
+        await asyncio.gather(*(self.release(partition, wait_s=RELEASE_WAIT_S) for partition in orders.release))
+        settings = self._settings
+        waiting = []
+        for partition in orders.take:
+            if partition not in self._readings:
+                reading = Reading(
+                    partition,
+                    settings.start,
+                    most_wait_ms=settings.most_wait_ms,
+                    long_poll_ms=settings.long_poll_ms,
+                    want_offsets=settings.want_offsets,
+                    offset=settings.start_offset(partition),
+                )
+                self._registered[partition] = asyncio.Event()
+                task = asyncio.create_task(self._read(reading), name=f"tube-read-{partition.key}")
+                self._readings[partition] = (reading, task)
+                waiting.append(self._registered[partition].wait())
+        await self._wait(waiting)
+
+    async def seek(self, offsets: dict[Partition, int]) -> None:
+        """Go on at other offsets; returns when the brokers know.
+
+        Raises:
+            UnavailableError: one does not answer; it is told as soon as it does.
+        """
+        waiting = []
+        for partition, offset in offsets.items():
+            entry = self._readings.get(partition)
+            if entry is None:
+                continue
+            entry[0].seek(offset)
+            batch = self._in_hand.pop(partition, None)
+            if batch is not None:
+                batch.revoke()
+            event = self._registered[partition] = asyncio.Event()
+            waiting.append(event.wait())
+        if not await self._wait(waiting):
+            raise UnavailableError("tube: the new positions are not stored yet", why="a broker did not answer in time")
+
+    async def release(self, partition: Partition, *, wait_s: float) -> None:
+        """Stop reading a partition and give its registration back."""
+        entry = self._readings.pop(partition, None)
+        if entry is None:
+            self._member.held.discard(partition)
+            return
+        reading, task = entry
+        batch = self._in_hand.pop(partition, None)
+        if batch is not None and not batch.settled.is_set():
+            if batch.next and wait_s:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await batch.settled.wait()
+            if not batch.settled.is_set():
+                batch.revoke()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        link = self._link_of(partition)
+        if reading.registered and link is not None:
+            request = self._member.partition_register(partition, reading.leave_status, leave=True)
+            with contextlib.suppress(PenstockError):  # the broker lets the registration expire
+                await link.call(READ, MethodId.PARTITION_REGISTER, request, broker_pb2.RegisterResponseB2C, timeout_s=2)
+        self._member.held.discard(partition)
+
+    async def release_all(self) -> None:
+        """Give everything back."""
+        await asyncio.gather(*(self.release(partition, wait_s=0) for partition in list(self._readings)))
+
+    async def commit(self, batch: Batch) -> None:
+        """Store the position behind ``batch``.
+
+        Raises:
+            UnavailableError: it may or may not be stored, or it is known that it is not.
+        """
+        partition = batch.reading.partition
+        link = self._link_of(partition)
+        if link is None:
+            raise UnavailableError(f"tube: the broker of {partition.key} is not connected: its messages come again")
+        request = broker_pb2.CommitOffsetRequestC2B(
+            clientId=self._member.client_id,
+            topicName=partition.topic,
+            partitionId=partition.id,
+            groupName=self._member.group,
+            lastPackConsumed=True,
+        )
+        answer = await link.call(
+            READ,
+            MethodId.COMMIT_OFFSET,
+            request,
+            broker_pb2.CommitOffsetResponseB2C,
+            timeout_s=self._settings.timeout_s,
+        )
+        if answer.errCode != ErrCode.SUCCESS:
+            batch.revoke()
+            raise UnavailableError(
+                f"tube: the position of {partition.key} is not stored: {answer.errMsg}",
+                applied=False,
+                why="the broker forgot this consumer or gave the partition to another one: its messages come again",
+            )
+        batch.confirm()
+
+    async def split(self, batch: Batch) -> bool:
+        """Store the position behind the messages of ``batch`` that were handed out; whether that was possible."""
+        partition = batch.reading.partition
+        if self._link_of(partition) is None or self._member.filters.get(partition.topic):
+            return False
+        wanted = broker_pb2.RangeRequest(startOffset=batch.reading.offset, maxMessages=batch.next, planOnly=True)
+        plan = await self._range(partition, wanted)
+        if plan is None or plan.messageCount != batch.next:
+            return False
+        if not batch.revoked:
+            await self.seek({partition: plan.nextOffset})  # the rest is fetched again
+        return True
+
+    async def offsets_at(self, partition: Partition, time_ms: int) -> int:
+        """The first offset that was appended at ``time_ms`` or later; the end if all is older.
+
+        Raises:
+            RefusedError: the broker cannot say.
+        """
+        found = await self._range(partition, broker_pb2.RangeRequest(timeMs=time_ms))
+        if found is None or not found.HasField("timeOffset"):
+            raise RefusedError(
+                f"tube: broker {partition.broker.address} does not find offsets by time",
+                why="it is not a penstock broker, or an old one",
+                do="use Apache's administration: broker.htm?method=admin_set_offset_by_time",
+            )
+        return found.timeOffset
+
+    async def heartbeats(self) -> None:
+        """One heartbeat to every broker, for the partitions registered there."""
+        by_broker: dict[tuple[str, int], list[Reading]] = {}
+        for partition, (reading, _) in self._readings.items():
+            if reading.registered:
+                by_broker.setdefault((partition.broker.host, partition.broker.port), []).append(reading)
+        for address, readings in by_broker.items():
+            link = self._links.find(address)
+            if link is not None:
+                with contextlib.suppress(PenstockError):  # the reading tasks see the same and act
+                    await self._beat(link, readings)
+
+    # --- a partition ---
+
+    async def _read(self, reading: Reading) -> None:
+        partition = reading.partition
+        failing_since: float | None = None
+        while True:
+            try:
+                step = reading.next_step(monotonic_ms())
+                if step is Step.WAIT:
+                    await asyncio.sleep(max(0.0, (reading.ready_at - monotonic_ms()) / 1000))
+                    continue
+                link = await self._links.connect((partition.broker.host, partition.broker.port), user=self)
+                step = await (self._register(link, reading) if step is Step.REGISTER else self._get(link, reading))
+                failing_since = None
+            except UnavailableError:
+                reading.disconnected()
+                now = time.monotonic()
+                failing_since = failing_since or now
+                if now - failing_since > UNREACHABLE_S:
+                    step = Step.DROP
+                else:
+                    await asyncio.sleep(0.2)
+                    continue
+            except PenstockError as error:
+                self._deliver(error)
+                step = Step.DROP
+            if step is Step.DROP:
+                self._drop(partition)
+                return
+
+    async def _register(self, link: Link, reading: Reading) -> Step:
+        partition = reading.partition
+        unanswered = self._unanswered.pop(partition, None)
+        if unanswered is not None and not unanswered.done():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(unanswered), self._settings.timeout_s)
+        moves = reading.moves
+        offset = reading.start_offset
+        if offset is None and self._settings.own_positions:
+            offset = self._settings.start_offset(partition)
+        request = self._member.partition_register(partition, reading.read_status, leave=False, offset=offset)
+        answer = await link.call(
+            READ,
+            MethodId.PARTITION_REGISTER,
+            request,
+            broker_pb2.RegisterResponseB2C,
+            timeout_s=self._settings.timeout_s,
+        )
+        if reading.moves != moves:
+            return Step.REGISTER
+        step = reading.register_answer(answer, monotonic_ms())
+        if step is Step.GET:
+            self._member.held.add(partition)
+            self._registered.pop(partition, asyncio.Event()).set()
+        return step
+
+    async def _get(self, link: Link, reading: Reading) -> Step:
+        moves = reading.moves
+        answer = await self._ask(link, reading)
+        if reading.moves != moves:
+            return Step.REGISTER
+        step = reading.get_answer(answer, monotonic_ms())
+        if step is Step.DELIVER:
+            partition = reading.partition
+            messages, damaged = messages_of(partition, answer, self._member.filters.get(partition.topic))
+            self.damaged += damaged
+            if not messages:
+                reading.confirmed()
+                return Step.GET
+            batch = self._in_hand[reading.partition] = Batch(reading, messages)
+            self._deliver(batch)
+            await batch.settled.wait()
+            if self._in_hand.get(reading.partition) is batch:
+                del self._in_hand[reading.partition]
+        return step
+
+    async def _ask(self, link: Link, reading: Reading) -> broker_pb2.GetMessageResponseB2C:
+        """One get. A connection on which it stays unanswered is given up: a late answer would move the position."""
+        partition = reading.partition
+        request = reading.get_request(self._member.client_id, self._member.group)
+        timeout_s = self._settings.timeout_s + request.maxWaitMs / 1000
+        future: asyncio.Future[Response | PenstockError] = asyncio.get_running_loop().create_future()
+        payload = request.SerializeToString()
+        envelope = Request(0, READ, MethodId.GET_MESSAGES, payload, timeout=int(timeout_s * 1000))
+        link.submit(envelope, lambda outcome: None if future.done() else future.set_result(outcome))
+        try:
+            async with asyncio.timeout(timeout_s):
+                outcome = await asyncio.shield(future)
+        except TimeoutError:
+            link.abort()
+            raise UnavailableError(f"tube: {link.peer} did not answer within {timeout_s:g} s") from None
+        except asyncio.CancelledError:
+            self._unanswered[partition] = future
+            future.add_done_callback(lambda done: self._answered(partition, done))
+            raise
+        if isinstance(outcome, PenstockError):
+            raise outcome
+        return decode(broker_pb2.GetMessageResponseB2C, payload_of(outcome, MethodId.GET_MESSAGES, link.peer))
+
+    def _answered(self, partition: Partition, future: asyncio.Future[Response | PenstockError]) -> None:
+        if self._unanswered.get(partition) is future:
+            del self._unanswered[partition]
+
+    def _drop(self, partition: Partition) -> None:
+        """The partition is lost; called by its own task."""
+        self._readings.pop(partition, None)
+        batch = self._in_hand.pop(partition, None)
+        if batch is not None:
+            batch.revoke()
+        self._member.lost(partition)
+        self._registered.pop(partition, asyncio.Event()).set()
+        self._tell_lost()
+
+    # --- the brokers ---
+
+    def _link_of(self, partition: Partition) -> Link | None:
+        return self._links.find((partition.broker.host, partition.broker.port))
+
+    async def _range(self, partition: Partition, wanted: broker_pb2.RangeRequest) -> broker_pb2.RangeResponse | None:
+        """Ask a broker of ours about the log; None: it is none."""
+        link = await self._links.connect((partition.broker.host, partition.broker.port), user=self)
+        request = broker_pb2.GetMessageRequestC2B(
+            clientId=self._member.client_id,
+            partitionId=partition.id,
+            groupName=self._member.group,
+            topicName=partition.topic,
+            range=wanted,
+        )
+        answer = await link.call(
+            READ, MethodId.GET_MESSAGES, request, broker_pb2.GetMessageResponseB2C, timeout_s=self._settings.timeout_s
+        )
+        return answer.range if answer.HasField("range") else None
+
+    async def _beat(self, link: Link, readings: list[Reading]) -> None:
+        request = self._member.partition_heartbeat(reading.partition for reading in readings)
+        answer = await link.call(
+            READ,
+            MethodId.PARTITION_HEARTBEAT,
+            request,
+            broker_pb2.HeartBeatResponseB2C,
+            timeout_s=self._settings.timeout_s,
+        )
+        if answer.errCode == ErrCode.CERTIFICATE_FAILURE:
+            # The token has run out: the master's next answer has a new one, and registering again brings it here.
+            for reading in readings:
+                reading.disconnected()
+            return
+        for text in answer.failureInfo:
+            code, partition = parse_failure(text)
+            entry = self._readings.get(partition)
+            if entry is None:
+                continue
+            if code == ErrCode.HB_NO_NODE:
+                entry[0].disconnected()
+                continue
+            entry[1].cancel()
+            self._drop(partition)
+
+    async def _wait(self, waiting: Iterable[object]) -> bool:
+        """Whether all of them came in time."""
+        try:
+            async with asyncio.timeout(self._settings.timeout_s):
+                await asyncio.gather(*waiting)  # type: ignore[call-overload]
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,325 @@
+"""Exact ranges from brokers without the range extension (Apache's), over blocking sockets; see ``engine.registered``.
+
+What the wire does not tell is asked of the broker's HTTP administration: where the log begins and ends, and which data
+are left. Index and data expire apart, and a broker leaves out messages whose data are gone without a word.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import time
+import zlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from penstock.errors import DataLossError, PenstockError, RefusedError, UnavailableError
+from penstock.tube.client import web
+from penstock.tube.client.blocking_link import BlockingLink, client_id, credentials_of
+from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.message import INDEX_RECORD_BYTES
+from penstock.tube.codec.methods import MethodId, Service
+from penstock.tube.codec.proto import broker_pb2
+from penstock.tube.codec.schema import decode
+from penstock.tube.engine.registered import Answer, Ask, Fetched, Pause, Place, Session, Steps, read_range, stand_at
+
+__all__ = ["Kept", "RegisteredBatch", "RegisteredReader", "Registrar", "broker_webs"]
+
+_ANSWERS: dict[MethodId, type[Answer]] = {
+    MethodId.PARTITION_REGISTER: broker_pb2.RegisterResponseB2C,
+    MethodId.GET_MESSAGES: broker_pb2.GetMessageResponseB2C,
+    MethodId.COMMIT_OFFSET: broker_pb2.CommitOffsetResponseB2C,
+}
+_GROUPS = 16
+"""Tasks that may read one partition at a time under one group's names; more wait for one another."""
+_STOPS_S = 1.0
+_OPTION = "tubemq.http"
+
+_log = logging.getLogger(__name__)
+
+
+class Kept(NamedTuple):
+    """What a partition's store holds: index positions, and positions in its data; both half-open."""
+
+    oldest: int
+    end: int
+    oldest_data: int
+    end_data: int
+
+
+class RegisteredBatch(NamedTuple):
+    """Messages in order, item by item: where the get that brought each began, flags, data, message ids.
+
+    ``append_times`` is empty: the wire has none. ``reached``: every message before it is in this batch or an earlier.
+    """
+
+    offsets: Sequence[int]
+    append_times: Sequence[int]
+    flags: list[int]
+    payloads: list[bytes]
+    message_ids: list[int]
+    reached: int
+
+    @property
+    def spans(self) -> None:
+        """The payloads are objects of their own."""
+        return
+
+
+def broker_webs(http: str, *, timeout_s: float) -> dict[int, str]:
+    """Where the administration of each broker answers, as the master whose administration is at ``http`` says.
+
+    Raises:
+        ConfigError: ``http`` is no address.
+        UnavailableError, RefusedError: no master's administration answers there.
+    """
+    rows = web.call(http, "admin_query_broker_run_status", {}, option=_OPTION, timeout_s=timeout_s)
+    return {
+        int(row["brokerId"]): row.get("brokerWebAddress") or f"{row['brokerIp']}:{row['brokerWebPort']}"
+        for row in rows
+        if row.get("brokerWebAddress") or row.get("brokerWebPort")
+    }
+
+
+class Registrar:
+    """Registers partitions of one broker for groups that no master knows. Connects at the first question.
+
+    ``token`` is asked for the visit token of the cluster when the broker wants one. ``user`` and ``password`` sign
+    where the cluster has users. Each question has ``timeout_s``.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        token: Callable[[], int],
+        timeout_s: float = 10.0,
+        user: str | None = None,
+        password: str | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._address = (host, port)
+        self._timeout_s = timeout_s
+        self._ask_token = token
+        self._token = -1
+        self._credentials = credentials_of(user, password)
+        self._tls = tls
+        self._link: BlockingLink | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection. It is opened again where something is asked."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    def stand_at(self, group: str, topic: str, partition: int, position: int) -> None:
+        """Make ``position`` the stored position of ``group``: monitoring then shows its lag.
+
+        Raises:
+            UnavailableError: no answer in time; also while a consumer of the group holds the partition.
+            RefusedError: the broker refuses.
+            DataLossError: the log does not have the position.
+        """
+        session = Session(client_id("positions"), [group])
+        for _ in self._drive(stand_at(session, Place(topic, partition), position)):
+            raise AssertionError("nothing is read")
+
+    def _drive(self, steps: Steps) -> Iterator[Fetched]:
+        answer: Answer | None = None
+        waiting_since: float | None = None
+        while True:
+            try:
+                step = steps.send(answer)
+            except StopIteration:
+                return
+            answer = None
+            if isinstance(step, Ask):
+                answer = self._ask(step)
+            elif isinstance(step, Pause):
+                now = time.monotonic()
+                waiting_since = now if waiting_since is None else waiting_since
+                if now - waiting_since + step.ms / 1000 > self._timeout_s:
+                    raise UnavailableError(f"tube: broker {self._peer} makes no progress", applied=False, why=step.why)
+                time.sleep(step.ms / 1000)
+            else:
+                waiting_since = None
+                yield step
+
+    def _ask(self, step: Ask) -> Answer:
+        registers = step.method is MethodId.PARTITION_REGISTER
+        answer = self._call(step, signed=registers)
+        if registers and answer.errCode == ErrCode.CERTIFICATE_FAILURE:
+            # The broker asks for the visit token, or has a newer one.
+            self._token = self._ask_token()
+            answer = self._call(step, signed=True)
+        return answer
+
+    def _call(self, step: Ask, *, signed: bool) -> Answer:
+        request = step.request
+        if signed and isinstance(request, broker_pb2.RegisterRequestC2B):
+            request.authInfo.visitAuthorizedToken = self._token
+            if self._credentials is not None:
+                request.authInfo.authAuthorizedToken = self._credentials.broker_token()
+        try:
+            deadline = time.monotonic() + self._timeout_s
+            if self._link is None:
+                self._link = BlockingLink(*self._address, self._timeout_s, self._tls)
+            self._link.deadline = deadline
+            payload = self._link.payload(Service.BROKER_READ, step.method, request)
+            return decode(_ANSWERS[step.method], payload)
+        except BaseException:
+            self.close()  # half an answer may be left in it
+            raise
+
+    @property
+    def _peer(self) -> str:
+        return f"{self._address[0]}:{self._address[1]}"
+
+
+class RegisteredReader(Registrar):
+    """Reads exact ranges from one broker of Apache's, whose administration answers at ``http``.
+
+    ``group`` begins the names that it registers under, and that it has the broker forget after each range. The names
+    are the same for each partition again and again: a broker forgets only those that it wrote down before, some seconds
+    after their first use. Many may read under one ``group``; each finds a name that nobody holds.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        http: str,
+        group: str,
+        token: Callable[[], int],
+        timeout_s: float = 10.0,
+        user: str | None = None,
+        password: str | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        super().__init__(host, port, token=token, timeout_s=timeout_s, user=user, password=password, tls=tls)
+        self.http = http
+        self._group = group
+
+    def bounds(self, topic: str, partition: int) -> Kept:
+        """What the partition's store holds. Before its first message a broker knows of none: all zero.
+
+        Raises:
+            UnavailableError, RefusedError: the broker's administration does not answer, or not this.
+        """
+        for row in self._web("admin_query_pubinfo", {"topicName": topic}):
+            for of in row["offsetInfo"] if row["topicName"] == topic else ():
+                if of["partitionId"] == partition:
+                    return Kept(of["offsetMin"], of["offsetMax"], of["dataMin"], of["dataMax"])
+        return Kept(0, 0, 0, 0)
+
+    def offset_at(self, topic: str, partition: int, time_ms: int) -> int:
+        """Raises RefusedError: the broker keeps no times."""
+        raise RefusedError(
+            f"tube: broker {self._peer} does not find offsets by time ({topic!r} partition {partition} at {time_ms})",
+            peer=self._peer,
+            why="it is not a penstock broker; Apache's keep no time with a message",
+            do="start at an offset, at the earliest or at the latest",
+        )
+
+    def plan(self, topic: str, partition: int, start: int, end: int, max_messages: int) -> tuple[int, int]:  # noqa: ARG002
+        """``(end, count)`` of a range from ``start``, up to ``end``, with no more than ``max_messages`` messages.
+
+        The broker counts nothing, so ``count`` is what the whole store has in the range: no partition has more.
+        """
+        reached = min(end, start + max_messages * INDEX_RECORD_BYTES)
+        return reached, (reached - start) // INDEX_RECORD_BYTES
+
+    def read(
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        types: Collection[str] = (),  # noqa: ARG002 - a filter of Apache's sees only what is in its files
+        data_start: int | None = None,
+    ) -> Iterator[RegisteredBatch]:
+        """Exactly the partition's messages with ``start`` <= offset < ``end``, in order, in batches, of all types.
+
+        ``data_start``: where the data of the range begin, or before (``end_data`` of the bounds whose ``end`` is
+        ``start``). Data that expired are then noticed after the last batch; without it they are not.
+
+        Raises:
+            DataLossError: part of the range is gone, or a message does not match its checksum.
+            UnavailableError: no answer in time.
+            RefusedError: the broker refuses.
+        """
+        place = Place(topic, partition)
+        # With the partition in them: a broker forgets all that a name had of a topic.
+        names = [f"{self._group}_{partition}_{number}" for number in range(_GROUPS)]
+        session = Session(client_id("reader"), names)
+        done = False
+        try:
+            for fetched in self._drive(read_range(session, place, start, end)):
+                batch = self._batch(fetched, place)
+                if batch is not None:
+                    yield batch
+            done = True
+            if data_start is not None:
+                self._check_data(place, start, data_start)
+        finally:
+            if not done and session.held is not None and self._link is not None:
+                # Its user wants no more, or cannot go on. The registration need not stay until its session ends.
+                self._timeout_s = min(self._timeout_s, _STOPS_S)
+                with suppress(PenstockError):
+                    self._ask(session.leave(place))
+            if session.held is not None:
+                self._forget(session.held, topic)
+
+    def _check_data(self, place: Place, start: int, data_start: int) -> None:
+        kept = self.bounds(place.topic, place.partition)
+        if kept.oldest_data > data_start:
+            raise DataLossError(
+                f"tube: {place}: of the range from offset {start} data are no longer kept: they begin at byte "
+                f"{data_start} of the store or later, the oldest byte kept is {kept.oldest_data}",
+                why="retention removed data whose index is still there; the broker leaves out such messages silently",
+                do="raise the topic's retention, or start from the earliest offset and accept the gap",
+            )
+
+    def _batch(self, fetched: Fetched, place: Place) -> RegisteredBatch | None:
+        payloads: list[bytes] = []
+        flags: list[int] = []
+        ids: list[int] = []
+        crc32 = zlib.crc32
+        for message in fetched.messages:
+            payload = message.payLoadData
+            if crc32(payload) & 0x7FFFFFFF != message.checkSum:
+                raise DataLossError(
+                    f"tube: {place}: a message from {self._peer} does not match its checksum",
+                    why="it was changed on its way, or before the broker took it",
+                )
+            payloads.append(payload)
+            flags.append(message.flag)
+            ids.append(message.messageId)
+        if not payloads:
+            return None
+        return RegisteredBatch([fetched.start] * len(payloads), (), flags, payloads, ids, fetched.end)
+
+    def _forget(self, group: str, topic: str) -> None:
+        """Have the broker forget where ``group`` stood: each costs it a file entry and a message a minute."""
+        # Without the topic the broker removes just what is in its files by now.
+        wanted = {"groupName": group, "topicName": topic, "modifyUser": "penstock"}
+        try:
+            self._web("admin_rmv_offset", wanted)
+        except PenstockError as error:
+            _log.warning("tube: the position of %s stays at broker %s: %s", group, self._peer, error.what)
+
+    def _web(self, method: str, parameters: dict[str, str]) -> list[dict[str, Any]]:
+        return web.call_broker(self.http, method, parameters, option=_OPTION, timeout_s=self._timeout_s)

@@ -1,0 +1,1 @@
+"""The master's shell: a listener, a timer, topics and settings on disk."""

@@ -1,0 +1,268 @@
+"""The master's shell: a listener, a timer, the topics on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import StorageError, UnavailableError
+from penstock.runtime.clock import steady_clock
+from penstock.runtime.committer import GroupCommitter
+from penstock.runtime.logs import error_fields
+from penstock.tube.admin import master as admin
+from penstock.tube.codec.envelope import Request
+from penstock.tube.codec.methods import MethodId
+from penstock.tube.engine.access import Access
+from penstock.tube.engine.cluster import Topic
+from penstock.tube.engine.master import MasterConfig, MasterEngine
+from penstock.tube.engine.settings import Removal, Setting
+from penstock.tube.listeners import Listeners
+from penstock.tube.master.metadata import SettingStore
+from penstock.tube.rpc import AnsweringProtocol, Peer, Peers
+
+__all__ = ["TubeMaster"]
+
+DEFAULT_TLS_PORT = 8716
+_log = logging.getLogger("penstock.tube.master.master")
+
+
+_STARTS = frozenset(
+    {
+        MethodId.PRODUCER_REGISTER,
+        MethodId.CONSUMER_REGISTER,
+        MethodId.CONSUMER_REGISTER_V2,
+        MethodId.BROKER_REGISTER,
+    }
+)
+
+
+class TubeMaster:
+    """A TubeMQ master. ``data_dir`` holds its topics; sessions and assignments live in memory, as in the reference.
+
+    Use: ``await start(host, port)``, then clients and brokers may come; ``await close()``.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        config: MasterConfig | None = None,
+        admin_token: str | None = None,
+        access: Access | None = None,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        self._data_dir = data_dir
+        self._config = config
+        self._admin_token = admin_token
+        self._access = access
+        self._clock = clock if clock is not None else steady_clock()
+        self._engine: MasterEngine | None = None
+        self._store: SettingStore | None = None
+        self._committer: GroupCommitter[Setting | Removal] | None = None
+        self._peers = Peers("master")
+        self._listeners = Listeners(lambda: AnsweringProtocol(self._answer, self._peers))
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
+        self._waiters: list[tuple[str, asyncio.Future[None]]] = []
+
+    async def start(
+        self, host: str, port: int, *, tls: ssl.SSLContext | None = None, tls_port: int | None = None
+    ) -> tuple[str, int]:
+        """Load the topics and listen; returns the bound address.
+
+        With ``tls`` the master listens on ``tls_port`` (default 8716) of ``host`` as well, see `tls_bound`.
+
+        Raises:
+            StorageError: the topics cannot be read.
+            OSError: the address is taken.
+        """
+        self._store = store = SettingStore(self._data_dir)
+        try:
+            bound = await self._listeners.start(host, port, tls, DEFAULT_TLS_PORT if tls_port is None else tls_port)
+            address = f"{bound[0]}:{bound[1]}"
+            self._engine = MasterEngine(
+                store.load(), self._clock(), config=self._config, address=address, access=self._access
+            )
+        except BaseException:
+            self._listeners.stop()
+            store.close()
+            raise
+        self._committer = GroupCommitter(store.put, name="tube-master")
+        self._committer.start()
+        return bound
+
+    @property
+    def tls_bound(self) -> tuple[str, int] | None:
+        """Where the master listens with TLS; None if it does not."""
+        return self._listeners.tls_bound
+
+    @property
+    def engine(self) -> MasterEngine:
+        """The rules, for metrics and read-only views. Only after ``start``."""
+        assert self._engine is not None, "start() comes first"
+        return self._engine
+
+    def topics(self) -> list[Topic]:
+        """Configured topics, by name."""
+        return sorted(self.engine.cluster.topics.values())
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int = 3,
+        stores: int = 1,
+        *,
+        max_message_bytes: int | None = None,
+        delete_policy: str | None = None,
+        ready_s: float = 0,
+    ) -> Topic:
+        """Create a topic on every broker; durable when this returns.
+
+        Brokers learn of it by their next heartbeat; with ``ready_s`` this returns when one serves it.
+
+        Raises:
+            RefusedError: it exists (code 402), or the name or a number is not possible (407).
+            StorageError: it could not be made durable.
+            UnavailableError: no broker serves it after ``ready_s`` seconds; it is created all the same.
+        """
+        topic = Topic(name, partitions, stores, max_message_bytes=max_message_bytes, delete_policy=delete_policy)
+        self.engine.check_new_topic(topic)
+        await self._persist([topic])
+        if ready_s:
+            await self.wait_topic(name, ready_s)
+        return topic
+
+    async def change_retention(self, name: str, delete_policy: str | None) -> None:
+        """Keep the records of a topic that exists for so long: ``delete,<n>[s|m|h]``, None for the cluster's default.
+
+        Raises:
+            StorageError: it could not be made durable.
+        """
+        await self._persist([self.engine.cluster.topics[name]._replace(delete_policy=delete_policy)])
+
+    async def wait_topic(self, name: str, timeout_s: float) -> None:
+        """Return when a broker serves ``name`` to producers; UnavailableError after ``timeout_s``."""
+        if self.engine.cluster.topic_info(name) is not None:
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (name, future)
+        self._waiters.append(entry)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await future
+        except TimeoutError:
+            raise UnavailableError(
+                f"tube: no broker serves topic {name!r} after {timeout_s:g} s",
+                why="a broker learns of a topic by its heartbeat to the master; none that came has it",
+                do="look whether a broker is registered, then try again",
+            ) from None
+        finally:
+            self._waiters.remove(entry)
+
+    async def webapi(self, params: Mapping[str, str]) -> dict[str, Any]:
+        """Answer a request to ``/webapi.htm``; changes are durable when this returns."""
+        outcome = admin.handle(self.engine, params, self._admin_token, self._clock())
+        if isinstance(outcome, dict):
+            return outcome
+        await self._persist(outcome.settings)
+        return outcome.answer
+
+    async def close(self) -> None:
+        """Stop listening, close the connections, finish what is being written."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._listeners.stop()
+        for connection in list(self._peers.open):
+            connection.close()
+        if self._committer is not None:
+            await self._committer.close()
+        await self._listeners.closed()
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    async def _persist(self, settings: Sequence[Setting | Removal]) -> None:
+        assert self._committer is not None
+        # All are submitted, and their names taken, before anything is awaited.
+        await asyncio.gather(*[self._submit(self._committer, setting) for setting in settings])
+
+    def _submit(self, committer: GroupCommitter[Setting | Removal], setting: Setting | Removal) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        storing = self.engine.storing
+        name = setting.name if isinstance(setting, Topic) else None
+
+        def done(error: StorageError | None) -> None:
+            if name is not None:
+                storing.discard(name)
+            if error is None:
+                self.engine.stored(setting, self._clock())
+            if future.cancelled():
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        committer.submit(setting, done)
+        if name is not None:
+            storing.add(name)
+        return future
+
+    def _answer(self, request: Request, peer: Peer) -> bytes:
+        body = self.engine.answer(request, self._clock(), peer.address, tls=peer.tls, connection=peer.connection)
+        self._forget_removed()
+        if self._timer is None:
+            self._arm()
+        elif request.method in _STARTS:
+            self._look_by(self._clock() + self.engine.shortest_session_ms)
+        if self._waiters:
+            self._wake()
+        return body
+
+    def _forget_removed(self) -> None:
+        """Topics whose data are gone everywhere leave the disk too."""
+        if self._committer is None:
+            return
+        for name in self.engine.take_removed():
+            self._submit(self._committer, Removal(Topic.__name__, name)).add_done_callback(_report)
+
+    def _wake(self) -> None:
+        for name, future in self._waiters:
+            if not future.done() and self.engine.cluster.topic_info(name) is not None:
+                future.set_result(None)
+
+    def _arm(self) -> None:
+        deadline = self.engine.next_deadline()
+        if deadline is None:
+            self._timer = None
+            return
+        # Heartbeats only move the deadline away, so a timer that runs early just looks again.
+        self._look_at(deadline)
+
+    def _look_at(self, deadline: int) -> None:
+        self._timer_at = deadline
+        delay = max(deadline - self._clock(), 50) / 1000
+        self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
+
+    def _look_by(self, deadline: int) -> None:
+        """A session began that may end at ``deadline``: before those that the timer was armed for."""
+        if self._timer is not None and deadline < self._timer_at:
+            self._timer.cancel()
+            self._look_at(deadline)
+
+    def _tick(self) -> None:
+        self.engine.tick(self._clock())
+        self._arm()
+
+
+def _report(future: asyncio.Future[None]) -> None:
+    if future.cancelled():
+        return
+    error = future.exception()
+    if isinstance(error, StorageError):
+        _log.error("a removed topic could not be forgotten", extra={"fields": error_fields(error)})

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import DataLossError, StorageError
+from penstock.spark.made.file_log import FileEntry, FileLog, check_unchanged, count_records, found_files
+
+
+def entry(path: str) -> FileEntry:
+    return FileEntry(path, 3, 7, "lines", 0, 1)
+
+
+def test_the_log_keeps_its_order_and_forgets_a_line_that_a_crash_cut_off(tmp_path: Path) -> None:
+    log = FileLog(tmp_path / "deep" / "q.jsonl")
+    assert log.entries() == []
+    log.append([])
+    log.append([entry("a"), entry("b")])
+    with log.path.open("ab") as file:
+        file.write(b'["c", 3')
+    assert log.entries() == [entry("a"), entry("b")]
+    log.append([entry("d")])
+    assert [found.path for found in FileLog(log.path).entries()] == ["a", "b", "d"]
+
+
+def test_something_else_is_no_log(tmp_path: Path) -> None:
+    (tmp_path / "q.jsonl").write_text("{}\n5\n")
+    with pytest.raises(StorageError, match="is not a log of files"):
+        FileLog(tmp_path / "q.jsonl").entries()
+
+
+def test_files_come_in_the_order_in_which_they_were_written(tmp_path: Path) -> None:
+    for age, name in enumerate(("b.csv", "a.csv", "c.txt", ".a.csv.tmp", "_SUCCESS", "known.csv")):
+        (tmp_path / name).write_text("1\n2")
+        os.utime(tmp_path / name, ns=(age, age))
+    (tmp_path / "d.csv").mkdir()
+    known = {str(tmp_path / "known.csv")}
+    found = list(found_files(str(tmp_path / "*.csv"), "lines", 1, known))
+    assert [(Path(f.path).name, f.size, f.mtime_ns, f.records) for f in found] == [
+        ("b.csv", 3, 0, 1),
+        ("a.csv", 3, 1, 1),
+    ]
+    assert [Path(f.path).name for f in found_files(str(tmp_path), "whole", 0, known)] == ["b.csv", "a.csv", "c.txt"]
+    assert list(found_files(str(tmp_path / "none"), "lines", 0, set())) == []
+
+
+@pytest.mark.parametrize(("content", "lines"), [(b"", 0), (b"a", 1), (b"a\n", 1), (b"a\nb", 2), (b"\n\n", 2)])
+def test_lines_are_counted(tmp_path: Path, content: bytes, lines: int) -> None:
+    plain, packed = tmp_path / "a", tmp_path / "a.gz"
+    plain.write_bytes(content)
+    packed.write_bytes(gzip.compress(content))
+    assert [count_records(str(path), "lines", 0) for path in (plain, packed)] == [lines, lines]
+    assert count_records(str(plain), "lines", 1) == max(0, lines - 1)
+    assert count_records(str(plain), "whole", 0) == 1
+
+
+def test_a_file_that_is_no_longer_what_it_was_is_a_loss(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_text("1\n")
+    (found,) = found_files(str(path.parent), "lines", 0, set())
+    check_unchanged(found)
+    path.write_text("1\n2\n")
+    with pytest.raises(DataLossError, match="has changed"):
+        check_unchanged(found)
+    path.unlink()
+    with pytest.raises(DataLossError, match="is gone"):
+        check_unchanged(found)

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.spark.made import files
+from penstock.spark.made.file_log import Content, FileEntry, found_files
+from penstock.spark.made.files import FilesPartition, FilesReader, FilesStreamReader, records
+
+
+def entries(directory: Path, content: Content = "lines", skip: int = 0) -> list[FileEntry]:
+    return list(found_files(str(directory), content, skip, set()))
+
+
+def rows(directory: Path, content: Content = "lines", skip: int = 0) -> list[dict[str, Any]]:
+    pieces = [(entry, 0, entry.size) for entry in entries(directory, content, skip)]
+    return [row for batch in records(pieces) for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 5, 100])
+def test_a_file_in_pieces_gives_each_line_once(tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [b"head", b"a", b"", b"bb\r", b"\xff\x00", b"the last one has no end"]
+    (tmp_path / "x.csv").write_bytes(b"\n".join(lines))
+    monkeypatch.setattr(files, "_PIECE_BYTES", piece)
+    planned = files._planned(entries(tmp_path, skip=1))
+    found = [
+        (row["offset"], row["value"])
+        for task in planned
+        if isinstance(task, FilesPartition)
+        for batch in records(task.pieces)
+        for row in batch.to_pylist()
+    ]
+    offsets = [sum(len(line) + 1 for line in lines[:n]) for n in range(len(lines))]
+    assert found == list(zip(offsets, lines, strict=True))[1:]
+
+
+def test_small_files_share_a_task(tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name).write_text("1\n")
+    assert len(files._planned(entries(tmp_path))) == 1
+
+
+def test_a_packed_file_is_read_from_its_start(tmp_path: Path) -> None:
+    (tmp_path / "x.csv.gz").write_bytes(gzip.compress(b"head\na\nb\n"))
+    assert [(row["offset"], row["value"]) for row in rows(tmp_path, skip=1)] == [(5, b"a"), (7, b"b")]
+
+
+def test_a_whole_file_is_one_record(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_bytes(b'{"a":\n1}\n')
+    (row,) = rows(tmp_path, "whole")
+    assert (row["value"], row["offset"], row["key"], row["headers"]) == (b'{"a":\n1}\n', 0, None, [])
+    assert row["topic"] == str(tmp_path / "x.json")
+    assert row["timestamp"] == datetime.fromtimestamp((tmp_path / "x.json").stat().st_mtime_ns // 1000 / 1e6, UTC)
+
+
+def test_rows_of_parquet_are_json(tmp_path: Path) -> None:
+    table = {
+        "name": ["é", None],
+        "at": [datetime(2022, 3, 20, tzinfo=UTC), None],
+        "naive": [datetime(2022, 3, 20, 1), None],  # noqa: DTZ001 - Parquet knows such times
+        "price": [Decimal("1.50"), None],
+        "raw": [b"\xff", None],
+        "nested": [{"x": [1, 2]}, None],
+    }
+    pq.write_table(pa.table(table), tmp_path / "x.parquet")
+    first, second = rows(tmp_path, "parquet")
+    assert json.loads(first["value"]) == {
+        "name": "é",
+        "at": "2022-03-20T00:00:00+00:00",
+        "naive": "2022-03-20T01:00:00Z",
+        "price": 1.5,
+        "raw": base64.b64encode(b"\xff").decode(),
+        "nested": {"x": [1, 2]},
+    }
+    assert (first["offset"], second["offset"]) == (0, 1)
+    assert set(json.loads(second["value"]).values()) == {None}
+    assert [entry.records for entry in entries(tmp_path, "parquet")] == [2]
+
+
+def options(root: Path, **given: str) -> dict[str, str]:
+    (root / "in").mkdir(exist_ok=True)
+    base = {"path": str(root / "in"), "content": "lines", "skiplines": "0", "maxfiles": "2"}
+    return base | {"inbox": str(root / "inbox"), "log": str(root / "log")} | given
+
+
+def test_a_stream_takes_new_files_and_a_batch_the_same_again(tmp_path: Path) -> None:
+    reader = FilesStreamReader(options(tmp_path))
+    assert reader.initialOffset() == reader.latestOffset({"files": {"0": 0}}) == {"files": {"0": 0}}
+    for name in "abc":
+        (tmp_path / "in" / name).write_text(name)
+    assert reader.latestOffset({"files": {"0": 0}}) == {"files": {"0": 2}}
+    # A reader after a restart, and one of Spark 4.1, which tells no start, go on in the same order.
+    again = FilesStreamReader(options(tmp_path))
+    assert again.latestOffset({"files": {"0": 2}}) == {"files": {"0": 3}}
+    again.partitions({"files": {"0": 0}}, {"files": {"0": 3}})
+    assert again.latestOffset() == {"files": {"0": 3}}
+    batch = FilesReader({"log": str(tmp_path / "log"), "start": "1", "end": "3"})
+    found = [row["value"] for task in batch.partitions() for b in batch.read(task) for row in b.to_pylist()]
+    assert found == [b"b", b"c"]
+
+
+def test_available_now_ends_at_the_files_that_are_there(tmp_path: Path) -> None:
+    reader = FilesStreamReader(options(tmp_path))
+    for name in "abc":
+        (tmp_path / "in" / name).write_text(name)
+    reader.prepareForTriggerAvailableNow()
+    (tmp_path / "in" / "d").write_text("d")
+    ends = [reader.latestOffset({"files": {"0": start}})["files"]["0"] for start in (0, 2, 3)]
+    assert ends == [2, 3, 3]

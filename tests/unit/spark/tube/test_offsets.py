@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from penstock.errors import ConfigError, DataLossError
+from penstock.spark.tube.offsets import (
+    INDEX_RECORD_BYTES,
+    Bounds,
+    Partition,
+    Slice,
+    check_kept,
+    from_json,
+    is_selected,
+    parse_wanted,
+    resolve,
+    round_down,
+    select,
+    share,
+    slices,
+    split,
+    to_json,
+)
+
+A0, A1 = Partition("a", 1, 0), Partition("a", 1, 1)
+STORE1 = Partition("a", 1, 10_000)
+OTHER = Partition("a", 2, 0)
+
+partitions = st.builds(
+    Partition, st.text(min_size=1, max_size=5), st.integers(0, 3), st.sampled_from([0, 1, 2, 10_000, 10_001])
+)
+positions = st.integers(0, 10**6).map(lambda record: record * INDEX_RECORD_BYTES)
+
+
+@given(st.dictionaries(partitions, positions))
+def test_json_round_trip_is_sorted_and_survives_text(given_positions: dict[Partition, int]) -> None:
+    offset = to_json(given_positions)
+    text = json.dumps(offset)
+    assert from_json(json.loads(text)) == given_positions
+    assert json.dumps(to_json(dict(reversed(given_positions.items())))) == text
+
+
+def test_json_names_partitions_by_broker_and_id() -> None:
+    assert to_json({STORE1: 56, A0: 28}) == {"a": {"1:0": 28, "1:10000": 56}}
+
+
+@pytest.mark.parametrize(
+    "offset", [{"a": 3}, {"a": {"0": 28}}, {"a": {"1:0": -1}}, {"a": {"1:0": "28"}}, {"a": {"x": 1}}]
+)
+def test_an_offset_of_another_source_is_refused(offset: dict[str, dict[str, int]]) -> None:
+    with pytest.raises(ConfigError, match="not an offset of the tubemq source"):
+        from_json(offset)
+
+
+@given(st.integers(0, 2**40))
+def test_positions_are_rounded_down_as_servers_do(position: int) -> None:
+    rounded = round_down(position)
+    assert rounded % INDEX_RECORD_BYTES == 0
+    assert 0 <= position - rounded < INDEX_RECORD_BYTES
+
+
+def test_wanted_words() -> None:
+    assert parse_wanted(" Earliest ", "startingOffsets") == "earliest"
+    assert parse_wanted("latest", "endingOffsets", earliest=False) == "latest"
+    with pytest.raises(ConfigError, match="'earliest' would select nothing"):
+        parse_wanted("earliest", "endingOffsets", earliest=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("newest", "neither such a word nor JSON"),
+        ("[]", "not a JSON object with topics"),
+        ("{}", "not a JSON object with topics"),
+        ('{"a": 3}', "topic 'a' has no object with partitions"),
+        ('{"a": {}}', "topic 'a' has no object with partitions"),
+        ('{"a": {"1-0": 3}}', "'1-0' of topic 'a' names no partition"),
+        ('{"a": {"1:2:3": 3}}', "'1:2:3' of topic 'a' names no partition"),
+        ('{"a": {"": 3}}', "'' of topic 'a' names no partition"),
+        ('{"a": {"1:0": -3}}', "-3 of topic 'a' partition 1:0 is no position"),
+        ('{"a": {"1:0": true}}', "True of topic 'a' partition 1:0 is no position"),
+        ('{"a": {"1:0": 2.5}}', "2.5 of topic 'a' partition 1:0 is no position"),
+        ('{"a": {"1:0": "28"}}', "'28' of topic 'a' partition 1:0 is no position"),
+    ],
+)
+def test_wanted_errors_name_the_part(text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_wanted(text, "startingOffsets")
+    assert message in str(caught.value)
+    assert caught.value.option == "startingOffsets"
+    # Spark prints long traces: the remedy is the last line.
+    assert str(caught.value).splitlines()[-1].startswith("  do:  use ")
+
+
+def test_wanted_refuses_a_code_that_selects_nothing() -> None:
+    with pytest.raises(ConfigError, match="-2 of topic 'a' partition 0 means earliest"):
+        parse_wanted('{"a": {"0": -2}}', "endingOffsets", earliest=False)
+
+
+BOUNDS = {A0: Bounds(28, 280), A1: Bounds(28, 280)}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        ("earliest", {A0: 28, A1: 28}),
+        ("latest", {A0: 280, A1: 280}),
+        ({"a": {"1:0": -2, "1:1": -1}}, {A0: 28, A1: 280}),
+        ({"a": {"0": 57, "1": 83}}, {A0: 56, A1: 56}),
+    ],
+)
+def test_resolve(wanted: str | dict[str, dict[str, int]], expected: dict[Partition, int]) -> None:
+    assert resolve(wanted, BOUNDS, "startingOffsets") == expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message", "do"),
+    [
+        ({"a": {"0": 28}}, "says nothing of topic 'a' partition 1:1", '{"a": {"1:1": -2}}'),
+        ({"a": {"0": 28, "1:0": 28, "1": 0}}, "names topic 'a' partition 1:0 twice", "'1:0'"),
+        ({"a": {"7": 28}}, "names topic 'a' partition 7, which is not read", "1:0, 1:1"),
+        ({"b": {"0": 28}}, "names topic 'b' partition 0, which is not read", "use the topics a"),
+        ({"a": {"2:0": 28}}, "names topic 'a' partition 2:0, which is not read", "1:0, 1:1"),
+    ],
+)
+def test_resolve_errors(wanted: dict[str, dict[str, int]], message: str, do: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(wanted, BOUNDS, "startingOffsets")
+    assert message in caught.value.what
+    assert do in str(caught.value.do)
+
+
+def test_a_bare_partition_needs_a_single_broker() -> None:
+    bounds = {A0: Bounds(0, 0), OTHER: Bounds(0, 0)}
+    with pytest.raises(ConfigError, match="without a broker") as caught:
+        resolve({"a": {"0": 28}}, bounds, "startingOffsets")
+    assert caught.value.do == 'write "<brokerId>:0"; the brokers are 1, 2'
+    assert resolve({"a": {"1:0": 28, "2:0": 56}}, bounds, "startingOffsets") == {A0: 28, OTHER: 56}
+
+
+def test_selection() -> None:
+    existing = [OTHER, A1, A0, Partition("b", 1, 0)]
+    assert select(existing, ["a"], None) == [A0, A1, OTHER]
+    assert select(existing, ["a"], {"a": ("1:1", "2:0")}) == [A1, OTHER]
+    assert select(existing, ["b"], {"b": ("0",)}) == [Partition("b", 1, 0)]
+    assert is_selected(A0, ["a"], {"a": ("0",)})
+    assert not is_selected(A0, ["b"], None)
+    with pytest.raises(ConfigError, match="assign names topic 'a' partition 0 without a broker"):
+        select(existing, ["a"], {"a": ("0",)})
+    with pytest.raises(ConfigError, match="assign names topic 'a' partition 3:0, which is not read"):
+        select(existing, ["a"], {"a": ("3:0",)})
+
+
+def test_what_is_gone_is_said_with_both_positions() -> None:
+    check_kept(28, Bounds(28, 280), A0)
+    check_kept(280, Bounds(28, 280), A0)
+    with pytest.raises(DataLossError) as caught:
+        check_kept(0, Bounds(28, 280), A0)
+    assert caught.value.what == "topic 'a' partition 1:0: position 0 is no longer kept, the oldest is 28"
+    assert "failOnDataLoss=false" in str(caught.value).splitlines()[-1]
+    with pytest.raises(DataLossError, match="position 308 is beyond the end of the log, which is 280"):
+        check_kept(308, Bounds(28, 280), A0)
+
+
+def test_slices_are_what_lies_between() -> None:
+    start = {A0: 28, A1: 56, OTHER: 0}
+    assert slices(start, {A1: 84, A0: 28}) == [Slice(A1, 56, 84)]
+    assert slices(start, start) == []
+    # The repetition of a first batch may start after its end: nothing is read twice, nothing is refused.
+    assert slices({A0: 56}, {A0: 28}) == []
+    with pytest.raises(KeyError):
+        slices({}, {A0: 28})
+
+
+@given(
+    st.dictionaries(partitions, st.tuples(positions, positions), min_size=1),
+    st.integers(1, 12),
+    st.none() | st.integers(10, 10**6),
+)
+def test_a_split_covers_the_same_ranges(
+    ranges: dict[Partition, tuple[int, int]], minimum: int, most: int | None
+) -> None:
+    whole = [Slice(p, min(pair), max(pair)) for p, pair in sorted(ranges.items()) if pair[0] != pair[1]]
+    assume(most is None or sum(piece.end - piece.start for piece in whole) < 28 * 1000 * most)  # pieces are objects
+    pieces = split(whole, minimum, most)
+    records = sum((piece.end - piece.start) // INDEX_RECORD_BYTES for piece in whole)
+    assert len(pieces) >= max(len(whole), min(minimum, records))
+    if most is None:
+        assert len(pieces) == max(len(whole), min(minimum, records))
+    else:
+        assert all(piece.end - piece.start <= INDEX_RECORD_BYTES * most for piece in pieces)
+    assert all(piece.start < piece.end and piece.start % INDEX_RECORD_BYTES == 0 for piece in pieces)
+    joined: list[Slice] = []
+    for piece in pieces:
+        if joined and joined[-1].partition == piece.partition:
+            assert joined[-1].end == piece.start
+            joined[-1] = joined[-1]._replace(end=piece.end)
+        else:
+            joined.append(piece)
+    assert joined == whole
+
+
+def test_a_split_gives_long_ranges_more_pieces() -> None:
+    pieces = split([Slice(A0, 0, 28 * 90), Slice(A1, 0, 28 * 10)], 5)
+    assert [piece.partition for piece in pieces] == [A0, A0, A0, A0, A1]
+
+
+@given(st.integers(1, 1000), st.lists(st.integers(0, 2000), max_size=20))
+def test_shares(limit: int, waiting: list[int]) -> None:
+    granted = share(limit, waiting)
+    assert len(granted) == len(waiting)
+    assert sum(granted) == min(limit, sum(waiting))
+    assert all(0 <= given <= count for given, count in zip(granted, waiting, strict=True))
+    if limit >= sum(count > 0 for count in waiting):
+        assert all(given > 0 for given, count in zip(granted, waiting, strict=True) if count)
+    assert granted == share(limit, waiting)
+
+
+def test_shares_are_in_proportion_so_that_event_time_stays_together() -> None:
+    assert share(110, [1000, 100]) == [100, 10]
+    assert share(10, [5, 5]) == [5, 5]
+    assert share(3, [7, 0, 7]) == [2, 0, 1]
+    assert share(2, [1, 9, 1, 9]) == [0, 1, 0, 1]
+
+
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=6), st.integers(1, 50))
+def test_a_limit_drains_everything_and_starves_nobody(waiting: list[int], limit: int) -> None:
+    left, rounds = list(waiting), 0
+    while sum(left):
+        left = [count - given for count, given in zip(left, share(limit, left), strict=True)]
+        rounds += 1
+    assert rounds == -(-sum(waiting) // limit)

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from penstock.spark.tube.cluster import Tube
+from penstock.spark.tube.offsets import Partition
+from penstock.spark.tube.published import Published
+from tests.unit.spark.fake_tube import FakeBroker, FakeTube
+
+A0, A1 = Partition("a", 1, 0), Partition("a", 1, 1)
+
+
+def published(fake: FakeTube) -> Published:
+    return Published(lambda: Tube("127.0.0.1:8715", 1, client=fake), "lake")
+
+
+@pytest.fixture
+def fake() -> FakeTube:
+    return FakeTube(FakeBroker(1, 8123, logs={"a": []}, partitions={"a": 2}))
+
+
+def test_the_newest_positions_are_shown(fake: FakeTube) -> None:
+    shown = published(fake)
+    for n in range(50):
+        shown.show({A0: n * 28, A1: 28})
+    shown.close()
+    assert fake.groups == {("lake", A0): 49 * 28, ("lake", A1): 28}
+    assert fake.discoveries == 1
+
+
+def test_a_refusal_is_told_once_and_harms_nothing(fake: FakeTube, caplog: pytest.LogCaptureFixture) -> None:
+    fake.unwilling = True
+    shown = published(fake)
+    for n in range(3):
+        shown.show({A0: n * 28, A1: n * 28})
+    shown.close()
+    assert [record.message for record in caplog.records] == [
+        "the position of group lake is not shown: the group is not welcome"
+    ]
+    assert not any(thread.name == "positions" and thread.is_alive() for thread in threading.enumerate())

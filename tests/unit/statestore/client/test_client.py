@@ -1,0 +1,420 @@
+"""The client against a real server: every method, errors with their reason, observations across reconnects."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import LocalProtocolError, PenstockError, RefusedError, RemoteProtocolError, UnavailableError
+from penstock.mqtt.client import MqttClient
+from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.server import MqttServer
+from penstock.mqtt.service import Inbound
+from penstock.runtime.clock import wall_clock_ms
+from penstock.statestore.client.client import Change, Condition, Observation, SetResult, StateStoreClient
+from penstock.statestore.codec.resp3 import decode_array
+from penstock.statestore.errors import ClockSkewError
+from penstock.statestore.hlc import Hlc
+from tests.conformance.statestore.node import StoreNode
+
+
+def connect(node: StoreNode, client_id: str | None = None, **options: float) -> StateStoreClient:
+    return StateStoreClient.connect(node.url, client_id=client_id, timeout_s=options.get("timeout_s", 10.0))
+
+
+async def next_of(changes: Observation) -> Change:
+    async with asyncio.timeout(10):
+        return await anext(changes)
+
+
+async def test_set_get_delete(node: StoreNode) -> None:
+    async with connect(node) as store:
+        assert await store.get("k") is None
+        written = await store.set("k", b"\x00v\r\n")
+        assert written.applied
+        entry = await store.get(b"k")
+        assert entry == (b"\x00v\r\n", written.version)
+        assert await store.vdelete("k", "other") == -1
+        assert await store.vdelete("k", b"\x00v\r\n") == 1
+        assert await store.vdelete("k", "v") == 0
+        assert await store.delete("k") == 0
+        await store.set("k", "")
+        assert (await store.get("k") or (None,))[0] == b""
+        assert await store.delete("k") == 1
+
+
+async def test_conditions(node: StoreNode) -> None:
+    async with connect(node) as store:
+        first = await store.set("k", "v", condition=Condition.NX)
+        assert await store.set("k", "w", condition=Condition.NX) == SetResult(applied=False, version=first.version)
+        assert not (await store.set("k", "w", condition=Condition.NEX)).applied
+        again = await store.set("k", "v", condition=Condition.NEX, ttl_ms=60_000)
+        assert again.applied
+        assert again.version is not None
+        assert first.version is not None
+        assert again.version > first.version
+
+
+async def test_fencing_token_and_hints(node: StoreNode) -> None:
+    async with connect(node) as store:
+        low = (await store.set("lock", "a")).version
+        high = (await store.set("lock", "a")).version
+        await store.set("k", "v", fencing_token=high)
+        with pytest.raises(RefusedError, match="fencing token is required") as raised:
+            await store.set("k", "w")
+        assert raised.value.text == "a fencing token is required for this request"
+        with pytest.raises(RefusedError, match="lower version") as raised:
+            await store.delete("k", fencing_token=low)
+        assert raised.value.do is not None
+        assert "later holder" in raised.value.do
+        assert await store.delete("k", fencing_token=high) == 1
+
+
+async def test_a_clock_that_is_fast_is_explained(node: StoreNode) -> None:
+    clock = iter(range(10**15, 10**16))
+    async with MqttClient("127.0.0.1", node.port, client_id="fast") as mqtt:
+        async with StateStoreClient(mqtt, clock=lambda: next(clock)) as store:
+            with pytest.raises(RefusedError, match="too far in the future") as raised:
+                await store.set("k", "v")
+            assert "clock" in (raised.value.do or "")
+        # The MQTT client is the caller's: it is still connected.
+        assert mqtt.connected
+
+
+async def test_a_clock_that_is_slow_is_no_obstacle(node: StoreNode, caplog: pytest.LogCaptureFixture) -> None:
+    async with (
+        MqttClient("127.0.0.1", node.port, client_id="slow") as mqtt,
+        StateStoreClient(mqtt, clock=lambda: 1_000_000) as store,
+    ):
+        written = await store.set("k", "v")
+        assert written.applied
+        assert (await store.get("k") or (None, None))[1] == written.version
+        assert "ahead of the local clock" in caplog.text
+
+
+@pytest.mark.parametrize("bad", ["key", "ttl"])
+async def test_misuse_is_refused_before_anything_is_sent(node: StoreNode, bad: str) -> None:
+    async with connect(node) as store:
+        with pytest.raises(LocalProtocolError):
+            await (store.get("") if bad == "key" else store.set("k", "v", ttl_ms=0))
+    assert node.service.stats.requests == 0
+
+
+async def test_many_requests_at_once_find_their_own_answers(node: StoreNode) -> None:
+    async with connect(node) as store:
+        await asyncio.gather(*(store.set(f"k{n}", f"v{n}") for n in range(300)))
+        entries = await asyncio.gather(*(store.get(f"k{n}") for n in range(300)))
+        assert [entry and entry.value for entry in entries] == [f"v{n}".encode() for n in range(300)]
+
+
+async def test_without_a_state_store_the_request_times_out() -> None:
+    server = MqttServer()
+    _, port = await server.start("127.0.0.1", 0)
+    async with StateStoreClient.connect(f"mqtt://127.0.0.1:{port}", timeout_s=0.05) as store:
+        with pytest.raises(UnavailableError, match=r"no answer to GET 'k' within 0\.05 s") as raised:
+            await store.get("k")
+        assert raised.value.applied is None
+    await server.close()
+
+
+async def test_nobody_listening_is_unavailable() -> None:
+    server = MqttServer()
+    _, port = await server.start("127.0.0.1", 0)
+    await server.close()
+    with pytest.raises(UnavailableError):
+        async with StateStoreClient.connect(f"mqtt://127.0.0.1:{port}"):
+            pass
+
+
+class OddStore:
+    """A store that answers every request with the same message."""
+
+    filters = ("statestore/#",)
+    exclusive = True
+
+    def __init__(self, payload: bytes, user: list[tuple[str, str]]) -> None:
+        self.payload = payload
+        self.user = user
+        self.server = MqttServer(services=[self])
+
+    def receive(self, message: object) -> None:
+        publish, client_id = message.publish, message.client_id  # type: ignore[attr-defined]
+        properties = Properties(correlation_data=publish.properties.correlation_data, user_properties=self.user)
+        message.settle()  # type: ignore[attr-defined]
+        self.server.deliver(
+            client_id, Publish(publish.properties.response_topic, self.payload, 1, properties=properties)
+        )
+
+    def disconnected(self, client_id: str) -> None:
+        """Nothing to forget."""
+
+
+OK = [("__stat", "200")]
+
+
+@pytest.mark.parametrize(
+    ("payload", "user", "error", "text"),
+    [
+        (b"+OK\r\n", OK, RemoteProtocolError, "answer to GET was ok"),
+        (b"$1\r\nv\r\n", OK, RemoteProtocolError, "answer to GET was value"),
+        (b"", OK, RemoteProtocolError, "not a response"),
+        (b"-ERR a new text\r\n", OK, RefusedError, "a new text"),
+        (b"", [("__stat", "505"), ("__stMsg", "the version is not supported")], RefusedError, "version is not"),
+        (b"", [("__stat", "500")], RefusedError, "status 500"),
+        (b"$-1\r\n", [], RefusedError, "has no status"),
+    ],
+)
+async def test_odd_answers(payload: bytes, user: list[tuple[str, str]], error: type[PenstockError], text: str) -> None:
+    odd = OddStore(payload, user)
+    _, port = await odd.server.start("127.0.0.1", 0)
+    async with StateStoreClient.connect(f"mqtt://127.0.0.1:{port}") as store:
+        with pytest.raises(error, match=text) as raised:
+            await store.get("k")
+        if isinstance(raised.value, RefusedError):
+            assert raised.value.code == {"505": 505, "500": 500}.get(dict(user).get("__stat", ""), 0)
+    await odd.server.close()
+
+
+# Observations
+
+
+async def test_observe(node: StoreNode) -> None:
+    async with connect(node) as store, connect(node) as other:
+        await store.set("k", "before")
+        async with store.observe("k") as changes:
+            first = await other.set("k", "1")
+            second = await store.set("k", "2")
+            await store.set("other", "x")
+            await other.delete("k")
+            assert await next_of(changes) == Change(b"k", "SET", b"1", first.version)
+            assert await next_of(changes) == Change(b"k", "SET", b"2", second.version)
+            deleted = await next_of(changes)
+            assert (deleted.operation, deleted.value) == ("DELETE", None)
+            assert deleted.version is not None
+        assert node.service.observations == 0
+
+
+async def test_observe_sees_an_expiry(node: StoreNode) -> None:
+    async with connect(node) as store, store.observe("k") as changes:
+        await store.set("k", "v", ttl_ms=50)
+        assert [(await next_of(changes)).operation for _ in range(2)] == ["SET", "DELETE"]
+
+
+async def test_two_observers_of_one_key_share_an_observation(node: StoreNode) -> None:
+    async with connect(node) as store:
+        async with store.observe("k") as one:
+            async with store.observe("k") as two:
+                await store.set("k", "v")
+                assert await next_of(one) == await next_of(two)
+                assert node.service.observations == 1
+            assert node.service.observations == 1
+            await store.set("k", "w")
+            assert (await next_of(one)).value == b"w"
+        assert node.service.observations == 0
+
+
+async def test_an_observer_that_comes_while_the_last_one_leaves(node: StoreNode) -> None:
+    async with connect(node) as store:
+
+        async def look() -> None:
+            async with store.observe("k") as changes:
+                await store.set("k", "v")
+                assert (await next_of(changes)).operation == "SET"
+
+        for _ in range(5):
+            await asyncio.gather(look(), look(), look())
+        assert node.service.observations == 0
+        assert store._watches._watched == {}
+
+
+async def test_an_observation_survives_a_restart_and_tells_what_was_missed(node: StoreNode) -> None:
+    async with connect(node) as store:
+        await store.set("kept", "old")
+        await store.set("gone", "old")
+        await store.set("same", "old")
+        async with (
+            store.observe("kept") as kept,
+            store.observe("gone") as gone,
+            store.observe("same") as same,
+            store.observe("new") as new,
+        ):
+            port, node.port = node.port, 0
+            await node.close()
+            # Behind a port of its own, where the observer does not find it yet.
+            await node.start()
+            async with connect(node) as other:
+                await other.set("kept", "newer")
+                newest = await other.set("kept", "newest")
+                await other.delete("gone")
+                created = await other.set("new", "v")
+            await node.close()
+            node.port = port
+            await node.start()
+            assert await next_of(kept) == Change(b"kept", "SET", b"newest", newest.version, missed=True)
+            assert await next_of(gone) == Change(b"gone", "DELETE", None, None, missed=True)
+            assert await next_of(new) == Change(b"new", "SET", b"v", created.version, missed=True)
+            # And what comes now is told as ever.
+            async with asyncio.timeout(10):
+                while node.service.observations < 4:
+                    await asyncio.sleep(0.01)
+            changed = await store.set("same", "now")
+            assert await next_of(same) == Change(b"same", "SET", b"now", changed.version)
+
+
+async def test_requests_wait_for_the_connection_to_come_back(node: StoreNode) -> None:
+    async with connect(node) as store:
+        await store.set("k", "v")
+        await node.close()
+        waiting = asyncio.create_task(store.get("k"))
+        await node.start()
+        entry = await waiting
+        assert entry is not None
+        assert entry.value == b"v"
+
+
+async def test_an_iteration_ends_when_the_client_is_closed(node: StoreNode) -> None:
+    store = connect(node)
+    await store.__aenter__()
+    async with store.observe("k") as changes:
+        await store.set("k", "v")
+        await store.__aexit__(None, None, None)
+        async with asyncio.timeout(10):
+            assert [change.operation async for change in changes] == ["SET"]
+
+
+async def test_an_iteration_ends_with_the_error_when_the_connection_is_gone_for_good(node: StoreNode) -> None:
+    async with (
+        connect(node, "twin") as store,
+        store.observe("k") as changes,
+        StateStoreClient.connect(node.url, client_id="twin"),
+    ):
+        with pytest.raises(RefusedError, match="session taken over"):
+            await next_of(changes)
+        with pytest.raises(PenstockError):
+            await store.get("k")
+
+
+class Pages:
+    """A store that answers SCAN page by page and keeps what it was asked."""
+
+    filters = ("statestore/#",)
+    exclusive = True
+
+    def __init__(self, *pages: bytes) -> None:
+        self.pages = list(pages)
+        self.asked: list[list[bytes]] = []
+        self.server = MqttServer(services=[self])
+
+    def receive(self, message: Inbound) -> None:
+        given = message.publish.properties
+        self.asked.append(decode_array(message.publish.payload))
+        message.settle()
+        properties = Properties(correlation_data=given.correlation_data, user_properties=OK)
+        assert given.response_topic is not None
+        self.server.publish(Publish(given.response_topic, self.pages.pop(0), 1, properties=properties))
+
+    def disconnected(self, client_id: str) -> None:
+        """Nothing to forget."""
+
+
+async def test_scan_reads_page_by_page_and_gives_the_token_back_unchanged() -> None:
+    pages = Pages(
+        b"*2\r\n*2\r\n$2\r\nk1\r\n$2\r\n\r\n\r\n$3\r\n\x00\xffx\r\n",
+        b"*2\r\n*0\r\n$1\r\nt\r\n",
+        b"*1\r\n*1\r\n$2\r\nk3\r\n",
+    )
+    _, port = await pages.server.start("127.0.0.1", 0)
+    async with StateStoreClient.connect(f"mqtt://127.0.0.1:{port}") as store:
+        assert [key async for key in store.scan("k*")] == [b"k1", b"\r\n", b"k3"]
+        assert pages.asked == [[b"SCAN", b"k*"], [b"SCAN", b"k*", b"\x00\xffx"], [b"SCAN", b"k*", b"t"]]
+        with pytest.raises(LocalProtocolError, match="empty pattern"):
+            await anext(aiter(store.scan("")))
+    await pages.server.close()
+
+
+async def test_what_only_our_store_has() -> None:
+    """The wire forms of the extensions, answered by a script; the store itself has tests of its own."""
+    at = b"001000000000000:00001:StateStore"
+    pages = Pages(
+        b"*4\r\n$1\r\nv\r\n$%d\r\n%b\r\n$-1\r\n$-1\r\n" % (len(at), at),
+        *(b":1500\r\n", b":-1\r\n", b":-2\r\n", b"+OK\r\n", b"*2\r\n$-1\r\n$-1\r\n", b"$-1\r\n"),
+    )
+    _, port = await pages.server.start("127.0.0.1", 0)
+    version = Hlc(1_000_000_000_000, 1, "StateStore")
+    async with StateStoreClient.connect(f"mqtt://127.0.0.1:{port}") as store:
+        snapshot = await store.get_many(["a", b"b"])
+        assert snapshot.entries == {b"a": (b"v", version), b"b": None}
+        assert [await store.expiry("k") for _ in range(3)] == [(True, 1500), (True, None), (False, None)]
+        assert (await store.set("k", "v", fencing_token=version, fence_prefix="p/")).applied
+        with pytest.raises(RemoteProtocolError, match="MGET of 2 keys has 2 elements"):
+            await store.get_many(["a", "b"])
+        assert await store.get("k", as_of=version) is None
+        with pytest.raises(LocalProtocolError, match="needs a fencing token"):
+            await store.set("k", "v", fence_prefix="p/")
+        with pytest.raises(LocalProtocolError, match="without a key"):
+            await store.get_many([])
+    assert pages.asked[0] == [b"MGET", b"a", b"b"]
+    assert pages.asked[1] == [b"PTTL", b"k"]
+    assert pages.asked[-1] == [b"GET", b"k", b"ASOF", b"1000000000000:1:StateStore"]
+    await pages.server.close()
+
+
+async def test_the_persistence_and_priority_switches_are_user_properties() -> None:
+    pages = Pages(b"+OK\r\n", b"+OK\r\n")
+    seen: list[list[tuple[str, str]]] = []
+    receive = pages.receive
+
+    def remember(message: Inbound) -> None:
+        seen.append(message.publish.properties.user_properties)
+        receive(message)
+
+    pages.receive = remember  # type: ignore[method-assign]
+    _, port = await pages.server.start("127.0.0.1", 0)
+    async with StateStoreClient.connect(f"mqtt://127.0.0.1:{port}", high_priority=True) as store:
+        await store.set("k", "v", persist=True)
+        await store.set("k", "v")
+    assert ("aio-persistence", "true") in seen[0]
+    assert ("$high_priority", "") in seen[0]
+    assert "aio-persistence" not in dict(seen[1])
+    await pages.server.close()
+
+
+async def test_a_machine_with_a_wrong_clock_may_go_by_the_servers(node: StoreNode) -> None:
+    async with (
+        MqttClient("127.0.0.1", node.port, client_id="fast") as mqtt,
+        StateStoreClient(mqtt, clock=lambda: 10**14, server_clock=True) as store,
+    ):
+        written = await store.set("k", "v")
+        assert await store.get("k") == (b"v", written.version)
+        assert store.clock_behind_ms is not None
+        assert store.clock_behind_ms < 0
+
+
+async def test_a_clock_that_became_fast_is_told_by_how_much(node: StoreNode) -> None:
+    ahead = 0
+    async with (
+        MqttClient("127.0.0.1", node.port, client_id="fast") as mqtt,
+        StateStoreClient(mqtt, clock=lambda: wall_clock_ms() + ahead) as store,
+    ):
+        await store.set("k", "v")
+        ahead = 100_000
+        with pytest.raises(ClockSkewError) as raised:
+            await store.set("k", "v")
+        assert raised.value.skew_ms is not None
+        assert 100_000 <= raised.value.skew_ms < 110_000
+        assert "100 s ahead of the newest version seen" in (raised.value.why or "")
+        ahead = 0
+        assert (await store.set("k", "set back")).applied
+
+
+async def test_values_survive_the_server(node: StoreNode, tmp_path: Path) -> None:
+    async with connect(node) as store:
+        written = await store.set("k", "v", fencing_token=Hlc(5, 5, "f"))
+        await node.restart()
+        assert (await store.get("k")) == (b"v", written.version)
+        with pytest.raises(RefusedError, match="fencing token is required"):
+            await store.delete("k")
+    assert (tmp_path / "statestore" / "data.mdb").exists()

@@ -1,0 +1,263 @@
+"""The lease: exclusion, waiting, renewal, loss and the token that stays the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from penstock.errors import LocalProtocolError, RefusedError, UnavailableError
+from penstock.statestore.client.client import StateStoreClient
+from penstock.statestore.client.lock import Lease
+from penstock.statestore.errors import FencingError, LeaseLostError, LockHeldError
+from penstock.statestore.hlc import Hlc
+from tests.conformance.statestore.node import StoreNode
+
+
+@pytest.fixture
+async def store(node: StoreNode) -> AsyncIterator[StateStoreClient]:
+    async with StateStoreClient.connect(node.url, client_id="a") as client:
+        yield client
+
+
+@pytest.fixture
+async def other(node: StoreNode) -> AsyncIterator[StateStoreClient]:
+    async with StateStoreClient.connect(node.url, client_id="b") as client:
+        yield client
+
+
+def is_held(lease: Lease) -> bool:
+    return lease.token is not None
+
+
+async def test_acquire_release_and_acquire_again(store: StateStoreClient) -> None:
+    lease = Lease(store, "lock", holder="me")
+    first = await lease.acquire(timeout_s=5)
+    assert lease.token == first
+    assert (await store.get("lock")) == (b"me", first)
+    with pytest.raises(LocalProtocolError, match="already held"):
+        await lease.acquire()
+    await lease.release()
+    assert await store.get("lock") is None
+    assert not is_held(lease)
+    await lease.release()
+    assert await lease.acquire() > first
+    await lease.release()
+    assert not lease.lost.is_set()
+
+
+async def test_a_second_holder_waits_for_the_release(store: StateStoreClient, other: StateStoreClient) -> None:
+    mine, theirs = Lease(store, "lock", holder="a", ttl_ms=60_000), Lease(other, "lock", holder="b", ttl_ms=60_000)
+    first = await mine.acquire()
+    with pytest.raises(LockHeldError, match="lock 'lock' was not to be had within") as raised:
+        await theirs.acquire(timeout_s=0.05)
+    assert raised.value.applied is False
+    assert (raised.value.name, raised.value.holder) == (b"lock", b"a")
+    assert (raised.value.why or "").startswith("'a' holds it; acquired or renewed last at ")
+    waiting = asyncio.create_task(theirs.acquire(timeout_s=10))
+    async with asyncio.timeout(10):
+        while not other._watches._watched:
+            await asyncio.sleep(0)
+    await mine.release()
+    assert await waiting > first
+    await theirs.release()
+
+
+async def test_a_lock_whose_holder_died_is_taken_over_at_its_expiry(
+    store: StateStoreClient, other: StateStoreClient
+) -> None:
+    await store.set("lock", "dead", ttl_ms=100)
+    async with Lease(other, "lock", holder="b") as lease:
+        assert lease.token is not None
+        assert (await store.get("lock") or (None,))[0] == b"b"
+
+
+async def test_renewals_keep_the_lock_and_leave_the_token_alone(store: StateStoreClient) -> None:
+    async with Lease(store, "lock", holder="me", ttl_ms=150) as lease, store.observe("lock") as changes:
+        token = lease.token
+        assert token is not None
+        versions = []
+        async with asyncio.timeout(10):
+            async for change in changes:
+                assert change.operation == "SET"
+                versions.append(change.version)
+                if len(versions) == 4:
+                    break
+        assert lease.token == token
+        assert not lease.lost.is_set()
+        assert versions == sorted(versions, key=lambda version: version or token)
+        assert all(version is not None and version > token for version in versions)
+        await store.set("protected", "v", fencing_token=lease.token)
+
+
+async def test_the_token_of_a_former_holder_is_refused(store: StateStoreClient, other: StateStoreClient) -> None:
+    async with Lease(store, "lock", holder="a") as lease:
+        old = lease.token
+    async with Lease(other, "lock", holder="b") as lease:
+        await other.set("protected", "v", fencing_token=lease.token)
+        with pytest.raises(RefusedError, match="lower version"):
+            await store.set("protected", "late", fencing_token=old)
+
+
+async def test_a_refused_renewal_loses_the_lease(store: StateStoreClient, other: StateStoreClient) -> None:
+    lease = Lease(store, "lock", holder="me", ttl_ms=90)
+    await lease.acquire()
+    await other.set("lock", "thief")
+    async with asyncio.timeout(10):
+        await lease.lost.wait()
+    assert lease.token is None
+    # Not ours any more, so it stays.
+    await lease.release()
+    assert (await other.get("lock") or (None,))[0] == b"thief"
+    await other.delete("lock")
+    await lease.acquire(timeout_s=5)
+    assert not lease.lost.is_set()
+    await lease.release()
+
+
+async def test_a_store_out_of_reach_loses_the_lease_within_its_time(node: StoreNode) -> None:
+    async with StateStoreClient.connect(node.url) as store:
+        lease = Lease(store, "lock", holder="me", ttl_ms=150)
+        await lease.acquire()
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        await node.server.close()
+        async with asyncio.timeout(10):
+            await lease.lost.wait()
+        assert loop.time() - started < 5
+        store.timeout_s = 0.05
+        with pytest.raises(UnavailableError):
+            await lease.release()
+
+
+async def test_waiting_goes_on_while_the_store_is_out_of_reach(node: StoreNode) -> None:
+    async with StateStoreClient.connect(node.url, timeout_s=0.1) as store:
+        await node.close()
+        lease = Lease(store, "lock", holder="me")
+        with pytest.raises(UnavailableError, match="not to be had") as raised:
+            await lease.acquire(timeout_s=0.25)
+        assert "no answer" in (raised.value.why or "")
+        with pytest.raises(UnavailableError, match="no answer"):
+            await lease.acquire()
+        waiting = asyncio.create_task(lease.acquire(timeout_s=20))
+        await node.start()
+        assert await waiting
+        await lease.release()
+
+
+async def test_an_mqtt_client_that_is_over_is_no_busy_loop(node: StoreNode) -> None:
+    client = StateStoreClient.connect(node.url, reconnect=False)
+    async with client:
+        await node.close()
+        with pytest.raises(UnavailableError, match="not to be had"):
+            await Lease(client, "lock", holder="me").acquire(timeout_s=0.25)
+    await node.start()
+
+
+async def test_leaving_the_block_without_a_connection_is_no_error(
+    node: StoreNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with StateStoreClient.connect(node.url, timeout_s=0.05) as store:
+        async with Lease(store, "lock", holder="me", ttl_ms=60_000):
+            await node.close()
+        assert "lease not released" in caplog.text
+    await node.start()
+
+
+async def test_only_one_of_many_holds_it(store: StateStoreClient, other: StateStoreClient) -> None:
+    inside = 0
+    tokens = []
+
+    async def work(client: StateStoreClient, holder: str) -> None:
+        nonlocal inside
+        async with Lease(client, "lock", holder=holder) as lease:
+            inside += 1
+            assert inside == 1
+            tokens.append(lease.token)
+            await client.get("lock")
+            inside -= 1
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(work(store if n % 2 else other, f"h{n}") for n in range(8)))
+    assert tokens == sorted(tokens, key=str)
+    assert len(set(tokens)) == 8
+
+
+async def test_ttl_must_be_positive(store: StateStoreClient) -> None:
+    with pytest.raises(LocalProtocolError):
+        Lease(store, "lock", holder="me", ttl_ms=0)
+
+
+async def test_try_acquire_asks_once(store: StateStoreClient, other: StateStoreClient) -> None:
+    mine, theirs = Lease(store, "lock", holder="a"), Lease(other, "lock", holder="b")
+    assert await mine.current_holder() is None
+    token = await mine.try_acquire()
+    assert token == mine.token
+    assert await theirs.try_acquire() is None
+    assert await theirs.current_holder() == b"a"
+    await mine.release()
+    assert await theirs.try_acquire() is not None
+    await theirs.release()
+
+
+async def test_run_gives_what_the_work_gave_and_releases(store: StateStoreClient) -> None:
+    lease = Lease(store, "lock", holder="me")
+
+    async def work(token: Hlc) -> Hlc:
+        assert await lease.current_holder() == b"me"
+        return token
+
+    assert isinstance(await lease.run(work), Hlc)
+    assert await store.get("lock") is None
+
+    async def fail(_: Hlc) -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await lease.run(fail)
+    assert await store.get("lock") is None
+
+
+async def test_run_cancels_the_work_when_the_lease_is_lost(store: StateStoreClient, other: StateStoreClient) -> None:
+    lease = Lease(store, "lock", holder="me", ttl_ms=600)
+    ended = asyncio.Event()
+
+    async def work(_: Hlc) -> None:
+        await other.set("lock", "thief")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    with pytest.raises(LeaseLostError, match="lock 'lock' was lost") as raised:
+        await lease.run(work)
+    assert ended.is_set()
+    assert raised.value.why == "another holder has it"
+    assert (await other.get("lock") or (None,))[0] == b"thief"
+
+
+async def test_edit_reads_and_writes_under_the_lock(store: StateStoreClient, other: StateStoreClient) -> None:
+    async def count(client: StateStoreClient, holder: str) -> None:
+        lease = Lease(client, "lock", holder=holder)
+        for _ in range(5):
+            await lease.edit("n", lambda entry: b"%d" % (int(entry.value if entry else b"0") + 1))
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(count(store, "a"), count(other, "b"))
+    assert (await store.get("n") or (None,))[0] == b"10"
+    with pytest.raises(FencingError):
+        await store.set("n", "without the lock")
+    await Lease(store, "lock", holder="a").edit("n", lambda _: None)
+    assert await store.get("n") is None
+
+
+async def test_edit_of_a_key_under_another_lock_is_refused(store: StateStoreClient) -> None:
+    lease = Lease(store, "lock", holder="a")
+    token = await lease.acquire()
+    ahead = Hlc(token.wall_ms + 30_000, 0, "other")
+    await store.set("n", "v", fencing_token=ahead)
+    await lease.release()
+    with pytest.raises(FencingError):
+        await lease.edit("n", lambda _: "w")
+    assert await store.get("lock") is None

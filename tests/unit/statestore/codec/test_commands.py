@@ -1,0 +1,150 @@
+"""The command table: what each argument list means, and which error it gets first."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.statestore.codec.commands import (
+    COMMANDS,
+    Access,
+    Command,
+    Condition,
+    Extension,
+    StoreError,
+    Verb,
+    parse,
+    parse_payload,
+)
+from penstock.statestore.codec.resp3 import encode_array
+from tests.vectors.statestore import vectors
+
+
+def described(command: Command) -> tuple[object, ...]:
+    return (command.verb, command.key, command.value, command.condition, command.expected, command.ttl_ms, command.stop)
+
+
+ALWAYS, NX, NEX = Condition.ALWAYS, Condition.NX, Condition.NEX
+MEANINGS: list[tuple[bytes, tuple[object, ...]]] = [
+    (b"SET k v", (Verb.SET, b"k", b"v", ALWAYS, b"", 0, False)),
+    (b"set k v", (Verb.SET, b"k", b"v", ALWAYS, b"", 0, False)),
+    (b"SET k v NX", (Verb.SET, b"k", b"v", NX, b"", 0, False)),
+    (b"SET k v nx px 5", (Verb.SET, b"k", b"v", NX, b"", 5, False)),
+    (b"SET k v PX 5", (Verb.SET, b"k", b"v", ALWAYS, b"", 5, False)),
+    (b"SET k v PX 5 NX", (Verb.SET, b"k", b"v", NX, b"", 5, False)),
+    (b"SET k v PX 9223372036854775807", (Verb.SET, b"k", b"v", ALWAYS, b"", 2**63 - 1, False)),
+    (b"SET k v NEX", (Verb.SET, b"k", b"v", NEX, b"v", 0, False)),
+    (b"SET k v NEX PX 5", (Verb.SET, b"k", b"v", NEX, b"v", 5, False)),
+    (b"SET k v PX 5 NEX", (Verb.SET, b"k", b"v", NEX, b"v", 5, False)),
+    (b"SET k v NEX old", (Verb.SET, b"k", b"v", NEX, b"old", 0, False)),
+    (b"SET k v NEX old PX 5", (Verb.SET, b"k", b"v", NEX, b"old", 5, False)),
+    (b"SET k v PX 5 NEX old", (Verb.SET, b"k", b"v", NEX, b"old", 5, False)),
+    (b"SET k v NEX PX PX 5", (Verb.SET, b"k", b"v", NEX, b"PX", 5, False)),
+    (b"SET k v NEX NX", (Verb.SET, b"k", b"v", NEX, b"NX", 0, False)),
+    (b"GET k", (Verb.GET, b"k", b"", ALWAYS, b"", 0, False)),
+    (b"get k", (Verb.GET, b"k", b"", ALWAYS, b"", 0, False)),
+    (b"DEL k", (Verb.DEL, b"k", b"", ALWAYS, b"", 0, False)),
+    (b"VDEL k v", (Verb.VDEL, b"k", b"v", ALWAYS, b"", 0, False)),
+    (b"KEYNOTIFY k", (Verb.KEYNOTIFY, b"k", b"", ALWAYS, b"", 0, False)),
+    (b"KEYNOTIFY k GET", (Verb.KEYNOTIFY, b"k", b"", ALWAYS, b"", 0, False)),
+    (b"KEYNOTIFY k STOP", (Verb.KEYNOTIFY, b"k", b"", ALWAYS, b"", 0, True)),
+    (b"keynotify k stop", (Verb.KEYNOTIFY, b"k", b"", ALWAYS, b"", 0, True)),
+    (b"KEYNOTIFY *?", (Verb.KEYNOTIFY, b"*?", b"", ALWAYS, b"", 0, False)),
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "meaning"), MEANINGS, ids=lambda value: value.decode() if type(value) is bytes else ""
+)
+def test_meaning(line: bytes, meaning: tuple[object, ...]) -> None:
+    command = parse(line.split(b" "))
+    assert isinstance(command, Command)
+    assert described(command) == meaning
+    assert command.spec is COMMANDS[command.verb]
+
+
+ERRORS: list[tuple[str, list[bytes]]] = [
+    # unknown command: also before arity and key length
+    *(
+        ("unknown command", words)
+        for words in ([b"FOO"], [b"", b"k"], [b"Get", b"k"], [b"sET", b"", b""], [b"EXPIRED"])
+    ),
+    # arity
+    *(("wrong number of arguments", [verb]) for verb in (b"SET", b"GET", b"DEL", b"VDEL", b"KEYNOTIFY")),
+    ("wrong number of arguments", [b"SET", b"k"]),
+    ("wrong number of arguments", [b"GET", b"k", b"x"]),
+    ("wrong number of arguments", [b"DEL", b"k", b"x"]),
+    ("wrong number of arguments", [b"VDEL", b"k"]),
+    ("wrong number of arguments", [b"VDEL", b"k", b"v", b"x"]),
+    ("wrong number of arguments", [b"KEYNOTIFY", b"k", b"STOP", b"x"]),
+    ("wrong number of arguments", [b"GET", b"", b""]),
+    # options
+    *(
+        ("syntax error", [b"SET", b"k", b"v", *options.split(b" ")])
+        for options in (
+            *(b"XX", b"Nx", b"pX 5", b"NX NX", b"NX NEX", b"NEX NX PX 5 PX", b"NX x", b"PX", b"NX PX", b"NEX PX"),
+            *(b"NEX a b", b"NEX a b PX 5", b"PX 5 PX 6", b"PX 5 NEX a b", b"NEX v PX 5 NX", b"a b c d e f", b"NEX px"),
+            *(b"PX 0", b"PX -1", b"PX +1", b"PX 1e3", b"PX 05", b"PX 1.5", b"PX 9223372036854775808", b"PX x"),
+        )
+    ),
+    ("syntax error", [b"SET", b"k", b"v", b"PX", b" 5"]),
+    ("syntax error", [b"SET", b"k", b"v", b"PX", b""]),
+    ("syntax error", [b"SET", b"k", b"v", b""]),
+    ("syntax error", [b"SET", b"k", b"v", b"PX", "\u0665".encode()]),
+    ("syntax error", [b"KEYNOTIFY", b"k", b"Stop"]),
+    ("syntax error", [b"KEYNOTIFY", b"k", b"x", b"STOP"]),
+    # syntax comes before the key's length
+    ("syntax error", [b"SET", b"", b"v", b"XX"]),
+    *(
+        ("the key length is zero", words)
+        for words in ([b"SET", b"", b""], [b"GET", b""], [b"DEL", b""], [b"VDEL", b"", b"v"], [b"KEYNOTIFY", b""])
+    ),
+]
+
+
+@pytest.mark.parametrize(("error", "args"), ERRORS, ids=lambda value: value if isinstance(value, str) else repr(value))
+def test_first_error(error: str, args: list[bytes]) -> None:
+    assert parse(args) == error
+
+
+@pytest.mark.parametrize(
+    ("line", "extension", "error"),
+    [
+        (b"SCAN *", Extension.SCAN, StoreError.UNKNOWN_COMMAND),
+        (b"MGET a b", Extension.MGET, StoreError.UNKNOWN_COMMAND),
+        (b"PTTL k", Extension.TTL, StoreError.UNKNOWN_COMMAND),
+        (b"GET k ASOF 1:0:n", Extension.AS_OF, StoreError.ARITY),
+        (b"KEYNOTIFY p PREFIX", Extension.PREFIX_OBSERVE, StoreError.SYNTAX),
+        (b"KEYNOTIFY k AFTER 1:0:n", Extension.RESUME, StoreError.SYNTAX),
+    ],
+    ids=lambda value: value.decode() if isinstance(value, bytes) else "",
+)
+def test_what_is_switched_off_is_refused_as_any_store_would(
+    line: bytes, extension: Extension, error: StoreError
+) -> None:
+    assert parse(line.split(b" "), ~extension) is error
+    assert isinstance(parse(line.split(b" "), extension), Command)
+
+
+def test_a_payload_that_is_not_resp3_is_a_syntax_error() -> None:
+    assert parse_payload(b"GET k\r\n") is StoreError.SYNTAX
+    assert isinstance(parse_payload(encode_array([b"GET", b"k"])), Command)
+
+
+def test_every_error_text_of_the_sdks_is_there() -> None:
+    texts = vectors()["errors"]["texts_matched_exactly"]
+    assert len(texts) == 12
+    assert [error.value for error in StoreError][:12] == texts
+
+
+def test_access_that_each_command_needs() -> None:
+    access = {verb: spec.access for verb, spec in COMMANDS.items()}
+    assert access == {
+        Verb.SET: Access.WRITE,
+        Verb.GET: Access.READ,
+        Verb.DEL: Access.WRITE,
+        Verb.VDEL: Access.WRITE,
+        Verb.KEYNOTIFY: Access.READ,
+        Verb.SCAN: Access.READ,
+        Verb.MGET: Access.READ,
+        Verb.PTTL: Access.READ,
+    }

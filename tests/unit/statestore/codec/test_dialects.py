@@ -1,0 +1,26 @@
+"""The dialect table says what the document and the SDKs say."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from penstock.statestore.codec.dialects import DIALECTS, OLDER, PUBLISHED, SDK
+from tests.vectors.statestore import vectors
+
+
+def test_the_sdk_form_is_what_the_sdks_match() -> None:
+    assert SDK.fence_lower in vectors()["errors"]["texts_matched_exactly"]
+    assert SDK.condition_not_met == b":-1\r\n"
+    assert SDK.delete_event == b"DELETE"
+
+
+def test_the_published_form_is_what_the_document_prints() -> None:
+    assert "a lower version that the fencing token" in PUBLISHED.fence_lower
+    assert PUBLISHED.condition_not_met == b"-1\r\n"
+    assert PUBLISHED.delete_event == b"DEL"
+
+
+def test_the_older_form_differs_from_the_published_one_in_the_property_names_only() -> None:
+    different = {f.name for f in fields(OLDER) if getattr(OLDER, f.name) != getattr(PUBLISHED, f.name)}
+    assert different == {"name", "timestamp_property", "fence_property"}
+    assert set(DIALECTS) == {"sdk", "published", "older"}

@@ -1,0 +1,157 @@
+"""The life of the service: recovery, timers, clocks, reports. When answers leave: ``tests/engine/statestore``."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from penstock.runtime.durability import Durability
+from penstock.statestore.engine.record import digest_of
+from penstock.statestore.hlc import Hlc
+from penstock.statestore.options import StoreOptions
+from penstock.statestore.service.service import StateStoreService
+from tests.engine.statestore import NOW, FakeOutlet, ManualClock, Peer, open_service
+
+
+async def test_a_restart_keeps_keys_fences_and_expiries_and_never_turns_the_clock_back(tmp_path: Path) -> None:
+    outlet, clock = FakeOutlet(), ManualClock()
+    service = await open_service(tmp_path, outlet, clock)
+    peer = Peer(service, outlet, clock)
+    peer.ask("SET fenced v", ft=f"{NOW}:1:n")
+    peer.ask("SET long v PX 1000")
+    peer.ask("SET short v PX 10")
+    peer.ask("SET gone v")
+    deleted = peer.ask("DEL gone", ts=f"{NOW + 50_000}:7:c").version
+    assert deleted == Hlc(NOW + 50_000, 8, "StateStore")
+    peer.ask("KEYNOTIFY long")
+    await service.close()
+
+    clock.now_ms = NOW + 500
+    service = await open_service(tmp_path, outlet, clock)
+    peer = Peer(service, outlet, clock)
+    assert (service.keys, service.stats.recovered, service.expired, service.observations) == (2, 3, 1, 0)
+    assert peer.ask("GET short").payload == b"$-1\r\n"
+    assert b"fencing token is required" in peer.ask("DEL fenced").payload
+    # Greater than the delete's version, which left no key behind.
+    assert (peer.ask("SET gone v").version or Hlc(0, 0, "")) > deleted
+    clock.now_ms = NOW + 1000
+    service.wake()
+    assert peer.ask("GET long").payload == b"$-1\r\n"
+    await service.close()
+
+
+async def test_what_expired_while_the_store_was_down_is_removed_for_good(tmp_path: Path) -> None:
+    outlet, clock = FakeOutlet(), ManualClock()
+    service = await open_service(tmp_path, outlet, clock)
+    Peer(service, outlet, clock).ask("SET k v PX 10")
+    await service.close()
+    for expired in (1, 0):
+        clock.now_ms += 1_000_000
+        service = await open_service(tmp_path, outlet, clock)
+        assert (service.keys, service.expired) == (0, expired)
+        await service.close()
+
+
+async def test_a_damaged_value_is_reported_and_the_store_starts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    outlet, clock = FakeOutlet(), ManualClock()
+    service = await open_service(tmp_path, outlet, clock)
+    peer = Peer(service, outlet, clock)
+    peer.ask("SET good v")
+    peer.ask("SET bad v")
+    await service.close()
+    with lmdb.open(str(tmp_path), max_dbs=3) as env, env.begin(write=True) as transaction:
+        transaction.put(digest_of(b"bad"), b"damaged", db=env.open_db(b"keys", txn=transaction))
+    service = await open_service(tmp_path, outlet, clock)
+    peer = Peer(service, outlet, clock)
+    assert service.stats.quarantined == 1
+    assert digest_of(b"bad").hex() in caplog.text
+    assert peer.ask("GET good").payload == b"$1\r\nv\r\n"
+    assert peer.ask("GET bad").payload == b"$-1\r\n"
+    await service.close()
+
+
+@pytest.mark.parametrize("durability", Durability)
+async def test_keys_expire_by_themselves_and_every_durability_answers(tmp_path: Path, durability: Durability) -> None:
+    outlet = FakeOutlet()
+    service = StateStoreService(tmp_path, durability)
+    await service.start(outlet)
+    clock = ManualClock(0)
+    peer = Peer(service, outlet, clock)
+    peer.send("KEYNOTIFY k")
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    peer.send("SET k v PX 50")
+    async with asyncio.timeout(10):
+        while len(outlet.deliveries) < 4:
+            await asyncio.sleep(0.001)
+    took_ms = (loop.time() - started) * 1000
+    assert outlet.taken()[-1].payload == b"*2\r\n$6\r\nNOTIFY\r\n$6\r\nDELETE\r\n"
+    assert 49 <= took_ms < 5_000
+    assert service.expired == 1
+    await service.close()
+
+
+async def test_a_jump_of_the_wall_clock_does_not_end_a_lease(tmp_path: Path) -> None:
+    outlet, wall, steady = FakeOutlet(), ManualClock(), ManualClock()
+    service = StateStoreService(tmp_path, Durability.MEMORY, wall, steady=steady)
+    await service.start(outlet)
+    peer = Peer(service, outlet, wall)
+    peer.ask("SET lock me NEX PX 1000")
+    wall.now_ms += 3_600_000
+    service.wake()
+    assert peer.ask("GET lock").payload == b"$2\r\nme\r\n"
+    steady.now_ms += 1000
+    service.wake()
+    assert peer.ask("GET lock").payload == b"$-1\r\n"
+    await service.close()
+
+
+async def test_an_expiry_in_a_million_years_arms_no_impossible_timer(tmp_path: Path) -> None:
+    outlet, clock = FakeOutlet(), ManualClock()
+    service = await open_service(tmp_path, outlet, clock)
+    peer = Peer(service, outlet, clock)
+    assert peer.ask(f"SET k v PX {2**63 - 1}").payload == b"+OK\r\n"
+    await service.close()
+    service = await open_service(tmp_path, outlet, clock)
+    assert service.keys == 1
+    await service.close()
+
+
+async def test_many_keys_with_one_deadline_do_not_stop_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.statestore.service.service._EXPIRE_AT_ONCE", 3)
+    outlet, clock = FakeOutlet(), ManualClock()
+    service = await open_service(tmp_path, outlet, clock)
+    peer = Peer(service, outlet, clock)
+    for n in range(8):
+        peer.ask(f"SET k{n} v PX 10")
+    clock.now_ms += 10
+    service.wake()
+    assert service.expired == 3
+    # A key that was not reached yet is gone for readers all the same.
+    assert peer.ask("GET k7").payload == b"$-1\r\n"
+    async with asyncio.timeout(10):
+        while service.keys:
+            await asyncio.sleep(0)
+    assert service.expired == 8
+    await service.close()
+
+
+async def test_a_dialect_can_be_forced(tmp_path: Path) -> None:
+    outlet, clock = FakeOutlet(), ManualClock()
+    service = await open_service(tmp_path, outlet, clock, dialect="published")
+    peer = Peer(service, outlet, clock)
+    peer.ask("SET k v")
+    assert peer.ask("SET k w NX").payload == b"-1\r\n"
+    await service.close()
+
+
+async def test_an_unknown_dialect_is_an_error_of_the_caller(tmp_path: Path) -> None:
+    with pytest.raises(KeyError):
+        StateStoreService(tmp_path, options=StoreOptions(dialect="english"))

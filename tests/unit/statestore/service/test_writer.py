@@ -1,0 +1,119 @@
+"""Which commit a change is part of, and what is written behind."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import StorageError
+from penstock.runtime.durability import Durability
+from penstock.statestore.engine.record import Change, Record
+from penstock.statestore.hlc import Hlc
+from penstock.statestore.options import Persistence
+from penstock.statestore.service.storage import NODE, Storage
+from penstock.statestore.service.writer import ChangeWriter
+
+
+class _Disk(Storage):
+    """Notes what is committed."""
+
+    def __init__(self, path: Path, durability: Durability) -> None:
+        super().__init__(path, durability)
+        self.commits: list[list[bytes]] = []
+
+    def commit(self, changes: object, **options: object) -> None:
+        self.commits.append([change.key for change in changes])  # type: ignore[attr-defined]
+        super().commit(changes, **options)  # type: ignore[arg-type]
+
+
+class _Writing:
+    """A writer over a disk, and what it told."""
+
+    def __init__(self, path: Path, durability: Durability, *, logs: bool = False) -> None:
+        self.disk = _Disk(path, durability)
+        self.clock = Hlc(1, 0, NODE)
+        self.ended: list[int] = []
+        self.writer = ChangeWriter(
+            self.disk,
+            durability,
+            Persistence(),
+            logs=logs,
+            clock=lambda: self.clock,
+            on_committed=self._ended,
+            on_logged=lambda _: None,
+            on_failure=lambda _: None,
+        )
+
+    async def __aenter__(self) -> _Writing:
+        self.disk.open()
+        self.writer.start([])
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.writer.close()
+        self.disk.close()
+
+    def set(self, key: bytes, value: bytes = b"v", floor: bytes = b"") -> int:
+        self.clock = Hlc(self.clock.wall_ms, self.clock.counter + 1, NODE)
+        change = Change(key, Record(key, value, self.clock), self.clock)
+        change.floor = (floor, self.clock) if floor else None
+        return self.writer.submit([change])
+
+    async def until(self, number: int) -> None:
+        async with asyncio.timeout(10):
+            while number not in self.ended:
+                await asyncio.sleep(0.001)
+
+    def _ended(self, number: int, failure: StorageError | None) -> None:
+        assert failure is None
+        self.ended.append(number)
+
+
+async def test_what_comes_before_a_commit_begins_is_part_of_it(tmp_path: Path) -> None:
+    async with _Writing(tmp_path, Durability.FLUSHED) as writing:
+        assert [writing.set(b"a"), writing.set(b"b"), writing.set(b"a")] == [1, 1, 1]
+        assert [writing.writer.waits_for(key) for key in (b"a", b"b", b"c")] == [1, 1, 0]
+        await writing.until(1)
+        assert writing.writer.waits_for(b"a") == writing.writer.waits_for_any() == 0
+        assert writing.set(b"c") == 2
+        await writing.until(2)
+        assert writing.disk.commits == [[b"a", b"b", b"a"], [b"c"]]
+        assert writing.ended == [1, 2]
+
+
+async def test_a_key_waits_for_its_newest_commit(tmp_path: Path) -> None:
+    async with _Writing(tmp_path, Durability.FLUSHED) as writing:
+        writing.set(b"a")
+        await asyncio.sleep(0)  # the commit has begun, in its thread
+        assert writing.set(b"a") == 2
+        assert writing.writer.waits_for(b"a") == 2
+        await writing.until(1)
+        await writing.until(2)
+        assert writing.writer.waits_for(b"a") == 0
+
+
+@pytest.mark.parametrize("logs", [False, True])
+async def test_written_behind_is_the_last_of_a_key_unless_there_is_a_log(tmp_path: Path, *, logs: bool) -> None:
+    async with _Writing(tmp_path, Durability.MEMORY, logs=logs) as writing:
+        for value in (b"1", b"2", b"3"):
+            assert writing.set(b"a", value) == 0
+        writing.set(b"b")
+        assert writing.disk.commits == []
+    assert writing.disk.commits == [[b"a", b"a", b"a", b"b"] if logs else [b"a", b"b"]]
+    again = Storage(tmp_path)
+    assert {record.key: record.value for record in again.open().records} == {b"a": b"3", b"b": b"v"}
+    again.close()
+
+
+async def test_a_floor_is_written_although_its_key_is_set_again(tmp_path: Path) -> None:
+    async with _Writing(tmp_path, Durability.MEMORY) as writing:
+        writing.set(b"a", b"1")
+        writing.set(b"a", b"2", floor=b"p")
+        writing.set(b"a", b"3")
+    again = Storage(tmp_path)
+    recovered = again.open()
+    assert [record.value for record in recovered.records] == [b"3"]
+    assert [prefix for prefix, _ in recovered.fences] == [b"p"]
+    again.close()

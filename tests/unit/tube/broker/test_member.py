@@ -1,0 +1,78 @@
+"""A broker's connection to its masters: standby and dead ones are passed over, refusals retried."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.runtime.logs import TextFormatter
+from penstock.tube.broker.member import Member
+from penstock.tube.engine.membership import Membership, Orders
+from penstock.tube.link import Link
+from penstock.tube.master.master import TubeMaster
+from tests.unit.tube.servers import until
+
+
+async def test_a_dead_master_is_passed_over(tmp_path: Path) -> None:
+    dead = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    master = TubeMaster(tmp_path)
+    address = await master.start("127.0.0.1", 0)
+    seen: list[Orders] = []
+    membership = Membership(1, "127.0.0.1:1", "v")
+    member = Member(membership, [dead.sockets[0].getsockname(), address], seen.append, lambda: (0, 0), heartbeat_s=0.05)
+    member.start()
+    async with asyncio.timeout(20):
+        await member.registered.wait()
+    assert seen[0].config is not None
+    beats = member.heartbeats
+    member.poke()
+    async with asyncio.timeout(20):
+        while member.heartbeats <= beats:
+            await asyncio.sleep(0.01)
+    await member.close()
+    # Closed in order: the master knows at once.
+    assert not master.engine.cluster.brokers[1].online
+    await master.close()
+    dead.close()
+    await dead.wait_closed()
+
+
+async def test_an_absent_master_is_one_line_until_it_comes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.tube.broker.member._RETRY_MOST_S", 0.02)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = free.getsockname()
+    tries = 0
+
+    def status() -> tuple[int, int]:
+        return 0, 0
+
+    async def connect(*args: Any, **options: Any) -> Link:
+        nonlocal tries
+        tries += 1
+        return await made(*args, **options)
+
+    made = Link.connect
+    monkeypatch.setattr(Link, "connect", connect)
+    membership = Membership(4, "127.0.0.1:1", "v")
+    member = Member(membership, [address], lambda _: None, status, heartbeat_s=0.05)
+    member.start()
+    await until(lambda: tries > 3)
+    (record,) = caplog.records
+    line = TextFormatter().format(record)
+    place = f"{address[0]}:{address[1]}"
+    assert "\n" not in line
+    assert f'tube broker has no master broker_id=4 master={place} error="tube: no connection to {place}" why=' in line
+    assert line.endswith(' do="look whether the server runs and listens there"')
+    master = TubeMaster(tmp_path)
+    await master.start(*address)
+    async with asyncio.timeout(20):
+        await member.registered.wait()
+    await master.close()
+    await until(lambda: "tube broker lost its master" in caplog.text)
+    await member.close()

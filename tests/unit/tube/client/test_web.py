@@ -1,0 +1,89 @@
+"""Requests to the administration: rows back, refusals and strangers told apart."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any, ClassVar
+from urllib.parse import parse_qsl
+
+import pytest
+
+from penstock.errors import ConfigError, RefusedError, UnavailableError
+from penstock.tube.client.web import call
+
+
+class Master(BaseHTTPRequestHandler):
+    answer: ClassVar[bytes] = b""
+    asked: ClassVar[list[tuple[str, dict[str, str]]]] = []
+
+    def do_POST(self) -> None:
+        form = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        Master.asked.append((self.path, dict(parse_qsl(form))))
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(Master.answer)))
+        self.end_headers()
+        self.wfile.write(Master.answer)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the standard library's
+        pass
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    Master.asked.clear()
+    server = HTTPServer(("127.0.0.1", 0), Master)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_rows_come_back(address: str) -> None:
+    Master.answer = json.dumps({"result": True, "errCode": 0, "errMsg": "OK", "data": [{"a": 1}], "count": 1}).encode()
+    assert call(f"http://{address}/", "m", {"topicName": "x y"}) == [{"a": 1}]
+    assert Master.asked == [("/webapi.htm", {"method": "m", "topicName": "x y"})]
+
+
+REFUSED: list[dict[str, object]] = [
+    {"result": False, "errCode": 400, "errMsg": "unknown method"},
+    {"result": True, "errCode": 0, "errMsg": "OK", "data": [{"success": False, "errCode": 402, "errInfo": "exists"}]},
+]
+
+
+@pytest.mark.parametrize(("answer", "code"), [(REFUSED[0], 400), (REFUSED[1], 402)])
+def test_a_refusal_carries_code_and_words(address: str, answer: dict[str, object], code: int) -> None:
+    Master.answer = json.dumps(answer).encode()
+    with pytest.raises(RefusedError) as caught:
+        call(address, "m", {})
+    assert caught.value.code == code
+    assert caught.value.text in caught.value.what
+
+
+def test_refusals_say_what_to_do(address: str) -> None:
+    Master.answer = json.dumps({"result": False, "errMsg": "Unsupported method: 'm'; known: a, b, c"}).encode()
+    with pytest.raises(RefusedError, match="Unsupported method: 'm'\n") as caught:
+        call(address, "m", {})
+    assert caught.value.do == "name the administration of a master: --http HOST:PORT"
+    Master.answer = json.dumps({"result": False, "errMsg": "illegal access, unauthorized request!"}).encode()
+    with pytest.raises(RefusedError, match="--admin-token"):
+        call(address, "m", {})
+
+
+@pytest.mark.parametrize("answer", [b"", b"<html>", b"[]", b"{}"])
+def test_somebody_else_answers_there(address: str, answer: bytes) -> None:
+    Master.answer = answer
+    with pytest.raises(UnavailableError, match="no administration of a tube master answers at"):
+        call(address, "m", {})
+
+
+def test_nobody_answers() -> None:
+    with pytest.raises(UnavailableError) as caught:
+        call("127.0.0.1:1", "m", {})
+    assert (caught.value.applied, caught.value.why) == (False, "Connection refused")
+    with pytest.raises(ConfigError, match="--http: got 'x', expected HOST:PORT"):
+        call("x", "m", {})

@@ -1,0 +1,129 @@
+"""The master over sockets: durable topics, sessions that expire, requests by HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import RefusedError, StorageError, UnavailableError
+from penstock.tube.codec.methods import MethodId
+from penstock.tube.codec.proto import master_pb2 as pb
+from penstock.tube.codec.strings import DefaultConfig
+from penstock.tube.engine.cluster import Topic
+from penstock.tube.engine.master import MasterConfig
+from penstock.tube.engine.producer import Routes
+from penstock.tube.link import Link
+from penstock.tube.master.master import TubeMaster
+from tests.unit.tube.servers import tube, until
+
+
+async def test_topics_survive_a_restart(tmp_path: Path) -> None:
+    master = TubeMaster(tmp_path)
+    await master.start("127.0.0.1", 0)
+    await master.create_topic("demo", 5, 2, max_message_bytes=1 << 21)
+    with pytest.raises(RefusedError) as caught:
+        await master.create_topic("demo")
+    assert caught.value.code == 402
+    await master.close()
+    again = TubeMaster(tmp_path)
+    await again.start("127.0.0.1", 0)
+    assert again.topics() == [Topic("demo", 5, 2, max_message_bytes=1 << 21)]
+    await again.close()
+    await again.close()
+
+
+async def test_a_directory_has_one_master(tmp_path: Path) -> None:
+    master = TubeMaster(tmp_path)
+    await master.start("127.0.0.1", 0)
+    with pytest.raises(StorageError, match="in use by another process"):
+        await TubeMaster(tmp_path).start("127.0.0.1", 0)
+    await master.close()
+    await master.start("127.0.0.1", 0)
+    await master.close()
+
+
+async def test_a_topic_is_created_once_by_those_who_ask_at_the_same_time(tmp_path: Path) -> None:
+    master = TubeMaster(tmp_path, admin_token="token")
+    await master.start("127.0.0.1", 0)
+    params = {"method": "admin_add_new_topic_record", "confModAuthToken": "token", "createUser": "me"}
+    outcomes = await asyncio.gather(
+        master.create_topic("demo", 5),
+        master.create_topic("demo", 1),
+        master.webapi({**params, "topicName": "demo,other", "numPartitions": "2"}),
+        master.webapi({**params, "topicName": "other", "numPartitions": "9"}),
+        return_exceptions=True,
+    )
+    assert isinstance(outcomes[1], RefusedError)
+    assert [(topic.name, topic.partitions) for topic in master.topics()] == [("demo", 5), ("other", 2)]
+    assert isinstance(outcomes[2], dict)
+    assert isinstance(outcomes[3], dict)
+    assert [row["errCode"] for row in outcomes[2]["data"]] == [402, 200]
+    assert [row["errCode"] for row in outcomes[3]["data"]] == [402]
+    assert not master.engine.storing
+    await master.close()
+
+
+async def test_topic_without_a_broker_is_created_but_not_ready(tmp_path: Path) -> None:
+    async with tube(tmp_path, brokers=0) as running:
+        assert running.master is not None
+        with pytest.raises(UnavailableError, match="no broker serves"):
+            await running.master.create_topic("demo", ready_s=0.02)
+        assert [topic.name for topic in running.master.topics()] == ["demo"]
+
+
+async def test_new_topic_is_usable_within_a_second(tmp_path: Path) -> None:
+    async with tube(tmp_path) as running:
+        assert running.master is not None
+        await running.master.create_topic("demo", ready_s=1)
+        await running.master.wait_topic("demo", 0)
+
+
+async def test_sessions_expire(tmp_path: Path) -> None:
+    config = MasterConfig(producer_session_ms=60, default=DefaultConfig())
+    master = TubeMaster(tmp_path, config=config)
+    address = await master.start("127.0.0.1", 0)
+    link = await Link.connect(address)
+    await link.call(1, MethodId.PRODUCER_REGISTER, Routes("p", "h").register(), pb.RegisterResponseM2P)
+    assert master.engine.producers
+    await until(lambda: not master.engine.producers)
+    await link.close()
+    await master.close()
+
+
+async def test_a_later_session_may_end_earlier(tmp_path: Path) -> None:
+    config = MasterConfig(consumer_session_ms=3_600_000, producer_session_ms=60, default=DefaultConfig())
+    master = TubeMaster(tmp_path, config=config)
+    link = await Link.connect(await master.start("127.0.0.1", 0))
+    await master.create_topic("demo")
+    request = pb.RegisterRequestC2M(clientId="c", groupName="lake", hostName="h", topicList=["demo"])
+    await link.call(1, MethodId.CONSUMER_REGISTER, request, pb.RegisterResponseM2C)
+    await link.call(1, MethodId.PRODUCER_REGISTER, Routes("p", "h").register(), pb.RegisterResponseM2P)
+    assert master.engine.producers
+    await until(lambda: not master.engine.producers)
+    assert "lake" in master.engine.groups
+    await link.close()
+    await master.close()
+
+
+async def test_webapi_stores_before_it_answers(tmp_path: Path) -> None:
+    async with tube(tmp_path) as running:
+        assert running.master is not None
+        added = await running.master.webapi(
+            {"method": "admin_add_new_topic_record", "topicName": "web", "createUser": "u", "confModAuthToken": "token"}
+        )
+        assert added["data"][0]["errCode"] == 200
+        await running.master.wait_topic("web", 5)
+        assert (await running.master.webapi({"method": "admin_query_topic_info"}))["count"] == 1
+
+
+async def test_taken_address_leaves_nothing_open(tmp_path: Path) -> None:
+    first = TubeMaster(tmp_path / "a")
+    _, port = await first.start("127.0.0.1", 0)
+    second = TubeMaster(tmp_path / "b")
+    with pytest.raises(OSError, match="address"):
+        await second.start("127.0.0.1", port)
+    await second.start("127.0.0.1", 0)
+    await second.close()
+    await first.close()

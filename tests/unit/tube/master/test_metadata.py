@@ -1,0 +1,105 @@
+"""Topics on disk: what was put is there after opening again, damage is named."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from penstock.errors import StorageError
+from penstock.tube.engine.cluster import Topic
+from penstock.tube.engine.settings import (
+    BrokerSetting,
+    ClusterSetting,
+    ConsumeControl,
+    GroupSetting,
+    Removal,
+    Setting,
+    TopicControl,
+)
+from penstock.tube.master.metadata import SettingStore
+
+TOPICS: list[Setting] = [Topic("a", 1, 2, (1, 3)), Topic("b", accept_publish=False, max_message_bytes=1 << 21)]
+
+
+def damage(path: Path, name: str, value: bytes) -> None:
+    with lmdb.open(str(path), max_dbs=2) as environment, environment.begin(write=True) as transaction:
+        transaction.put(hashlib.sha256(name.encode()).digest(), value, db=environment.open_db(b"settings", transaction))
+
+
+def test_topics_survive(tmp_path: Path) -> None:
+    store = SettingStore(tmp_path / "new" / "master")
+    assert store.load() == []
+    store.put(TOPICS)
+    store.put([Topic("a", 5, 2, (1, 3))])
+    store.close()
+    again = SettingStore(tmp_path / "new" / "master")
+    assert again.load() == [Topic("a", 5, 2, (1, 3)), TOPICS[1]]
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [(b"\0\0\0\0{}", "damaged"), (b"", "damaged"), (b"\x5e\x13\x74\x61" + b'{"schema":2}', "damaged")],
+)
+def test_damaged_value(tmp_path: Path, value: bytes, message: str) -> None:
+    SettingStore(tmp_path).close()
+    damage(tmp_path, "a", value or b"\1")
+    store = SettingStore(tmp_path)
+    with pytest.raises(StorageError, match=message):
+        store.load()
+    store.close()
+
+
+def test_newer_schema_is_not_guessed_at(tmp_path: Path) -> None:
+    SettingStore(tmp_path).close()
+    body = b'{"schema":2}'
+    damage(tmp_path, "a", zlib.crc32(body).to_bytes(4, "big") + body)
+    store = SettingStore(tmp_path)
+    with pytest.raises(StorageError, match="schema 2"):
+        store.load()
+    store.close()
+
+
+def test_place_that_cannot_be_opened(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match="cannot be used"):
+        SettingStore(tmp_path / "file" / "master")
+
+
+def test_every_kind_of_setting_survives_and_can_be_removed(tmp_path: Path) -> None:
+    settings: list[Setting] = [
+        BrokerSetting(3, "10.0.0.3", 8123, 8124, 8081, 5),
+        ClusterSetting(2 << 20, 303, flow_enabled=True, flow_info="[]", serial=7),
+        ConsumeControl("g", "t", enabled=False, reason="why", filter_enabled=True, filters=("a", "b")),
+        GroupSetting("g", check_rate=True, rate=3, serial=9),
+        TopicControl("t", enabled=True),
+        Topic("t", status=1, delete_policy="delete,3h"),
+    ]
+    store = SettingStore(tmp_path)
+    store.put(settings)
+    store.close()
+    store = SettingStore(tmp_path)
+    assert sorted(store.load(), key=repr) == sorted(settings, key=repr)
+    store.put([Removal("ConsumeControl", "g\0t"), Removal("Topic", "t"), Removal("Topic", "none")])
+    assert len(store.load()) == 4
+    store.close()
+
+
+def test_more_than_the_first_map_holds(tmp_path: Path) -> None:
+    store = SettingStore(tmp_path, map_bytes=1 << 16)
+    store.put([ConsumeControl(f"group-{n}", "t", reason="x" * 200) for n in range(1000)])
+    assert len(store.load()) == 1000
+    store.close()
+
+
+def test_a_directory_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
+    SettingStore(tmp_path).close()
+    with lmdb.open(str(tmp_path), max_dbs=2) as environment, environment.begin(write=True) as transaction:
+        transaction.put(b"schema", (99).to_bytes(4, "big"), db=environment.open_db(b"meta", transaction))
+    for _ in range(2):  # the lock is given back
+        with pytest.raises(StorageError, match="a newer version of penstock"):
+            SettingStore(tmp_path)
