@@ -13,7 +13,6 @@ from penstock.errors import ConfigError, DataLossError, RefusedError, RemoteProt
 from penstock.spark.tube.cluster import Tube as SparkTube
 from penstock.spark.tube.offsets import Partition as SparkPartition
 from penstock.spark.tube.offsets import Slice
-from penstock.tube import reader
 from penstock.tube.codec.envelope import Request, encode_response
 from penstock.tube.codec.message import check_sum, encode_stored
 from penstock.tube.codec.proto import broker_pb2
@@ -33,19 +32,6 @@ async def blocking(work: Callable[[], T]) -> T:
 async def fill(masters: str, count: int) -> list[SendResult]:
     async with Producer(masters) as producer:
         return [await producer.send("demo", b"%03d" % n) for n in range(count)]
-
-
-async def test_partitions_of_a_topic(tmp_path: Path) -> None:
-    async with tube(tmp_path, "demo", brokers=2, partitions=2) as running:
-        found = await blocking(lambda: reader.partitions(running.masters, "demo"))
-        assert [(info.broker_id, info.port, info.partition) for info in found] == [
-            (number, running.ports[number], partition) for number in (1, 2) for partition in (0, 1)
-        ]
-        assert await blocking(lambda: reader.partitions(f"127.0.0.1:1,{running.masters}", "none")) == []
-        assert running.master is not None
-        assert not running.master.engine.producers, "it says goodbye"
-    with pytest.raises(UnavailableError):
-        await blocking(lambda: reader.partitions("127.0.0.1:1", "demo", timeout_s=1))
 
 
 async def test_every_range_holds_exactly_its_messages(tmp_path: Path) -> None:

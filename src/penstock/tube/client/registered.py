@@ -12,12 +12,12 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from penstock.errors import DataLossError, PenstockError, RefusedError, UnavailableError
 from penstock.tube.client import web
-from penstock.tube.client.blocking_link import BlockingLink, client_id, credentials_of
+from penstock.tube.client.blocking_broker import BlockingBroker
+from penstock.tube.client.blocking_link import client_id
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.methods import MethodId, Service
@@ -83,7 +83,7 @@ def broker_webs(http: str, *, timeout_s: float) -> dict[int, str]:
     }
 
 
-class Registrar:
+class Registrar(BlockingBroker):
     """Registers partitions of one broker for groups that no master knows. Connects at the first question.
 
     ``token`` is asked for the visit token of the cluster when the broker wants one. ``user`` and ``password`` sign
@@ -101,27 +101,9 @@ class Registrar:
         password: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._address = (host, port)
-        self._timeout_s = timeout_s
+        super().__init__(host, port, timeout_s=timeout_s, user=user, password=password, tls=tls)
         self._ask_token = token
         self._token = -1
-        self._credentials = credentials_of(user, password)
-        self._tls = tls
-        self._link: BlockingLink | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connection. It is opened again where something is asked."""
-        if self._link is not None:
-            self._link.close()
-            self._link = None
 
     def stand_at(self, group: str, topic: str, partition: int, position: int) -> None:
         """Make ``position`` the stored position of ``group``: monitoring then shows its lag.
@@ -172,19 +154,12 @@ class Registrar:
             if self._credentials is not None:
                 request.authInfo.authAuthorizedToken = self._credentials.broker_token()
         try:
-            deadline = time.monotonic() + self._timeout_s
-            if self._link is None:
-                self._link = BlockingLink(*self._address, self._timeout_s, self._tls)
-            self._link.deadline = deadline
-            payload = self._link.payload(Service.BROKER_READ, step.method, request)
+            link = self._open(time.monotonic() + self._timeout_s)
+            payload = link.payload(Service.BROKER_READ, step.method, request)
             return decode(_ANSWERS[step.method], payload)
         except BaseException:
             self.close()  # half an answer may be left in it
             raise
-
-    @property
-    def _peer(self) -> str:
-        return f"{self._address[0]}:{self._address[1]}"
 
 
 class RegisteredReader(Registrar):

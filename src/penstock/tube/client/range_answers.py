@@ -1,0 +1,167 @@
+"""What a broker answers to a range request: messages item by item, or why there are none."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from penstock.errors import DataLossError, RefusedError, RemoteProtocolError, UnavailableError
+from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.message import INDEX_RECORD_BYTES
+from penstock.tube.codec.proto import broker_pb2
+from penstock.tube.codec.schema import decode
+from penstock.tube.codec.stored import Numbers, messages_start, numbers_of, take_apart
+
+__all__ = ["Batch", "RangeAnswer", "Spans"]
+
+
+class Spans(NamedTuple):
+    """Where the data of messages are: those of message k in ``data[starts[k]:ends[k]]``."""
+
+    data: bytes
+    starts: Numbers
+    ends: Numbers
+
+
+class Batch:
+    """Messages in order: index offsets, append times (ms), flags and data, item by item."""
+
+    message_ids = None
+    """Not kept: an offset says which message it is."""
+
+    def __init__(self, offsets: Numbers, append_times: Numbers, flags: Numbers, spans: Spans) -> None:
+        self.offsets = offsets
+        self.append_times = append_times
+        self.flags = flags
+        self.spans = spans
+
+    @classmethod
+    def of(
+        cls,
+        offsets: Sequence[int] | Numbers,
+        append_times: Sequence[int] | Numbers,
+        flags: Sequence[int],
+        payloads: Sequence[bytes],
+    ) -> Batch:
+        """The same from one object a message."""
+        ends = np.cumsum(list(map(len, payloads)), dtype=np.int64)
+        starts = np.concatenate([[0], ends[:-1]])
+        spans = Spans(b"".join(payloads), starts, ends)
+        places, times = np.asarray(offsets, np.int64), np.asarray(append_times, np.int64)
+        return cls(places, times, np.asarray(flags, np.int64), spans)
+
+    @cached_property
+    def payloads(self) -> list[bytes]:
+        """The data of each message, for whoever needs them one by one."""
+        data, starts, ends = self.spans
+        return [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+
+    @property
+    def reached(self) -> int:
+        """Every message of the range before it is in this batch or an earlier one."""
+        return int(self.offsets[-1]) + INDEX_RECORD_BYTES
+
+
+class RangeAnswer:
+    """The get response of ``peer``: what stands before its messages is parsed, they only when somebody needs that."""
+
+    __slots__ = ("message", "payload", "peer", "start")
+
+    def __init__(self, payload: bytes, peer: str) -> None:
+        self.payload = payload
+        self.peer = peer
+        self.start = messages_start(payload)
+        self.message = decode(broker_pb2.GetMessageResponseB2C, payload[: self.start])
+        if self.start < len(payload) and not self.message.HasField("range"):
+            self.message = self.whole()
+
+    @property
+    def messages(self) -> memoryview:
+        """The messages, encoded."""
+        return memoryview(self.payload)[self.start :]
+
+    def whole(self) -> broker_pb2.GetMessageResponseB2C:
+        return decode(broker_pb2.GetMessageResponseB2C, self.payload)
+
+    def check(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> None:
+        """Raise what keeps this from being the answer to ``wanted``.
+
+        Raises:
+            DataLossError: what was wanted is gone. UnavailableError: not now. RefusedError: not here.
+        """
+        answer, peer = self.message, self.peer
+        bounds = answer.range
+        start = wanted.startOffset
+        if answer.HasField("range") and wanted.HasField("startOffset"):
+            if start < bounds.minOffset:
+                raise DataLossError(
+                    f"tube: topic {topic!r} partition {partition}: offset {start} is no longer kept "
+                    f"(earliest {bounds.minOffset})",
+                    why="retention removed it before it was read",
+                    do="raise the topic's retention, or start from the earliest offset and accept the gap",
+                )
+            if start > bounds.maxOffset:
+                raise DataLossError(
+                    f"tube: topic {topic!r} partition {partition}: offset {start} is beyond the end {bounds.maxOffset}",
+                    why="the log had more when the offset was noted, so records were lost",
+                )
+        if bounds.HasField("lostStart"):
+            raise DataLossError(
+                f"tube: topic {topic!r} partition {partition}: offsets {bounds.lostStart} to {bounds.lostEnd} are lost",
+                start=bounds.lostStart,
+                end=bounds.lostEnd,
+                why=f"broker {peer}: {answer.errMsg}",
+                do="look at the broker's log for what was damaged; go on at the second offset to accept the gap",
+            )
+        if answer.errCode == ErrCode.SERVICE_UNAVAILABLE:
+            raise UnavailableError(f"tube: broker {peer} does not serve now: {answer.errMsg}", applied=False)
+        if answer.errCode != ErrCode.SUCCESS and (answer.HasField("range") or answer.errCode != ErrCode.HB_NO_NODE):
+            raise RefusedError(
+                f"tube: broker {peer} refused to read topic {topic!r} partition {partition}: {answer.errMsg}",
+                code=answer.errCode,
+                text=answer.errMsg,
+                peer=peer,
+                do="give the user and the password" if answer.errCode == ErrCode.CERTIFICATE_FAILURE else None,
+            )
+        if not answer.HasField("range"):
+            raise RefusedError(
+                f"tube: broker {peer} has no exact ranges",
+                code=answer.errCode,
+                peer=peer,
+                why="it is not a penstock broker; Apache's brokers serve registered consumers only",
+                do="read it with a consumer: penstock tube consume --group NAME",
+            )
+
+    def batch(self, topic: str, partition: int) -> Batch | None:
+        """The messages; None where there are none.
+
+        Raises:
+            DataLossError: they do not match their checksum. RefusedError: the broker is too old for this.
+        """
+        if not self.message.range.HasField("columns"):
+            raise RefusedError(f"tube: broker {self.peer} is too old to read ranges from", peer=self.peer)
+        described = numbers_of(self.message.range.columns)
+        if described is None:
+            raise RemoteProtocolError(f"tube: {self.peer} sent columns of unequal lengths")
+        if self.message.range.columns.checkSum != zlib.crc32(self.messages):
+            raise DataLossError(
+                f"tube: topic {topic!r} partition {partition}: an answer from {self.peer} does not match its checksum",
+                why="it was changed on its way",
+            )
+        offsets, times, sizes = described
+        columns = take_apart(self.payload, self.start, sizes)
+        if columns is not None:
+            return Batch(
+                offsets, times, columns.flags.astype(np.int64), Spans(self.payload, columns.starts, columns.ends)
+            )
+        messages = self.whole().messages
+        if len(messages) != len(offsets):
+            raise RemoteProtocolError(f"tube: {self.peer} sent {len(messages)} messages and {len(offsets)} offsets")
+        if not messages:
+            return None
+        flags, payloads = [message.flag for message in messages], [message.payLoadData for message in messages]
+        return Batch.of(offsets, times, flags, payloads)
