@@ -112,7 +112,9 @@ class GroupCommitter(Generic[Op]):
         """Commit what was submitted, call its ``done``, then stop the thread."""
         if self._thread is None or self._idle is None:
             return
-        await self._idle.wait()
+        # Between the last answer and this task's turn somebody may have submitted once more.
+        while self.pending:
+            await self._idle.wait()
         self._closing = True
         self._batches.put(None)
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)

@@ -52,6 +52,32 @@ async def test_what_comes_while_a_commit_runs_waits_for_the_next_one() -> None:
     assert (committer.commits, committer.committed, committer.pending) == (2, 3, 0)
 
 
+async def test_what_the_last_answer_brings_about_is_committed_before_the_end() -> None:
+    gate = threading.Event()
+    batches: list[list[int]] = []
+
+    def commit(ops: Sequence[int]) -> None:
+        gate.wait(10)
+        batches.append(list(ops))
+
+    committer: GroupCommitter[int] = GroupCommitter(commit, name="t")
+    committer.start()
+    done: list[int] = []
+
+    def answered(_: StorageError | None) -> None:
+        done.append(1)
+        # Runs before whoever waits for the end: its wake-up is queued after the answers.
+        asyncio.get_running_loop().call_soon(committer.submit, 2, lambda _: done.append(2))
+
+    committer.submit(1, answered)
+    closing = asyncio.create_task(committer.close())
+    await asyncio.sleep(0)
+    gate.set()
+    async with asyncio.timeout(10):
+        await closing
+    assert (batches, done) == ([[1], [2]], [1, 2])
+
+
 async def test_an_operation_is_prepared_when_its_commit_begins_or_cannot() -> None:
     gate = threading.Event()
     came: list[int] = []
