@@ -120,12 +120,13 @@ class Bridge:
 
         While there is no other side, the session here has no connection, and its broker keeps what is to go out.
         """
+        time = asyncio.get_running_loop().time
         delay = RETRY_FIRST_S
         while True:
             remote = self._remote = self._make_remote()
+            began = time()
             try:
                 async with remote, self._make_local() as local:
-                    delay = RETRY_FIRST_S
                     await self._subscribe_remote(remote)
                     await self._pump(local, remote)
             except PenstockError as error:
@@ -134,6 +135,9 @@ class Bridge:
                 logger.exception("bridge %s: internal error; it begins again", self.settings.name)
             finally:
                 self._show(up=False)
+            if time() - began > RETRY_LAST_S:
+                # It worked for a while. One that is let in and then thrown out at once is not, and waits longer.
+                delay = RETRY_FIRST_S
             await asyncio.sleep(delay)
             delay = min(RETRY_LAST_S, delay * 2)
 

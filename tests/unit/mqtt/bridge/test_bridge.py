@@ -201,6 +201,20 @@ async def test_a_bridge_without_room_for_its_state_carries_all_the_same(
     assert "its state was not published here" in caplog.text
 
 
+async def test_a_bridge_that_is_thrown_out_each_time_comes_back_ever_later(
+    sites: Sites, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(_bridge: Bridge, _remote: MqttClient) -> None:
+        raise RefusedError("no such topic for you")
+
+    monkeypatch.setattr("penstock.mqtt.bridge.bridge.RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr(Bridge, "_subscribe_remote", refused)
+    bridge = await sites.run_bridge(BridgeTopic("log/#", Direction.IN))
+    await until(lambda: bridge.stats.connects == 4)
+    tries = [record.fields["next_try_s"] for record in caplog.records if hasattr(record, "fields")]
+    assert tries[:3] == [0.01, 0.02, 0.04]
+
+
 async def test_states_on_both_sides(sites: Sites) -> None:
     async with sites.at_here.subscription(STATE) as here, sites.at_there.subscription("sites/7") as there:
         bridge = await sites.run_bridge(BridgeTopic("a"), remote_status_topic="sites/7")
