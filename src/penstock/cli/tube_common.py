@@ -204,8 +204,8 @@ def partitions(masters: str, topic: str, client: ClientOptions) -> list[Partitio
     try:
         return reader.partitions(masters, topic, **client)
     except UnavailableError as error:
-        if client["tls"] is not None and error.do is not None:
-            raise  # it says what to do about TLS
+        if error.do is not None:
+            raise  # it knows better what to do
         raise UnavailableError(
             error.what,
             applied=False,

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from penstock.errors import ConfigError
+from penstock.runtime.addresses import is_host
 
 __all__ = ["DEFAULT_PORT", "SCHEMES", "BrokerUrl", "broker_url", "parse_broker_url", "parse_url"]
 
@@ -68,6 +69,7 @@ def parse_broker_url(url: str) -> BrokerUrl:
             option="broker",
             do="write mqtt://HOST, mqtts://HOST:PORT, ws://HOST:PORT/PATH or wss://HOST:PORT/PATH",
         )
+    _check_host(host)
     return BrokerUrl(
         parts.scheme,
         host,
@@ -101,6 +103,7 @@ def broker_url(host: str, port: int | None, *, tls: bool) -> BrokerUrl:
         ConfigError: the URL cannot be used, or says something else than ``port`` and ``tls``.
     """
     if "://" not in host:
+        _check_host(host)
         return BrokerUrl("mqtts" if tls else "mqtt", host, port or _PORTS["mqtts" if tls else "mqtt"])
     url = parse_broker_url(host)
     if port is not None:
@@ -112,6 +115,16 @@ def broker_url(host: str, port: int | None, *, tls: bool) -> BrokerUrl:
             do=f"write {url.scheme}s:// instead of {url.scheme}://",
         )
     return url
+
+
+def _check_host(host: str) -> None:
+    if not is_host(host):
+        raise ConfigError(
+            f"broker: {host!r} is no host name",
+            option="broker",
+            why="the parts of a name between its dots have 1 to 63 characters",
+            do="correct the address",
+        )
 
 
 def _without_secret(url: str) -> str:

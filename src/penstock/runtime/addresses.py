@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from penstock.errors import PenstockError, UnavailableError
 
-__all__ = ["Address", "bind_error", "parse_address"]
+__all__ = ["Address", "bind_error", "is_host", "parse_address"]
 
 
 class Address(NamedTuple):
@@ -52,9 +52,19 @@ def parse_address(text: str) -> Address:
         raise ValueError("expected HOST:PORT, as in 127.0.0.1:1883")
     if any(character.isspace() or character in "/@" for character in host):
         raise ValueError("expected a host name or address before the port, without a scheme or a path")
+    if not is_host(host):
+        raise ValueError("expected a host name whose parts between dots have 1 to 63 characters")
     if int(port) > 65535:
         raise ValueError("expected a port from 0 to 65535")
     return Address(host, int(port))
+
+
+def is_host(host: str) -> bool:
+    """Whether the resolver can be asked for ``host``: of other text it says so with an error that is no ``OSError``."""
+    try:
+        return bool(host.encode("idna"))
+    except UnicodeError:
+        return False
 
 
 def bind_error(error: OSError, option: str, address: Address) -> PenstockError:

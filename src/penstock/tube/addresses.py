@@ -6,6 +6,7 @@ import socket
 from collections.abc import Sequence
 
 from penstock.errors import ConfigError
+from penstock.runtime.addresses import parse_address
 
 __all__ = ["Address", "local_ipv4", "parse_masters"]
 
@@ -22,10 +23,18 @@ def parse_masters(text: str | Sequence[Address]) -> list[Address]:
         return list(text)
     found = []
     for item in filter(None, (piece.strip() for piece in text.split(","))):
-        host, colon, port = item.rpartition(":")
-        if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ConfigError(f"tube: master {item!r} is not host:port", option="masters", do="write 127.0.0.1:8715")
-        found.append((host.strip("[]"), int(port)))
+        try:
+            address = parse_address(item)
+            if address.port == 0:
+                raise ValueError("expected a port from 1 to 65535")
+        except ValueError as error:
+            raise ConfigError(
+                f"tube: master {item!r} is not host:port",
+                option="masters",
+                why=str(error),
+                do="write 127.0.0.1:8715",
+            ) from None
+        found.append((address.host, address.port))
     if not found:
         raise ConfigError("tube: no master is named", option="masters", do="write 127.0.0.1:8715")
     return found

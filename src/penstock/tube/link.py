@@ -21,6 +21,7 @@ from google.protobuf.message import Message
 from penstock import __version__
 from penstock.errors import PenstockError, RemoteProtocolError, UnavailableError
 from penstock.runtime.clock import wall_clock_ms
+from penstock.runtime.unreachable import unreachable
 from penstock.tube.addresses import Address, local_ipv4
 from penstock.tube.codec.envelope import Request, Response, decode_response, encode_request, payload_of
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
@@ -86,11 +87,12 @@ class Link(asyncio.Protocol):
                 loop = asyncio.get_running_loop()
                 _, link = await loop.create_connection(lambda: cls(address), *address, ssl=tls)
         except (OSError, TimeoutError) as error:
+            why, do = unreachable(error, address[0], tls=tls is not None)
             raise UnavailableError(
                 f"tube: no connection to {address[0]}:{address[1]}",
                 applied=False,
-                why=str(error) or f"no answer within {timeout_s:g} s",
-                do="look whether the server runs and listens there",
+                why=why,
+                do=do or "look whether the server runs and listens there",
             ) from None
         return link
 

@@ -44,7 +44,12 @@ def test_a_name_or_a_url_leads_to_a_server() -> None:
     assert broker_url("h", 7, tls=True) == parse_broker_url("mqtts://h:7")
     assert broker_url("h", None, tls=True).port == 8883
     assert broker_url("wss://h/x", None, tls=True) == parse_broker_url("wss://h/x")
-    for host, port, tls, option in (("mqtt://h", 7, False, "port"), ("mqtt://h", None, True, "tls")):
+    for host, port, tls, option in (
+        ("mqtt://h", 7, False, "port"),
+        ("mqtt://h", None, True, "tls"),
+        ("a..b", None, False, "broker"),
+        ("mqtt://a..b", None, False, "broker"),
+    ):
         with pytest.raises(ConfigError) as caught:
             broker_url(host, port, tls=tls)
         assert caught.value.option == option

@@ -19,7 +19,7 @@ GOOD = [
 ]
 BAD = [
     "", "1883", ":1883", "host", "host:", "host:-1", "host:65536", "host:http", "host:\u0661", "::1:80", "[]:1",
-    "a b:1", "mqtt://h:1", "h/p:1",
+    "a b:1", "mqtt://h:1", "h/p:1", "a..b:1", f"{'a' * 64}.example:1",
 ]  # fmt: skip
 
 

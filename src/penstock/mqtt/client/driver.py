@@ -258,6 +258,12 @@ class Driver:
                 delay *= 0.5 + settings.jitter() / 2
                 logger.info("%s; next try in %.1f s", error.what, delay)
                 await asyncio.sleep(delay)
+        except Exception as error:
+            # Of our own making: whoever waits for the client is told so instead of being cancelled without a reason.
+            logger.exception("internal error; the client of %s is over", self.url)
+            self.over = LocalProtocolError("mqtt: the client failed", why=f"internal error: {error!r}")
+            if self._first is not None and not self._first.done():
+                self._first.set_exception(self.over)
         finally:
             self._end()
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import socket
-import ssl
 from typing import Final
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
@@ -12,6 +9,7 @@ from penstock.mqtt.codec.packets import ConnAck
 from penstock.mqtt.codec.reasons import ReasonCode, reason_name
 from penstock.mqtt.engine.client_events import Closed
 from penstock.mqtt.url import BrokerUrl
+from penstock.runtime.unreachable import unreachable
 
 __all__ = ["closed", "connect_refused", "given_up", "lost", "no_answer", "not_connected", "refused"]
 
@@ -41,25 +39,8 @@ _START: Final = "start a node (penstock up), or correct the address"
 
 def not_connected(url: BrokerUrl, error: OSError) -> UnavailableError:
     """There is no connection."""
-    why, do = str(error) or "no answer in time", _START
-    if isinstance(error, ssl.SSLCertVerificationError):
-        why = f"the server's certificate was not accepted: {error.verify_message}"
-        do = "trust its authority (ca_file, --ca-file), or connect by the name that the certificate bears"
-    elif isinstance(error, ssl.SSLError):
-        why = f"TLS failed: {getattr(error, 'reason', None) or error}"
-        do = "check that this port speaks TLS, and whether the server wants a client certificate"
-    elif isinstance(error, socket.gaierror):
-        why, do = f"the host name {url.host!r} is not known: {error.strerror}", "correct the address"
-    elif isinstance(error, TimeoutError):
-        why = "nobody answered in time: the host is down, or a firewall drops what is sent to it"
-    elif isinstance(error, ConnectionRefusedError) or _all_refused(error):
-        why = "nothing listens there (connection refused)"
-    elif error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
-        why, do = "there is no route to that host", "correct the address, or look at the network"
-    elif isinstance(error, ConnectionResetError):
-        why = "the connection was cut as soon as it was made"
-        do = "check that this port speaks what the address says" if url.tls else _START
-    return UnavailableError(f"mqtt: no connection to {url}", applied=False, why=why, do=do)
+    said = unreachable(error, url.host, tls=url.tls)
+    return UnavailableError(f"mqtt: no connection to {url}", applied=False, why=said.why, do=said.do or _START)
 
 
 def no_answer(url: BrokerUrl, seconds: float) -> UnavailableError:
@@ -129,8 +110,3 @@ def given_up(over: PenstockError | None, *, sent: bool) -> UnavailableError:
         applied=None if sent else False,
         why=over.what if over is not None else "the client was disconnected",
     )
-
-
-def _all_refused(error: OSError) -> bool:
-    """Whether a host with several addresses refused on each: asyncio then makes one error of all."""
-    return error.errno is None and "Multiple exceptions" in str(error) and "refused" in str(error).lower()

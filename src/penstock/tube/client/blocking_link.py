@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from penstock.errors import RefusedError, UnavailableError
 from penstock.runtime.clock import wall_clock_ms
+from penstock.runtime.unreachable import unreachable
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import Request, decode_response, encode_request, payload_of
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
@@ -40,7 +41,8 @@ class BlockingLink:
         try:
             self._socket = socket.create_connection((host, port), timeout_s)
         except OSError as error:
-            raise UnavailableError(f"tube: no connection to {self.peer}", applied=False, why=str(error)) from None
+            why, do = unreachable(error, host, tls=False)
+            raise UnavailableError(f"tube: no connection to {self.peer}", applied=False, why=why, do=do) from None
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
             try:
@@ -50,7 +52,7 @@ class BlockingLink:
                 raise UnavailableError(
                     f"tube: no TLS with {self.peer}",
                     applied=False,
-                    why=str(error),
+                    why=unreachable(error, host, tls=True).why,
                     do="name the TLS port of the master (8716), and the authority of its certificate",
                 ) from None
 

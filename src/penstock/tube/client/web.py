@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 from penstock.errors import ConfigError, RefusedError, UnavailableError
 from penstock.runtime.addresses import parse_address
+from penstock.runtime.unreachable import unreachable
 
 __all__ = ["call", "call_broker"]
 
@@ -72,7 +73,7 @@ def _ask(
         raise UnavailableError(
             f"no administration of a tube {server} answers at {address}",
             applied=False if isinstance(error, ConnectionRefusedError) else None,
-            why=_why(error),
+            why=unreachable(error, host, tls=False).why if isinstance(error, OSError) else str(error) or repr(error),
             do=f"start a node (penstock up), or name its HTTP listener: {option} HOST:PORT",
         ) from error
     finally:
@@ -99,8 +100,3 @@ def _ask(
                 peer=address,
             )
     return rows
-
-
-def _why(error: Exception) -> str:
-    """The words of ``error`` without the number of the operating system."""
-    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.client import MqttClient
+from penstock.mqtt.client.link import Link
 from penstock.mqtt.codec.packets import Publish, Subscription
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.server import BrokerLimits, MqttServer
@@ -140,6 +141,18 @@ async def test_nobody_there() -> None:
     with pytest.raises(UnavailableError) as caught:
         await MqttClient("127.0.0.1", port).connect()
     assert caught.value.applied is False
+
+
+async def test_a_failure_of_our_own_ends_the_client_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(_: object) -> Link:
+        raise RuntimeError("a bug")
+
+    client = MqttClient(opener=broken)
+    with pytest.raises(LocalProtocolError, match="a bug"):
+        await client.connect()
+    with pytest.raises(LocalProtocolError, match="a bug"):
+        await client.publish("a")
+    assert "internal error" in caplog.text
 
 
 async def test_a_server_that_does_not_answer() -> None:

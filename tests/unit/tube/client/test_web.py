@@ -84,6 +84,6 @@ def test_somebody_else_answers_there(address: str, answer: bytes) -> None:
 def test_nobody_answers() -> None:
     with pytest.raises(UnavailableError) as caught:
         call("127.0.0.1:1", "m", {})
-    assert (caught.value.applied, caught.value.why) == (False, "Connection refused")
+    assert (caught.value.applied, caught.value.why) == (False, "nothing listens there (connection refused)")
     with pytest.raises(ConfigError, match="--http: got 'x', expected HOST:PORT"):
         call("x", "m", {})

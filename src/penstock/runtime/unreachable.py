@@ -1,0 +1,50 @@
+"""Why a client got no connection, in words: what the resolver, the kernel, TLS and the event loop raise."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from typing import NamedTuple
+
+__all__ = ["Unreachable", "unreachable"]
+
+
+class Unreachable(NamedTuple):
+    """``why`` there is no connection and what to ``do``; None: start the server, or correct the address."""
+
+    why: str
+    do: str | None = None
+
+
+def unreachable(error: OSError, host: str, *, tls: bool) -> Unreachable:
+    """What ``error`` says of a connection to ``host`` that was tried, with TLS or without."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Unreachable(
+            f"the server's certificate was not accepted: {error.verify_message}",
+            "trust its authority (ca_file, --ca-file), or connect by the name that the certificate bears",
+        )
+    if isinstance(error, ssl.SSLError):
+        return Unreachable(
+            f"TLS failed: {getattr(error, 'reason', None) or error}",
+            "check that this port speaks TLS, and whether the server wants a client certificate",
+        )
+    if isinstance(error, socket.gaierror):
+        return Unreachable(f"the host name {host!r} is not known: {error.strerror}", "correct the address")
+    if isinstance(error, TimeoutError):
+        return Unreachable("nobody answered in time: the host is down, or a firewall drops what is sent to it")
+    if isinstance(error, ConnectionRefusedError) or _all_refused(error):
+        return Unreachable("nothing listens there (connection refused)")
+    if error.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH):
+        return Unreachable("there is no route to that host", "correct the address, or look at the network")
+    if isinstance(error, ConnectionResetError):
+        return Unreachable(
+            "the connection was cut as soon as it was made",
+            "check that this port speaks what the address says" if tls else None,
+        )
+    return Unreachable(error.strerror or str(error) or type(error).__name__)
+
+
+def _all_refused(error: OSError) -> bool:
+    """Whether a host with several addresses refused on each: asyncio then makes one error of all."""
+    return error.errno is None and "Multiple exceptions" in str(error) and "refused" in str(error).lower()

@@ -1,0 +1,36 @@
+"""Each way in which a connection fails is told in words, with what to do."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+
+import pytest
+
+from penstock.runtime.unreachable import unreachable
+
+
+@pytest.mark.parametrize(
+    ("error", "why", "do"),
+    [
+        (ConnectionRefusedError(111, "refused"), "nothing listens there", None),
+        (OSError("Multiple exceptions: [Errno 111] Connect call refused"), "nothing listens there", None),
+        (socket.gaierror(-2, "Name or service not known"), "'plant' is not known", "correct the address"),
+        (TimeoutError(), "nobody answered in time", None),
+        (OSError(113, "No route"), "no route", "look at the network"),
+        (ssl.SSLCertVerificationError(1, "no"), "certificate was not accepted", "--ca-file"),
+        (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong"), "TLS failed", "speaks TLS"),
+        (ConnectionResetError(104, "reset"), "cut as soon as", "speaks what the address says"),
+        (OSError(5, "Input/output error"), "Input/output error", None),
+    ],
+)
+def test_reasons(error: OSError, why: str, do: str | None) -> None:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        error.verify_message = "unable to get local issuer certificate"
+    said = unreachable(error, "plant", tls=True)
+    assert why in said.why
+    assert said.do is None if do is None else do in (said.do or "")
+
+
+def test_a_reset_without_tls_is_no_question_of_tls() -> None:
+    assert unreachable(ConnectionResetError(), "plant", tls=False).do is None
