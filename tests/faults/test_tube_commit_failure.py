@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import PenstockError, StorageError
+from penstock.runtime.files import DirectFile, DirectFiles
 from penstock.tube.broker.broker import AppendResult, TubeBroker
-from penstock.tube.storage.files import DirectFile, DirectFiles
 from tests.unit.tube.broker_client import Client
 
 

@@ -12,7 +12,7 @@ from random import Random
 from penstock.tube.codec.message import check_sum
 from penstock.tube.storage.retention import Retention
 from penstock.tube.storage.store import Store, StoreLimits
-from tests.unit.tube.storage.recorded_disk import RecordedDisk, after_power_loss
+from tests.unit.runtime.recorded_disk import RecordedDisk, after_power_loss
 from tests.unit.tube.storage.test_store import payloads
 
 LIMITS = StoreLimits(segment_bytes=900, segment_records=12, fill_bytes_least=128, fill_bytes_most=512, tail_bytes=0)

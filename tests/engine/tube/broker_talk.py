@@ -16,7 +16,7 @@ from penstock.tube.engine.broker import Answer, BrokerEngine
 from penstock.tube.engine.offsets import GroupOffsets
 from penstock.tube.engine.topics import Topics
 from penstock.tube.storage.store import Store
-from tests.unit.tube.storage.recorded_disk import RecordedDisk
+from tests.unit.runtime.recorded_disk import RecordedDisk
 
 NOW = 1_700_000_000_000
 SESSION_MS = 30_000

@@ -18,7 +18,7 @@ from penstock.tube.engine.topics import Topics
 from penstock.tube.storage import sequences
 from penstock.tube.storage.staged import Shelf, StagedWork, write_staged
 from penstock.tube.storage.store import Store, Work
-from tests.unit.tube.storage.recorded_disk import RecordedDisk, after_power_loss
+from tests.unit.runtime.recorded_disk import RecordedDisk, after_power_loss
 
 NOW = 1_700_000_000_000
 STAGING = Path("/tube/staging")

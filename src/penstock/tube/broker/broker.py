@@ -19,6 +19,7 @@ from penstock.errors import PenstockError, StorageError
 from penstock.runtime.addresses import parse_address
 from penstock.runtime.clock import steady_clock
 from penstock.runtime.durability import Durability
+from penstock.runtime.files import Files
 from penstock.runtime.logs import error_fields
 from penstock.tube.admin import broker as broker_admin
 from penstock.tube.broker.commits import AppendDone, Commits
@@ -36,7 +37,6 @@ from penstock.tube.engine.topics import Topics
 from penstock.tube.listeners import Listeners
 from penstock.tube.rpc import Peers
 from penstock.tube.storage.disk import Disk
-from penstock.tube.storage.files import Files
 from penstock.tube.storage.store import Store, StoreLimits
 
 __all__ = ["AppendDone", "AppendResult", "TubeBroker"]

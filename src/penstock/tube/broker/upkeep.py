@@ -13,6 +13,7 @@ from pathlib import Path
 
 from penstock.errors import StorageError
 from penstock.runtime.durability import Durability
+from penstock.runtime.files import Files
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.engine.broker import BrokerEngine
 from penstock.tube.engine.history import group_history
@@ -23,7 +24,6 @@ from penstock.tube.engine.topics import HISTORY_TOPIC, Topics
 from penstock.tube.engine.undecided import UndecidedWatch
 from penstock.tube.storage import epochs, sequences
 from penstock.tube.storage.disk import Commit, Disk, boot_id
-from penstock.tube.storage.files import Files
 from penstock.tube.storage.recovery import Loss
 from penstock.tube.storage.retention import Retention, parse_policy
 from penstock.tube.storage.store import Store, StoreLimits

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 
 import numpy as np
 
-from penstock.tube.storage.files import Files
+from penstock.runtime.files import Files
 from penstock.tube.storage.index import FILLER, INDEX_RECORD_BYTES
 from penstock.tube.storage.recovery import Loss, Recovery, check_segment
 from penstock.tube.storage.segment import PartitionPart, Segment

@@ -13,6 +13,7 @@ import pytest
 
 from penstock.errors import PenstockError, RefusedError, StorageError
 from penstock.runtime.durability import Durability
+from penstock.runtime.files import DirectFiles
 from penstock.tube.broker.broker import AppendResult, TubeBroker
 from penstock.tube.broker.connection import BrokerConnection
 from penstock.tube.codec.envelope import Request, encode_request
@@ -22,7 +23,6 @@ from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import TopicConfig
 from penstock.tube.master.master import TubeMaster
-from penstock.tube.storage.files import DirectFiles
 from tests.unit.tube.broker_client import Client
 from tests.unit.tube.vectors import frames
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.tube.codec.message import check_sum, encode_marker
 from penstock.tube.storage.segment import Segment
 from penstock.tube.storage.store import Store, StoreLimits
-from tests.unit.tube.storage.recorded_disk import RecordedDisk
+from tests.unit.runtime.recorded_disk import RecordedDisk
 from tests.unit.tube.storage.test_store import LOG, commit
 
 MESSAGE = st.tuples(

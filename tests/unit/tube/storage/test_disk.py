@@ -10,7 +10,7 @@ from penstock.errors import StorageError
 from penstock.tube.storage.disk import Commit, Disk
 from penstock.tube.storage.meta import GroupOffset
 from penstock.tube.storage.store import Store
-from tests.unit.tube.storage.recorded_disk import RecordedDisk
+from tests.unit.runtime.recorded_disk import RecordedDisk
 from tests.unit.tube.storage.test_store import LOG, put
 
 

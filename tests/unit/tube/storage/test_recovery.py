@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.tube.storage.store import Store, StoreLimits
-from tests.unit.tube.storage.recorded_disk import RecordedDisk
+from tests.unit.runtime.recorded_disk import RecordedDisk
 from tests.unit.tube.storage.test_store import LOG, commit, payloads, put
 
 COUNT = 80

@@ -7,7 +7,7 @@ from pathlib import Path
 from penstock.tube.codec.message import encode_marker
 from penstock.tube.storage.sequences import Row, decode_note, encode_note, note_name, read_back
 from penstock.tube.storage.store import Store, StoreLimits
-from tests.unit.tube.storage.recorded_disk import RecordedDisk
+from tests.unit.runtime.recorded_disk import RecordedDisk
 from tests.unit.tube.storage.test_store import commit
 
 LIMITS = StoreLimits(segment_bytes=600, fill_bytes_least=128, fill_bytes_most=256, tail_bytes=0)

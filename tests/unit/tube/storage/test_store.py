@@ -11,13 +11,13 @@ from random import Random
 import pytest
 from google.protobuf.message import Message
 
+from penstock.runtime.files import DirectFiles
 from penstock.tube.codec.message import check_sum
 from penstock.tube.codec.proto import broker_pb2
-from penstock.tube.storage.files import DirectFiles
 from penstock.tube.storage.recovery import Loss
 from penstock.tube.storage.retention import Retention
 from penstock.tube.storage.store import Read, Store, StoreLimits
-from tests.unit.tube.storage.recorded_disk import MemoryFile, RecordedDisk
+from tests.unit.runtime.recorded_disk import MemoryFile, RecordedDisk
 
 SMALL = StoreLimits(segment_bytes=4000, fill_bytes_least=256, fill_bytes_most=1024, tail_bytes=0)
 LOG = Path("/log/demo-0")

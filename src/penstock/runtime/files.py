@@ -1,7 +1,7 @@
-"""Every file operation of the log, behind one small interface.
+"""Every file operation of a log, behind one small interface.
 
 A test records the writes and fsyncs that pass here, cuts the record at any point and recovers from what a disk may hold
-then; so nothing in this package opens a file in any other way.
+then; so no log opens a file in any other way.
 """
 
 from __future__ import annotations

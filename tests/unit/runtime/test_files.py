@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.tube.storage.files import DirectFiles
+from penstock.runtime.files import DirectFiles
 
 
 def test_positions_growth_and_truncation(tmp_path: Path) -> None:
