@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import graphlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -186,3 +188,30 @@ def test_only_cli_demo_and_testing_import_the_node() -> None:
         if below(name, "penstock.node") and not module.startswith(("penstock.node", "penstock.cli", "penstock.testing"))
     ]
     assert wrong == []
+
+
+def imported_at_import(nodes: list[ast.stmt]) -> Iterator[str]:
+    """What is imported when the module is: not what only types need, nor what a function imports when it runs."""
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.If):
+            typing_only = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+            yield from imported_at_import(node.orelse if typing_only else [*node.body, *node.orelse])
+        elif isinstance(node, ast.Try | ast.With | ast.ClassDef):
+            yield from imported_at_import(node.body)
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    names = {module for module, _ in modules()}
+    graph = {
+        module: {
+            name if name in names else name.rpartition(".")[0]
+            for name in imported_at_import(ast.parse(path.read_text(encoding="utf-8")).body)
+        }
+        & (names - {module})
+        for module, path in modules()
+    }
+    graphlib.TopologicalSorter(graph).prepare()  # a CycleError names the modules in their order
