@@ -167,8 +167,9 @@ class ServerConnection(asyncio.Protocol):
 
     def put_all(self, serials: Sequence[int], bodies: Sequence[bytes]) -> None:
         """As :meth:`put` for each."""
-        for serial, body in zip(serials, bodies, strict=True):
-            self.put(serial, body)
+        frames = list(map(encode_frame, serials, bodies))
+        self._out += frames
+        self._out_bytes += sum(map(len, frames))
 
     def flush(self) -> None:
         """Send what was collected with one write."""

@@ -24,10 +24,10 @@ __all__ = ["BrokerConnection"]
 class _Run:
     """Sends of one partition, in the order in which they came."""
 
-    __slots__ = ("datas", "requests", "sends")
+    __slots__ = ("datas", "sends", "serials")
 
     def __init__(self) -> None:
-        self.requests: list[Request] = []
+        self.serials: list[int] = []
         self.sends: list[Send] = []
         self.datas: list[bytes] = []
 
@@ -57,24 +57,31 @@ class BrokerConnection(ServerConnection):
     def receive(self, serial: int, body: bytes) -> None:
         broker = self._broker
         broker.requests += 1
-        try:
-            request = decode_request(serial, body)
-        except RemoteProtocolError as error:
-            self.put(serial, encode_error(exceptions.EXCEPTION, error.what, fatal=True))
-            return
-        found = broker.engine.send_of(request)
-        if found is not None:
-            send, data = found
-            if request.timeout != self._timeout:
-                self.settle()
-                self._timeout = request.timeout
-            run = self._runs.get(send.place)
-            if run is None:
-                run = self._runs[send.place] = _Run()
-            run.requests.append(request)
-            run.sends.append(send)
-            run.datas.append(data)
-            return
+        found = broker.engine.sending.reader.recognise(body)
+        if found is None:
+            try:
+                request = decode_request(serial, body)
+            except RemoteProtocolError as error:
+                self.put(serial, encode_error(exceptions.EXCEPTION, error.what, fatal=True))
+                return
+            found = broker.engine.send_of(request, body)
+            if found is None:
+                self._answer(request)
+                return
+        send, data = found
+        if send.timeout != self._timeout:
+            self.settle()
+            self._timeout = send.timeout
+        run = self._runs.get(send.place)
+        if run is None:
+            run = self._runs[send.place] = _Run()
+        run.serials.append(serial)
+        run.sends.append(send)
+        run.datas.append(data)
+
+    def _answer(self, request: Request) -> None:
+        """Answer a request that is not the sending of one message."""
+        broker, serial = self._broker, request.serial
         self.settle()  # requests are answered in their order
         broker.engine.peer = self.peer
         answer = broker.engine.receive(request, self.arrived_ms, broker.clock(), self)
@@ -97,14 +104,13 @@ class BrokerConnection(ServerConnection):
         engine.peer = self.peer
         for run in runs.values():
             if expires_ms and now > expires_ms:
-                engine.dropped_late += len(run.requests)
+                engine.dropped_late += len(run.serials)
                 continue
-            bodies, wait = engine.receive_sends(run.requests, run.sends, run.datas, now)
-            serials = [request.serial for request in run.requests]
+            bodies, wait = engine.receive_sends(run.sends, run.datas, now)
             if wait:
-                broker.commits.wait(self, serials, MethodId.SEND_MESSAGE, bodies, expires_ms)
+                broker.commits.wait(self, run.serials, MethodId.SEND_MESSAGE, bodies, expires_ms)
             else:
-                self.put_all(serials, bodies)
+                self.put_all(run.serials, bodies)
 
     def turned(self) -> None:
         broker = self._broker

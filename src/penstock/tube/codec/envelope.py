@@ -47,10 +47,11 @@ FATAL = 2
 class Request:
     """A decoded request. ``timeout`` in ms, None when absent (the Java server then never answers; ours does).
 
-    ``payload`` is the encoded message of ``method``; ``version`` and ``service`` are 0 when absent.
+    ``payload`` is the encoded message of ``method``; ``version`` and ``service`` are 0 when absent. ``start``: where
+    the payload begins in the frame body, -1 where the body does not have the usual shape.
     """
 
-    __slots__ = ("flag", "method", "payload", "serial", "service", "timeout", "trailing", "version")
+    __slots__ = ("flag", "method", "payload", "serial", "service", "start", "timeout", "trailing", "version")
 
     def __init__(
         self,
@@ -63,9 +64,11 @@ class Request:
         version: int = PROTOCOL_VERSION,
         flag: int = 0,
         trailing: bytes = b"",
+        start: int = -1,
     ) -> None:
         self.serial = serial
         self.service = service
+        self.start = start
         self.method = method
         self.payload = payload
         self.timeout = timeout
@@ -126,7 +129,7 @@ def decode_request(serial: int, body: bytes) -> Request:
             method, timeout, start, end, after = usual
             return Request(
                 serial, service, method, body[start:end],
-                timeout=timeout, version=version, flag=flag, trailing=body[after:],
+                timeout=timeout, version=version, flag=flag, trailing=body[after:], start=start,
             )  # fmt: skip
     connection, position = _message(pb.RpcConnHeader, body, 0)
     header, position = _message(pb.RequestHeader, body, position)

@@ -25,8 +25,8 @@ MAX_FRAME_BYTES = MAX_BLOCKS * BLOCK_SIZE
 
 _HEAD = Struct(">4sIi")
 _LENGTH = Struct(">i")
+_ONE_BLOCK_HEAD = Struct(">4sIii")
 _FULL_BLOCK = _LENGTH.pack(BLOCK_SIZE)
-_ONE_BLOCK = b"\x00\x00\x00\x01"
 
 
 def encode_frame(serial: int, body: bytes) -> bytes:
@@ -37,7 +37,7 @@ def encode_frame(serial: int, body: bytes) -> bytes:
     """
     size = len(body)
     if size <= BLOCK_SIZE and size:
-        return b"%b%b%b%b" % (BEGIN_TOKEN, serial.to_bytes(4, "big"), _ONE_BLOCK, _LENGTH.pack(size) + body)
+        return _ONE_BLOCK_HEAD.pack(BEGIN_TOKEN, serial, 1, size) + body
     blocks = -(-size // BLOCK_SIZE)
     if not 0 < blocks <= MAX_BLOCKS:
         raise LocalProtocolError(f"tube: a frame of {size} bytes cannot be sent (1 to {MAX_FRAME_BYTES} are possible)")
@@ -112,6 +112,7 @@ class FrameDecoder:
         position, end = 0, len(data)
         while True:
             if not self._left:
+                position = self._whole(data, position, frames)
                 if end - position < 12:
                     self._need = 12
                     self._check_token(data[position : position + 4])
@@ -143,6 +144,18 @@ class FrameDecoder:
                 block = data[start:position]
             self._size = 0
             frames.append((self._serial, block))
+
+    def _whole(self, data: bytes, position: int, frames: list[tuple[int, bytes]]) -> int:
+        """Take frames of one block while they are whole and in order: nearly all are. Where the first other begins."""
+        unpack, last, most = _ONE_BLOCK_HEAD.unpack_from, len(data) - 16, self._max_frame_bytes
+        while position <= last:
+            token, serial, blocks, length = unpack(data, position)
+            start = position + 16
+            if token != BEGIN_TOKEN or blocks != 1 or not 0 <= length <= most or start + length > len(data):
+                break
+            position = start + length
+            frames.append((serial, data[start:position]))
+        return position
 
     def _head(self, data: bytes, position: int) -> None:
         token, self._serial, blocks = _HEAD.unpack_from(data, position)

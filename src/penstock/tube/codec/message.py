@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from penstock.errors import LocalProtocolError
 from penstock.tube.codec.strings import java_trim
-from penstock.tube.codec.varint import decode_varint, encode_rising, encode_varint
+from penstock.tube.codec.varint import decode_varint, encode_rising, encode_sums, encode_varint
 
 __all__ = [
     "HAS_ATTRIBUTES",
@@ -132,16 +132,24 @@ def encode_stored(
     ``marker``, from `encode_marker`, is that of the first.
     """
     encoded = []
-    varint = encode_varint
     numbers = encode_rising(first_id, 1, len(datas))
-    for number, checksum, data, flag in zip(numbers, checksums, datas, flags, strict=True):
+    # Neighbours are mostly alike: what is the same as in the message before is not encoded again.
+    last: tuple[int, int, bytes] | None = None
+    last_inner, around = -1, 0
+    head = length = tail = b""
+    for number, total, data, flag in zip(numbers, encode_sums(checksums), datas, flags, strict=True):
         size = len(data)
-        length, total = varint(size), varint(checksum)
-        tail = varint(flag) + marker
-        inner = len(number) + len(total) + len(length) + size + len(tail) + 4
-        fields = (b"\x22", varint(inner), b"\x08", number, b"\x10", total, b"\x1a", length, data, b"\x20", tail)
-        encoded.append(b"".join(fields))
-        marker = b""
+        if last != (size, flag, marker):
+            last = size, flag, marker
+            length = b"\x1a" + encode_varint(size)
+            tail = b"\x20%b%b" % (encode_varint(flag), marker)
+            around = len(length) + size + len(tail) + 2
+            marker = b""
+        inner = around + len(number) + len(total)
+        if inner != last_inner:
+            last_inner = inner
+            head = b"\x22%b\x08" % encode_varint(inner)
+        encoded.append(b"".join((head, number, b"\x10", total, length, data, tail)))
     return encoded
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from penstock.errors import RemoteProtocolError
 
-__all__ = ["decode_varint", "encode_rising", "encode_varint"]
+__all__ = ["decode_varint", "encode_rising", "encode_sums", "encode_varint"]
 
 
 def _encode(value: int) -> bytes:
@@ -42,14 +44,28 @@ def encode_rising(first: int, step: int, count: int) -> list[bytes]:
 
     Of a long one only the lowest 14 bits change mostly.
     """
-    encoded = []
-    upper, rest = -1, b""
-    for value in range(first, first + count * step, step):
-        if value >> 14 != upper:
-            upper = value >> 14
-            rest = encode_varint(upper)
-        encoded.append(_MORE[value & 0x3FFF] + rest if upper else _TABLE[value])
+    encoded: list[bytes] = []
+    value, end = first, first + count * step
+    while value < end:
+        base = value >> 14 << 14
+        lowest = slice(value - base, min(end - base, 16384), step)
+        if base:
+            rest = encode_varint(base >> 14)
+            encoded += [low + rest for low in _MORE[lowest]]
+        else:
+            encoded += _TABLE[lowest]
+        value = first + len(encoded) * step
     return encoded
+
+
+def encode_sums(values: Sequence[int]) -> list[bytes]:
+    """Numbers of 31 bits, as checksums are: most take five bytes."""
+    return [
+        _MORE[value & 0x3FFF] + _MORE[value >> 14 & 0x3FFF] + _TABLE[value >> 28]
+        if 1 << 28 <= value < 1 << 31
+        else encode_varint(value)
+        for value in values
+    ]
 
 
 def decode_varint(data: bytes, position: int) -> tuple[int, int]:

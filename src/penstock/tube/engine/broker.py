@@ -126,19 +126,20 @@ class BrokerEngine(Gate):
             return None
         return answer
 
-    def send_of(self, request: Request) -> tuple[Send, bytes] | None:
-        """What ``request`` sends, and its data, if it is the sending of one message for `receive_sends`."""
+    def send_of(self, request: Request, body: bytes) -> tuple[Send, bytes] | None:
+        """What ``request``, which was decoded from ``body``, sends, and its data.
+
+        None if it is not the sending of one message for `receive_sends`.
+        """
         if request.method != MethodId.SEND_MESSAGE or request.service not in METHODS[MethodId.SEND_MESSAGE].services:
             return None
         try:
-            found = self.sending.reader.read(request.payload)
+            found = self.sending.reader.read_request(request, body)
         except RemoteProtocolError:
             return None  # `receive` says why
         return None if isinstance(found, pb.SendMessageRequestP2B) else found
 
-    def receive_sends(
-        self, requests: Sequence[Request], sends: Sequence[Send], datas: Sequence[bytes], now_ms: int
-    ) -> tuple[list[bytes], bool]:
+    def receive_sends(self, sends: Sequence[Send], datas: Sequence[bytes], now_ms: int) -> tuple[list[bytes], bool]:
         """Store what requests for one partition brought (`send_of`), in order.
 
         Their answers, and whether these wait for the commit of what happened so far. It takes a third of the time that
@@ -147,9 +148,9 @@ class BrokerEngine(Gate):
         try:
             return self.sending.send_all(sends, datas, now_ms)
         except (OSError, PenstockError) as error:
-            self.refused += len(requests)
+            self.refused += len(sends)
             text = str(error)
-            return [encode_error(exceptions.EXCEPTION, text, version=r.version) for r in requests], False
+            return [encode_error(exceptions.EXCEPTION, text, version=send.version) for send in sends], False
 
     def _unknown(self, request: Request) -> Answer:
         self.refused += 1

@@ -2,14 +2,15 @@
 
 A producer sends the same client id, topic, partition, flag and token with every message; only the payload differs. The
 bytes round the payload are remembered with what they say, and compared as bytes; whatever is new, or not in the usual
-order, goes through protobuf with all its checks. Measured: 1 us instead of 9.
+order, goes through protobuf with all its checks. Measured: 1 us instead of 9. The same is done for whole requests,
+envelope included, by length: then one comparison says all.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from penstock.tube.codec.envelope import response_head
+from penstock.tube.codec.envelope import PROTOCOL_VERSION, Request, response_head
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
@@ -22,6 +23,8 @@ NO_SUM: Final = -1
 """A checkSum that says nothing."""
 _REMEMBERED = 2048
 _LONGEST = 1024  # bytes of what is remembered: with its number that bounds the memory
+_SHAPES = 8192  # of whole requests: those of a partition whose data are equally long have one
+_STARTS = 4  # places of the data that are tried for requests of one length
 _STORED = b"\x08\x01\x10\xc8\x01\x1a"  # success, errCode 200, errMsg
 _NO_AUTH = b"\x20\x00\x28"  # requireAuth false, messageId
 _FIXED_BYTES = len(_STORED) + 1 + len(_NO_AUTH)
@@ -30,12 +33,14 @@ _FIXED_BYTES = len(_STORED) + 1 + len(_NO_AUTH)
 class Send:
     """What a send request says beside its payload. ``place``: topic and wire id of the partition.
 
-    Those of a client that sends alike are one object.
+    Those of a client that sends alike are one object. ``timeout``, ``version``: of the envelope.
     """
 
-    __slots__ = ("checksum", "client_id", "flag", "msg_type", "place", "token", "user_token")
+    __slots__ = ("checksum", "client_id", "flag", "msg_type", "place", "timeout", "token", "user_token", "version")
 
-    def __init__(self, request: pb.SendMessageRequestP2B) -> None:
+    def __init__(self, request: pb.SendMessageRequestP2B, timeout: int | None, version: int) -> None:
+        self.timeout = timeout
+        self.version = version
         self.client_id = request.clientId
         self.place = (request.topicName, request.partitionId)
         self.flag = request.flag
@@ -50,8 +55,31 @@ class SendReader:
 
     def __init__(self) -> None:
         self._known: dict[bytes, Send] = {}
+        # Frame body up to the data -> what it says, end of the data, the rest of the body.
+        self._shapes: dict[bytes, tuple[Send, int, bytes]] = {}
+        self._starts: dict[int, tuple[int, ...]] = {}
+        """Where the data begin, by the length of the frame body; the latest first."""
 
-    def read(self, payload: bytes) -> tuple[Send, bytes] | pb.SendMessageRequestP2B:
+    def recognise(self, body: bytes) -> tuple[Send, bytes] | None:
+        """What the request in a frame body sends, and its data, if one with other data only was read before."""
+        for start in self._starts.get(len(body), ()):
+            shape = self._shapes.get(body[:start])
+            if shape is not None:
+                send, end, rest = shape
+                if body[end:] == rest:
+                    return send, body[start:end]
+        return None
+
+    def read_request(self, request: Request, body: bytes) -> tuple[Send, bytes] | pb.SendMessageRequestP2B:
+        """As :meth:`read` for ``request``, decoded from ``body``; `recognise` knows its like from now on."""
+        found = self.read(request.payload, request.timeout, request.version)
+        if isinstance(found, tuple) and request.start >= 0:
+            self._learn(body, request, found[0])
+        return found
+
+    def read(
+        self, payload: bytes, timeout: int | None = None, version: int = PROTOCOL_VERSION
+    ) -> tuple[Send, bytes] | pb.SendMessageRequestP2B:
         """What is sent, and its data; the request itself when it is a batch, numbered by its producer or staged.
 
         Raises RemoteProtocolError as `codec.schema.decode` does.
@@ -60,12 +88,12 @@ class SendReader:
         if place is not None:
             start, begin, end = place
             send = self._known.get(payload[:start] + payload[end:])
-            if send is not None:
+            if send is not None and send.timeout == timeout and send.version == version:
                 return send, payload[begin:end]
         request = decode(pb.SendMessageRequestP2B, payload)
         if request.HasField("batch") or request.HasField("producer") or request.HasField("transaction"):
             return request
-        send = Send(request)
+        send = Send(request, timeout, version)
         if place is not None and send.checksum == NO_SUM:  # with a sum of their own no two are alike
             self._remember(payload, place, send)
         return send, request.data
@@ -86,6 +114,24 @@ class SendReader:
         if len(self._known) >= _REMEMBERED:
             self._known.clear()
         self._known[payload[:start] + payload[end:]] = send
+
+    def _learn(self, body: bytes, request: Request, send: Send) -> None:
+        place = _data_at(request.payload)
+        if place is None:
+            return
+        field, begin, end = place
+        if self._known.get(request.payload[:field] + request.payload[end:]) is not send:
+            return  # it was not fit to be remembered
+        begin, end = request.start + begin, request.start + end
+        if begin + len(body) - end > _LONGEST:
+            return
+        if len(self._shapes) >= _SHAPES:
+            self._shapes.clear()
+            self._starts.clear()
+        self._shapes[body[:begin]] = (send, end, body[end:])
+        starts = self._starts.get(len(body), ())
+        if begin not in starts:
+            self._starts[len(body)] = (begin, *starts[: _STARTS - 1])
 
 
 def _data_at(payload: bytes) -> tuple[int, int, int] | None:
@@ -124,10 +170,14 @@ def encode_sent(first_id: int, time_ms: int, first_offset: int, count: int) -> l
     time = b"\x30%b\x38" % encode_varint(time_ms)
     numbers = encode_rising(first_id, 1, count)
     offsets = encode_rising(first_offset, INDEX_RECORD_BYTES, count)
+    texts = map(b"%d".__mod__, range(first_id, first_id + count))
     bodies = []
-    for number, offset in zip(numbers, offsets, strict=True):
-        text = b"%d" % first_id
-        first_id += 1
-        head = response_head(MethodId.SEND_MESSAGE, _FIXED_BYTES + len(text) + len(number) + len(time) + len(offset))
-        bodies.append(b"".join((head, _STORED, bytes((len(text),)), text, _NO_AUTH, number, time, offset)))
+    before, head = -1, b""
+    for text, number, offset in zip(texts, numbers, offsets, strict=True):
+        size = len(text) + len(number) + len(offset)  # none becomes shorter, so a change of one shows in the sum
+        if size != before:
+            before = size
+            head = response_head(MethodId.SEND_MESSAGE, _FIXED_BYTES + len(time) + size)
+            head = b"%b%b%c" % (head, _STORED, len(text))
+        bodies.append(b"".join((head, text, _NO_AUTH, number, time, offset)))
     return bodies

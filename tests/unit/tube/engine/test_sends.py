@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RemoteProtocolError
-from penstock.tube.codec.envelope import decode_request, encode_response
+from penstock.tube.codec.envelope import Request, decode_request, encode_request, encode_response
 from penstock.tube.codec.framing import FrameDecoder
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.engine.sends import SendReader, encode_sent
@@ -88,6 +88,90 @@ def test_changed_bytes_never_give_what_protobuf_would_not(data: st.DataObject) -
     except RemoteProtocolError:
         return
     assert found == plain(damaged)
+
+
+def whole(reader: SendReader, body: bytes) -> tuple[object, ...]:
+    """What `recognise` says, else the careful way; None counts as unknown, not as wrong."""
+    found = reader.recognise(body) or reader.read_request(decode_request(1, body), body)
+    assert isinstance(found, tuple)
+    send, data = found
+    return (send.timeout, send.version, send.client_id, send.place, send.flag, send.msg_type, send.token, data)
+
+
+def careful(body: bytes) -> tuple[object, ...]:
+    request = decode_request(1, body)
+    client, place, flag, _, kind, token, _, data = plain(request.payload)
+    return (request.timeout, request.version, client, place, flag, kind, token, data)
+
+
+def request_with(payload: bytes, timeout: int | None = 3000, trailing: bytes = b"") -> bytes:
+    return encode_request(Request(1, 3, 13, payload, timeout=timeout, trailing=trailing))
+
+
+def test_recorded_sends_are_recognised_when_they_come_again() -> None:
+    reader = SendReader()
+    recognised = 0
+    for frame in frames():
+        if frame.direction == "request" and frame.row.get("method") == 13:
+            ((_, body),) = FrameDecoder().feed(frame.data)
+            assert whole(reader, body) == careful(body)
+            recognised += reader.recognise(body) is not None
+            assert whole(reader, body) == careful(body)
+    assert recognised > 5
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "bb", "c" * 130]),
+            st.sampled_from([1, 127, 128, 10002]),
+            st.binary(max_size=3) | st.binary(min_size=120, max_size=140),
+            st.sampled_from(["", "type"]),
+            st.sampled_from([None, 5, 3000]),
+            st.sampled_from([b"", bytes(9)]),
+        )
+    )
+)
+def test_any_mixture_of_requests(sends: list[tuple[str, int, bytes, str, int | None, bytes]]) -> None:
+    reader = SendReader()
+    for client, partition, data, kind, timeout, trailing in sends:
+        payload = encoded(data, partition, clientId=client, msgType=kind)
+        body = request_with(payload, timeout, trailing)
+        for _ in range(2):
+            assert whole(reader, body) == careful(body)
+
+
+@given(st.data())
+def test_a_changed_request_is_not_taken_for_the_known_one(data: st.DataObject) -> None:
+    reader = SendReader()
+    body = request_with(encoded(b"x" * 130))
+    whole(reader, body)
+    changed = bytearray(body)
+    for _ in range(data.draw(st.integers(1, 3))):
+        changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    damaged = bytes(changed[: data.draw(st.integers(0, len(changed)))])
+    found = reader.recognise(damaged)
+    if found is not None:
+        assert whole(reader, damaged) == careful(damaged)
+
+
+def test_what_is_known_of_whole_requests_is_bounded() -> None:
+    reader = SendReader()
+    for n in range(9000):
+        whole(reader, request_with(encoded(clientId=f"client-{n}")))
+    whole(reader, request_with(encoded(clientId="c" * 1100)))
+    assert 0 < len(reader._shapes) <= 8192
+    assert max(len(start) + len(rest) for start, (_, _, rest) in reader._shapes.items()) <= 1024
+    assert max(map(len, reader._starts.values())) <= 4
+
+
+def test_requests_of_one_length_with_data_at_different_places() -> None:
+    reader = SendReader()
+    bodies = [request_with(encoded(b"d" * (20 - n), clientId="c" * (1 + n))) for n in range(4)]
+    assert len(set(map(len, bodies))) == 1
+    for body in bodies:
+        whole(reader, body)
+    assert all(reader.recognise(body) is not None for body in bodies)
 
 
 def test_fields_in_unusual_places_are_not_remembered() -> None:
