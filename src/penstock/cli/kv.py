@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.broker import BrokerOptions, Token, connects, parse_token
+from penstock.cli.groups import command_group
 from penstock.cli.kv_lock import lock_command
 from penstock.cli.kv_transfer import export_command, import_command
 from penstock.cli.output import (
@@ -32,12 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    no_args_is_help=True,
-    help="Read, write, watch and lock keys of a state store.",
-)
+app = command_group("Read, write, watch and lock keys of a state store.")
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 Key = Annotated[str, typer.Argument(help="The key.", metavar="KEY")]

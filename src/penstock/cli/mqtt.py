@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from penstock.cli.groups import command_group
 from penstock.cli.output import bytes_fields, escape, note, print_json, print_raw, shown
 from penstock.errors import ConfigError, UnavailableError
 
@@ -23,12 +24,7 @@ __all__ = ["app"]
 
 T = TypeVar("T")
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    no_args_is_help=True,
-    help="Publish, subscribe and ask, on any MQTT 5 broker.",
-)
+app = command_group("Publish, subscribe and ask, on any MQTT 5 broker.")
 
 Broker = Annotated[
     str,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.cli.groups import command_group
 from penstock.cli.output import escape, note, print_table
 from penstock.errors import ConfigError, RefusedError
 
@@ -16,15 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    no_args_is_help=True,
-    help="""Keep the password file of a node: who may come in over MQTT.
+app = command_group("""Keep the password file of a node: who may come in over MQTT.
 
     The password is asked for at the terminal, or read from standard input: one line, without its line end. It is
-    never an argument, which every user of the machine could see. SIGHUP has a running node read the file again.""",
-)
+    never an argument, which every user of the machine could see. SIGHUP has a running node read the file again.""")
 
 File = Annotated[Path, typer.Argument(help="The password file; made where it is not there.", metavar="FILE")]
 User = Annotated[str, typer.Argument(help="The user's name.", metavar="USER")]

@@ -10,13 +10,14 @@ from pathlib import Path
 import typer
 
 from penstock.cli import pipeline_books, pipeline_cases, pipeline_run, pipeline_submit
+from penstock.cli.groups import command_group
 from penstock.cli.output import print_json
 from penstock.cli.pipeline_options import File, Json
 from penstock.errors import ConfigError
 
 __all__ = ["app"]
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True, help="Check and run pipelines.")
+app = command_group("Check and run pipelines.")
 
 
 _PROBLEM = re.compile(r".*?:(?P<line>\d+):(?P<column>\d+): (?:option '(?P<option>.*?)': )?(?P<text>.*)")

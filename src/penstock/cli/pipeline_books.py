@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.groups import command_group
 from penstock.cli.output import bytes_fields, note, print_json, print_table, shown
 from penstock.cli.pipeline_display import duration
 from penstock.cli.pipeline_options import File, Into, Json, StateDir, state_of
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["dead", "reconcile", "status"]
 
-dead = typer.Typer(rich_markup_mode=None, add_completion=False, no_args_is_help=True, help="Records that failed.")
+dead = command_group("Records that failed.")
 
 _STORE_TIMEOUT_S = 2.0
 """The books are here; who holds the lease is worth a short wait only."""

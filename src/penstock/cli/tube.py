@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import tube_broker, tube_offsets, tube_records, tube_staged
+from penstock.cli.groups import command_group
 from penstock.cli.output import Cell, note, print_json, print_table
 from penstock.cli.tube_common import TOKEN, WEB, AdminToken, BrokerHttp, Json, Topic, Web, brokers, running
 from penstock.errors import RefusedError
@@ -21,13 +22,8 @@ _REMOVED_S = 5.0
 """Brokers remove a topic with their next heartbeats; those of penstock within a second."""
 _LOOK_S = 0.1
 
-app = typer.Typer(
-    rich_markup_mode=None,
-    add_completion=False,
-    no_args_is_help=True,
-    help="Topics, brokers, groups; produce and consume records; positions and lag.",
-)
-topics = typer.Typer(rich_markup_mode=None, help="List topics (the default), describe, create or delete one.")
+app = command_group("Topics, brokers, groups; produce and consume records; positions and lag.")
+topics = command_group("List topics (the default), describe, create or delete one.", alone=False)
 app.add_typer(topics, name="topics", invoke_without_command=True)
 app.command()(tube_records.produce)
 app.command()(tube_records.consume)

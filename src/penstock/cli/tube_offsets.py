@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
 
 import typer
 
+from penstock.cli.groups import command_group
 from penstock.cli.output import Cell, note, print_error, print_table
 from penstock.cli.tube_common import (
     WEB,
@@ -36,7 +37,7 @@ ENTRY = 28
 MOST = (1 << 31) - 1
 _UNKNOWN_USER = 415
 
-app = typer.Typer(rich_markup_mode=None, help="Show where a group stands, or move it.")
+app = command_group("Show where a group stands, or move it.", alone=False)
 Group = Annotated[str, typer.Argument(help="The consumer group.", metavar="GROUP")]
 OnlyTopic = Annotated[str | None, typer.Option(help="Only this topic.", metavar="TOPIC")]
 OnlyPartition = Annotated[int | None, typer.Option(help="Only this partition of each broker.", min=0, metavar="N")]
