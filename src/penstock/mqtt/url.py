@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from penstock.errors import ConfigError
-from penstock.runtime.addresses import is_host
+from penstock.runtime.addresses import is_host, without_secret
 
 __all__ = ["DEFAULT_PORT", "SCHEMES", "BrokerUrl", "broker_url", "parse_broker_url", "parse_url"]
 
@@ -60,12 +60,12 @@ def parse_broker_url(url: str) -> BrokerUrl:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as e:
-        raise ConfigError(f"broker URL {_without_secret(url)!r} cannot be read", option="broker", why=str(e)) from e
+        raise ConfigError(f"broker URL {without_secret(url)!r} cannot be read", option="broker", why=str(e)) from e
     websocket = parts.scheme in ("ws", "wss")
     path = parts.path + (f"?{parts.query}" if parts.query else "")
     if parts.scheme not in _PORTS or not host or parts.fragment or (path not in ("", "/") and not websocket):
         raise ConfigError(
-            f"broker URL {_without_secret(url)!r} cannot be used",
+            f"broker URL {without_secret(url)!r} cannot be used",
             option="broker",
             do="write mqtt://HOST, mqtts://HOST:PORT, ws://HOST:PORT/PATH or wss://HOST:PORT/PATH",
         )
@@ -89,7 +89,7 @@ def parse_url(url: str) -> tuple[str, int]:
     broker = parse_broker_url(url)
     if broker.scheme != "mqtt" or broker.username is not None:
         raise ConfigError(
-            f"broker URL {_without_secret(url)!r} cannot be used",
+            f"broker URL {without_secret(url)!r} cannot be used",
             option="broker",
             do="write mqtt://HOST or mqtt://HOST:PORT",
         )
@@ -118,6 +118,8 @@ def broker_url(host: str, port: int | None, *, tls: bool) -> BrokerUrl:
 
 
 def _check_host(host: str) -> None:
+    if host.count(":") == 1:  # an IPv6 address has more
+        raise ConfigError(f"broker: {host!r} is no host name", option="broker", do=f"write mqtt://{host}")
     if not is_host(host):
         raise ConfigError(
             f"broker: {host!r} is no host name",
@@ -125,8 +127,3 @@ def _check_host(host: str) -> None:
             why="the parts of a name between its dots have 1 to 63 characters",
             do="correct the address",
         )
-
-
-def _without_secret(url: str) -> str:
-    scheme, colon, rest = url.partition("://")
-    return f"{scheme}{colon}***@{rest.rpartition('@')[2]}" if "@" in rest else url

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from penstock.errors import PenstockError, UnavailableError
 
-__all__ = ["Address", "bind_error", "is_host", "parse_address"]
+__all__ = ["Address", "bind_error", "is_host", "parse_address", "without_secret"]
 
 
 class Address(NamedTuple):
@@ -65,6 +65,12 @@ def is_host(host: str) -> bool:
         return bool(host.encode("idna"))
     except UnicodeError:
         return False
+
+
+def without_secret(url: str) -> str:
+    """``url`` as it may be shown: without the user and the password before its host."""
+    scheme, colon, rest = url.partition("://")
+    return f"{scheme}{colon}***@{rest.rpartition('@')[2]}" if "@" in rest else url
 
 
 def bind_error(error: OSError, option: str, address: Address) -> PenstockError:

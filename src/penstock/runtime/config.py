@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 
 from penstock.errors import ConfigError
+from penstock.runtime.addresses import without_secret
 from penstock.runtime.document import Document, Location, Value, parse_document, path_text, read_document
 
 __all__ = ["load", "parse", "validate"]
@@ -162,7 +163,7 @@ def _show(value: object, location: Location) -> str:
         return "a list"
     if value is None:
         return "nothing"
-    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else repr(value)
+    text = {True: "true", False: "false"}[value] if isinstance(value, bool) else without_secret(repr(value))
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from penstock.errors import ConfigError
@@ -53,3 +55,5 @@ def test_a_name_or_a_url_leads_to_a_server() -> None:
         with pytest.raises(ConfigError) as caught:
             broker_url(host, port, tls=tls)
         assert caught.value.option == option
+    with pytest.raises(ConfigError, match=re.escape("write mqtt://127.0.0.1:1884")):
+        broker_url("127.0.0.1:1884", None, tls=False)

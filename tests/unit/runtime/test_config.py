@@ -107,6 +107,7 @@ CASES = [
     ("sinks: [{path: x}]\n", "f.yaml:1:9: option 'sinks[0]': 'kind' is missing", "add `kind: ...`"),
     ("sinks: [{kind: table}]\n", "f.yaml:1:9: option 'sinks[0].path': is missing", "add it"),
     ("password: hunter2\n", "f.yaml:1:11: option 'password': got a value that is not shown", None),
+    ("port: mqtt://u:hunter2@h\n", "f.yaml:1:7: option 'port': got 'mqtt://***@h', expected", None),
     ("mqtt-: 1\n", "f.yaml:1:1: option 'mqtt-': is not known", "did you mean 'mqtt'?"),
 ]
 
