@@ -11,8 +11,12 @@ from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError
 from penstock.pipelines.model import Step
+from penstock.pipelines.model.plan import Node
+from penstock.pipelines.model.sinks import StateStoreSink
 from penstock.pipelines.rows import key_column, rows_of
-from penstock.pipelines.steps.stages import Lookup, apply
+from penstock.pipelines.sinks.delivery import changes_of
+from penstock.pipelines.steps.expressions import sure
+from penstock.pipelines.steps.stages import Lookup, apply, into_window
 
 SOURCE = (
     "topic string, broker int, partition int, offset long, timestamp timestamp, key binary, "
@@ -156,6 +160,84 @@ def test_expressions_that_fail_on_a_row_leave_the_others_alone(spark: SparkSessi
         {"first": 1, "sum": 3},
     )
     assert "text" not in found[0].asDict()
+
+
+def windowed(**given: Any) -> dict[str, Any]:
+    window = {"time": "t", "duration": "1 hour", "watermark": "1 hour", "by": ["note"], "ahead": "2 hours"}
+    return {"name": "w", "window": window | given}
+
+
+def test_a_window_leaves_out_what_it_cannot_count_and_says_why(spark: SparkSession) -> None:
+    values = [
+        b'{"t":"2022-03-20T10:00:00Z","flow":1.5,"note":"4"}',
+        b'{"t":"2022-03-20T10:59:59Z","flow":0.5,"note":"4"}',
+        b'{"t":"2022-03-20T14:00:00.001Z","flow":1,"note":"4"}',
+        b'{"t":"2099-01-01T00:00:00Z","flow":1,"note":"4"}',
+        b'{"flow":1,"note":"4"}',
+        b'{"t":"2022-03-20T10:30:00Z","flow":1,"note":"x"}',
+        b'{"t":"2022-03-20T10:30:00Z","flow":0,"note":"4"}',
+        b"nope",
+    ]
+    parse = {"name": "parsed", "parse": {"schema": "t TIMESTAMP, flow DOUBLE NOT NULL, note STRING"}}
+    given = {
+        "n": "count(*)",
+        "highest": "max(flow)",
+        "whole": "sum(CAST(note AS INT)) FILTER (WHERE 10 / flow > 1)",
+        "share": "percentile_approx(flow, 0.5)",
+    }
+    window = windowed(aggregates=given)
+    marked = into_window(lambda _: rows(spark, *values), _nodes(parse, window), no_lookup).orderBy("_source.offset")
+    dead = [row["_dead"] and tuple(row["_dead"])[:3] for row in marked.collect()]
+    assert dead[:2] == [None, None]
+    assert dead[2] == (
+        "w",
+        "event.ahead",
+        "the event is dated 2022-03-20 14:00:00.001, more than 2 hours after it arrived",
+    )
+    assert dead[3][1] == "event.ahead"
+    assert dead[4] == ("w", "event.no_time", "column 't' is null, so it belongs to no window")
+    assert dead[5][:2] == dead[6][:2] == ("w", "expression.failed")
+    assert dead[5][2] == "aggregate 'whole' fails: CAST(note AS INT)"
+    assert dead[7][0] == "parsed"
+    (made,) = apply(rows(spark, *values), steps(parse, window), no_lookup).collect()
+    assert (made["n"], made["highest"], made["whole"], made["share"]) == (2, 1.5, 8, 0.5)
+
+
+def test_what_fails_of_a_whole_window_is_null(spark: SparkSession) -> None:
+    values = [b'{"t":"2022-03-20T10:00:00Z","big":9223372036854775807,"z":0}'] * 2
+    parse = {"name": "parsed", "parse": {"schema": "t TIMESTAMP, big LONG, z INT, note STRING"}}
+    given = {"all": "sum(big)", "half": "sum(big) / 2", "mean": "avg(z)", "ratio": "1 / sum(z)", "n": "count(big)"}
+    made = [
+        parse,
+        windowed(aggregates=given, by=[]),
+        {"name": "m", "map": {"compute": {"worse": "n / mean", "twice": "n * 2"}}},
+        {"name": "q", "sql": "SELECT *, CAST(concat('x', n) AS INT) AS bad FROM m"},
+    ]
+    (row,) = apply(rows(spark, *values), steps(*made), no_lookup).collect()
+    assert [row[name] for name in ("all", "half", "mean", "ratio", "n")] == [None, None, 0.0, None, 2]
+    assert [row[name] for name in ("worse", "twice", "bad")] == [None, 4, None]
+    failing = [*made, {"name": "f", "filter": "1 / mean > 0"}]
+    assert apply(rows(spark, *values), steps(*failing), no_lookup).count() == 0
+    passing = [*made, {"name": "f", "filter": "n > 1"}]
+    assert apply(rows(spark, *values), steps(*passing), no_lookup).count() == 1
+
+
+def _nodes(*given: dict[str, Any]) -> list[Node]:
+    made = steps(*given)
+    before = ["source", *(step.name for step in made)]
+    return [Node(step, (reads,)) for step, reads in zip(made, before, strict=False)]
+
+
+def test_rows_on_which_a_condition_of_the_state_store_sink_fails_are_told(spark: SparkSession) -> None:
+    parsed = apply(rows(spark, GOOD, GOOD.replace(b"1.5", b"0")), steps(PARSE), no_lookup)
+    entries: Any = [{"key": "a/{note}", "when": "3 / flow > 1", "value": ["flow"]}]
+    sink = StateStoreSink.model_validate({"entries": entries})
+    marked = sure(parsed, "sink:s", [entry.when for entry in sink.entries]).orderBy("_source.offset")
+    assert [row["_dead"] and row["_dead"]["code"] for row in marked.collect()] == [None, "expression.failed"]
+    assert marked.columns == parsed.columns
+    # Of windows, which are not marked, a condition that fails does not hold.
+    changes = changes_of(parsed.orderBy("_source.offset"), sink)
+    assert [(change.key, change.value) for change in changes] == [("a/n", b'{"flow":1.5}'), ("a/n", None)]
 
 
 @pytest.mark.parametrize(

@@ -173,23 +173,25 @@ def _window(window: Window) -> str:
     by = f" by {', '.join(window.by)}" if window.by else ""
     emit = "once, when closed" if window.only_closed else "whenever they change"
     aggregates = ", ".join(f"{name} = {expression}" for name, expression in window.aggregates.items())
-    return f"{kind}, in {window.time}{by}: {aggregates}; brought out {emit}; watermark {window.watermark}"
+    bounds = f"watermark {window.watermark}, ahead {window.ahead}"
+    return f"{kind}, in {window.time}{by}: {aggregates}; brought out {emit}; {bounds}"
 
 
 def _leaves(sink_plan: SinkPlan, step: Step, *, kept: bool) -> dict[str, str]:
     """What of the records does not go on after the step, and where it is."""
-    if step.name in sink_plan.makes_dead_letters:
-        what = "broken records" if step.kind in ("parse", "enrich") else "records on which it fails"
-        fate = {what: _fate(sink_plan, step.name, kept=kept)}
-        return {"the other records": "counted as filtered", **fate} if step.filter is not None else fate
+    found: dict[str, str] = {}
+    makes_letters = step.name in sink_plan.makes_dead_letters
     if step.filter is not None:
-        return {"the other windows": "left out"}
+        found |= {"the other records": "counted as filtered"} if makes_letters else {"the other windows": "left out"}
+    if makes_letters:
+        what = {"parse": "broken records", "enrich": "broken records", "window": "events that no window can count"}
+        found[what.get(step.kind, "records on which it fails")] = _fate(sink_plan, step.name, kept=kept)
     if step.dedupe is not None:
-        return {"copies": "counted as duplicates" if not sink_plan.windowed else "left out"}
+        found["copies"] = "counted as duplicates" if not sink_plan.windowed else "left out"
     if step.window is not None:
         late = ", ".join(sink.name for sink in sink_plan.late_sinks)
-        return {"late records": f"counted as late, and sent to {late}" if late else "counted as late"}
-    return {}
+        found["late records"] = f"counted as late, and sent to {late}" if late else "counted as late"
+    return found
 
 
 def _fate(sink_plan: SinkPlan, name: str, *, kept: bool) -> str:

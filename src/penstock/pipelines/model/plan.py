@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ from penstock.pipelines.model.values import late_of, sink_letter
 
 __all__ = ["MAKES_DEAD_LETTERS", "Node", "SinkPlan", "labels", "plan", "reads_of", "sink_reads"]
 
-MAKES_DEAD_LETTERS = frozenset({"parse", "enrich", "sql", "map", "filter"})
+MAKES_DEAD_LETTERS = frozenset({"parse", "enrich", "sql", "map", "filter", "window"})
 
 
 class Node(NamedTuple):
@@ -54,8 +53,8 @@ class SinkPlan(NamedTuple):
     @property
     def makes_dead_letters(self) -> frozenset[str]:
         """Names under which records of this query may become dead letters, in whichever query they are written."""
-        before = itertools.takewhile(lambda step: step.kind != "window", self.steps)
-        found = {step.name for step in before if step.kind in MAKES_DEAD_LETTERS}
+        last = next((n for n, step in enumerate(self.steps, 1) if step.kind == "window"), len(self.steps))
+        found = {step.name for step in self.steps[:last] if step.kind in MAKES_DEAD_LETTERS}
         refuses = not self.windowed and (self.sink.messages is not None or self.sink.statestore is not None)
         return frozenset(found | ({sink_letter(self.sink.name)} if refuses else set()))
 

@@ -101,7 +101,9 @@ class Window(Part):
 
     ``duration`` alone makes tumbling windows, with ``slide`` sliding ones; ``gap`` makes sessions, which end when a
     group had no event for so long. ``emit: changes`` brings a window out whenever it changes; ``closed`` once, when the
-    watermark has passed its end, which is the only way for sessions, and for a table.
+    watermark has passed its end, which is the only way for sessions, and for a table. An event without a time, or on
+    which an aggregate fails, becomes a dead letter; a sum that overflows, and what cannot be made of aggregates, is
+    null.
     """
 
     time: str
@@ -109,6 +111,11 @@ class Window(Part):
     slide: Duration | None = Field(default=None, description="how far apart windows start; not longer than `duration`")
     gap: Duration | None = Field(default=None, description="instead of `duration`: how long a pause ends a session")
     watermark: Duration = Field(description="how long after the latest event time seen an event still counts")
+    ahead: Duration = Field(
+        default="1 day",
+        description="how far after its arrival an event may be dated; one beyond, which would move the watermark past "
+        "all others, becomes a dead letter",
+    )
     by: list[str] = Field(default_factory=list)
     aggregates: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Expression] = Field(min_length=1)
     emit: Literal["changes", "closed"] | None = Field(

@@ -14,7 +14,6 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
 from penstock.pipelines.books.ledger import Entry, Ledger
-from penstock.pipelines.model import Step
 from penstock.pipelines.model.plan import SinkPlan
 from penstock.pipelines.model.values import sink_letter
 from penstock.pipelines.rows import alive, key_column, mark_dead
@@ -22,7 +21,8 @@ from penstock.pipelines.sinks.delivery import Delivery, Targets
 from penstock.pipelines.sinks.messages import identity, marked, sendable
 from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.state.checkpoint import Checkpoint, Offsets
-from penstock.pipelines.steps.stages import WithLookup, flow
+from penstock.pipelines.steps.expressions import sure
+from penstock.pipelines.steps.stages import WithLookup, into_window
 from penstock.pipelines.steps.windows import last_end_ms
 
 __all__ = ["Context", "Drained", "Gate", "SinkBatches", "UnderWay"]
@@ -150,7 +150,8 @@ class SinkBatches:
         keys = [key_column(rows, entry.key) for entry in sink.statestore.entries]
         templates = " and ".join(entry.key for entry in sink.statestore.entries)
         nameless = sf.when(sf.coalesce(*keys).isNull(), sf.lit(f"there is a null in {templates}"))
-        return mark_dead(rows, sink_letter(sink.name), [("sink.key", nameless)])
+        named = mark_dead(rows, sink_letter(sink.name), [("sink.key", nameless)])
+        return sure(named, sink_letter(sink.name), [entry.when for entry in sink.statestore.entries])
 
     def _windows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> Entry:
         # Cached, as above: a window must not be computed once to be counted and once to be sent.
@@ -175,10 +176,7 @@ class SinkBatches:
             return _Counts(0, 0, 0), 0, 0
         window = plan.window
         assert window is not None
-        # Up to the window, and without the dedupe before it, whose state belongs to the stream.
-        nodes = [node._replace(step=_kept(node.step)) for node in plan.nodes]
-        reads = next(node.reads[0] for node in plan.nodes if node.step.window is not None)
-        records = flow(streams, nodes, reads, self._context.with_lookup)
+        records = into_window(streams, plan.nodes, self._context.with_lookup)
         watermark = self.checkpoint.late_watermark_ms(batch)
         # Late copies of one event are one late event; `<=`, since an event at the watermark is dropped too.
         place = last_end_ms(window, deduped=any(step.dedupe is not None for step in plan.steps))
@@ -230,11 +228,6 @@ class SinkBatches:
             fencing_token=str(self._context.targets.store.token),
             letters=letters,
         )
-
-
-def _kept(step: Step) -> Step:
-    """``step`` where a batch is looked at once more: a dedupe lets everything through."""
-    return step if step.dedupe is None else step.model_copy(update={"dedupe": None, "filter": "true"})
 
 
 def _states() -> list[Column]:

@@ -110,7 +110,9 @@ class _Run:
         self._source = Sources(pipeline, state, options.span)
         self._queries: dict[str, _Running] = {}
         self._run = uuid.uuid4().hex[:12]
-        self._store = WriteBack(pipeline.statestore.broker, options.lease or pipeline.name, run_id=self._run)
+        self._store = WriteBack(
+            pipeline.statestore.broker, options.lease or pipeline.name, run_id=self._run, told=self._warn
+        )
         self._watch = Watch(
             self._source.meter(wall_clock_ms),
             RunRecord(self._run, platform.node(), os.getpid(), now_text()),
@@ -263,8 +265,9 @@ class _Run:
             if self._store.lost.is_set():
                 raise PenstockError(
                     f"the run of {self._pipeline.name!r} lost its lease and stops",
-                    why="it could not renew the lease in time, so another run may hold it by now",
-                    do="start the pipeline again: it goes on where its checkpoints end",
+                    why="another run has taken it over, or the state store was away for too long",
+                    do="see who runs it (penstock pipeline status); start it again where nobody does: it goes on where "
+                    "its checkpoints end",
                 )
             for running in self._queries.values():
                 self._look_after(running)
@@ -331,6 +334,10 @@ class _Run:
             {"event": "retry", "sink": name, "in_s": running.pause_s, "restarts": running.restarts, "why": words}
         )
         running.pause_s = min(running.pause_s * 2, LONGEST_PAUSE_S)
+
+    def _warn(self, text: str) -> None:
+        """Called in the thread of the store's client."""
+        self._done.put({"event": "warning", "pipeline": self._pipeline.name, "run": self._run, "text": text})
 
     def _show(self, sink: str, batch: int, rows: list[str]) -> None:
         """Called in threads of Spark's; events are emitted by ours."""

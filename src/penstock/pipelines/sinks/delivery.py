@@ -14,6 +14,7 @@ from penstock.pipelines.rows import data_columns, key_column
 from penstock.pipelines.sinks.delta import DeltaSink
 from penstock.pipelines.sinks.messages import Write, send
 from penstock.pipelines.sinks.table import Table
+from penstock.pipelines.steps.expressions import conditions
 from penstock.pipelines.store.writeback import Change
 
 if TYPE_CHECKING:
@@ -117,10 +118,11 @@ def changes_of(rows: DataFrame, sink: StateStoreSink) -> list[Change]:
     if sink.order_by is not None:
         rows = rows.orderBy(sink.order_by)
     columns = data_columns(rows)
+    rows = conditions(rows, {f"_when{index}": entry.when for index, entry in enumerate(sink.entries)})
     made: list[Column] = []
     for index, entry in enumerate(sink.entries):
         value = sf.to_json(sf.struct(*(entry.value or columns)))
-        holds = sf.coalesce(sf.expr(entry.when), sf.expr("false"))
+        holds = sf.coalesce(sf.col(f"_when{index}"), sf.expr("false"))
         made += [key_column(rows, entry.key).alias(f"key{index}"), sf.when(holds, value).alias(f"value{index}")]
     return list(_changes(rows.select(*made).collect(), len(sink.entries)))
 

@@ -18,7 +18,7 @@ from pyspark.sql.types import BinaryType
 from penstock.pipelines.model import Messages, Pipeline, Sink
 from penstock.pipelines.model.values import sink_letter
 from penstock.pipelines.rows import data_columns, key_column, mark_dead
-from penstock.pipelines.steps.expressions import condition
+from penstock.pipelines.steps.expressions import condition, where
 
 __all__ = ["Write", "as_messages", "identity", "marked", "send", "sendable"]
 
@@ -50,7 +50,8 @@ def sendable(rows: DataFrame, sink: Sink) -> DataFrame:
     """Those windows that become messages. A window has no source record to keep as a dead letter: the rest is left."""
     assert sink.messages is not None
     reasons = [reason for _, reason in _failures(rows, sink, sink.messages)]
-    return rows.where(_holds(sink.messages) & sf.coalesce(*reasons).isNull())
+    wanted = rows if sink.messages.when == "true" else where(rows, sink.messages.when)
+    return wanted.where(sf.coalesce(*reasons).isNull())
 
 
 def send(rows: DataFrame, sink: Sink, pipeline: Pipeline, count: int, write: Write, *, windows: bool = False) -> None:
@@ -125,10 +126,6 @@ def as_messages(rows: DataFrame, sink: Sink, pipeline: Pipeline, *, batch: int |
 def identity(rows: DataFrame) -> list[str]:
     """The columns of a row's identity: its id, and the way that it took where a record may come on several."""
     return ["_id", *(["_path"] if "_path" in rows.columns else [])]
-
-
-def _holds(messages: Messages) -> Column:
-    return sf.coalesce(sf.expr(messages.when), sf.lit(False))  # noqa: FBT003 - a SQL literal
 
 
 def _failures(rows: DataFrame, sink: Sink, messages: Messages) -> list[tuple[str, Column]]:

@@ -1,15 +1,14 @@
 """Expressions of the file on rows: sql, map and filter steps, and conditions of sinks.
 
 An expression may fail on one row: a cast of a text that is no number, a division by zero. In Spark that ends the query,
-and one poisoned record would stop the pipeline for good. So each expression is tried, and a row on which it fails is a
-dead letter.
+and one poisoned record would stop the pipeline for good. So each expression is tried (``trying``), and a row on which
+it fails is a dead letter.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
@@ -18,13 +17,19 @@ from pyspark.sql.types import StructType
 from penstock.errors import ConfigError
 from penstock.pipelines.model.steps import Map
 from penstock.pipelines.rows import alive, data_columns, internal_columns, mark_dead, refuse_internal
+from penstock.pipelines.steps.trying import (
+    FAILED,
+    packed_columns,
+    quoted,
+    quoted_column,
+    shortened,
+    tried_columns,
+    value_of,
+)
 
-__all__ = ["FAILED", "condition", "filter_step", "map_step", "sql_step"]
+__all__ = ["condition", "conditions", "filter_step", "map_step", "sql_step", "sure", "where"]
 
-FAILED = "expression.failed"
 _SELECT = re.compile(r"\s*select\b", re.IGNORECASE)
-_CANNOT_FAIL = frozenset({"AttributeReference", "Literal", "GetStructField"})
-_SHOWN = 200
 
 
 def sql_step(rows: DataFrame, name: str, statement: str, view: str) -> DataFrame:
@@ -43,9 +48,9 @@ def sql_step(rows: DataFrame, name: str, statement: str, view: str) -> DataFrame
     refuse_internal(name, made)
     tried, texts = _tried(result, [column for column in result.columns if column not in internal])
     values = [sf.col(f"_kept{column}").alias(column) for column in internal]
-    values += [_value(column, texts).alias(column) for column in made]
+    values += [value_of(column, texts).alias(column) for column in made]
     # Of the tried columns the mark is made from what they are before they are unpacked.
-    marked = tried.select(*values, *(sf.col(_quoted(column)).alias(f"_tried_{column}") for column in texts))
+    marked = tried.select(*values, *(quoted_column(column).alias(f"_tried_{column}") for column in texts))
     return _marked(marked, name, texts)
 
 
@@ -54,12 +59,12 @@ def map_step(rows: DataFrame, name: str, given: Map) -> DataFrame:
     for old, new in given.rename.items():
         rows = _renamed(rows, old, new)
     if given.compute:
-        columns = [sf.col(_quoted(column)) for column in rows.columns]
+        columns = [quoted_column(column) for column in rows.columns]
         made = [sf.expr(text).alias(f"_made_{n}") for n, text in enumerate(given.compute.values())]
         rows, texts = _tried(rows.select(*columns, *made), [f"_made_{n}" for n in range(len(made))])
         rows = mark_dead(rows, name, _failures(texts, {f"_made_{n}": path for n, path in enumerate(given.compute)}))
         for n, path in enumerate(given.compute):
-            rows = _with(rows, path, _value(f"_made_{n}", texts))
+            rows = _with(rows, path, value_of(f"_made_{n}", texts))
         rows = rows.drop(*(f"_made_{n}" for n in range(len(made))))
     for path in given.drop:
         rows = _without(rows, path)
@@ -70,69 +75,57 @@ def map_step(rows: DataFrame, name: str, given: Map) -> DataFrame:
 def filter_step(rows: DataFrame, name: str, text: str) -> DataFrame:
     """``rows``, marked where ``text`` is not true; windows for which it is not are left out."""
     if "_dead" not in rows.columns:
-        return rows.where(sf.expr(text))
+        return where(rows, text)
     return condition(rows, name, name, text)
 
 
 def condition(rows: DataFrame, step: str, filtered_by: str, text: str) -> DataFrame:
     """Rows for which ``text`` is not true are filtered by ``filtered_by``; where it fails, dead of ``step``."""
-    tried, texts = _tried(
-        rows.select(*(sf.col(_quoted(c)) for c in rows.columns), sf.expr(text).alias("_holds")), ["_holds"]
-    )
+    tried, texts = _tried(_with_conditions(rows, {"_holds": text}), ["_holds"])
     marked = mark_dead(tried, step, _failures(texts, {"_holds": None}))
-    left_out = alive() & ~sf.coalesce(_value("_holds", texts), sf.lit(False))  # noqa: FBT003 - a SQL literal
+    left_out = alive() & ~sf.coalesce(value_of("_holds", texts), sf.lit(False))  # noqa: FBT003 - a SQL literal
     return marked.withColumn("_filtered", sf.when(left_out, sf.lit(filtered_by)).otherwise(sf.col("_filtered"))).drop(
         "_holds"
     )
 
 
+def where(rows: DataFrame, text: str) -> DataFrame:
+    """Those of ``rows``, windows say, for which ``text`` is true; where it fails it is not."""
+    return tried_columns(_with_conditions(rows, {"_holds": text}), ["_holds"]).where("_holds").drop("_holds")
+
+
+def conditions(rows: DataFrame, texts: dict[str, str]) -> DataFrame:
+    """``rows`` with columns, name to condition, that are null where it fails."""
+    return tried_columns(_with_conditions(rows, texts), list(texts))
+
+
+def sure(rows: DataFrame, step: str, texts: Sequence[str]) -> DataFrame:
+    """``rows``, dead of ``step`` where one of the conditions ``texts`` fails."""
+    named = {f"_holds{n}": text for n, text in enumerate(texts)}
+    tried, failing = packed_columns(_with_conditions(rows, named), list(named))
+    return mark_dead(tried, step, _failures(failing, dict.fromkeys(named))).drop(*named)
+
+
+def _with_conditions(rows: DataFrame, texts: dict[str, str]) -> DataFrame:
+    return rows.select(*map(quoted_column, rows.columns), *(sf.expr(text).alias(name) for name, text in texts.items()))
+
+
 def _tried(rows: DataFrame, names: Sequence[str]) -> tuple[DataFrame, dict[str, str]]:
-    """``rows`` with those columns of ``names`` that may fail packed into a struct ``v``, null where they failed.
-
-    ``rows`` must be a projection; windows are left as they are. Gives also the packed columns with the text of their
-    expressions. SQL has a try_ function for some expressions only; the expression that Spark makes of those
-    (``TryEval``) takes any, so it is put around each one in the plan.
-    """
-    if "_dead" not in rows.columns and "_kept_dead" not in rows.columns:
-        return rows, {}
-    spark = rows.sparkSession
-    jvm: Any = spark._jvm  # noqa: SLF001 - there is no other way to an expression
-    plan = rows._jdf.queryExecution().analyzed()  # noqa: SLF001
-    projected = plan.projectList()
-    packing = rows.sparkSession.range(1).select(sf.struct(sf.col("id").alias("v")).alias("s"))._jdf  # noqa: SLF001
-    pack = packing.queryExecution().analyzed().projectList().apply(0).child()
-    texts: dict[str, str] = {}
-    for position in range(projected.size()):
-        named = projected.apply(position)
-        if named.name() not in names or named.getClass().getSimpleName() != "Alias":
-            continue
-        expression = named.child()
-        if expression.getClass().getSimpleName() in _CANNOT_FAIL:
-            continue
-        packed = pack.withNewChildren(jvm.PythonUtils.toSeq([pack.children().head(), expression]))
-        tried = jvm.org.apache.spark.sql.catalyst.expressions.TryEval(packed)
-        projected = projected.updated(position, named.withNewChildren(jvm.PythonUtils.toSeq([tried])))
-        texts[named.name()] = expression.sql()
-    if not texts:
-        return rows, {}
-    again = jvm.org.apache.spark.sql.catalyst.plans.logical.Project(projected, plan.child())
-    made = jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, again)  # noqa: SLF001
-    return type(rows)(made, spark), texts
-
-
-def _value(column: str, texts: dict[str, str]) -> Column:
-    return sf.col(f"{_quoted(column)}.v") if column in texts else sf.col(_quoted(column))
+    """As ``packed_columns``; windows, which have no record to keep, have null where an expression fails."""
+    if "_dead" in rows.columns or "_kept_dead" in rows.columns:
+        return packed_columns(rows, names)
+    return tried_columns(rows, names), {}
 
 
 def _failures(texts: dict[str, str], shown: dict[str, str | None]) -> list[tuple[str, Column]]:
     return [
-        (FAILED, sf.when(sf.col(_quoted(column)).isNull(), sf.lit(_reason(shown.get(column, column), text))))
+        (FAILED, sf.when(quoted_column(column).isNull(), sf.lit(_reason(shown.get(column, column), text))))
         for column, text in texts.items()
     ]
 
 
 def _reason(column: str | None, text: str) -> str:
-    shown = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    shown = shortened(text)
     return f"the condition fails: {shown}" if column is None else f"column {column!r} cannot be computed: {shown}"
 
 
@@ -154,10 +147,6 @@ def _refuse_more_than_projection(name: str, result: DataFrame) -> None:
         )
 
 
-def _quoted(column: str) -> str:
-    return "`" + column.replace("`", "``") + "`"
-
-
 def _top(rows: DataFrame, path: str) -> tuple[str, list[str]]:
     """The column of ``path`` and the names of fields below it; Spark compares names without case."""
     first, *rest = path.split(".")
@@ -173,8 +162,8 @@ def _renamed(rows: DataFrame, old: str, new: str) -> DataFrame:
     if not rest:
         return rows.withColumnRenamed(column, new)
     place = ".".join([*rest[:-1], new])
-    value = sf.col(".".join(map(_quoted, [column, *rest])))
-    return rows.withColumn(column, sf.col(_quoted(column)).withField(place, value).dropFields(".".join(rest)))
+    value = sf.col(".".join(map(quoted, [column, *rest])))
+    return rows.withColumn(column, quoted_column(column).withField(place, value).dropFields(".".join(rest)))
 
 
 def _with(rows: DataFrame, path: str, value: Column) -> DataFrame:
@@ -182,7 +171,7 @@ def _with(rows: DataFrame, path: str, value: Column) -> DataFrame:
     if not rest:
         return rows.withColumn(first, value)
     column, _ = _top(rows, path)
-    return rows.withColumn(column, sf.col(_quoted(column)).withField(".".join(rest), value))
+    return rows.withColumn(column, quoted_column(column).withField(".".join(rest), value))
 
 
 def _without(rows: DataFrame, path: str) -> DataFrame:
@@ -192,4 +181,4 @@ def _without(rows: DataFrame, path: str) -> DataFrame:
     kind = rows.schema[column].dataType
     if not isinstance(kind, StructType):
         raise ConfigError(f"column {column!r} has no fields to drop", option="map", why=f"it is {kind.simpleString()}")
-    return rows.withColumn(column, sf.col(_quoted(column)).dropFields(".".join(rest)))
+    return rows.withColumn(column, quoted_column(column).dropFields(".".join(rest)))

@@ -14,13 +14,13 @@ from penstock.errors import ConfigError
 from penstock.pipelines.model.plan import Node
 from penstock.pipelines.model.sources import SOURCE
 from penstock.pipelines.model.steps import Enrich, Step
-from penstock.pipelines.model.values import duration_ms
+from penstock.pipelines.model.values import duration_ms, sink_letter
 from penstock.pipelines.rows import alive, data_columns, internal_columns, key_column, mark_dead
 from penstock.pipelines.steps.expressions import filter_step, map_step, sql_step
 from penstock.pipelines.steps.parsing import from_json, parse_step, schema_of
-from penstock.pipelines.steps.windows import dedupe_step, window_step
+from penstock.pipelines.steps.windows import countable, dedupe_step, window_step
 
-__all__ = ["Lookup", "WithLookup", "apply", "flow"]
+__all__ = ["Lookup", "WithLookup", "apply", "flow", "into_window"]
 
 
 class Lookup(NamedTuple):
@@ -69,6 +69,21 @@ def flow(
     return _Flow(stream_of, nodes, with_lookup, sink).stream(reads)
 
 
+def into_window(stream_of: Callable[[str], DataFrame], nodes: Sequence[Node], with_lookup: WithLookup) -> DataFrame:
+    """The records that the window among ``nodes`` is given, and those that it is not, marked.
+
+    A dedupe lets everything through, as its state belongs to the stream.
+    """
+    kept = [node._replace(step=_kept(node.step)) for node in nodes]
+    step, reads = next((node.step, node.reads[0]) for node in nodes if node.step.window is not None)
+    assert step.window is not None
+    return countable(flow(stream_of, kept, reads, with_lookup), step.name, step.window)
+
+
+def _kept(step: Step) -> Step:
+    return step if step.dedupe is None else step.model_copy(update={"dedupe": None, "filter": "true"})
+
+
 class _Flow:
     """Builds the steps of one query."""
 
@@ -84,7 +99,7 @@ class _Flow:
         self._nodes = {node.step.name: node for node in nodes}
         self._with_lookup = with_lookup
         self._sink = sink
-        self._window = next((node.step.window for node in nodes if node.step.window is not None), None)
+        self._window = next((node.step for node in nodes if node.step.window is not None), None)
         self._timed = any(node.step.dedupe is not None for node in nodes)
 
     def stream(self, name: str) -> DataFrame:
@@ -118,9 +133,9 @@ class _Flow:
         if step.enrich is not None:
             return _enrich(rows, step.name, step.enrich, self._with_lookup)
         if step.dedupe is not None:
-            return dedupe_step(rows, step.dedupe, self._window, self._sink)
+            return dedupe_step(rows, step.dedupe, self._window, self._after(step.name))
         if step.window is not None:
-            return window_step(rows, step.window, timed=self._timed)
+            return window_step(rows, step.name, step.window, timed=self._timed)
         return self._concat(node, inputs)
 
     def _concat(self, node: Node, inputs: list[DataFrame]) -> DataFrame:
@@ -143,6 +158,11 @@ class _Flow:
             made = tagged if made is None else made.unionByName(tagged, allowMissingColumns=True)
         assert made is not None
         return made
+
+    def _after(self, name: str) -> list[str]:
+        """Under which names records that came through the step ``name`` may become dead letters of this query."""
+        steps = [other for other in self._nodes if other != name and name in self._steps_to(other)]
+        return [*steps, *([] if self._sink is None else [sink_letter(self._sink)])]
 
     def _steps_to(self, name: str) -> set[str]:
         node = self._nodes.get(name)

@@ -1,26 +1,60 @@
-"""What remembers rows: dedupe and window steps, in arrival or event time."""
+"""What remembers rows: dedupe and window steps, in arrival or event time.
+
+A window has no place for a record that it cannot count, so ``countable`` marks those before: one without a time, one
+that is dated so far ahead that it would move the watermark past all others, and one on which an aggregate fails.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
-from penstock.pipelines.model.steps import Dedupe, Window
-from penstock.pipelines.model.values import REDRIVE, REDRIVE_STEP, duration_ms, sink_letter
-from penstock.pipelines.rows import alive, header
+from penstock.pipelines.model.steps import Dedupe, Step, Window
+from penstock.pipelines.model.values import REDRIVE, REDRIVE_STEP, duration_ms
+from penstock.pipelines.rows import alive, header, mark_dead
+from penstock.pipelines.steps.trying import FAILED, attempts, quoted_column, shortened, tried_windows
 
-__all__ = ["dedupe_step", "last_end_ms", "window_step"]
+__all__ = ["AHEAD", "NO_TIME", "countable", "dated", "dedupe_step", "last_end_ms", "window_step"]
+
+NO_TIME, AHEAD = "event.no_time", "event.ahead"
 
 
-def dedupe_step(rows: DataFrame, dedupe: Dedupe, window: Window | None, sink: str | None) -> DataFrame:
-    """``rows`` without copies; ``window`` is the one that follows, ``sink`` whose query this is part of."""
+def dated(rows: DataFrame, name: str, window: Window) -> DataFrame:
+    """``rows``, dead of the window step ``name`` where it cannot place them in time."""
+    time = sf.col(window.time)
+    # Apache's brokers do not say when they took a record.
+    arrived = sf.coalesce(sf.col("_source.timestamp"), sf.current_timestamp())
+    is_ahead = sf.unix_millis(time) > sf.unix_millis(arrived) + sf.lit(duration_ms(window.ahead))
+    far = sf.format_string(f"the event is dated %s, more than {window.ahead} after it arrived", time.cast("string"))
+    return mark_dead(
+        rows,
+        name,
+        [
+            (NO_TIME, sf.when(time.isNull(), sf.lit(f"column {window.time!r} is null, so it belongs to no window"))),
+            (AHEAD, sf.when(is_ahead, far)),
+        ],
+    )
+
+
+def countable(rows: DataFrame, name: str, window: Window) -> DataFrame:
+    """``rows``, dead of the window step ``name`` where it cannot count them: not ``dated``, or an aggregate fails."""
+    rows = dated(rows, name, window)
+    tried, texts = attempts(rows, rows.groupBy(*window.by).agg(*_aggregates(window)), "_attempt")
+    failures = [
+        (FAILED, sf.when(quoted_column(column).isNull(), sf.lit(f"aggregate {of!r} fails: {shortened(text)}")))
+        for column, (of, text) in texts.items()
+    ]
+    return mark_dead(tried, name, failures).drop(*texts)
+
+
+def dedupe_step(rows: DataFrame, dedupe: Dedupe, window: Step | None, after: Sequence[str]) -> DataFrame:
+    """``rows`` without copies; ``window`` is the step that follows, ``after`` where letters come from behind it."""
     # A dead letter that is driven through again, under its id, is a copy of nothing.
     again = sf.concat_ws(":", sf.lit("dead"), header("_source.headers", REDRIVE), sf.col("_id"))
-    # So is a record that came through here and then could not be sent: its id is known by now.
-    first = sf.lit(True)  # noqa: FBT003 - a SQL literal
-    if sink is not None:
-        mine = header("_source.headers", REDRIVE_STEP) == sink_letter(sink)
-        first = mine.isNull() | ~mine
+    # So is a record that came through here and then could not be processed or sent: its id is known by now.
+    first = ~sf.coalesce(header("_source.headers", REDRIVE_STEP).isin(*after), sf.lit(False))  # noqa: FBT003
     own = sf.when(sf.col("_dead").isNull() & first, sf.concat(sf.lit("id:"), sf.col("_id"))).otherwise(again)
     if dedupe.key != "id":
         # A row without the key (a dead letter, say) is a copy of nothing but itself.
@@ -35,29 +69,35 @@ def dedupe_step(rows: DataFrame, dedupe: Dedupe, window: Window | None, sink: st
         timed = keyed.withColumn("_arrived", sf.col("_source.timestamp")).withWatermark("_arrived", dedupe.within)
     else:
         assert window is not None
-        timed = keyed.where(alive()).withWatermark(window.time, window.watermark)
+        assert window.window is not None
+        placed = dated(keyed, window.name, window.window)
+        timed = placed.where(alive()).withWatermark(window.window.time, window.window.watermark)
     # A batch, as cases are run in, has no watermark within which to look.
     once = timed.dropDuplicatesWithinWatermark if rows.isStreaming else timed.dropDuplicates
     return once(["_copy_of"]).drop("_copy_of", "_arrived")
 
 
-def window_step(rows: DataFrame, window: Window, *, timed: bool) -> DataFrame:
+def window_step(rows: DataFrame, name: str, window: Window, *, timed: bool) -> DataFrame:
     """Windows of ``rows``; ``timed`` where a dedupe has set the watermark."""
+    rows = countable(rows, name, window).where(alive())
     if not timed:
-        rows = rows.where(alive()).withWatermark(window.time, window.watermark)
-    aggregates = [sf.expr(expression).alias(name) for name, expression in window.aggregates.items()]
+        rows = rows.withWatermark(window.time, window.watermark)
     if window.gap is not None:
         spans = sf.session_window(window.time, window.gap).alias("window")
     else:
         assert window.duration is not None
         spans = sf.window(window.time, window.duration, window.slide).alias("window")
-    counted = rows.groupBy(spans, *window.by).agg(*aggregates)
+    counted = tried_windows(rows.groupBy(spans, *window.by).agg(*_aggregates(window)))
     edges = [sf.col(f"window.{edge}").alias(f"window_{edge}") for edge in ("start", "end")]
     # Names the window in messages: its group and its edges, the same at every change.
     parts = [sf.unix_millis(f"window.{edge}").cast("string") for edge in ("start", "end")]
     if window.by:
         parts.append(sf.left(sf.sha2(sf.to_json(sf.struct(*window.by)), 256), sf.lit(32)))
     return counted.select(*edges, *window.by, *window.aggregates, sf.concat_ws("-", *parts).alias("_id"))
+
+
+def _aggregates(window: Window) -> list[Column]:
+    return [sf.expr(expression).alias(name) for name, expression in window.aggregates.items()]
 
 
 def last_end_ms(window: Window, *, deduped: bool) -> Column:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import threading
 import uuid
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -41,6 +41,9 @@ WRITE_TIMEOUT_S = 60.0
 SLOW_CHANGE_S = 0.01
 """More for each change: a batch that a slow store takes longer for would be cut off and repeated for ever."""
 CLOSE_TIMEOUT_S = 5.0
+OUTAGE_S = 600.0
+"""How long the store may be away. Nobody else gets the lease there meanwhile, unless the network is cut in two."""
+_ASK_AGAIN_S = 0.5
 TELL_TIMEOUT_S = 5.0
 
 
@@ -57,11 +60,20 @@ def collapse(changes: Iterable[Change]) -> dict[str | bytes, list[Change]]:
 class WriteBack:
     """Holds the lease of ``pipeline`` from ``acquire`` to ``close`` and writes for its run.
 
-    ``lost`` is set when the lease is lost: from then on another run may hold it, and the store refuses our token as
-    soon as that one has written. ``stop_asked`` is set when somebody asks this run to stop.
+    ``lost`` is set when the lease is lost: another run has held it since, and the store refuses our token as soon as
+    that one has written; or the store was away for ``OUTAGE_S``. A lease that only ran out in a shorter outage is taken
+    back under the same token. ``stop_asked`` is set when somebody asks this run to stop. ``told`` is given words for
+    people, in a thread of ours.
     """
 
-    def __init__(self, broker: str, pipeline: str, *, run_id: str | None = None) -> None:
+    def __init__(
+        self,
+        broker: str,
+        pipeline: str,
+        *,
+        run_id: str | None = None,
+        told: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self.pipeline = pipeline
         self.lost = threading.Event()
         self.stop_asked = threading.Event()
@@ -74,6 +86,8 @@ class WriteBack:
         self._waited = False
         self._watches: list[asyncio.Task[None]] = []
         self._telling: Future[None] | None = None
+        self._record: RunRecord | None = None
+        self._told = told
 
     @property
     def token(self) -> Hlc:
@@ -204,14 +218,42 @@ class WriteBack:
         self._token = token
         self._lease = lease
         self._watches = [
-            asyncio.create_task(self._tell_when_lost(lease), name="lease-watch"),
+            asyncio.create_task(self._keep(lease), name="lease-watch"),
             asyncio.create_task(self._tell_when_asked_to_stop(), name="stop-watch"),
         ]
         return token
 
-    async def _tell_when_lost(self, lease: Lease) -> None:
-        await lease.lost.wait()
-        self.lost.set()
+    async def _keep(self, lease: Lease) -> None:
+        while True:
+            await lease.lost.wait()
+            self._told(f"the lease was not renewed in time ({lease.lost_why}); taking it back")
+            if not await self._is_taken_back(lease):
+                self.lost.set()
+                return
+            self._told("the lease is held again, and no other run has had it")
+
+    async def _is_taken_back(self, lease: Lease) -> bool:
+        """Whether ``lease`` is ours again, with nobody in between.
+
+        The token stays that of the whole run. A run in between has written its record under a later one, so that the
+        store refuses ours.
+        """
+        assert self._client is not None
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + OUTAGE_S
+        record = self._record or RunRecord(self.run_id)
+        while loop.time() < give_up:
+            try:
+                if lease.token is None and await lease.try_acquire(timeout_s=TELL_TIMEOUT_S) is None:
+                    return False
+                await self._write_record(record)
+            except UnavailableError:
+                await asyncio.sleep(_ASK_AGAIN_S)
+            except PenstockError:
+                return False
+            else:
+                return True
+        return False
 
     async def _tell_when_asked_to_stop(self) -> None:
         """Observe the key by which others ask; a broken connection is the client's to mend."""
@@ -233,14 +275,18 @@ class WriteBack:
             await asyncio.sleep(_OBSERVE_AGAIN_S)
 
     async def _tell(self, record: RunRecord) -> None:
-        assert self._client is not None
+        self._record = record
         try:
-            await self._client.set(
-                run_key(self.pipeline), record.encode(), fencing_token=self._token, timeout_s=TELL_TIMEOUT_S
-            )
+            await self._write_record(record)
         except PenstockError as error:
             # For people to look at; what the run writes for the pipeline has its own errors.
             _log.debug("pipeline %s: status not written: %s", self.pipeline, error.what)
+
+    async def _write_record(self, record: RunRecord) -> None:
+        assert self._client is not None
+        await self._client.set(
+            run_key(self.pipeline), record.encode(), fencing_token=self._token, timeout_s=TELL_TIMEOUT_S
+        )
 
     async def _fence(self, prefixes: Sequence[str]) -> list[str]:
         assert self._client is not None

@@ -53,7 +53,9 @@ class Input(_Part):
     headers: dict[str, str] = Field(default_factory=dict)
     source: str | None = Field(default=None, description="the source that gives it; every source when left out")
     topic: str | None = Field(default=None, description="the first topic of the source when left out")
-    at: str | None = Field(default=None, description="when the tube took it, ISO 8601; a second after the one before")
+    at: str | None = Field(
+        default=None, description="when the tube took it, ISO 8601; a second after the one before, the first one now"
+    )
 
     @model_validator(mode="after")
     def _usable(self) -> Input:

@@ -24,7 +24,7 @@ from penstock.pipelines.sinks.delivery import changes_of
 from penstock.pipelines.sinks.messages import as_messages, marked, sendable
 from penstock.pipelines.sources.rows import source_rows
 from penstock.pipelines.steps.lookups import lookups_in
-from penstock.pipelines.steps.stages import Lookup, WithLookup, flow
+from penstock.pipelines.steps.stages import Lookup, WithLookup, flow, into_window
 from penstock.pipelines.trial.cases import Case, Difference, Rows, compare
 from penstock.spark import session
 
@@ -34,7 +34,6 @@ _SOURCE = (
     "topic string, broker int, partition int, offset long, timestamp timestamp, key binary, value binary, "
     "headers array<struct<key: string, value: binary>>"
 )
-_FIRST = datetime(2024, 1, 1, tzinfo=UTC)
 _NULLS = {"ignoreNullFields": "false"}
 
 
@@ -93,7 +92,8 @@ def try_case(spark: SparkSession, pipeline: Pipeline, case: Case) -> Outcome:
 def _records(spark: SparkSession, name: str, source: Source, case: Case) -> DataFrame:
     """The input of the source ``name`` as rows: that which names it, or no source."""
     rows = []
-    at = _FIRST
+    # A record is taken after its event; what must be dated ahead of that says `at`.
+    at = datetime.now(UTC).replace(microsecond=0)
     for number, record in enumerate(case.input):
         at = record.taken_at or at + timedelta(seconds=1)
         if (record.source or name) != name:
@@ -128,6 +128,7 @@ def _run(
     rows = flow(sources.__getitem__, sink_plan.nodes, sink_plan.reads, with_lookup, sink=sink.name)
     if sink_plan.windowed:
         rows = rows if sink.messages is None else sendable(rows, sink)
+        letters += _dead(into_window(sources.__getitem__, sink_plan.nodes, with_lookup), sink_plan)
     else:
         rows = marked(rows, sink).persist()
         letters += _dead(rows, sink_plan)

@@ -25,14 +25,14 @@ def test_the_first_sink_of_single_rows_writes_the_dead_letters() -> None:
     rows, alarms, third = plan(parse(more))
     assert rows.dead_letters_of == {"parsed", "plausible"}
     assert alarms.windowed
-    assert alarms.dead_letters_of == frozenset()
+    assert alarms.dead_letters_of == {"stretches"}
     assert third.dead_letters_of == frozenset()
 
 
 def test_the_dead_letters_of_steps_before_windows_alone_are_theirs() -> None:
     windows_only = FILE.replace("  - name: rows\n    from: once\n    table: {path: lake/rows}\n", "")
     (alarms,) = plan(parse(windows_only))
-    assert alarms.dead_letters_of == {"parsed", "plausible"}
+    assert alarms.dead_letters_of == {"parsed", "plausible", "stretches"}
 
 
 GRAPH = """\
@@ -65,4 +65,4 @@ def test_a_graph_has_a_way_for_each_time_that_a_source_is_met() -> None:
     assert [sink.name for sink in hours.late_sinks] == ["late"]
     assert (hours.reads, lows.reads, lows.ways) == ("hours", "low", ("a",))
     assert lows.dead_letters_of == {"low"}
-    assert hours.dead_letters_of == {"high"}
+    assert hours.dead_letters_of == {"high", "hours"}

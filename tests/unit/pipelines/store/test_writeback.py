@@ -1,17 +1,22 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
+from penstock.mqtt.server import MqttServer
 from penstock.pipelines.store import control, writeback
 from penstock.pipelines.store.writeback import Change, WriteBack, collapse
+from penstock.runtime.durability import Durability
 from penstock.runtime.loop_thread import LoopThread
 from penstock.statestore.errors import FencingError, InvalidRequestError
 from penstock.statestore.hlc import Hlc
+from penstock.statestore.service.service import StateStoreService
 
 
 class Store:
@@ -28,14 +33,14 @@ class Store:
         self.prefixes.append(fence_prefix)
 
 
-Held = Callable[[Store], WriteBack]
+Held = Callable[[Any], WriteBack]
 
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     """Makes runs that hold their lease."""
 
-    def make(store: Store) -> WriteBack:
+    def make(store: Any) -> WriteBack:
         run = WriteBack("mqtt://127.0.0.1:1", "p")
         monkeypatch.setattr(run, "_client", store)
         monkeypatch.setattr(run, "_token", Hlc(1, 0, "n"))
@@ -90,3 +95,111 @@ def test_a_large_batch_has_more_time(held: Held, monkeypatch: pytest.MonkeyPatch
             run.write([Change(f"k{number}", b"1") for number in range(200)])
     finally:
         thread.close()
+
+
+class Node:
+    """An MQTT broker with the state store, in a thread of its own, that goes away and comes back."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._thread = LoopThread("node")
+        self._port = 0
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"mqtt://127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        self._thread.run(self._start())
+
+    def stop(self) -> None:
+        self._thread.run(self._stop())
+
+    def close(self) -> None:
+        self._thread.close()
+
+    async def _start(self) -> None:
+        self._store = StateStoreService(self._directory, Durability.FLUSHED)
+        self._mqtt = MqttServer(services=[self._store])
+        await self._store.start(self._mqtt)
+        _, self._port = await self._mqtt.start("127.0.0.1", self._port)
+
+    async def _stop(self) -> None:
+        await self._mqtt.close()
+        await self._store.close()
+
+
+def test_a_lease_that_ran_out_in_an_outage_is_taken_back_under_its_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writeback, "LEASE_MS", 300)
+    said: queue.Queue[str] = queue.Queue()
+    node = Node(tmp_path)
+    run = WriteBack(node.url, "p", told=said.put)
+    try:
+        run.connect()
+        token = run.acquire(10.0)
+        run.last_words(control.RunRecord(run.run_id, host="here"))
+        node.stop()
+        assert "was not renewed in time" in said.get(timeout=20.0)
+        assert not run.lost.is_set()
+        node.start()
+        assert "no other run has had it" in said.get(timeout=20.0)
+        assert run.token == token
+        assert run.write([Change("k", b"1")]) == 1
+        holder = run.holder()
+        assert holder.run == run.run_id
+        assert holder.record is not None
+        assert holder.record.host == "here"
+        assert not run.lost.is_set()
+    finally:
+        run.close()
+        node.stop()
+        node.close()
+
+
+class RanOut:
+    """A lease that ran out, and the store behind it; ``refuse`` is what a write of the run's record meets."""
+
+    lost_why = "no renewal succeeded in time"
+
+    def __init__(self, *, free: bool, refuse: PenstockError | None = None) -> None:
+        self.lost = asyncio.Event()
+        self.lost.set()
+        self.token: Hlc | None = None
+        self._free = free
+        self._refuse = refuse
+
+    async def try_acquire(self, *, timeout_s: float) -> Hlc | None:
+        assert timeout_s > 0
+        self.token = Hlc(9, 0, "n") if self._free else None
+        return self.token
+
+    async def set(self, _key: str, _value: str, *, fencing_token: Hlc, timeout_s: float) -> None:
+        assert (fencing_token, timeout_s > 0) == (Hlc(1, 0, "n"), True)
+        if self._refuse is not None:
+            raise self._refuse
+
+
+@pytest.mark.parametrize(
+    "lease",
+    [
+        pytest.param({"free": False}, id="held by another"),
+        pytest.param({"free": True, "refuse": FencingError("refused", text="an older token")}, id="had by another"),
+        pytest.param({"free": True, "refuse": UnavailableError("away")}, id="away for too long"),
+    ],
+)
+def test_a_lease_that_another_run_has_had_is_lost(
+    lease: dict[str, Any], held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writeback, "OUTAGE_S", 0.05)
+    monkeypatch.setattr(writeback, "_ASK_AGAIN_S", 0.01)
+
+    async def keep() -> bool:
+        lost: Any = RanOut(**lease)
+        run = held(lost)
+        await run._keep(lost)
+        return run.lost.is_set()
+
+    assert asyncio.run(keep())

@@ -1,0 +1,254 @@
+"""What a pipeline needs is away for a while: nothing is lost, doubled or left lying, and the books say so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.pipelines.books import dead
+from penstock.pipelines.books.reconcile import Account, reconcile, source_count
+from penstock.pipelines.model import Pipeline
+from penstock.pipelines.running import driver
+from penstock.pipelines.sinks.table import files
+from penstock.runtime import config
+from penstock.tube.record import Record
+from tests.end_to_end.nodes import RunningNode
+from tests.spark.node import Node
+from tests.spark.pipelines import Setup, Shared
+from tests.spark.processes import until
+
+
+@pytest.fixture
+def make(
+    spark: SparkSession, node: Node, new_topic: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[str], Setup]]:
+    monkeypatch.setattr(driver, "session", lambda *_args, **_options: Shared(spark))
+    yield lambda text: Setup(node, new_topic(1), tmp_path, text)
+    for query in spark.streams.active:
+        query.stop()
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[RunningNode]:
+    """A node beside that of the suite, which may be killed."""
+    directory = tmp_path / "other"
+    directory.mkdir()
+    with RunningNode(directory) as running:
+        yield running
+
+
+def record(n: int, place: str = "p") -> Record:
+    return Record(json.dumps({"place": place, "n": n}).encode(), id=f"m{n}")
+
+
+def books(setup: Setup) -> list[Account]:
+    return reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
+
+
+@contextlib.contextmanager
+def running(setup: Setup) -> Iterator[threading.Thread]:
+    """The pipeline in a thread of its own; told to stop at the end, which must be a clean one."""
+    stop, failed = threading.Event(), []
+
+    def run() -> None:
+        try:
+            setup.run(stop, available_now=False, progress_s=0.2)
+        except Exception as error:  # noqa: BLE001 - told by the thread of the test
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        stop.set()
+        thread.join()
+    assert not failed, failed
+
+
+def done(setup: Setup, sink: str, read: int) -> Callable[[], bool]:
+    return lambda: setup.ledger.sums(sink).read == read
+
+
+POISON = """\
+name: {name}
+source: {{topics: ["{topic}"], master: "{master}", options: {{maxOffsetsPerTrigger: 5000}}}}
+statestore: {{broker: "{broker}"}}
+trigger: 50 milliseconds
+dead_letters: {{path: "{lake}/dead"}}
+steps:
+  - {{name: parsed, parse: {{schema: "place STRING NOT NULL, n INT NOT NULL"}}}}
+  - {{name: once, dedupe: {{within: 1 day}}}}
+  - name: limited
+    enrich: {{key: "{name}/{{place}}", as: limits, schema: high DOUBLE, missing: dead_letter, refresh: 1 millisecond}}
+  - {{name: share, map: {{compute: {{share: "limits.high / (n - 2250)"}}}}}}
+sinks:
+  - {{name: rows, table: {{path: "{lake}/rows"}}}}
+"""
+
+
+@pytest.mark.timeout(300)
+def test_poison_every_thousand_records_is_kept_and_goes_through_once_mended(make: Callable[[str], Setup]) -> None:
+    setup = make(POISON)
+    setup.node.set_keys({f"{setup.topic}/p": b'{"high": 5}'})
+    broken = {n: Record(b'{"place": "p", "n": "%d"}' % n, id=f"m{n}") for n in range(0, 5_000, 1_000)}
+    unknown = {n: record(n, "new") for n in range(500, 5_000, 1_000)}
+    setup.send(*((broken | unknown).get(n) or record(n) for n in range(5_000)))
+    setup.run()
+    letters = list(dead.letters(setup.lake / "dead"))
+    codes = {"parse": {"m" + str(n) for n in broken}, "lookup": {"m" + str(n) for n in unknown}, "map": {"m2250"}}
+    assert {x.id for x in letters if x.code == "schema.mismatch"} == codes["parse"]
+    assert {x.id for x in letters if x.code == "lookup.missing"} == codes["lookup"]
+    assert {x.id for x in letters if x.code == "expression.failed"} == codes["map"]
+    assert len(letters) == 11
+    (account,) = books(setup)
+    assert (account.off, account.unknown) == ((), ())
+    assert (account.sums.read, account.sums.out, account.sums.dead, account.sums.letters) == (5_000, 4_989, 11, 11)
+
+    # Mended: the key is there, the schema takes what came, the expression divides by nothing. The letters of steps
+    # behind the dedupe, which knows their ids, go through it as well.
+    setup.node.set_keys({f"{setup.topic}/new": b'{"high": 7}'})
+    changed = json.loads(setup.pipeline.model_dump_json(by_alias=True, exclude_none=True))
+    changed["steps"][0]["parse"]["schema"] = "place STRING NOT NULL, n STRING NOT NULL"
+    changed["steps"][3]["map"]["compute"]["share"] = "limits.high"
+    setup.pipeline = config.parse(json.dumps(changed), Pipeline, name="p.yaml")
+    assert asyncio.run(dead.redrive(setup.lake / "dead", letters, setup.pipeline.inputs, setup.state)) == 11
+    setup.run()
+    assert setup.rows() == sorted(f"m{n}" for n in range(5_000))
+    (account,) = books(setup)
+    assert (account.off, account.unknown) == ((), ())
+    assert (account.sums.read, account.sums.out, account.sums.dead, account.sums.duplicates) == (5_011, 5_000, 11, 0)
+
+
+SINK = """\
+name: {name}
+source: {{topics: ["{topic}"], master: "{master}", options: {{maxOffsetsPerTrigger: 20}}}}
+statestore: {{broker: "{broker}"}}
+trigger: 50 milliseconds
+steps:
+  - {{name: parsed, parse: {{schema: "place STRING NOT NULL, n INT NOT NULL"}}}}
+sinks:
+  - {{name: sent, tubemq: {{topic: out, master: "OTHER_MASTER", value: [n]}}}}
+  - {{name: told, mqtt: {{topic: "out/{{n}}", broker: "OTHER_BROKER", retain: true, value: n}}}}
+  - {{name: rows, table: {{path: "{lake}/rows"}}}}
+"""
+OUTAGES = [pytest.param(0.0, id="short"), pytest.param(60.0, id="a minute", marks=pytest.mark.nightly)]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("outage_s", OUTAGES)
+def test_sinks_that_are_down_get_everything_once_they_are_back(
+    make: Callable[[str], Setup], other: RunningNode, outage_s: float
+) -> None:
+    other.out("tube", "topics", "create", "out", "--partitions", "1")
+    there = SINK.replace("OTHER_MASTER", other.ready["tube_master"])
+    setup = make(there.replace("OTHER_BROKER", f"mqtt://{other.ready['mqtt']}"))
+    setup.send(*(record(n) for n in range(50)))
+    with running(setup) as thread:
+        alive = _ended(setup, thread)
+        for sink in ("sent", "told"):
+            until(done(setup, sink, 50), f"the first records in {sink}", alive=alive)
+        other.kill()
+        setup.send(*(record(n) for n in range(50, 100)))
+        # The table does not wait for the other sinks.
+        until(done(setup, "rows", 100), "the table to go on", alive=alive)
+        until(
+            lambda: {e["sink"] for e in setup.events if e["event"] == "retry"} == {"sent", "told"},
+            "both sinks to be tried again",
+            alive=alive,
+        )
+        threading.Event().wait(outage_s)
+        other.start()
+        for sink in ("sent", "told"):
+            until(done(setup, sink, 100), f"the others in {sink}", alive=alive)
+    got = other.rows("tube", "consume", "out", "--count", "100")
+    assert sorted(json.loads(message["value"])["n"] for message in got) == list(range(100))
+    retained = other.rows("mqtt", "sub", "out/#", "--count", "100", "--timeout", "30")
+    assert sorted(int(message["payload"]) for message in retained) == list(range(100))
+    assert setup.rows() == sorted(f"m{n}" for n in range(100))
+    assert [(account.off, account.unknown, account.sums.read) for account in books(setup)] == [((), (), 100)] * 3
+
+
+def _ended(setup: Setup, thread: threading.Thread) -> Callable[[], str | None]:
+    return lambda: None if thread.is_alive() else f"the run ended: {setup.events[-3:]}"
+
+
+LOOKUP = """\
+name: {name}
+source: {{topics: ["{topic}"], master: "{master}", options: {{maxOffsetsPerTrigger: 20}}}}
+statestore: {{broker: "OTHER_BROKER"}}
+trigger: 50 milliseconds
+dead_letters: {{path: "{lake}/dead"}}
+steps:
+  - {{name: parsed, parse: {{schema: "place STRING NOT NULL, n INT NOT NULL"}}}}
+  - {{name: once, dedupe: {{within: 1 day}}}}
+  - name: kept
+    enrich: {{LOOK, unavailable: dead_letter}}
+  - {{name: passed, from: once, enrich: {{LOOK, unavailable: pass}}}}
+  - {{name: waited, from: once, enrich: {{LOOK, unavailable: fail}}}}
+sinks:
+  - {{name: rows, from: kept, table: {{path: "{lake}/rows"}}}}
+  - {{name: passed, from: passed, table: {{path: "{lake}/passed"}}}}
+  - {{name: waited, from: waited, table: {{path: "{lake}/waited"}}}}
+""".replace("LOOK", 'key: "limits/{{place}}", as: limits, schema: high DOUBLE, wait: 1 second, refresh: 1 millisecond')
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("outage_s", OUTAGES)
+def test_while_the_store_of_lookups_is_down_each_policy_is_followed(
+    make: Callable[[str], Setup], other: RunningNode, outage_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other.out("kv", "set", "limits/p", '{"high": 5}')
+    setup = make(LOOKUP.replace("OTHER_BROKER", f"mqtt://{other.ready['mqtt']}"))
+    if not outage_s:
+        # The lease runs out in the short outage, too.
+        monkeypatch.setattr("penstock.pipelines.store.writeback.LEASE_MS", 2_000)
+    setup.send(*(record(n) for n in range(50)))
+    with running(setup) as thread:
+        alive = _ended(setup, thread)
+        for sink in ("rows", "passed", "waited"):
+            until(done(setup, sink, 50), f"the first records in {sink}", alive=alive)
+        other.kill()
+        setup.send(*(record(n) for n in range(50, 100)))
+        for sink in ("rows", "passed"):
+            until(done(setup, sink, 100), f"{sink} to go on", alive=alive)
+        until(lambda: _said(setup, "taking it back"), "the lease to run out", alive=alive)
+        assert setup.ledger.sums("waited").read < 100
+        threading.Event().wait(outage_s)
+        other.start()
+        until(lambda: _said(setup, "no other run has had it"), "the lease to be taken back", alive=alive)
+        until(done(setup, "waited", 100), "what waited for the store", alive=alive)
+    tokens = {e["fencing_token"] for e in setup.events if e["event"] == "batch"}
+    assert len(tokens) == 1, "the token is that of the whole run"
+    lost = {x.id for x in dead.letters(setup.lake / "dead")}
+    assert lost == {f"m{n}" for n in range(50, 100)}
+    assert {x.code for x in dead.letters(setup.lake / "dead")} == {"lookup.unavailable"}
+    assert setup.rows() == sorted(f"m{n}" for n in range(50))
+    assert _limits(setup.lake / "passed") == {f"m{n}": 5.0 if n < 50 else None for n in range(100)}
+    assert _limits(setup.lake / "waited") == {f"m{n}": 5.0 for n in range(100)}
+    letters = list(dead.letters(setup.lake / "dead"))
+    assert asyncio.run(dead.redrive(setup.lake / "dead", letters, setup.pipeline.inputs, setup.state)) == 50
+    setup.run()
+    assert _limits(setup.lake / "rows") == {f"m{n}": 5.0 for n in range(100)}
+    # For the other sinks, which had them, the letters are copies.
+    sums = {account.sink: (account.off, account.sums.out, account.sums.duplicates) for account in books(setup)}
+    assert sums == {"rows": ((), 100, 0), "passed": ((), 100, 50), "waited": ((), 100, 50)}
+
+
+def _said(setup: Setup, text: str) -> bool:
+    return any(text in e["text"] for e in setup.events if e["event"] == "warning")
+
+
+def _limits(table: Path) -> dict[str, Any]:
+    rows = [row for file in files(table) for row in pq.ParquetFile(file).read().to_pylist()]
+    assert len(rows) == len({row["_id"] for row in rows})
+    return {row["_id"]: row["limits"] and row["limits"]["high"] for row in rows}
