@@ -202,8 +202,9 @@ sinks:
 """.replace("LOOK", 'key: "limits/{{place}}", as: limits, schema: high DOUBLE, wait: 1 second, refresh: 1 millisecond')
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("outage_s", OUTAGES)
+@pytest.mark.parametrize("outage_s", [0.0, 60.0])
 def test_while_the_store_of_lookups_is_down_each_policy_is_followed(
     make: Callable[[str], Setup], other: RunningNode, outage_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from contextlib import AbstractContextManager
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as sf
 
-from penstock.errors import ConfigError
 from penstock.pipelines.model.sources import StateStoreSource
 from penstock.pipelines.rows import header, rows_of
+from penstock.spark.tube.missing_topic import telling_of_topic
 
-__all__ = ["change_rows", "glob_pattern", "no_capture"]
+__all__ = ["change_rows", "glob_pattern", "told_of_capture"]
 
 
 def change_rows(records: DataFrame, name: str, source: StateStoreSource) -> DataFrame:
@@ -78,13 +79,11 @@ def _quoted(character: str) -> str:
     return character if character.isalnum() else f"\\{character}"
 
 
-def no_capture(topic: str, error: ConfigError) -> ConfigError:
-    """The topic is not there, most likely since nobody told the node to fill it."""
-    if "does not exist" not in error.what:
-        return error
-    return ConfigError(
-        f"{error.what}: the changes of the state store are not there",
-        option="tube_topic",
+def told_of_capture(topic: str) -> AbstractContextManager[None]:
+    """Inside, an error that the topic of changes is not there says who must fill it."""
+    return telling_of_topic(
+        "the changes of the state store are not there",
         why="a node copies changes into a topic only where statestore.capture_topic names it",
         do=f"set statestore.capture_topic: {topic} in the node's configuration and start it again",
+        option="tube_topic",
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.errors import ConfigError
 from penstock.pipelines.model.sources import SOURCE, StateStoreSource, TubeOptions
-from penstock.pipelines.sources.changes import no_capture
+from penstock.pipelines.sources.changes import told_of_capture
 from penstock.pipelines.sources.lag import TIMEOUT_MS, LagMeter
 from penstock.pipelines.sources.reader import Way
 from penstock.pipelines.sources.rows import source_rows
@@ -61,12 +61,9 @@ class TubeReader:
             ConfigError: a topic does not exist.
         """
         with Tube.of(self.checked, timeout_ms=min(self.checked.timeout_ms, FIRST_LOOK_MS)) as tube:
-            try:
+            source = self._source
+            with told_of_capture(source.tube_topic) if isinstance(source, StateStoreSource) else nullcontext():
                 tube.partitions(self.checked.topics)
-            except ConfigError as error:
-                if not isinstance(self._source, StateStoreSource):
-                    raise
-                raise no_capture(self._source.tube_topic, error) from error
 
     def start(self, way: Way) -> Offsets:  # noqa: ARG002 - every way begins at the same place
         """Where ``startingOffsets``, or the span, points now."""

@@ -11,8 +11,8 @@ __all__ = ["telling_of_topic"]
 
 
 @contextmanager
-def telling_of_topic(then: str, *, why: str, do: str) -> Iterator[None]:
-    """``then``: what follows where the topic of ``tubemq.topic`` does not exist, ``why`` it may not, what to ``do``.
+def telling_of_topic(then: str, *, why: str, do: str, option: str = "tubemq.topic") -> Iterator[None]:
+    """``then``: what follows where the topic of ``option`` does not exist, ``why`` it may not, what to ``do``.
 
     Raises:
         ConfigError: the one that was raised inside, with that; others as they are.
@@ -22,4 +22,4 @@ def telling_of_topic(then: str, *, why: str, do: str) -> Iterator[None]:
     except ConfigError as error:
         if "does not exist" not in error.what:
             raise
-        raise ConfigError(f"{error.what}: {then}", option="tubemq.topic", why=why, do=do) from error
+        raise ConfigError(f"{error.what}: {then}", option=option, why=why, do=do) from error

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.pipelines.sources.changes import glob_pattern, no_capture
+from penstock.pipelines.sources.changes import glob_pattern, told_of_capture
 from penstock.statestore.codec.glob import Glob
 
 
@@ -42,8 +42,12 @@ def test_the_store_matches_the_same_keys(glob: str, key: str) -> None:
 
 
 def test_a_topic_that_is_not_there() -> None:
-    error = no_capture("changes", ConfigError("topic 'changes' does not exist at tube master h:1"))
-    assert error.do is not None
-    assert "set statestore.capture_topic: changes" in error.do
-    other = ConfigError("something else")
-    assert no_capture("changes", other) is other
+    missing, other = ConfigError("topic 'changes' does not exist at tube master h:1"), ConfigError("something else")
+    with pytest.raises(ConfigError) as told, told_of_capture("changes"):
+        raise missing
+    assert told.value.option == "tube_topic"
+    assert told.value.do is not None
+    assert "set statestore.capture_topic: changes" in told.value.do
+    with pytest.raises(ConfigError) as raised, told_of_capture("changes"):
+        raise other
+    assert raised.value is other
