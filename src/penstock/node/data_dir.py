@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 
 from penstock.errors import StorageError, UnavailableError
+from penstock.runtime.files import DirectFiles
 
 __all__ = ["FORMAT", "DataDirectory"]
 
@@ -32,7 +33,7 @@ class DataDirectory:
         """
         self.path = path.absolute()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            DirectFiles().make_dir(self.path)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise _cannot_write(self.path, error) from error
@@ -131,19 +132,17 @@ class DataDirectory:
                 file.flush()
                 os.fsync(file.fileno())
             new.replace(path)
-            directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            DirectFiles().sync_dir(self.path)
         except OSError as error:
             raise _cannot_write(self.path, error) from error
 
 
 def _cannot_write(path: Path, error: OSError) -> StorageError:
     return StorageError(
-        f"data directory {path} cannot be used: {error.strerror}",
+        f"data directory {path} cannot be used",
         path=str(path),
-        why=f"{error.filename or path}: {error.strerror}",
+        why=f"{error.filename or path} is a file"
+        if isinstance(error, FileExistsError)
+        else f"{error.filename or path}: {error.strerror}",
         do="choose a directory that this user may write: --data-dir PATH",
     )

@@ -16,6 +16,7 @@ import lmdb
 
 from penstock.errors import StorageError
 from penstock.runtime.durability import Durability
+from penstock.runtime.files import DirectFiles
 
 __all__ = ["INITIAL_MAP_BYTES", "Environment"]
 
@@ -75,7 +76,8 @@ class Environment:
                 do=f"use the {self._owner}, or another directory",
             )
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            files = DirectFiles()
+            files.make_dir(self.path)
             env = self._env = lmdb.open(
                 str(self.path),
                 map_size=self._map_bytes,
@@ -86,6 +88,8 @@ class Environment:
             _open_paths.add(self.path)
             # A reopened environment keeps the size that it had grown to.
             self._map_bytes = max(self._map_bytes, env.info()["map_size"])
+            # LMDB syncs what its files hold; that they are there must last as well.
+            files.sync_dir(self.path)
             self.tables.update({name: env.open_db(name.encode()) for name in self._wanted})
             with env.begin(write=True) as transaction:
                 self._check_schema(transaction)

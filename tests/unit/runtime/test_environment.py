@@ -10,6 +10,7 @@ import pytest
 from penstock.errors import StorageError
 from penstock.runtime.durability import Durability
 from penstock.runtime.environment import Environment
+from penstock.runtime.files import DirectFiles
 
 
 def an_environment(path: Path, *, schema: int = 1, map_bytes: int = 1 << 20, many: bool = False) -> Environment:
@@ -40,6 +41,19 @@ def test_what_a_transaction_wrote_is_there_when_it_is_opened_again(tmp_path: Pat
     environment.close()
     assert rows_of(environment) == [(b"k", b"v")]
     environment.close()
+
+
+def test_the_names_of_a_new_environment_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: dict[Path, set[str]] = {}
+    monkeypatch.setattr(
+        DirectFiles, "sync_dir", lambda _self, path: synced.update({path: {entry.name for entry in path.iterdir()}})
+    )
+    environment = an_environment(tmp_path / "made" / "here")
+    rows_of(environment)
+    environment.close()
+    assert "made" in synced[tmp_path]
+    assert "here" in synced[tmp_path / "made"]
+    assert "data.mdb" in synced[tmp_path / "made" / "here"]
 
 
 def test_it_grows_until_a_transaction_fits_and_keeps_its_size(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import secrets
 from pathlib import Path
 
 from penstock.errors import StorageError
+from penstock.runtime.files import DirectFiles
 
 __all__ = ["KNOWN_TOKENS", "kept_token"]
 
@@ -21,7 +22,7 @@ def kept_token(path: Path) -> str:
     """
     try:
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
+            DirectFiles().make_dir(path.parent)
             fresh = path.with_name(f"{path.name}.new")
             descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "w", encoding="ascii") as file:
@@ -29,6 +30,7 @@ def kept_token(path: Path) -> str:
                 file.flush()
                 os.fsync(file.fileno())
             fresh.replace(path)
+            DirectFiles().sync_dir(path.parent)
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise StorageError(f"tube: the administration token {path} cannot be used: {error}", path=str(path)) from error

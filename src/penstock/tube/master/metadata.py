@@ -20,6 +20,7 @@ import lmdb
 from penstock.errors import StorageError
 from penstock.runtime.durability import Durability
 from penstock.runtime.environment import Environment
+from penstock.runtime.files import DirectFiles
 from penstock.tube.engine import settings as kinds
 from penstock.tube.engine.cluster import Topic
 from penstock.tube.engine.settings import Removal, Setting, key_of
@@ -47,7 +48,7 @@ class SettingStore:
     def __init__(self, path: Path, *, map_bytes: int = _MAP_BYTES) -> None:
         self.path = path
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            DirectFiles().make_dir(path)
         except OSError as error:
             raise StorageError(f"tube: {path} cannot be used: {error.strerror}", path=str(path)) from None
         # Two masters would each tell their brokers of their own topics only.
