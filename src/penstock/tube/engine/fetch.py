@@ -111,8 +111,9 @@ def _first_loss(store: LogStore, read: LogRead, start: int) -> tuple[int, int] |
     if not read.damaged or (gap is not None and gap[0] < read.damaged[0]):
         return gap
     first = read.damaged[0]
-    behind = bisect_left(read.offsets, first)
-    good = read.offsets[behind] if behind < len(read.offsets) else read.next_offset
+    offsets = read.offsets
+    behind = bisect_left(offsets, first)
+    good = offsets[behind] if behind < len(offsets) else read.next_offset
     return first, read.damaged[bisect_left(read.damaged, good) - 1] + INDEX_RECORD_BYTES
 
 

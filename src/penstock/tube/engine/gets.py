@@ -225,11 +225,12 @@ class Gets:
         return answer(MethodId.GET_MESSAGES, body)
 
     def _offsets_of(self, store: LogStore, read: LogRead) -> bytes:
+        offsets = read.offsets
         return range_extension(
             pb.RangeResponse(
                 nextOffset=read.next_offset,
-                messageOffsets=read.offsets,
-                appendTimes=store.times(read.offsets),
+                messageOffsets=offsets,
+                appendTimes=store.times(offsets),
                 minOffset=store.min_offset,
                 maxOffset=store.durable_end,
                 logEpoch=store.epochs[-1][0] if store.epochs else 0,

@@ -23,10 +23,13 @@ class LogRead(Protocol):
     """What a read of a store found; see `penstock.tube.storage.store.Read`."""
 
     messages: list[bytes]
-    offsets: list[int]
     next_offset: int
     data_end: int
     damaged: list[int]
+
+    @property
+    def offsets(self) -> list[int]:
+        """Offset of each message."""
 
 
 class LogStore(Protocol):

@@ -32,16 +32,29 @@ _SCAN_RECORDS = 4096
 class Read:
     """What a read found: messages as field 4 of a get response, their offsets, and where the walk stopped."""
 
-    __slots__ = ("damaged", "data_end", "messages", "next_offset", "offsets")
+    __slots__ = ("_places", "damaged", "data_end", "messages", "next_offset")
 
     def __init__(self) -> None:
         self.messages: list[bytes] = []
-        self.offsets: list[int] = []
+        self._places: list[tuple[int, array[int]]] = []
         self.next_offset = 0
         self.data_end = 0
         """Data offset up to which the log was walked."""
         self.damaged: list[int] = []
         """Offsets that were due but cannot be read (verification failed); they are not in ``offsets``."""
+
+    @property
+    def offsets(self) -> list[int]:
+        """Offset of each message. Worked out when asked for: most readers want to know none."""
+        out: list[int] = []
+        for base, ordinals in self._places:
+            out += (np.asarray(ordinals, np.int64) * INDEX_RECORD_BYTES + base).tolist()
+        return out
+
+    def add(self, base: int, ordinals: array[int], messages: list[bytes]) -> None:
+        """Note ``messages``, which have these ``ordinals`` in the segment that starts at offset ``base``."""
+        self._places.append((base, ordinals))
+        self.messages += messages
 
 
 class LogReads:
@@ -128,7 +141,7 @@ class LogReads:
             while first < last:
                 stop = last if keys is None else min(last, first + _FILTER_WINDOW)
                 chosen, taken = choose(
-                    part, first, stop, keys, room, max_messages - len(read.offsets), bool(read.offsets)
+                    part, first, stop, keys, room, max_messages - len(read.messages), bool(read.messages)
                 )
                 if chosen:
                     self._gather(segment, part, chosen, read)
@@ -157,38 +170,31 @@ class LogReads:
 
     def _gather(self, segment: Segment, part: PartitionPart, chosen: Chosen, read: Read) -> None:
         """Append the chosen messages of one segment to ``read``: from memory, and from disk where they are older."""
-        base = segment.start
-        ordinals = part.ordinals
-        wire, wire_from = part.wire, part.wire_from
-        places = chosen.places
+        base, places, wire_from = segment.start, chosen.places, part.wire_from
         cold = bisect_left(places, wire_from)
         if cold:
-            wanted = (
-                ordinals[places[0] : places[cold - 1] + 1]
-                if isinstance(places, range)
-                else array("I", [ordinals[k] for k in places[:cold]])
-            )
+            wanted = _ordinals(part, places[:cold])
             messages, damaged = segment.fetch(self._files, wanted)
-            self.damaged_reads += damaged
-            offsets: list[int] = (np.asarray(wanted, np.int64) * INDEX_RECORD_BYTES + base).tolist()
             if damaged:
-                for ordinal, offset, message in zip(wanted, offsets, messages, strict=True):
-                    if message is None:
-                        read.damaged.append(offset)
-                        self._damaged(segment, ordinal)
-                lost = set(read.damaged)
-                offsets = [offset for offset in offsets if offset not in lost]
-            read.offsets += offsets
-            read.messages += [message for message in messages if message is not None]
-        if cold < len(places):
-            if isinstance(places, range):
-                begin, stop = places[cold], places[-1] + 1
-                read.messages += wire[begin - wire_from : stop - wire_from]
-                chosen_ordinals = np.frombuffer(ordinals, np.uint32, stop - begin, begin * 4).astype(np.int64)
-                read.offsets += (chosen_ordinals * INDEX_RECORD_BYTES + base).tolist()
+                self._note_damage(segment, wanted, messages, read)
+                wanted = array("I", [at for at, message in zip(wanted, messages, strict=True) if message is not None])
+            read.add(base, wanted, [message for message in messages if message is not None])
+        warm = places[cold:]
+        if warm:
+            if isinstance(warm, range):
+                in_memory = part.wire[warm.start - wire_from : warm.stop - wire_from]
             else:
-                read.messages += [wire[k - wire_from] for k in places[cold:]]
-                read.offsets += [base + ordinals[k] * INDEX_RECORD_BYTES for k in places[cold:]]
+                in_memory = [part.wire[k - wire_from] for k in warm]
+            read.add(base, _ordinals(part, warm), in_memory)
+
+    def _note_damage(
+        self, segment: Segment, ordinals: Sequence[int], messages: Sequence[bytes | None], read: Read
+    ) -> None:
+        for ordinal, message in zip(ordinals, messages, strict=True):
+            if message is None:
+                self.damaged_reads += 1
+                read.damaged.append(segment.start + ordinal * INDEX_RECORD_BYTES)
+                self._damaged(segment, ordinal)
 
     def _damaged(self, segment: Segment, ordinal: int) -> None:
         """Tell of a message that cannot be read: once, however often it is asked for."""
@@ -284,3 +290,9 @@ class LogReads:
                 ordinal = int(np.searchsorted(segment.index()["time"], time_ms))
                 return min(segment.start + ordinal * INDEX_RECORD_BYTES, self.durable_end)
         return self.durable_end
+
+
+def _ordinals(part: PartitionPart, places: range | list[int]) -> array[int]:
+    if isinstance(places, range):
+        return part.ordinals[places.start : places.stop]
+    return array("I", [part.ordinals[k] for k in places])
