@@ -165,7 +165,8 @@ class Node:
         server = self.security.server
         self._parts.push_async_callback(server.close)
         broker, tube_broker = await self._broker(directory, tube_master, _told(config.tube_broker_http, broker_http))
-        await self._topics(master, broker)
+        master.on_change = broker.poke
+        await self._topics(master)
         mqtt = await self._mqtt(server, directory, master, broker)
         faults = await self._faults(mqtt[DEFAULT_LISTENER])
         self.metrics.add("node", self._figures, gauges=("ready", "start_time_seconds"))
@@ -259,7 +260,7 @@ class Node:
             ) from None
         return broker, bound
 
-    async def _topics(self, master: TubeMaster, broker: TubeBroker) -> None:
+    async def _topics(self, master: TubeMaster) -> None:
         wanted = self.config.topics()
         known = {topic.name: topic for topic in master.topics()}
         for name, topic in wanted.items():
@@ -277,7 +278,6 @@ class Node:
                     "topic keeps the shape it was made with",
                     extra={"fields": {"topic": name, "partitions": found.partitions, "stores": found.stores}},
                 )
-        broker.poke()
         for name in wanted:
             await master.wait_topic(name, READY_S)
 

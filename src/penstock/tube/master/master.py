@@ -28,7 +28,8 @@ __all__ = ["TubeMaster"]
 
 DEFAULT_TLS_PORT = 8716
 _log = logging.getLogger("penstock.tube.master.master")
-
+TAKEN_UP_S = 1.0
+"""How long the administration's answer waits for brokers to take up a new topic; they ask twice a second."""
 
 _STARTS = frozenset(
     {
@@ -55,6 +56,8 @@ class TubeMaster:
         access: Access | None = None,
         clock: Callable[[], int] | None = None,
     ) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when there is something new for the brokers: one in this process need not wait for its turn."""
         self._data_dir = data_dir
         self._config = config
         self._admin_token = admin_token
@@ -67,7 +70,7 @@ class TubeMaster:
         self._listeners = Listeners(lambda: AnsweringProtocol(self._answer, self._peers))
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
-        self._waiters: list[tuple[str, asyncio.Future[None]]] = []
+        self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
 
     async def start(
         self, host: str, port: int, *, tls: ssl.SSLContext | None = None, tls_port: int | None = None
@@ -146,29 +149,41 @@ class TubeMaster:
 
     async def wait_topic(self, name: str, timeout_s: float) -> None:
         """Return when a broker serves ``name`` to producers; UnavailableError after ``timeout_s``."""
-        if self.engine.cluster.topic_info(name) is not None:
-            return
+        if not await self._until(lambda: self.engine.cluster.topic_info(name) is not None, timeout_s):
+            raise UnavailableError(
+                f"tube: no broker serves topic {name!r} after {timeout_s:g} s",
+                why="a broker learns of a topic by its heartbeat to the master; none that came has it",
+                do="look whether a broker is registered, then try again",
+            )
+
+    async def _until(self, reached: Callable[[], bool], timeout_s: float) -> bool:
+        """Return as soon as ``reached()``, which brokers bring about by what they report; False: it was not in time."""
+        if reached():
+            return True
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (name, future)
+        entry = (reached, future)
         self._waiters.append(entry)
         try:
             async with asyncio.timeout(timeout_s):
                 await future
         except TimeoutError:
-            raise UnavailableError(
-                f"tube: no broker serves topic {name!r} after {timeout_s:g} s",
-                why="a broker learns of a topic by its heartbeat to the master; none that came has it",
-                do="look whether a broker is registered, then try again",
-            ) from None
+            return False
         finally:
             self._waiters.remove(entry)
+        return True
 
     async def webapi(self, params: Mapping[str, str]) -> dict[str, Any]:
-        """Answer a request to ``/webapi.htm``; changes are durable when this returns."""
+        """Answer a request to ``/webapi.htm``; changes are durable when this returns.
+
+        New topics can then be used at the brokers of ours that are here (or did not take them up within a second):
+        a Java client that comes too early learns of a topic by its next heartbeat, 13 s later.
+        """
         outcome = admin.handle(self.engine, params, self._admin_token, self._clock())
         if isinstance(outcome, dict):
             return outcome
         await self._persist(outcome.settings)
+        topics = [setting.name for setting in outcome.settings if isinstance(setting, Topic) and not setting.status]
+        await self._until(lambda: all(map(self.engine.cluster.taken_up, topics)), TAKEN_UP_S)
         return outcome.answer
 
     async def close(self) -> None:
@@ -190,6 +205,7 @@ class TubeMaster:
         assert self._committer is not None
         # All are submitted, and their names taken, before anything is awaited.
         await asyncio.gather(*[self._submit(self._committer, setting) for setting in settings])
+        self.on_change()
 
     def _submit(self, committer: GroupCommitter[Setting | Removal], setting: Setting | Removal) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -232,8 +248,8 @@ class TubeMaster:
             self._submit(self._committer, Removal(Topic.__name__, name)).add_done_callback(_report)
 
     def _wake(self) -> None:
-        for name, future in self._waiters:
-            if not future.done() and self.engine.cluster.topic_info(name) is not None:
+        for reached, future in self._waiters:
+            if not future.done() and reached():
                 future.set_result(None)
 
     def _arm(self) -> None:

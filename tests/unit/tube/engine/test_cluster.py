@@ -52,6 +52,25 @@ def test_topic_is_usable_where_a_broker_reported_it() -> None:
     assert not known.partitions(["demo"])
 
 
+def test_topic_is_taken_up_once_all_our_brokers_that_shall_have_it_serve_it() -> None:
+    known = cluster(Topic("here", brokers=(1,)), Topic("everywhere"))
+    assert known.taken_up("everywhere"), "nobody is here to wait for"
+    brokers = [known.register(BrokerInfo(number, "h", number), 0) for number in (1, 2, 3)]
+    for broker in brokers:
+        broker.online = True
+    assert known.taken_up("everywhere"), "Apache's take half a minute"
+    for broker in brokers[:2]:
+        broker.web_address = "h:1"
+    first, second, _ = brokers
+    assert not known.taken_up("here")
+    assert known.report(first, known.default_text, first.topics)
+    assert known.taken_up("here")
+    assert not known.taken_up("everywhere")
+    assert known.report(second, known.default_text, second.topics)
+    assert known.taken_up("everywhere")
+    assert known.taken_up("removed since")
+
+
 def test_version_grows_though_the_clock_stands_still() -> None:
     known = cluster()
     versions = [known.version]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import RefusedError, StorageError, UnavailableError
+from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.strings import DefaultConfig
@@ -116,6 +117,33 @@ async def test_webapi_stores_before_it_answers(tmp_path: Path) -> None:
         assert added["data"][0]["errCode"] == 200
         await running.master.wait_topic("web", 5)
         assert (await running.master.webapi({"method": "admin_query_topic_info"}))["count"] == 1
+
+
+async def test_webapi_answers_when_a_new_topic_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add = {"method": "admin_add_new_topic_record", "createUser": "u", "confModAuthToken": "token"}
+    async with tube(tmp_path) as running:
+        master = running.master
+        assert master is not None
+        # It would heartbeat once in ten minutes: only that it is told makes the topic usable.
+        broker = TubeBroker(
+            tmp_path / "slow", broker_id=7, masters=[running.masters], heartbeat_s=600, web_address="127.0.0.1:1"
+        )
+        await broker.start("127.0.0.1", 0)
+        assert broker.registered is not None
+        await broker.registered.wait()
+        try:
+            master.on_change = broker.poke
+            await master.webapi({**add, "topicName": "told"})
+            info = master.engine.cluster.topic_info("told")
+            assert info is not None
+            assert 7 in [place.broker_id for place in info.brokers]
+            master.on_change = lambda: None
+            monkeypatch.setattr("penstock.tube.master.master.TAKEN_UP_S", 0.05)
+            answer = await master.webapi({**add, "topicName": "late"})
+            assert answer["data"][0]["errCode"] == 200, "it is created, whoever has taken it up"
+            assert not master.engine.cluster.taken_up("late")
+        finally:
+            await broker.close()
 
 
 async def test_taken_address_leaves_nothing_open(tmp_path: Path) -> None:
