@@ -1,1 +1,55 @@
-"""The tube: a TubeMQ-compatible log. Master, broker, producer, consumer and a reader of exact ranges."""
+"""The tube: a TubeMQ-compatible log. Master, broker, producer, consumer and a reader of exact ranges.
+
+For programs: :class:`Producer`, :class:`Consumer`, :class:`RangeReader` and what they give and take, and producer and
+consumer without ``await`` in :mod:`penstock.tube.blocking`. The names are imported when they are used, so that the pure
+modules of this package stay free of asyncio.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.tube.consumer import Bound, Consumer, Message, Position
+    from penstock.tube.link import Links
+    from penstock.tube.producer import Producer, SendResult
+    from penstock.tube.reader import Batch, PartitionInfo, RangeReader, partitions
+    from penstock.tube.record import Record
+
+__all__ = [
+    "Batch",
+    "Bound",
+    "Consumer",
+    "Links",
+    "Message",
+    "PartitionInfo",
+    "Position",
+    "Producer",
+    "RangeReader",
+    "Record",
+    "SendResult",
+    "partitions",
+]
+
+_HOMES = {
+    "Batch": "reader",
+    "Bound": "consumer",
+    "Consumer": "consumer",
+    "Links": "link",
+    "Message": "consumer",
+    "PartitionInfo": "reader",
+    "Position": "consumer",
+    "Producer": "producer",
+    "RangeReader": "reader",
+    "Record": "record",
+    "SendResult": "producer",
+    "partitions": "reader",
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
