@@ -15,11 +15,11 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode, reason_name
 from penstock.mqtt.engine.access import Access, Origin, Rights
 from penstock.mqtt.engine.broker import Broker
+from penstock.mqtt.engine.carrying import carry
 from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.journal import Recovered
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats
 from penstock.mqtt.engine.recovery import restore
-from penstock.mqtt.engine.ways import carry
 from penstock.mqtt.gatekeeper import Certificate, Client
 from penstock.mqtt.inside import InsideLink
 from penstock.mqtt.persistence import Persistence
@@ -331,7 +331,10 @@ class MqttServer:
 
     def received_inside(self, connection: BrokerConnection, data: bytes) -> None:
         """Bytes of a part of the node."""
-        connection.receive(data, self.now(), self._clock())
+        now = self.now()
+        carried = carry(connection, data, now)
+        if carried < len(data):
+            connection.receive(data[carried:] if carried else data, now, self._clock())
 
     def lost_inside(self, connection: BrokerConnection) -> None:
         """A connection inside the process is gone."""

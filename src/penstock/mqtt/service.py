@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from penstock.mqtt.codec.packets import Publish
-from penstock.mqtt.codec.primitives import length_size
+from penstock.mqtt.codec.primitives import Reader, length_size
 from penstock.mqtt.codec.property_blocks import decode_properties
 from penstock.mqtt.codec.reasons import PacketType
-from penstock.mqtt.codec.shapes import LikePublish
+from penstock.mqtt.codec.shapes import Form, LikePublish
 
 __all__ = [
     "NO_ANSWER",
@@ -56,19 +56,20 @@ class Connection(Protocol):
         ...
 
 
-Encoded = tuple[str, bytes, tuple[bytes, ...], bytes, int | None, int]
-"""A message of the node itself as it is written, of QoS 1: its topic; the packet up to the identifier; the property
-block with its length, in pieces; the payload; the message expiry in seconds that is among the properties; and how many
-bytes the whole packet has."""
+Encoded = tuple[str, bytes, tuple[bytes, ...], int | None, int]
+"""A message of the node itself as it is written, of QoS 1: its topic; the packet up to the identifier; what follows it,
+in pieces; the message expiry in seconds that is among the properties; and how many bytes the whole packet has."""
 
 
 def published(message: Encoded) -> Publish:
     """The message as a packet."""
-    topic, head, pieces, payload, _, _ = message
-    wire = b"".join(pieces)
-    properties = decode_properties(wire, length_size(wire), len(wire), _CONTEXT)
-    publish = Publish(topic, payload, 1, properties=properties)
-    publish.topic_wire, publish.properties_wire = head[1 + length_size(head[1:]) :], wire
+    topic, head, pieces, _, _ = message
+    rest = b"".join(pieces)
+    reader = Reader(rest, 0, len(rest))
+    length = reader.varint()
+    end = reader.position + length
+    publish = Publish(topic, rest[end:], 1, properties=decode_properties(rest, reader.position, end, _CONTEXT))
+    publish.topic_wire, publish.properties_wire = head[1 + length_size(head[1:]) :], rest[:end]
     return publish
 
 
@@ -88,6 +89,14 @@ class Requester(Connection, Protocol):
         """Who the client is for the policies, as :attr:`Inbound.principal`."""
         ...
 
+    def form(self, head: bytes) -> Form | None:
+        """The form of messages that begin so, if somebody expects it."""
+        ...
+
+    def expect(self, form: Form) -> None:
+        """Hand the next messages of that form to its ``take``, in parts."""
+        ...
+
     def accept_later(self, packet_id: int) -> Later:
         """The taker works on the QoS 1 message and settles it later."""
         ...
@@ -105,8 +114,8 @@ done with it: it is to go the way of every message.
 A service that was handed a message whose properties are :class:`~penstock.mqtt.codec.shapes.LikeProperties` may make
 itself the ``taker`` of their shape, which is that of one network connection and one topic. Then it gets the like
 messages without an :class:`Inbound`, as long as no other service wants them; rate and rights of the client have been
-looked at. With a :class:`~penstock.mqtt.codec.shapes.Form` it gets the next ones cut up, through the form's ``take``,
-whose first argument is their parts.
+looked at. With a :class:`~penstock.mqtt.codec.shapes.Form` that it :meth:`Requester.expect`s it gets the next ones cut
+up and at once, through the form's ``take``: their parts, the requester, the broker's ``now``.
 """
 
 

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from penstock.errors import RemoteProtocolError
 
-__all__ = ["MAX_COUNTER", "MAX_DRIFT_MS", "MAX_LEAD_MS", "Hlc", "StampReader", "parse"]
+__all__ = ["MAX_COUNTER", "MAX_DRIFT_MS", "MAX_LEAD_MS", "PADDED", "PLAIN", "Hlc", "StampReader", "parse"]
 
 MAX_DRIFT_MS: Final = 60_000
 """How far ahead of the local clock a value may be; one millisecond more is refused."""
@@ -22,6 +22,11 @@ MAX_COUNTER: Final = 2**31 - 1
 
 MAX_LEAD_MS: Final = 8
 """How far versions of the store may lead its wall clock, so that each has a millisecond of its own."""
+
+PLAIN: Final = "%d:%d:%s"
+"""How the document prints a value, ``1696374425000:1:StateStore``."""
+PADDED: Final = "%015d:%05d:%s"
+"""How the SDKs print it, 15 and 5 digits: ``001696374425000:00001:StateStore``."""
 
 _MAX_NUMBER: Final = 2**64 - 1
 _MAX_NUMBER_DIGITS: Final = 20
@@ -39,12 +44,12 @@ class Hlc(NamedTuple):
     node: str
 
     def __str__(self) -> str:
-        """As the document prints it, ``1696374425000:1:StateStore``."""
-        return f"{self.wall_ms}:{self.counter}:{self.node}"
+        """As the document prints it."""
+        return PLAIN % self
 
     def padded(self) -> str:
-        """As the SDKs print it, 15 and 5 digits: ``001696374425000:00001:StateStore``."""
-        return f"{self.wall_ms:015d}:{self.counter:05d}:{self.node}"
+        """As the SDKs print it."""
+        return PADDED % self
 
     def drift_ms(self, now_ms: int) -> int:
         """How far this value is ahead of ``now_ms``; negative where it is behind."""
@@ -141,11 +146,13 @@ class StampReader:
         """Whether the text is written so, but for the digits themselves: wall clock at 0 to 15, counter at 16 to 21."""
         return text[15:16] == b":" and text[21:] == self._tail
 
-    def read(self, wall: bytes, counter: bytes) -> Hlc | None:
-        """What :func:`parse` makes of a text that fits, with these digits; None where they are none."""
+    def read(self, wall: bytes, counter: bytes, now_ms: int) -> Hlc | None:
+        """What :func:`parse` makes of a text that fits, with these digits; None where they are none, or too far ahead
+        of ``now_ms``."""
         if not wall.isdigit() or not counter.isdigit():
             return None
-        return _new(Hlc, (int(wall), int(counter), self._node))
+        wall_ms = int(wall)
+        return None if wall_ms - now_ms > MAX_DRIFT_MS else _new(Hlc, (wall_ms, int(counter), self._node))
 
 
 def _number(digits: str) -> int | None:

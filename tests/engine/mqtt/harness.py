@@ -12,9 +12,9 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.version311 import encode_311
 from penstock.mqtt.engine.access import Access
 from penstock.mqtt.engine.broker import Broker
+from penstock.mqtt.engine.carrying import carry
 from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.limits import BrokerLimits
-from penstock.mqtt.engine.ways import carry
 from penstock.mqtt.service import Inbound
 
 __all__ = ["Bench", "Peer", "RecordingService"]

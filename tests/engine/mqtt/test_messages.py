@@ -359,7 +359,7 @@ def test_an_answer_that_the_node_has_written_waits_like_any_message() -> None:
     peer = bench.connect("c", expiry=100, receive_maximum=1)
     peer.subscribe(Subscription("answers/c", 1))
     for n in range(3):
-        encoded = ("answers/c", b"\x32\x0f\x00\x09answers/c", (b"", b"\x00"), b"%d" % n, None, 17)
+        encoded = ("answers/c", b"\x32\x0f\x00\x09answers/c", (b"\x00", b"%d" % n), None, 17)
         assert bench.broker.respond_encoded("c", encoded, bench.now)
     (first,) = peer.publishes()
     peer.drop()

@@ -12,8 +12,9 @@ from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Packet, PubAck, Publish, PubRec, PubRel, Subscribe, Subscription
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.version311 import encode_311
+from penstock.mqtt.engine.carrying import carry
 from penstock.mqtt.engine.limits import BrokerLimits, QueueFull
-from penstock.mqtt.engine.ways import MOST, MOST_RECEIVERS, carry
+from penstock.mqtt.engine.ways import MOST, MOST_RECEIVERS
 from tests.engine.mqtt.harness import Bench, Peer, RecordingService
 from tests.engine.mqtt.kept import KeptBench
 from tests.engine.mqtt.test_access import Gate, code

@@ -19,20 +19,19 @@ from penstock.mqtt.codec.properties import Properties, message_properties
 from penstock.mqtt.codec.property_blocks import decode_properties
 from penstock.mqtt.codec.reasons import CLIENT_DISCONNECT, PacketType, reason_name
 from penstock.mqtt.codec.runs import PubAckRun, PublishRun, puback_run, publish_run
-from penstock.mqtt.codec.shapes import LONGEST, Form, Formed, Learner, LikeProperties, LikePublish, Shape
+from penstock.mqtt.codec.shapes import LONGEST, Learner, LikeProperties, LikePublish, Shape
 from penstock.mqtt.codec.topics import has_wildcard
 from penstock.mqtt.codec.version311 import BODIES_311
 
 __all__ = ["LARGEST_PACKET", "Decoded", "Decoder", "Role", "TopicNames"]
 
-Decoded = Packet | PublishRun | PubAckRun | Formed
-"""What a decoder gives: packets, where it was asked for them runs of packets, and parts of those that have a taker."""
+Decoded = Packet | PublishRun | PubAckRun
+"""What a decoder gives: packets, and where it was asked for them runs of packets."""
 
 LARGEST_PACKET: Final = MAX_VARINT + 5
 """The largest packet that the protocol can express, in bytes with its header."""
 
 _PUBLISH_CONTEXT: Final = 1 << PacketType.PUBLISH
-_NO_FORMS: Final[dict[bytes, Form]] = {}
 _NO_PROPERTIES: Final = b"\x00"
 _ACKNOWLEDGEMENTS: Final[dict[int, type[PubRec | PubRel | PubComp]]] = {5: PubRec, 6: PubRel, 7: PubComp}
 """Those that come in their short form nearly always, beside PUBACK."""
@@ -189,17 +188,8 @@ class Decoder:
         largest = self._largest
         runs = self.runs
         publish = self._publish if self.version == 5 else self._publish_311
-        forms = _NO_FORMS if self._shape is None else self._shape.forms
         while position < size:
             first = data[position]
-            if first == 0x32 and forms:
-                form = forms.get(data[position : position + 3])
-                if form is not None and position + form.size <= size:
-                    parts = form.cut(data, position)
-                    if parts[::2] == form.fixed and parts[1]:
-                        packets.append((form, parts))
-                        position += form.size
-                        continue
             kind = _KINDS[first]
             if kind == 0:
                 raise malformed(f"first byte 0x{first:02X}: reserved type or flags [MQTT-2.1.3-1]")

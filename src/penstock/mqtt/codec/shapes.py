@@ -21,14 +21,12 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.primitives import Reader, decode_text, encode_varint
 from penstock.mqtt.codec.properties import BY_IDENTIFIER, Properties, SparseProperties, WireType
 
-__all__ = ["Form", "Formed", "Learner", "LikeProperties", "LikePublish", "Shape", "Value"]
+__all__ = ["Form", "Learner", "LikeProperties", "LikePublish", "Shape", "Value"]
 
 LONGEST: Final = 1024
 """Bytes of topic and properties above which nothing is learned: a connection keeps a copy of them."""
 MOST_CHANGING: Final = 8
 MOST_PATIENCE: Final = 4096
-FORMS_KEPT: Final = 64
-"""Forms of one shape; forgotten together when there are more."""
 
 _CORRELATION_DATA: Final = 0x09
 _USER_PROPERTY: Final = 0x26
@@ -52,8 +50,7 @@ class Shape:
     ``texts`` say where among the parts the correlation data is (0: it does not change), and which user property has its
     value where: part, number of the property, name.
 
-    ``taker`` is who wants its messages as :class:`LikePublish`; None: nobody. ``forms`` are those it has asked for, by
-    the first three bytes of the packet, which hold its size.
+    ``taker`` is who wants its messages as :class:`LikePublish`; None: nobody.
     """
 
     __slots__ = (
@@ -61,7 +58,6 @@ class Shape:
         "correlation_at",
         "cut",
         "fixed",
-        "forms",
         "has_identifier",
         "model",
         "properties_at",
@@ -96,7 +92,6 @@ class Shape:
         self.correlation_at = 0
         self.texts: list[tuple[int, int, str]] = []
         self.taker: Callable[..., bool] | None = None
-        self.forms: dict[bytes, Form] = {}
         for number, (identifier, _, _, index) in enumerate(changing):
             if identifier == _CORRELATION_DATA:
                 self.correlation_at = 3 + 2 * number
@@ -190,16 +185,18 @@ class Form:
     ``cut``, at the first byte of a packet of ``size`` bytes, gives fixed and changing parts in turn, the packet
     identifier being the first that changes. One whose fixed parts are ``fixed`` goes to ``take`` as these parts: that
     the changing ones may be any bytes is for the taker to see to, who made the form of ``publish`` and ``places``
-    (where the changing pieces stand in its body, in order).
+    (where the changing pieces stand in its body, in order). ``head``: its first three bytes, which hold its size.
     """
 
-    __slots__ = ("cut", "fixed", "shape", "size", "take")
+    __slots__ = ("cut", "fixed", "head", "size", "take", "topic")
 
     def __init__(self, publish: LikePublish, places: list[tuple[int, int]], take: Callable[..., bool]) -> None:
-        shape = self.shape = publish.shape
+        shape = publish.shape
         wire = publish.wire
         shift = len(wire) - len(publish.body)
+        self.head = wire[:3]
         self.size = len(wire)
+        self.topic = shape.topic
         self.take = take
         self.cut, self.fixed = _cutter(
             wire,
@@ -207,23 +204,10 @@ class Form:
             [(shift + start, shift + end) for start, end in places],
             has_identifier=True,
         )
-        if len(shape.forms) >= FORMS_KEPT:
-            shape.forms.clear()
-        shape.forms[wire[:3]] = self
 
-    def parts(self, publish: LikePublish) -> tuple[Any, ...]:
-        """The parts of the message that it was made of."""
-        return self.cut(publish.wire)
-
-    def publish(self, parts: tuple[Any, ...]) -> LikePublish:
-        """A packet of this form that was cut up, as one of its shape."""
-        wire = b"".join((parts[0], parts[1].to_bytes(2, "big"), *parts[2:]))
-        head = len(parts[0]) - len(self.shape.topic_wire)
-        return LikePublish(wire[0], wire[head:], self.shape, parts[1])
-
-
-Formed = tuple[Form, tuple[Any, ...]]
-"""A PUBLISH of a known form, and the parts it was cut into."""
+    def fits(self, wire: bytes) -> bool:
+        """Whether the packet, which has an identifier, is one of these."""
+        return len(wire) == self.size and self.cut(wire, 0)[::2] == self.fixed
 
 
 def _cutter(

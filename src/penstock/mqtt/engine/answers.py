@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.codec.shapes import Form
+from penstock.mqtt.engine.encoded import respond_encoded
 from penstock.mqtt.engine.kept import TAKEN
 from penstock.mqtt.engine.output import Output
 from penstock.mqtt.engine.pending import PendingAnswer
@@ -23,13 +25,16 @@ __all__ = ["Answers"]
 
 _NO_ANSWERS: Final[deque[PendingAnswer]] = deque(maxlen=0)
 _NO_IDENTIFIERS: Final[set[int]] = set()
+_NO_FORMS: Final[dict[bytes, Form]] = {}
 """Shared by the connections that never had any, since their own would take a kilobyte; never added to."""
+FORMS_KEPT: Final = 64
+"""Forms of one connection; forgotten together when there are more."""
 
 
 class Answers(Output):
     """What a connection owes its client for the messages that it brought."""
 
-    __slots__ = ("_crowded", "holds", "open_qos2", "pending", "receive_maximum", "session")
+    __slots__ = ("_crowded", "forms", "holds", "open_qos2", "pending", "receive_maximum", "session")
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker)
@@ -40,6 +45,8 @@ class Answers(Output):
         """Answers to messages that cannot leave yet, in the order of the messages."""
         self.open_qos2 = _NO_IDENTIFIERS
         """QoS 2 messages that this connection brought and that have no PUBREL yet."""
+        self.forms = _NO_FORMS
+        """Messages that takers have asked for in parts, by the first three bytes."""
         self.receive_maximum = broker.limits.receive_maximum
         self.holds = 0
         """While it is not 0 the shell reads nothing: a service cannot take more, or the client waits for a decision."""
@@ -149,6 +156,18 @@ class Answers(Output):
         session = self.session
         return None if session is None or session.rights is None else session.rights.principal
 
+    def form(self, head: bytes) -> Form | None:
+        """The form of messages that begin so, if somebody expects it [Requester]."""
+        return self.forms.get(head)
+
+    def expect(self, form: Form) -> None:
+        """Cut up the next messages of that form, for who takes them [Requester]."""
+        if self.forms is _NO_FORMS:
+            self.forms = {}
+        elif len(self.forms) >= FORMS_KEPT:
+            self.forms.clear()
+        self.forms[form.head] = form
+
     def accept_later(self, packet_id: int) -> PendingAnswer:
         """Acknowledge a QoS 1 message once it is settled [Requester]."""
         answer = PendingAnswer(self, packet_id, 1, 0, 1)
@@ -167,4 +186,4 @@ class Answers(Output):
             self.stats.answers_sent += 1
             if not self.dirty:
                 self.mark()
-        return self.broker.respond_encoded(session.client_id, message, now)
+        return respond_encoded(self.broker.router, session, message, now)

@@ -22,7 +22,7 @@ from penstock.mqtt.codec.topics import validate_topic_filter, validate_topic_nam
 from penstock.mqtt.engine.access import LOCAL, Access, Origin, Rights, may_hurry
 from penstock.mqtt.engine.bulk import Bulk
 from penstock.mqtt.engine.connection import BrokerConnection
-from penstock.mqtt.engine.encoded import deliver_encoded
+from penstock.mqtt.engine.encoded import respond_encoded
 from penstock.mqtt.engine.figures import Figures
 from penstock.mqtt.engine.journal import Journal
 from penstock.mqtt.engine.lifecycle import Lifecycle
@@ -221,14 +221,8 @@ class Broker:
 
     def respond_encoded(self, client_id: str, encoded: Encoded, now: int) -> bool:
         """The same with a message that is written already; its topic has been checked."""
-        topic = encoded[0]
-        route = self._routes.get(topic) or self.router.route(topic)
-        for target in route.targets:
-            session = target.session
-            if session.client_id == client_id:
-                deliver_encoded(session, target, encoded, now)
-                return True
-        return False
+        session = self.sessions.get(client_id)
+        return session is not None and respond_encoded(self.router, session, encoded, now)
 
     def deliver(self, client_id: str, publish: Publish, now: int) -> bool:
         """Put a message straight into one session, subscribed or not.
@@ -343,11 +337,6 @@ class Broker:
                 if member is not None:
                     deliver_shared(member, shared.group, message, now)
         return True
-
-    def is_for_one(self, topic: str) -> bool:
-        """Whether messages of the topic are for one service and for nobody else."""
-        route = self._routes.get(topic) or self.router.route(topic)
-        return route.exclusive and len(route.services) == 1
 
     def services_for(self, publish: Publish) -> list[Service]:
         """The services that take a message whose subscribers have it already."""

@@ -38,7 +38,7 @@ from penstock.mqtt.engine.handshake import Handshake, Reauthentication, check_me
 from penstock.mqtt.engine.output import diagnosis
 from penstock.mqtt.engine.pacing import Pacing
 from penstock.mqtt.engine.rate import Rate
-from penstock.mqtt.engine.receiving import take_formed, take_like, take_publish, take_pubrel, take_run
+from penstock.mqtt.engine.receiving import take_like, take_publish, take_pubrel, take_run
 from penstock.mqtt.engine.session import Session
 from penstock.mqtt.engine.subscribing import subscribe, subscribed, unsubscribe
 from penstock.mqtt.engine.ways import NO_WAYS
@@ -122,8 +122,6 @@ class BrokerConnection(Pacing):
                     session = self.session
                 elif kind is Publish:
                     take_publish(self, session, packet, now, wall_ms)  # type: ignore[arg-type]
-                elif kind is tuple:
-                    take_formed(self, session, packet, now, wall_ms)  # type: ignore[arg-type]
                 elif kind is LikePublish:
                     take_like(self, session, packet, now, wall_ms)  # type: ignore[arg-type]
                 elif kind is PubAck:

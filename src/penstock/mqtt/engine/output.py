@@ -168,11 +168,11 @@ class Output(Timed):
 
         0: it cannot leave so, and nothing was done.
         """
-        _, head, properties, payload, _, size = encoded
+        _, head, rest, _, size = encoded
         if not self.plain or size > self.maximum_out:
             return 0
         packet_id = inflight.free_id()
-        self.out += (head, packet_id.to_bytes(2, "big"), *properties, payload)
+        self.out += (head, packet_id.to_bytes(2, "big"), *rest)
         self.out_bytes += size
         if self.out_bytes > self._max_output:
             self.throttled = True

@@ -14,7 +14,7 @@ from penstock.mqtt.codec.packets import Publish, PubRel
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.runs import PublishRun
-from penstock.mqtt.codec.shapes import Formed, LikePublish
+from penstock.mqtt.codec.shapes import LikePublish
 from penstock.mqtt.engine.kept import ROUTED, TAKEN
 from penstock.mqtt.engine.pending import PendingAnswer
 from penstock.mqtt.engine.ways import learn
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.mqtt.engine.connection import BrokerConnection
     from penstock.mqtt.engine.session import Session
 
-__all__ = ["is_text", "take_formed", "take_like", "take_publish", "take_pubrel", "take_run"]
+__all__ = ["is_free", "is_text", "note_taken", "take_like", "take_publish", "take_pubrel", "take_run"]
 
 
 def is_text(payload: bytes) -> bool:
@@ -169,21 +169,6 @@ def _together(connection: BrokerConnection, session: Session, run: PublishRun) -
     return not connection.checked or rights is None or rights.may_publish(model.topic, model.qos, retain=False)
 
 
-def take_formed(connection: BrokerConnection, session: Session, formed: Formed, now: int, wall_ms: int) -> None:
-    """A message of a form that its taker has asked for came in: for the taker, if nothing speaks against it.
-
-    Raises:
-        RemoteProtocolError: as :func:`take_publish`.
-    """
-    form, parts = formed
-    if _is_free(connection, session, form.shape.topic, parts[1], now) and form.take(parts, connection, now, wall_ms):
-        _taken(connection, now)
-        return
-    publish = form.publish(parts)
-    publish.complete()
-    take_publish(connection, session, publish, now, wall_ms)
-
-
 def take_like(connection: BrokerConnection, session: Session, publish: LikePublish, now: int, wall_ms: int) -> None:
     """A message came in that looks like those before it: for the taker of its shape, if nothing speaks against it.
 
@@ -195,29 +180,34 @@ def take_like(connection: BrokerConnection, session: Session, publish: LikePubli
     if (
         taker is not None
         and publish.first == 0x32
-        and _is_free(connection, session, shape.topic, publish.packet_id, now)
+        and is_free(connection, session, shape.topic, publish.packet_id, now)
         and taker(publish, connection, now, wall_ms)
     ):
-        _taken(connection, now)
+        note_taken(connection, now)
         return
     publish.complete()
     take_publish(connection, session, publish, now, wall_ms)
 
 
-def _is_free(connection: BrokerConnection, session: Session, topic: str, packet_id: int, now: int) -> bool:
-    """Whether a message of QoS 1, sent once and not to be retained, may go to the taker of its topic alone."""
+def is_free(connection: BrokerConnection, session: Session, topic: str, packet_id: int, now: int) -> bool:
+    """Whether a message of QoS 1, sent once and not to be retained, may go to the taker of its topic alone.
+
+    Raises:
+        RemoteProtocolError: more messages are open than allowed.
+    """
     if (connection.pending or connection.open_qos2) and packet_id not in connection.open_qos2:
         connection.check_open()
-    rate, rights = connection.rate, session.rights
+    router, rate, rights = connection.broker.router, connection.rate, session.rights
     return (
-        connection.broker.is_for_one(topic)
+        (router.routes.get(topic) or router.route(topic)).for_one
         and (rate is None or rate.ready_at(now) <= now)
         and (rights is None or rights.may_publish(topic, 1, retain=False))
     )
 
 
-def _taken(connection: BrokerConnection, now: int) -> None:
-    connection.broker.stats.publishes_received += 1
+def note_taken(connection: BrokerConnection, now: int) -> None:
+    """A taker has a message that :func:`is_free` let pass."""
+    connection.stats.publishes_received += 1
     if connection.rate is not None:
         connection.rate.take(now)
 

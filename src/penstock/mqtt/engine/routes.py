@@ -55,6 +55,7 @@ class SharedTarget:
 
 class Route:
     """Who gets a topic. ``exclusive``: the services and nobody else; with a ``refusal`` no client may publish it.
+    ``for_one``: one service does.
 
     ``forwards``: subscribers get it, and no service does. ``receivers``: how many are kept here, members of shared
     subscriptions included.
@@ -62,6 +63,7 @@ class Route:
 
     __slots__ = (
         "exclusive",
+        "for_one",
         "forwards",
         "many",
         "nobody",
@@ -86,6 +88,7 @@ class Route:
         self.receivers = len(targets) + sum(len(target.members) for target in shared)
         self.many = len(targets) + len(shared) > 1
         self.exclusive = refusal != 0 or any(service.exclusive for service in services)
+        self.for_one = self.exclusive and len(self.services) == 1
         self.forwards = not self.nobody and not self.services and not self.exclusive
 
 

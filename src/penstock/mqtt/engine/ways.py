@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.shapes import LONGEST, Learner, Shape
 from penstock.mqtt.engine.message import Message
@@ -20,7 +19,7 @@ from penstock.mqtt.engine.session import LARGE, Session
 if TYPE_CHECKING:
     from penstock.mqtt.engine.connection import BrokerConnection
 
-__all__ = ["NO_WAYS", "Way", "carry", "learn"]
+__all__ = ["NO_WAYS", "Way", "learn"]
 
 MOST: Final = 64
 """Topics of one connection whose ways are kept."""
@@ -181,62 +180,3 @@ def learn(connection: BrokerConnection, session: Session, publish: Publish, now:
     if len(topic) + len(publish.properties_wire) <= LONGEST:
         way = ways[topic] = Way(publish, connection, session, route, broker.message(publish, session, now))
         way.shape, way.learner = shape, learner
-
-
-def carry(connection: BrokerConnection, data: bytes, now: int) -> int:
-    """Handle the packets at the front of ``data`` that are PUBACKs, or messages with a way; how many bytes they took.
-
-    Runs are left: they have a better way. So is whatever is not whole, or not well formed. What is left is for
-    :meth:`BrokerConnection.receive`, which by itself does the same in more time.
-    """
-    session = connection.session
-    decoder = connection.decoder
-    if session is None or decoder.buffered:
-        return 0
-    stats = connection.stats
-    ways = connection.ways
-    size = len(data)
-    position = messages = 0
-    while size - position >= 4 and not connection.closing:
-        first = data[position]
-        length = data[position + 1]
-        start = position + 2
-        if length > 127:
-            high = data[start]
-            if not 0 < high < 128:
-                break
-            length += (high << 7) - 128
-            start += 1
-        end = start + length
-        if end > size:
-            break
-        if first == 0x40:
-            packet_id = data[start] << 8 | data[start + 1]
-            if length != 2 or not packet_id or (end < size and data[end] == 0x40):
-                break
-            try:
-                session.acknowledge(packet_id, now)
-            except RemoteProtocolError as e:
-                connection.fail(e, now)
-                return size
-        else:
-            if not ways:
-                break
-            at = start + 2 + (data[start] << 8 | data[start + 1])
-            topic = data[start:at]
-            way = ways.get(topic)
-            if way is None or way.first != first or end - position > decoder.max_packet_size:
-                break
-            next_topic = end + start - position
-            if end < size and data[end] == first and way.shape is None and data.startswith(topic, next_topic):
-                break
-            alone = end == size and not messages
-            if not way.take(connection, session, data, position, at, end, now, alone=alone):
-                break
-            messages += 1
-        stats.packets_received += 1
-        position = end
-    if position:
-        connection.last_received = now
-        stats.bytes_received += position
-    return position

@@ -27,8 +27,10 @@ __all__ = [
     "MISSING",
     "OK",
     "Notification",
+    "Pieces",
     "Reply",
     "ReplyKind",
+    "bulk_pieces",
     "decode_array",
     "decode_notification",
     "decode_page",
@@ -88,6 +90,16 @@ def encode_array(elements: Sequence[bytes]) -> bytes:
 def encode_bulk(value: bytes) -> bytes:
     """``value`` as a bulk string: the answer to a GET that found the key."""
     return b"$%d\r\n%b\r\n" % (len(value), value)
+
+
+Pieces = tuple[bytes, bytes, bytes]
+"""A reply as it goes into what is joined anyway; a reply of one piece leaves the others empty."""
+
+
+def bulk_pieces(value: bytes) -> Pieces:
+    """What :func:`encode_bulk` gives."""
+    size = len(value)
+    return _BULK_HEADS[size] if size < _HEADS else b"$%d\r\n" % size, value, b"\r\n"
 
 
 def encode_integer(number: int) -> bytes:
@@ -237,7 +249,9 @@ def decode_values(payload: bytes) -> list[bytes | None]:
     return found
 
 
-_SIZES: Final = {b"$%d\r\n" % size: size for size in range(1024)}
+_HEADS: Final = 1024
+_BULK_HEADS: Final = [b"$%d\r\n" % size for size in range(_HEADS)]
+_SIZES: Final = {head: size for size, head in enumerate(_BULK_HEADS)}
 """The lines of short elements, which most are: one look-up instead of reading digits."""
 _COUNTS: Final = {b"*%d\r\n" % count: count for count in range(1, 10)}
 """The same for the lines of short arrays."""

@@ -21,10 +21,10 @@ from penstock.mqtt.codec.topics import validate_topic_name
 from penstock.mqtt.service import Encoded, Inbound, Later, Outlet, Requester
 from penstock.statestore.binding import Ask, answer_parts
 from penstock.statestore.codec.commands import Access, StoreError
-from penstock.statestore.codec.resp3 import MISSING, OK, encode_bulk, encode_error, plain_places
+from penstock.statestore.codec.resp3 import MISSING, OK, Pieces, bulk_pieces, encode_error, plain_places
 from penstock.statestore.engine.answer import Context
 from penstock.statestore.engine.record import Change
-from penstock.statestore.hlc import MAX_DRIFT_MS, Hlc, StampReader, parse
+from penstock.statestore.hlc import PADDED, PLAIN, Hlc, StampReader, parse
 
 if TYPE_CHECKING:
     from penstock.statestore.engine.store import Engine
@@ -39,12 +39,14 @@ _WRITE: Final = Access.WRITE
 _CORRELATION_DATA: Final = 0x09
 _KEY_AT: Final = 9
 _VALUE_AT: Final = 11
+_OK: Final = (OK, b"", b"")
+_MISSING: Final = (MISSING, b"", b"")
 
 
 class QuickWay:
     """What the quick ways of all clients share: the parts of the service.
 
-    ``serving``: requests may be taken; ``outlet`` is where the answers go that waited, None where there is none.
+    ``serving``: requests may go this way; ``outlet`` is where the answers go that waited, None where there is none.
     """
 
     __slots__ = (
@@ -103,6 +105,7 @@ class QuickWay:
             or [name for name, _ in model.user_properties].count(stamp_name) != 1
             or model.payload_format_indicator
             or model.topic_alias is not None
+            or model.message_expiry_interval == 0
         ):
             return
         stamp = parse(context.timestamp or "")
@@ -126,9 +129,9 @@ class PreparedRequests:
         "_correlation_at",
         "_expiry_s",
         "_heads",
-        "_padded",
         "_places",
         "_stamp_at",
+        "_stamp_format",
         "_stamp_place",
         "_stamps",
         "_topic",
@@ -154,7 +157,7 @@ class PreparedRequests:
         self._topic_wire = topic_wire
         self._stamps = StampReader(stamp.node)
         self._expiry_s = shape.model.message_expiry_interval
-        self._padded = context.dialect.padded_versions
+        self._stamp_format = PADDED if context.dialect.padded_versions else PLAIN
         self._asked = asked
         self._heads: dict[tuple[int, int, int | None], tuple[bytes, bytes, bytes, int]] = {}
         """What stands around what changes in an answer and how long it is, by what its length depends on."""
@@ -171,75 +174,69 @@ class PreparedRequests:
         digits = [(start, start + 15), (start + 16, start + 21)]
         self._places = [correlation, *digits] if first else [*digits, correlation]
 
-    def __call__(self, publish: LikePublish, requester: Requester, now: int, wall_ms: int) -> bool:
-        """Carry out a plain GET or SET, and have the next ones of its form cut up; False: go the full way."""
-        body, size = publish.body, publish.shape.size
-        places = plain_places(body[size:])
-        start, end = self._stamp_place
-        if not places or not self._stamps.fits(body[start:end]):
-            return False
-        form = Form(publish, [*self._places, *[(size + start, size + end) for start, end in places]], self.take)
-        return self.take(form.parts(publish), requester, now, wall_ms)
+    @property
+    def client_id(self) -> str:
+        """Whose requests these are."""
+        return self._client_id
 
-    def take(self, parts: tuple[Any, ...], requester: Requester, now: int, wall_ms: int) -> bool:
-        """Carry out a plain GET or SET, of which these are the parts; False: go the full way."""
-        way = self._way
-        engine = way.engine
-        waiting = way.waiting
-        if not way.serving or engine.read_only or waiting.count >= way.max_waiting:
-            return False
+    def __call__(self, publish: LikePublish, requester: Requester, now: int, _wall_ms: int) -> bool:
+        """Carry out a plain GET or SET, and have the next ones of its form cut up; False: go the full way."""
+        wire = publish.wire
+        form = requester.form(wire[:3])
+        if form is None or not form.fits(wire):
+            body, size = publish.body, publish.shape.size
+            places = plain_places(body[size:])
+            start, end = self._stamp_place
+            if not places or not self._stamps.fits(body[start:end]):
+                return False
+            take = self.set if len(places) == 2 else self.get
+            form = Form(publish, [*self._places, *[(size + start, size + end) for start, end in places]], take)
+            requester.expect(form)
+        return form.take(form.cut(wire, 0), requester, now)
+
+    def get(self, parts: tuple[Any, ...], requester: Requester, now: int) -> bool:
+        """Carry out a plain GET, of which these are the parts; False: go the full way."""
+        way, key = self._way, parts[_KEY_AT]
         now_ms = way.clock()
-        stamp_at = self._stamp_at
-        stamp = self._stamps.read(parts[stamp_at], parts[stamp_at + 2])
-        if stamp is None or stamp[0] - now_ms > MAX_DRIFT_MS:
+        stamp = self._stamps.read(parts[self._stamp_at], parts[self._stamp_at + 2], now_ms)
+        if stamp is None or not self._may(requester, key, _READ):
             return False
-        left = self._expiry_s
-        expires_at = 0
-        if left is not None:
-            expires_at = wall_ms + left * 1000
-            if expires_at <= now_ms:
-                return False
-            if now_ms - wall_ms >= 1000:
-                left = (expires_at - now_ms + 999) // 1000
-        key = parts[_KEY_AT]
-        is_set = len(parts) > _VALUE_AT
-        if way.policy is not None and not self._may(way.policy, requester, key, _WRITE if is_set else _READ):
+        found = way.engine.get_plainly(key, stamp)
+        if found is None:
             return False
-        writer = way.writer
-        change: Change | None = None
-        committed_by = 0
-        if is_set:
-            change = engine.set_plainly(key, parts[_VALUE_AT], stamp, now_ms, self._client_id)
-            if change is None:
-                return False
-            wait_for = committed_by = writer.submit((change,), asked=self._asked)
-            payload = OK
-            version: Hlc | None = change.version
+        record = found[0]
+        if record is None:
+            payload, version = _MISSING, None
         else:
-            found = engine.get_plainly(key, stamp)
-            if found is None:
-                return False
-            wait_for = writer.waits_for(key)
-            record = found[0]
-            payload, version = (MISSING, None) if record is None else (encode_bulk(record.value), record.version)
-        stats = way.stats
-        stats.requests += 1
-        if waiting.count:
-            wait_for = waiting.behind(self._client_id, wait_for)
-        correlation = parts[self._correlation_at]
-        if wait_for:
-            later = requester.accept_later(parts[1])
-            waiting.add(wait_for, _Later(self, later, correlation, payload, version, expires_at))
-        elif requester.answer(parts[1], self.encode(correlation, payload, version, left), now):
-            stats.responses += 1
-        else:
-            stats.unanswered += 1
-        if change is not None and change.observers:
-            way.notify((change,), committed_by)
+            payload, version = bulk_pieces(record.value), record.version
+        self._answer(parts, requester, payload, version, way.writer.waits_for(key), now_ms, now)
         return True
 
-    def _may(self, policy: Policy, requester: Requester, key: bytes, access: Access) -> bool:
-        """Whether the policies allow the request, as they are now and to whoever the client is by now."""
+    def set(self, parts: tuple[Any, ...], requester: Requester, now: int) -> bool:
+        """The same with a plain SET."""
+        way, key = self._way, parts[_KEY_AT]
+        now_ms = way.clock()
+        stamp = self._stamps.read(parts[self._stamp_at], parts[self._stamp_at + 2], now_ms)
+        if stamp is None or not self._may(requester, key, _WRITE):
+            return False
+        change = way.engine.set_plainly(key, parts[_VALUE_AT], stamp, now_ms, self._client_id)
+        if change is None:
+            return False
+        number = way.writer.submit((change,), asked=self._asked)
+        self._answer(parts, requester, _OK, change.version, number, now_ms, now)
+        if change.observers:
+            way.notify((change,), number)
+        return True
+
+    def _may(self, requester: Requester, key: bytes, access: Access) -> bool:
+        """Whether the store takes requests, and the policies, as they are now and to whoever the client is by now,
+        allow this one."""
+        way = self._way
+        if not way.serving or way.waiting.count >= way.max_waiting:
+            return False
+        policy = way.policy
+        if policy is None:
+            return True
         context = self._context
         return (
             requester.principal is context.principal
@@ -247,20 +244,42 @@ class PreparedRequests:
             and policy.may_access(context, access, key)
         )
 
-    def encode(self, correlation: bytes, payload: bytes, version: Hlc | None, left_s: int | None) -> Encoded:
-        """The answer as it is written; the same bytes as :func:`~penstock.statestore.binding.response` gives."""
-        if version is None:
-            stamp = b""
-        elif self._padded:
-            stamp = b"%015d:%05d:%b" % (version[0], version[1], version[2].encode())
+    def _answer(
+        self,
+        parts: tuple[Any, ...],
+        requester: Requester,
+        payload: Pieces,
+        version: Hlc | None,
+        wait_for: int,
+        now_ms: int,
+        now: int,
+    ) -> None:
+        """Answer the request now, or with the commit ``wait_for``, never before an earlier one of the client."""
+        way = self._way
+        way.stats.requests += 1
+        correlation = parts[self._correlation_at]
+        waiting = way.waiting
+        if waiting.count:
+            wait_for = waiting.behind(self._client_id, wait_for)
+        if wait_for:
+            later = requester.accept_later(parts[1])
+            expires_at = 0 if self._expiry_s is None else now_ms + self._expiry_s * 1000
+            waiting.add(wait_for, _Later(self, later, correlation, payload, version, expires_at))
+        elif requester.answer(parts[1], self.encode(correlation, payload, version, self._expiry_s), now):
+            way.stats.responses += 1
         else:
-            stamp = str(version).encode()
-        shape = (len(stamp), len(payload), left_s)
+            way.stats.unanswered += 1
+
+    def encode(self, correlation: bytes, payload: Pieces, version: Hlc | None, left_s: int | None) -> Encoded:
+        """The answer as it is written; the same bytes as :func:`~penstock.statestore.binding.response` gives."""
+        stamp = b"" if version is None else (self._stamp_format % version).encode()
+        first, value, last = payload
+        shape = (len(stamp), len(first) + len(value) + len(last), left_s)
         around = self._heads.get(shape)
         if around is None:
             around = self._head(shape, len(correlation))
         head, before, after, size = around
-        return self._topic, head, (before, correlation, after, stamp), payload, left_s, size
+        return self._topic, head, (before, correlation, after, stamp, first, value, last), left_s, size
 
     def _head(self, shape: tuple[int, int, int | None], correlation_size: int) -> tuple[bytes, bytes, bytes, int]:
         stamp_size, payload_size, left_s = shape
@@ -282,9 +301,9 @@ class PreparedRequests:
     def fail(self, item: _Later) -> None:
         """An answer that waited will never be true."""
         item.later.settle(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, StoreError.READ_ONLY)
-        self._send(item, encode_error(StoreError.READ_ONLY), None)
+        self._send(item, (encode_error(StoreError.READ_ONLY), b"", b""), None)
 
-    def _send(self, item: _Later, payload: bytes, version: Hlc | None) -> None:
+    def _send(self, item: _Later, payload: Pieces, version: Hlc | None) -> None:
         way = self._way
         left_s = None
         if item.expires_at:
@@ -297,11 +316,6 @@ class PreparedRequests:
             way.stats.responses += 1
         else:
             way.stats.unanswered += 1
-
-    @property
-    def client_id(self) -> str:
-        """Whose requests these are."""
-        return self._client_id
 
 
 _HEADS_KEPT: Final = 64
@@ -317,7 +331,7 @@ class _Later:
         requests: PreparedRequests,
         later: Later,
         correlation: bytes,
-        payload: bytes,
+        payload: Pieces,
         version: Hlc | None,
         expires_at: int,
     ) -> None:

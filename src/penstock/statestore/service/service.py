@@ -201,7 +201,10 @@ class StateStoreService:
     def policies_changed(self) -> None:
         """Ask the policies anew whether anybody may overhear; then nothing goes the quick way, which tells nobody."""
         self._voice.overheard = self._policy is not None and self._policy.overheard
-        self._quick.serving = self._serving and not self._voice.overheard
+        self._choose_way()
+
+    def _choose_way(self) -> None:
+        self._quick.serving = self._serving and not self._voice.overheard and not self._engine.read_only
 
     def _keep_time(self, recovered: Recovered) -> None:
         """Go on with the clock that the stored expiry instants were measured on, if the machine has run since.
@@ -238,7 +241,7 @@ class StateStoreService:
     async def close(self) -> None:
         """Commit what is under way, let its answers go, close the files; may be called twice."""
         self._serving = False
-        self._quick.serving = False
+        self._choose_way()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -355,6 +358,7 @@ class StateStoreService:
 
     def _failed(self, failure: StorageError) -> None:
         self._engine.read_only = True
+        self._choose_way()
         _log.critical("read-only path=%s: %s", self._storage.path, failure)
 
     def _answer(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None, wait_for: int) -> None:
