@@ -25,8 +25,8 @@ from penstock.runtime import config
 from penstock.spark.tube.client import Peer
 from penstock.spark.tube.cluster import Tube, count_rows
 from penstock.spark.tube.offsets import Bounds, Partition, Slice
+from penstock.tube import SendResult
 from penstock.tube.client import web
-from penstock.tube.client.delivery import SendResult
 from penstock.tube.client.registered import broker_webs
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.producer import Producer

@@ -19,7 +19,8 @@ from typing import Self
 from penstock.errors import ConfigError, LocalProtocolError, PenstockError
 from penstock.runtime.clock import monotonic_ms
 from penstock.tube.addresses import Address, local_ipv4, parse_masters
-from penstock.tube.client.delivery import Delivery, Outcome, Outgoing, SendResult, Settings
+from penstock.tube.client.delivery import Delivery
+from penstock.tube.client.outgoing import Outcome, Outgoing, SendResult, Settings
 from penstock.tube.client.producer_session import ProducerSession
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.strings import (

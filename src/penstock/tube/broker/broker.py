@@ -24,8 +24,10 @@ from penstock.runtime.logs import error_fields
 from penstock.tube.admin import broker as broker_admin
 from penstock.tube.broker.commits import AppendDone, Commits
 from penstock.tube.broker.connection import BrokerConnection
+from penstock.tube.broker.figures import figures
 from penstock.tube.broker.member import Member
 from penstock.tube.broker.orders import OrderDesk
+from penstock.tube.broker.timers import Timers
 from penstock.tube.broker.upkeep import DurabilityOf, Opened, Upkeep, newest, open_logs
 from penstock.tube.codec.strings import DEFAULT_BROKER_TLS_PORT, TopicConfig
 from penstock.tube.engine.access import Access
@@ -42,8 +44,6 @@ from penstock.tube.storage.store import Store, StoreLimits
 __all__ = ["AppendDone", "AppendResult", "TubeBroker"]
 
 _log = logging.getLogger("penstock.tube.broker.broker")
-
-_RETENTION_S = 60.0
 
 
 class TubeBroker:
@@ -108,9 +108,7 @@ class TubeBroker:
         self._member: Member | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._upkeep: Upkeep | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0
-        self._retention_timer: asyncio.TimerHandle | None = None
+        self._timers: Timers | None = None
 
     @property
     def engine(self) -> BrokerEngine:
@@ -147,6 +145,11 @@ class TubeBroker:
         return self._upkeep
 
     @property
+    def _running(self) -> Timers:
+        assert self._timers is not None, "start() comes first"
+        return self._timers
+
+    @property
     def orders(self) -> OrderDesk:
         """What carries out a master's orders; for tests."""
         assert self._orders is not None, "start() comes first"
@@ -160,34 +163,7 @@ class TubeBroker:
     @property
     def stats(self) -> dict[str, int]:
         """Counters and gauges as plain integers."""
-        engine, disk = self.engine, self.disk
-        stores = list(disk.stores.values())
-        return {
-            "connections": len(self.peers.open),
-            "refused_connections": self.peers.refused,
-            "requests": self.requests,
-            "bytes_in": self.bytes_in,
-            "bytes_out": self.bytes_out,
-            "produced_messages": engine.sending.messages,
-            "produced_bytes": engine.sending.bytes,
-            "produced_duplicates": engine.sending.duplicates,
-            "fetched_messages": engine.reading.messages,
-            "gets": engine.gets,
-            "waiting_gets": engine.reading.parked,
-            **self.upkeep.staged_stats(),
-            "refused": engine.refused,
-            "dropped_late": engine.dropped_late,
-            "registrations": engine.registrations,
-            "topics": len(engine.topics.by_name),
-            "stores": len(stores),
-            "stored_bytes": sum(store.data_end - store.min_data_offset for store in stores),
-            "unwritten_bytes": sum(store.unwritten_bytes for store in stores),
-            "damaged_reads": sum(store.damaged_reads for store in stores),
-            "recovered_torn_bytes": disk.recovery.torn_bytes,
-            "recovered_losses": sum(len(store.recovery.losses) for store in stores),
-            "commits": self.commits.count,
-            "failed": int(self.failure is not None),
-        }
+        return figures(self)
 
     async def start(
         self, host: str, port: int, *, tls: ssl.SSLContext | None = None, tls_port: int | None = None
@@ -204,23 +180,7 @@ class TubeBroker:
         opened = await loop.run_in_executor(None, lambda: self._open(durability))
         self._disk = opened.disk
         try:
-            stored = ((item.group, item.topic, item.partition, item.offset) for item in self._disk.meta.offsets())
-            offsets = GroupOffsets(((g, t, p), o) for g, t, p, o in stored if o is not None)
-            last_time = max((store.last_time for store in self._disk.stores.values()), default=0)
-            self._engine = BrokerEngine(
-                Topics(self._store),
-                offsets,
-                session_ms=self._session_ms,
-                last_time=last_time,
-                staging=opened.staging,
-            )
-            self._engine.access = self._access
-            config = self._stored_config()
-            self._upkeep = Upkeep(self._disk, self._engine, self.broker_id, self._max_store_bytes)
-            for topic, rows in opened.producers:
-                known = [row for row in rows if self._engine.transactions.restored(row[1])]
-                self._engine.sending.producers.restore(topic, known)
-            self._engine.sending.producers.changed.clear()
+            offsets, config = self._take_over(opened)
             self._report_recovery(self._disk)
             tls_place = DEFAULT_BROKER_TLS_PORT if tls_port is None else tls_port
             bound = await self._listeners.start(host, port, tls, tls_place)
@@ -228,38 +188,55 @@ class TubeBroker:
             self._disk.close(clean=True)
             self._disk = None
             raise
+        disk, engine, upkeep = self.disk, self.engine, self.upkeep
         self._commits = Commits(
-            self._disk, self._engine, self._upkeep, name=f"tube-{self.broker_id}", clock=self.clock,
+            disk, engine, upkeep, name=f"tube-{self.broker_id}", clock=self.clock,
             durability_of=self.durability_of, failed=self._failed, lost=self._lost,
         )  # fmt: skip
-        self._retention_timer = loop.call_later(_RETENTION_S, self._retain)
-        self._orders = OrderDesk(self._disk, self._engine, self._upkeep, self._commits, self.broker_id, self.clock)
+        self._timers = Timers(engine, self._commits, upkeep, self.clock)
+        self._orders = OrderDesk(disk, engine, upkeep, self._commits, self.broker_id, self.clock)
         self._commits.schedule()  # what was being published when an earlier process ended goes on
-        for key, offset, end in self.upkeep.reset_beyond_end(offsets):
+        for key, offset, end in upkeep.reset_beyond_end(offsets):
             text = f"group {key[0]} stood at offset {offset} of partition {key[2]} of {key[1]}, the log ends at {end}"
             self._lost(text)
         if self._masters:
-            address = self._advertise or f"{bound[0]}:{bound[1]}"
-            bound_tls = self.tls_bound
-            membership = Membership(
-                self.broker_id,
-                address,
-                f"penstock-{penstock.__version__}",
-                config,
-                tls_port=None if bound_tls is None else bound_tls[1],
-                web_address=self._web_address,
-            )
-            self._member = Member(
-                membership,
-                self._masters,
-                self._orders.obey,
-                self._orders.status,
-                heartbeat_s=self._heartbeat_s,
-                user=self._master_user,
-                tls=self._master_tls,
-            )
-            self._member.start()
+            self._join(bound, config)
         return bound
+
+    def _take_over(self, opened: Opened) -> tuple[GroupOffsets, BrokerConfig]:
+        """Make engine and upkeep of what the directory holds; where groups stand, and the configuration of before."""
+        disk = opened.disk
+        offsets = GroupOffsets(
+            ((item.group, item.topic, item.partition), item.offset)
+            for item in disk.meta.offsets()
+            if item.offset is not None
+        )
+        last_time = max((store.last_time for store in disk.stores.values()), default=0)
+        engine = self._engine = BrokerEngine(
+            Topics(self._store), offsets, session_ms=self._session_ms, last_time=last_time, staging=opened.staging
+        )
+        engine.access = self._access
+        config = self._stored_config()
+        self._upkeep = Upkeep(disk, engine, self.broker_id, self._max_store_bytes)
+        for topic, rows in opened.producers:
+            known = [row for row in rows if engine.transactions.restored(row[1])]
+            engine.sending.producers.restore(topic, known)
+        engine.sending.producers.changed.clear()
+        return offsets, config
+
+    def _join(self, bound: tuple[str, int], config: BrokerConfig) -> None:
+        """Begin to be a member of the cluster, at the address that clients shall use."""
+        address = self._advertise or f"{bound[0]}:{bound[1]}"
+        bound_tls = self.tls_bound
+        membership = Membership(
+            self.broker_id, address, f"penstock-{penstock.__version__}", config,
+            tls_port=None if bound_tls is None else bound_tls[1], web_address=self._web_address,
+        )  # fmt: skip
+        self._member = Member(
+            membership, self._masters, self.orders.obey, self.orders.status,
+            heartbeat_s=self._heartbeat_s, user=self._master_user, tls=self._master_tls,
+        )  # fmt: skip
+        self._member.start()
 
     async def close(self) -> None:
         """Leave the cluster, answer what was received, sync and close. Twice is harmless."""
@@ -268,9 +245,7 @@ class TubeBroker:
         if self._member is not None:
             await self._member.close()
         self._listeners.stop()
-        for timer in (self._timer, self._retention_timer):
-            if timer is not None:
-                timer.cancel()
+        self._running.stop()
         for connection in self.peers.open:
             connection.stop()
         await self._commits.close()
@@ -418,35 +393,8 @@ class TubeBroker:
 
     def arm(self) -> None:
         """Make sure that the timer runs for the engine's next deadline."""
-        deadline = self.engine.next_deadline()
-        if deadline is None or (self._timer is not None and self._timer_at <= deadline):
-            return
-        assert self._loop is not None
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = deadline
-        self._timer = self._loop.call_later(max(deadline - self.clock(), 0) / 1000, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        self.engine.tick(self.clock())
-        self.commits.answer_ready()
-        if self.engine.offsets.dirty:
-            self.commits.schedule()
-        self.arm()
-
-    def _retain(self) -> None:
-        assert self._loop is not None
-        self._retention_timer = self._loop.call_later(_RETENTION_S, self._retain)
-        if self.failure is None:
-            self.retain(self.clock())
+        self._running.arm()
 
     def retain(self, now_ms: int) -> None:
         """Let expired segments go, write the offset history, note what producers sent; called every minute."""
-        wrote = self.upkeep.write_history(now_ms)
-        if self.upkeep.let_staged_go(now_ms):
-            self.commits.schedule()
-        if self.engine.sending.producers.changed:
-            self.commits.snapshot_due = True
-        if self.upkeep.retain(self.commits.next, now_ms) or wrote or self.commits.snapshot_due:
-            self.commits.schedule()
+        self._running.retain(now_ms)

@@ -381,10 +381,3 @@ class Store(LogReads):
             # One after the other also on the disk: were a newer one gone and an older one back after a loss of power,
             # what retention removed would look like damage.
             self._files.sync_dir(self.directory)
-
-    def destroy(self) -> None:
-        """Delete all files of the store: its topic was removed."""
-        self.abandon()
-        for name in self._files.names(self.directory):
-            self._files.remove(self.directory / name)
-        self._files.sync_dir(self.directory)

@@ -1,0 +1,68 @@
+"""What a broker does at its time: the engine's deadlines, and once a minute the upkeep of the logs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from penstock.tube.broker.commits import Commits
+from penstock.tube.broker.upkeep import Upkeep
+from penstock.tube.engine.broker import BrokerEngine
+
+__all__ = ["Timers"]
+
+_RETENTION_S = 60.0
+
+
+class Timers:
+    """The timers of one broker, in the loop that they are made in; they run until :meth:`stop`."""
+
+    def __init__(self, engine: BrokerEngine, commits: Commits, upkeep: Upkeep, clock: Callable[[], int]) -> None:
+        self._engine = engine
+        self._commits = commits
+        self._upkeep = upkeep
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0
+        self._retention_timer = self._loop.call_later(_RETENTION_S, self._retain)
+
+    def stop(self) -> None:
+        """Nothing happens by itself any more; twice is harmless."""
+        self._retention_timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def arm(self) -> None:
+        """Make sure that the timer runs for the engine's next deadline."""
+        deadline = self._engine.next_deadline()
+        if deadline is None or (self._timer is not None and self._timer_at <= deadline):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = deadline
+        self._timer = self._loop.call_later(max(deadline - self._clock(), 0) / 1000, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._engine.tick(self._clock())
+        self._commits.answer_ready()
+        if self._engine.offsets.dirty:
+            self._commits.schedule()
+        self.arm()
+
+    def _retain(self) -> None:
+        self._retention_timer = self._loop.call_later(_RETENTION_S, self._retain)
+        if self._commits.failure is None:
+            self.retain(self._clock())
+
+    def retain(self, now_ms: int) -> None:
+        """Let expired segments go, write the offset history, note what producers sent."""
+        commits = self._commits
+        wrote = self._upkeep.write_history(now_ms)
+        if self._upkeep.let_staged_go(now_ms):
+            commits.schedule()
+        if self._engine.sending.producers.changed:
+            commits.snapshot_due = True
+        if self._upkeep.retain(commits.next, now_ms) or wrote or commits.snapshot_due:
+            commits.schedule()
