@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypedDict, TypeVar
 
 import typer
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from penstock.statestore.client.client import StateStoreClient
     from penstock.statestore.hlc import Hlc
 
-__all__ = ["BrokerOptions", "Token", "connects", "parse_token"]
+__all__ = ["BrokerAccess", "BrokerOptions", "Credentials", "Token", "connects", "parse_token", "reaches"]
+
+T = TypeVar("T")
 
 DEFAULT = "mqtt://127.0.0.1:1883"
 
@@ -35,8 +37,17 @@ Token = Annotated[
 ]
 
 
+class Credentials(TypedDict):
+    """The arguments of an MQTT client that say who it is and whom it trusts."""
+
+    username: str | None
+    password: str | None
+    authentication: EnhancedAuthentication | None
+    tls: TlsOptions | None
+
+
 @dataclass(frozen=True, slots=True)
-class BrokerOptions:
+class BrokerAccess:
     """Where the broker is, and how to get in."""
 
     broker: Annotated[
@@ -67,15 +78,34 @@ class BrokerOptions:
         Path | None,
         typer.Option(help="PEM of its key; default: in --cert-file.", envvar="PENSTOCK_KEY_FILE", metavar="PATH"),
     ] = None
-    client_id: Annotated[
-        str | None, typer.Option(help="MQTT client identifier, default: the command's own.", metavar="ID")
-    ] = None
-    timeout: Annotated[
-        float,
-        typer.Option("--timeout-s", "--timeout", help="Seconds to wait for an answer.", min=0.001, metavar="S"),
-    ] = 10.0
+    client_id: Annotated[str | None, typer.Option(help="MQTT client identifier, default: a new one.", metavar="ID")] = (
+        None
+    )
 
-    def tls(self) -> TlsOptions | None:
+    def credentials(self) -> Credentials:
+        """What a client is made with, beside its address. The password is sent, or proved where that was asked for.
+
+        Raises:
+            ConfigError: the password file cannot be read, or there is nothing to prove.
+        """
+        username, password = self.username, self._password()
+        if not self.scram:
+            return Credentials(username=username, password=password, authentication=None, tls=self._tls())
+        from penstock.mqtt.client import ScramAuthentication
+        from penstock.mqtt.url import parse_broker_url
+
+        url = parse_broker_url(self.broker)
+        username, password = username or url.username, password or url.password
+        if not username or not password:
+            raise ConfigError(
+                "--scram: it needs a user name and a password",
+                option="--scram",
+                do="give --username and --password-file, or write both into the URL",
+            )
+        proof = ScramAuthentication(username, password)
+        return Credentials(username=None, password=None, authentication=proof, tls=self._tls())
+
+    def _tls(self) -> TlsOptions | None:
         """What TLS needs to know; None: the URL decides alone."""
         from penstock.mqtt.client import TlsOptions
 
@@ -83,61 +113,24 @@ class BrokerOptions:
             return None
         return TlsOptions(self.ca_file, self.cert_file, self.key_file)
 
-    def authentication(self) -> EnhancedAuthentication | None:
-        """The method of enhanced authentication that was asked for."""
-        if not self.scram:
-            return None
-        from penstock.mqtt.client import ScramAuthentication
-        from penstock.mqtt.url import parse_broker_url
-
-        url = parse_broker_url(self.broker)
-        username, password = self.username or url.username, self.password() or url.password
-        if not username or not password:
-            raise ConfigError(
-                "--scram: it needs a user name and a password",
-                option="--scram",
-                do="give --username and --password-file, or write both into the URL",
-            )
-        return ScramAuthentication(username, password)
-
-    def password(self) -> str | None:
-        """The password in the file.
-
-        Raises:
-            ConfigError: the file cannot be read.
-        """
+    def _password(self) -> str | None:
         if self.password_file is None:
             return None
-        try:
-            return self.password_file.read_text(encoding="utf-8").split("\n", 1)[0].removesuffix("\r")
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise ConfigError(f"--password-file {self.password_file}: {why}", option="--password-file") from error
+        from penstock.runtime.login import read_password
+
+        return read_password(self.password_file, "--password-file")
 
     @asynccontextmanager
-    async def store(self) -> AsyncIterator[StateStoreClient]:
-        """The state store at the broker.
+    async def opened(self, client: AbstractAsyncContextManager[T]) -> AsyncIterator[T]:
+        """``client``, connected.
 
         Raises:
             UnavailableError: nobody answers there; it says what to do.
         """
-        from penstock.statestore.client.client import StateStoreClient
-
-        client = StateStoreClient.connect(
-            self.broker,
-            client_id=self.client_id or f"penstock-kv-{secrets.token_hex(6)}",
-            timeout_s=self.timeout,
-            username=self.username,
-            password=self.password(),
-            authentication=self.authentication(),
-            tls=self.tls(),
-        )
-        async with self.explained():
-            store = await client.__aenter__()
-        try:
-            yield store
-        finally:
-            await client.__aexit__(None, None, None)
+        async with AsyncExitStack() as stack:
+            async with self.explained():
+                entered = await stack.enter_async_context(client)
+            yield entered
 
     @asynccontextmanager
     async def explained(self, do: str = _START) -> AsyncIterator[None]:
@@ -157,6 +150,37 @@ class BrokerOptions:
         url = parse_broker_url(self.broker)
         return f"{url.scheme}://{url.authority}{url.path}"
 
+
+@dataclass(frozen=True, slots=True)
+class BrokerOptions(BrokerAccess):
+    """The same, of a command that asks the state store there."""
+
+    timeout: Annotated[
+        float,
+        typer.Option("--timeout-s", "--timeout", help="Seconds to wait for an answer.", min=0.001, metavar="S"),
+    ] = 10.0
+
+    @asynccontextmanager
+    async def store(self) -> AsyncIterator[StateStoreClient]:
+        """The state store at the broker.
+
+        Raises:
+            UnavailableError: nobody answers there; it says what to do.
+        """
+        from penstock.statestore.client.client import StateStoreClient
+
+        client = StateStoreClient.connect(
+            self.broker,
+            client_id=self.client_id or f"penstock-kv-{secrets.token_hex(6)}",
+            timeout_s=self.timeout,
+            **self.credentials(),
+        )
+        async with self.opened(client) as store:
+            yield store
+
+
+reaches = grouped(BrokerAccess, "access")
+"""Give a command the options of :class:`BrokerAccess`; it takes them as its argument ``access``."""
 
 connects = grouped(BrokerOptions, "options")
 """Give a command the options of :class:`BrokerOptions`; it takes them as its argument ``options``."""

@@ -14,6 +14,7 @@ import typer
 
 from penstock.cli.broker import BrokerOptions, Token, connects, parse_token
 from penstock.cli.groups import command_group
+from penstock.cli.input import given_bytes
 from penstock.cli.kv_lock import lock_command
 from penstock.cli.kv_transfer import export_command, import_command
 from penstock.cli.output import (
@@ -111,7 +112,7 @@ def set_command(
     """
     if only_new and only_new_or_equal:
         raise ConfigError("kv set: --nx and --nex exclude each other", option="--nx", do="give one of the two")
-    name, data, token = _key(key, key_base64), _value("set", value, file), parse_token(fencing_token)
+    name, data, token = _key(key, key_base64), given_bytes("kv set", "VALUE", value, file), parse_token(fencing_token)
 
     async def set_(store: StateStoreClient) -> bool:
         from penstock.statestore.client.client import Condition
@@ -180,7 +181,7 @@ def vdel_command(
 
     Exit status 1 when there is no such key or it has another value.
     """
-    name, data, token = _key(key, key_base64), _value("vdel", value, file), parse_token(fencing_token)
+    name, data, token = _key(key, key_base64), given_bytes("kv vdel", "VALUE", value, file), parse_token(fencing_token)
 
     async def vdelete(store: StateStoreClient) -> bool:
         deleted = await store.vdelete(name, data, fencing_token=token)
@@ -305,23 +306,6 @@ def _key(key: str, is_base64: bool) -> bytes:
     if not name:
         raise ConfigError("KEY: it is empty", why="keys have at least one byte")
     return name
-
-
-def _value(command: str, value: str | None, file: Path | None) -> bytes:
-    if value is not None and file is not None:
-        raise ConfigError(
-            f"kv {command}: a VALUE and --file exclude each other", option="--file", do="give one of the two"
-        )
-    if value is not None:
-        return value.encode("utf-8", "surrogateescape")
-    if (path := unless_standard(file)) is not None:
-        try:
-            return path.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"kv {command}: --file {path}: {error.strerror}", option="--file") from error
-    if file is None and sys.stdin.isatty():
-        raise ConfigError(f"kv {command}: no value", do="give a VALUE, or --file PATH, or pipe it in")
-    return sys.stdin.buffer.read()
 
 
 def _write(file: Path, value: bytes) -> None:

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from penstock.cli.broker import BrokerAccess, reaches
 from penstock.cli.groups import command_group
+from penstock.cli.input import given_bytes
 from penstock.cli.output import bytes_fields, escape, note, print_json, print_raw, shown
-from penstock.errors import ConfigError, UnavailableError
+from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
+    from penstock.errors import PenstockError
     from penstock.mqtt.client import MqttClient
     from penstock.mqtt.codec.packets import Publish
     from penstock.mqtt.codec.properties import Properties
@@ -26,51 +29,24 @@ T = TypeVar("T")
 
 app = command_group("Publish, subscribe and ask, on any MQTT 5 broker.")
 
-Broker = Annotated[
-    str,
-    typer.Option(
-        help="The broker: mqtt://, mqtts:// (TLS), ws:// or wss:// (WebSocket).",
-        envvar="PENSTOCK_BROKER",
-        metavar="URL",
-        show_default=True,
-    ),
-]
-ClientId = Annotated[str, typer.Option(help="Client identifier; default: the broker chooses one.", metavar="TEXT")]
-Username = Annotated[str | None, typer.Option(help="User name.", envvar="PENSTOCK_USERNAME", metavar="NAME")]
-Password = Annotated[
-    Path | None,
-    typer.Option(help="File whose first line is the password.", envvar="PENSTOCK_PASSWORD_FILE", metavar="PATH"),
-]
-Scram = Annotated[bool, typer.Option("--scram", help="Prove the password by SCRAM-SHA-256 instead of sending it.")]
-CaFile = Annotated[
-    Path | None,
-    typer.Option(
-        help="PEM of the authorities to trust; default: the system's.", envvar="PENSTOCK_CA_FILE", metavar="PATH"
-    ),
-]
-CertFile = Annotated[
-    Path | None, typer.Option(help="PEM of the client's certificate.", envvar="PENSTOCK_CERT_FILE", metavar="PATH")
-]
-KeyFile = Annotated[
-    Path | None,
-    typer.Option(help="PEM of its key; default: in --cert-file.", envvar="PENSTOCK_KEY_FILE", metavar="PATH"),
-]
 Qos = Annotated[int, typer.Option("--qos", "-q", help="Quality of service.", min=0, max=2, metavar="N")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 Payload = Annotated[
     str | None, typer.Argument(help="The payload; without it, it is read from --file or stdin.", metavar="PAYLOAD")
 ]
-File = Annotated[Path | None, typer.Option(help="Take the payload from this file, byte for byte.", metavar="PATH")]
+File = Annotated[
+    Path | None, typer.Option(help="Take the payload from this file, byte for byte; -: from stdin.", metavar="PATH")
+]
 UserProperty = Annotated[
     list[str] | None,
     typer.Option("--property", "-p", help="User property; may repeat.", metavar="NAME=VALUE"),
 ]
 ContentType = Annotated[str | None, typer.Option(help="Content type.", metavar="TEXT")]
 Expiry = Annotated[int | None, typer.Option("--expiry-s", help="Message expiry in seconds.", min=0, metavar="S")]
-DEFAULT = "mqtt://127.0.0.1:1883"
 
 
 @app.command(name="pub")
+@reaches
 def pub_command(
     topic: Annotated[str, typer.Argument(help="Topic name.", metavar="TOPIC")],
     payload: Payload = None,
@@ -83,15 +59,9 @@ def pub_command(
     expiry_s: Expiry = None,
     response_topic: Annotated[str | None, typer.Option(help="Where an answer is expected.", metavar="TOPIC")] = None,
     correlation: Annotated[str | None, typer.Option(help="Correlation data.", metavar="TEXT")] = None,
-    broker: Broker = DEFAULT,
-    client_id: ClientId = "",
-    username: Username = None,
-    password_file: Password = None,
-    scram: Scram = False,
-    ca_file: CaFile = None,
-    cert_file: CertFile = None,
-    key_file: KeyFile = None,
     as_json: Json = False,
+    *,
+    access: BrokerAccess,
 ) -> None:
     """Publish PAYLOAD to TOPIC and wait for the acknowledgement (at QoS 1 and 2).
 
@@ -100,13 +70,13 @@ def pub_command(
     properties = _properties(user_property, content_type, expiry_s)
     properties.response_topic = response_topic
     properties.correlation_data = None if correlation is None else correlation.encode("utf-8", "surrogateescape")
-    payloads = _lines(payload, file) if lines else iter((_payload(payload, file),))
-    client = _client(broker, client_id, username, password_file, scram, ca_file, cert_file, key_file)
+    payloads = _lines(payload, file) if lines else iter((given_bytes("mqtt pub", "PAYLOAD", payload, file),))
+    client = _client(access)
 
     async def publish() -> None:
         from dataclasses import replace
 
-        async with client:
+        async with access.opened(client):
             for data in payloads:
                 code = await client.publish(topic, data, qos=qos, retain=retain, properties=replace(properties))
                 if as_json:
@@ -118,6 +88,7 @@ def pub_command(
 
 
 @app.command(name="sub")
+@reaches
 def sub_command(
     filters: Annotated[list[str], typer.Argument(help="Topic filters; + and # are wildcards.", metavar="FILTER...")],
     qos: Qos = 1,
@@ -137,15 +108,9 @@ def sub_command(
     session_expiry_s: Annotated[
         int, typer.Option(help="Keep the session so long after the end; needs --client-id.", min=0, metavar="S")
     ] = 0,
-    broker: Broker = DEFAULT,
-    client_id: ClientId = "",
-    username: Username = None,
-    password_file: Password = None,
-    scram: Scram = False,
-    ca_file: CaFile = None,
-    cert_file: CertFile = None,
-    key_file: KeyFile = None,
     as_json: Json = False,
+    *,
+    access: BrokerAccess,
 ) -> None:
     """Print each message that matches, until Ctrl-C.
 
@@ -154,23 +119,14 @@ def sub_command(
     """
     if raw and as_json:
         raise ConfigError("mqtt sub: --raw and --json exclude each other", option="--raw", do="give one of the two")
-    if session_expiry_s and not client_id:
+    if session_expiry_s and not access.client_id:
         raise ConfigError(
             "mqtt sub: a session is kept under a client identifier",
             option="--session-expiry-s",
             do="give --client-id as well",
         )
-    client = _client(
-        broker,
-        client_id,
-        username,
-        password_file,
-        scram,
-        ca_file,
-        cert_file,
-        key_file,
-        session_expiry_s=session_expiry_s,
-    )
+    client = _client(access, session_expiry_s=session_expiry_s)
+    _tell_of_outages(client)
 
     seen = 0
 
@@ -179,7 +135,7 @@ def sub_command(
 
         wanted = [Subscription(f, qos, no_local, True, 2 if no_retained else 0) for f in filters]
         nonlocal seen
-        async with client:
+        async with access.opened(client):
             await client.subscribe(wanted)
             note(f"subscribed to {', '.join(escape(f) for f in filters)}, Ctrl-C ends")
             with contextlib.suppress(TimeoutError):
@@ -199,6 +155,7 @@ def sub_command(
 
 
 @app.command(name="request")
+@reaches
 def request_command(
     topic: Annotated[str, typer.Argument(help="Topic of whoever answers.", metavar="TOPIC")],
     payload: Payload = None,
@@ -208,75 +165,36 @@ def request_command(
     ] = 10.0,
     user_property: UserProperty = None,
     content_type: ContentType = None,
-    broker: Broker = DEFAULT,
-    client_id: ClientId = "",
-    username: Username = None,
-    password_file: Password = None,
-    scram: Scram = False,
-    ca_file: CaFile = None,
-    cert_file: CertFile = None,
-    key_file: KeyFile = None,
     as_json: Json = False,
+    *,
+    access: BrokerAccess,
 ) -> None:
     """Publish a request and write the payload of its response to standard output, byte for byte.
 
     Exit status 1 when nobody is subscribed, or no response comes in time.
     """
-    data = _payload(payload, file)
+    data = given_bytes("mqtt request", "PAYLOAD", payload, file)
     properties = _properties(user_property, content_type, None)
-    client = _client(broker, client_id, username, password_file, scram, ca_file, cert_file, key_file)
+    client = _client(access)
 
     async def ask() -> None:
-        async with client:
+        async with access.opened(client):
             response = await client.request(topic, data, timeout_s, properties=properties)
             _show(response, raw=not as_json, as_json=as_json)
 
     _run(ask())
 
 
-def _client(
-    broker: str,
-    client_id: str,
-    username: str | None,
-    password_file: Path | None,
-    scram: bool,
-    ca_file: Path | None,
-    cert_file: Path | None,
-    key_file: Path | None,
-    *,
-    session_expiry_s: int = 0,
-) -> MqttClient:
-    from penstock.mqtt.client import MqttClient, ScramAuthentication, TlsOptions
-    from penstock.mqtt.url import parse_broker_url
+def _client(access: BrokerAccess, *, session_expiry_s: int = 0) -> MqttClient:
+    from penstock.mqtt.client import MqttClient
 
-    url = parse_broker_url(broker)
-    username = username if username is not None else url.username
-    password = _password(password_file) if password_file is not None else url.password
-    if scram and (username is None or password is None):
-        raise ConfigError(
-            "--scram needs a user name and a password",
-            option="--scram",
-            do="give --username and --password-file",
-        )
-    tls = TlsOptions(ca_file, cert_file, key_file) if ca_file or cert_file or key_file else None
     return MqttClient(
-        broker,
-        client_id=client_id,
-        username=None if scram else username,
-        password=None if scram else password,
-        authentication=ScramAuthentication(username or "", password or "") if scram else None,
-        tls=tls,
+        access.broker,
+        client_id=access.client_id or "",
         clean_start=not session_expiry_s,
         session_expiry_s=session_expiry_s,
+        **access.credentials(),
     )
-
-
-def _password(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--password-file {path} cannot be read", option="--password-file", why=str(error)) from error
-    return text.splitlines()[0] if text else ""
 
 
 def _properties(user: list[str] | None, content_type: str | None, expiry_s: int | None) -> Properties:
@@ -289,21 +207,6 @@ def _properties(user: list[str] | None, content_type: str | None, expiry_s: int 
             raise ConfigError(f"--property: got {given!r}, expected NAME=VALUE", option="--property")
         pairs.append((name, value))
     return Properties(user_properties=pairs, content_type=content_type, message_expiry_interval=expiry_s)
-
-
-def _payload(payload: str | None, file: Path | None) -> bytes:
-    if payload is not None and file is not None:
-        raise ConfigError("a PAYLOAD and --file exclude each other", option="--file", do="give one of the two")
-    if file is not None:
-        try:
-            return file.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"--file {file}: {error.strerror}", option="--file") from error
-    if payload is not None:
-        return payload.encode("utf-8", "surrogateescape")
-    if sys.stdin.isatty():
-        raise ConfigError("no payload", do="give a PAYLOAD ('' for an empty one), or --file PATH, or pipe it in")
-    return sys.stdin.buffer.read()
 
 
 def _lines(payload: str | None, file: Path | None) -> Iterator[bytes]:
@@ -359,9 +262,24 @@ def _extras(message: Publish) -> str:
 def _run(work: Coroutine[Any, Any, T]) -> T:
     from penstock.runtime.loop import run
 
-    try:
-        return run(work)
-    except UnavailableError as error:
-        if error.do is not None and "correct the address" in error.do:
-            error.do = "start a node (penstock up), or name the broker's listener: --broker mqtt://HOST:PORT"
-        raise
+    return run(work)
+
+
+def _tell_of_outages(client: MqttClient) -> None:
+    """Say on standard error when the connection is lost, and when it is back."""
+    lost = False
+
+    def disconnected(error: PenstockError | None) -> None:
+        nonlocal lost
+        if error is not None:
+            lost = True
+            note(f"penstock: {error.what}; trying again")
+
+    def connected(_session_present: bool) -> None:
+        nonlocal lost
+        if lost:
+            lost = False
+            note("penstock: connected again")
+
+    client.on_disconnected(disconnected)
+    client.on_connected(connected)

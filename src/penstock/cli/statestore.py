@@ -113,14 +113,7 @@ def _attach(
     from penstock.statestore.service.attach import Attachment
     from penstock.statestore.service.service import StateStoreService
 
-    connect = partial(
-        MqttClient,
-        options.broker,
-        username=options.username,
-        password=options.password(),
-        authentication=options.authentication(),
-        tls=options.tls(),
-    )
+    connect = partial(MqttClient, options.broker, **options.credentials())
     service = StateStoreService(path, durability, options=chosen)
     return Attachment(service, connect, client_id=options.client_id or "penstock-statestore", lease_s=lease_s)
 

@@ -13,6 +13,7 @@ from penstock.mqtt.client import TlsOptions
 from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem, name_problem
 from penstock.mqtt.url import parse_broker_url
 from penstock.node.listening import Part
+from penstock.runtime.login import read_password
 
 __all__ = ["BridgeEntry", "BridgeTls", "BridgeTopicEntry"]
 
@@ -108,13 +109,16 @@ class BridgeEntry(Part):
             ConfigError: the password file cannot be read.
         """
         tls = self.tls
+        password = None
+        if self.password_file is not None:
+            password = read_password(self.password_file, f"bridge {self.name!r}: password_file")
         return BridgeSettings(
             self.name,
             self.url,
             [entry.topic() for entry in self.topics],
             client_id=self.client_id,
             username=self.username,
-            password=None if self.password_file is None else _first_line(self.password_file, self.name),
+            password=password,
             tls=None if tls is None else TlsOptions(tls.ca, tls.certificate, tls.key, server_name=tls.server_name),
             keep_alive_s=self.keep_alive_s,
             session_expiry_s=self.session_expiry_s,
@@ -124,13 +128,3 @@ class BridgeEntry(Part):
             status_topic=self.status_topic,
             remote_status_topic=self.remote_status_topic,
         )
-
-
-def _first_line(path: Path, name: str) -> str:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"bridge {name!r}: password_file {path} cannot be read", option="password_file", why=str(error)
-        ) from error
-    return text.splitlines()[0] if text else ""

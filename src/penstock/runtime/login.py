@@ -10,7 +10,7 @@ from typing import TypedDict
 from penstock.errors import ConfigError
 from penstock.runtime.tls import TlsOptions
 
-__all__ = ["ANYBODY", "ClientOptions", "Login"]
+__all__ = ["ANYBODY", "ClientOptions", "Login", "read_password"]
 
 
 class ClientOptions(TypedDict):
@@ -48,13 +48,7 @@ class Login:
         """
         if self.password_file is None:
             return None
-        try:
-            return Path(self.password_file).read_text(encoding="utf-8").split("\n", 1)[0].removesuffix("\r")
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise ConfigError(
-                f"the password file {str(self.password_file)!r} cannot be read", option="password_file", why=why
-            ) from error
+        return read_password(Path(self.password_file))
 
     def client(self) -> ClientOptions:
         """What a client is made with.
@@ -67,6 +61,22 @@ class Login:
             "password": self.password(),
             "tls": None if self.tls is None else self.tls.context(),
         }
+
+
+def read_password(path: Path, option: str = "password_file") -> str:
+    """The password in the file that ``option`` names: its first line, without its line end.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8").split("\n", 1)[0].removesuffix("\r")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"{option}: {str(path)!r} cannot be read",
+            option=option,
+            why=getattr(error, "strerror", None) or "it is not UTF-8 text",
+        ) from error
 
 
 ANYBODY = Login()

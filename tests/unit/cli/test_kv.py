@@ -232,10 +232,14 @@ def test_the_connection_is_described_once_for_every_command(store: Store, pensto
     assert store.options == {"timeout_s": 2.5, "username": "u", "password": "s3cret", "authentication": None}
     penstock("kv", "del", "k", "--broker", "mqtt://u:p@edge", "--scram")
     assert store.options["authentication"].method == "SCRAM-SHA-256"
+    assert (store.options["username"], store.options["password"]) == (None, None), "it is proved, not sent"
     done = penstock("kv", "del", "k", "--scram", "--username", "u")
     assert (done.status, "--scram: it needs a user name and a password" in done.err) == (2, True)
     done = penstock("kv", "del", "k", "--password-file", "/nonexistent/p")
-    assert (done.status, done.err) == (2, "penstock: --password-file /nonexistent/p: No such file or directory\n")
+    assert (done.status, done.err) == (
+        2,
+        "penstock: --password-file: '/nonexistent/p' cannot be read\n  why: No such file or directory\n",
+    )
 
 
 def test_the_token_comes_from_the_environment_too(

@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.mqtt.codec.packets import Publish
+from penstock.cli.mqtt import _tell_of_outages
+from penstock.errors import UnavailableError
+from penstock.mqtt.client import MqttClient
+from penstock.mqtt.codec.packets import ConnAck, Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.service import Inbound
@@ -78,7 +81,7 @@ def test_pub(penstock: Command, broker: Broker, tmp_path: Path) -> None:
     extras = ["-p", "a=1", "-p", "a=2=3", "--content-type", "t", "--expiry-s", "60", "--response-topic", "r"]
     assert penstock("mqtt", "pub", "in/1", "text", *extras, "--correlation", "c", *options) == (0, "", "")
     assert penstock("mqtt", "pub", "in/2", "--file", str(binary), "-q", "0", *options).status == 0
-    assert penstock("mqtt", "pub", "in/3", "-q", "1", *options, stdin=b"piped\n").status == 0
+    assert penstock("mqtt", "pub", "in/3", "--file", "-", "-q", "1", *options, stdin=b"piped\n").status == 0
     assert penstock("mqtt", "pub", "in/4", "--lines", *options, stdin=b"one\r\ntwo\n").status == 0
     done = penstock("mqtt", "pub", "in/5", "", "--json", "--retain", *options)
     assert json.loads(done.out) == {"topic": "in/5", "bytes": 0, "qos": 1, "reason_code": 0}
@@ -136,6 +139,18 @@ def test_a_session_is_kept_and_read_once(penstock: Command, broker: Broker) -> N
         assert done.out == text
 
 
+def test_sub_says_that_the_connection_was_lost_and_is_back(capsys: pytest.CaptureFixture[str]) -> None:
+    client = MqttClient()
+    _tell_of_outages(client)
+    hooks = client._hooks
+    hooks.connected(ConnAck())
+    hooks.disconnected(UnavailableError("mqtt: the connection to edge was lost"))
+    hooks.connected(ConnAck())
+    hooks.disconnected(None)
+    said = capsys.readouterr().err
+    assert said == "penstock: mqtt: the connection to edge was lost; trying again\npenstock: connected again\n"
+
+
 def test_request(penstock: Command, broker: Broker) -> None:
     done = penstock("mqtt", "request", "ask", "abc", "--broker", broker.url)
     assert (done.status, done.out) == (0, "cba")
@@ -187,4 +202,4 @@ def test_bad_topics_and_a_broker_that_is_not_there(penstock: Command, broker: Br
     assert penstock("mqtt", "sub", "a/#/b", "--broker", broker.url).status == 2
     done = penstock("mqtt", "pub", "a", "x", "--broker", "mqtt://127.0.0.1:1")
     assert done.status == 1
-    assert "start a node (penstock up), or name the broker's listener" in done.err
+    assert "start a node (penstock up), or name its MQTT listener" in done.err

@@ -84,7 +84,7 @@ class MqttClient:
         url = broker_url(host, port, tls=tls is not None)
         if username is None:
             username = url.username
-        if password is None:
+        if password is None and authentication is None:  # which proves it instead of sending it
             password = url.password
         properties = Properties(
             session_expiry_interval=session_expiry_s or None,

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError, UnavailableError
-from penstock.mqtt.client import MqttClient
+from penstock.mqtt.client import MqttClient, ScramAuthentication
 from penstock.mqtt.client.link import Link
 from penstock.mqtt.codec.packets import Publish, Subscription
 from penstock.mqtt.codec.properties import Properties
@@ -141,6 +141,12 @@ async def test_nobody_there() -> None:
     with pytest.raises(UnavailableError) as caught:
         await MqttClient("127.0.0.1", port).connect()
     assert caught.value.applied is False
+
+
+async def test_a_password_that_is_proved_is_not_sent() -> None:
+    url = "mqtt://ann:secret@127.0.0.1:1"
+    assert MqttClient(url)._engine.connect.password == b"secret"
+    assert MqttClient(url, authentication=ScramAuthentication("ann", "secret"))._engine.connect.password is None
 
 
 async def test_a_failure_of_our_own_ends_the_client_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
