@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -53,16 +54,26 @@ def validate(file: File, as_json: Json = False) -> None:
 
 
 @app.command("plan")
-def show_plan(file: File, as_json: Json = False) -> None:
+def show_plan(
+    file: File,
+    svg: Annotated[
+        bool, typer.Option("--svg", help="The graph as a picture: penstock pipeline plan FILE --svg > plan.svg.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
     """Show what a pipeline will do, without Spark.
 
     For each sink: its steps from the source on, what becomes of the records that do not go on, what the sink promises,
-    and what a run that lost its lease can still do there.
+    and what a run that lost its lease can still do there. With --svg: its graph.
     """
     from penstock.pipelines.model import load
     from penstock.pipelines.model.describe import as_data, as_text
+    from penstock.pipelines.model.picture import as_svg
 
     pipeline = load(file)
+    if svg:
+        sys.stdout.write(as_svg(pipeline))
+        return
     if as_json:
         print_json(as_data(pipeline))
         return

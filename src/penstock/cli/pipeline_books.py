@@ -14,13 +14,12 @@ import typer
 from penstock.cli.groups import command_group
 from penstock.cli.output import bytes_fields, note, print_json, print_table, shown
 from penstock.cli.pipeline_display import duration
-from penstock.cli.pipeline_options import File, Into, Json, StateDir, state_of
+from penstock.cli.pipeline_options import File, Into, Json, StateDir, run_of, state_of
 from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
     from penstock.pipelines.books.dead import Letter
     from penstock.pipelines.model import Pipeline
-    from penstock.pipelines.state.replay import Begun
     from penstock.pipelines.store.control import Holder, RunRecord
 
 __all__ = ["dead", "reconcile", "status"]
@@ -44,7 +43,7 @@ def status(file: File, state_dir: StateDir = None, into: Into = None, as_json: J
     from penstock.pipelines.state import layout
     from penstock.pipelines.store.control import lease_holder
 
-    pipeline, state, name = _of(file, state_dir, into)
+    pipeline, state, name = run_of(file, state_dir, into)
     ledger = Ledger(layout.ledger(state))
     holder: Holder | None = None
     try:
@@ -99,7 +98,7 @@ def reconcile(file: File, state_dir: StateDir = None, into: Into = None, as_json
     """
     from penstock.pipelines.books import reconcile as books
 
-    pipeline, state, _ = _of(file, state_dir, into)
+    pipeline, state, _ = run_of(file, state_dir, into)
     accounts = books.reconcile(pipeline, state, books.source_count(pipeline, state))
     for account in accounts:
         sums = {name: getattr(account.sums, name) for name in _SUMS}
@@ -120,26 +119,9 @@ def reconcile(file: File, state_dir: StateDir = None, into: Into = None, as_json
         raise typer.Exit(1)
 
 
-def _of(file: Path, state_dir: Path | None, into: Path | None) -> Begun:
-    """The pipeline, its state directory and the name of its lease: its own, or those of a replay."""
-    from penstock.pipelines.model import load
-    from penstock.pipelines.state.replay import Begun, begun
-
-    pipeline = load(file)
-    if into is None:
-        return Begun(pipeline, state_of(pipeline.name, state_dir), pipeline.name)
-    if state_dir is not None:
-        raise ConfigError(
-            "--state-dir and --into are given", option="--into", do="leave --state-dir out: a replay has its own"
-        )
-    return begun(pipeline, into)
-
-
-def _dead_letters(file: Path) -> tuple[Path, Pipeline]:
-    """The table of the pipeline's dead letters, and the pipeline."""
-    from penstock.pipelines.model import load
-
-    pipeline = load(file)
+def _dead_letters(file: Path, into: Path | None = None) -> tuple[Path, Pipeline]:
+    """The table of the dead letters of the pipeline, or of its replay ``into``, and the pipeline."""
+    pipeline = run_of(file, None, into).pipeline
     if pipeline.dead_letters is None:
         raise ConfigError(
             f"pipeline {pipeline.name!r} keeps no dead letters",
@@ -150,11 +132,11 @@ def _dead_letters(file: Path) -> tuple[Path, Pipeline]:
 
 
 @dead.command("list")
-def dead_list(file: File, as_json: Json = False) -> None:
-    """Count the dead letters by step, code and reason."""
+def dead_list(file: File, into: Into = None, as_json: Json = False) -> None:
+    """Count the dead letters by step, code and reason. With --into: those of a replay there."""
     from penstock.pipelines.books.dead import letters, redriven
 
-    path, _ = _dead_letters(file)
+    path, _ = _dead_letters(file, into)
     again = redriven(path)
     counts: dict[tuple[str, str, str], list[int]] = {}
     for letter in letters(path):
@@ -177,11 +159,13 @@ Only = Annotated[
 
 
 @dead.command("show")
-def dead_show(file: File, step: Step = None, only: Only = None, limit: Most = 10, as_json: Json = False) -> None:
-    """Show dead letters: why, from where, and the record as it was."""
+def dead_show(
+    file: File, into: Into = None, step: Step = None, only: Only = None, limit: Most = 10, as_json: Json = False
+) -> None:
+    """Show dead letters: why, from where, and the record as it was. With --into: those of a replay there."""
     from penstock.pipelines.books.dead import letters, redriven
 
-    path, _ = _dead_letters(file)
+    path, _ = _dead_letters(file, into)
     again = redriven(path)
     chosen = _chosen(list(letters(path)), step, only)
     for letter in chosen[:limit]:
@@ -227,6 +211,7 @@ def dead_redrive(
     """Send dead letters to their source again, as they were, with the ids they had.
 
     For when the pipeline, or what it looks up, has been mended. A letter that fails once more becomes a new letter.
+    Letters of a replay stay where they are: mend the file and replay the stretch into a new directory.
     """
     from penstock.pipelines.books.dead import letters, redrive, redriven
 

@@ -188,10 +188,9 @@ def _cells(sink: Mapping[str, Any]) -> list[str]:
 
 def _batch(event: Event) -> str:
     left = ", ".join(f"{event[name]} {name}" for name in ("dead", "filtered", "duplicates", "late") if event[name])
-    lag = "" if event["lag"] is None else f", lag {event['lag']} ({duration(event['lag_s'])})"
     return (
         f"{event['sink']} batch {event['batch']}: {event['read']} read, {event['out']} out"
-        f"{', ' + left if left else ''}{lag}"
+        f"{', ' + left if left else ''}; took {duration(event['took_s'])}"
     )
 
 

@@ -5,13 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.errors import ConfigError
 
-__all__ = ["Conf", "File", "Into", "Json", "Metrics", "Once", "StateDir", "needs_spark", "options_of_spark", "state_of"]
+if TYPE_CHECKING:
+    from penstock.pipelines.state.replay import Begun
+
+__all__ = [
+    "Conf",
+    "File",
+    "Into",
+    "Json",
+    "Metrics",
+    "Once",
+    "StateDir",
+    "needs_spark",
+    "options_of_spark",
+    "run_of",
+    "state_of",
+]
 
 File = Annotated[Path, typer.Argument(help="The pipeline file (YAML).", metavar="FILE", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
@@ -57,6 +72,25 @@ def needs_spark() -> Iterator[None]:
 def state_of(name: str, given: Path | None) -> Path:
     """The state directory of the pipeline ``name``."""
     return (given if given is not None else Path("penstock-pipelines") / name).resolve()
+
+
+def run_of(file: Path, state_dir: Path | None, into: Path | None) -> Begun:
+    """The pipeline, its state directory and the name of its lease: its own, or those of its replay ``into``.
+
+    Raises:
+        ConfigError: the file cannot be used, or ``into`` holds no replay.
+    """
+    from penstock.pipelines.model import load
+    from penstock.pipelines.state.replay import Begun, begun
+
+    pipeline = load(file)
+    if into is None:
+        return Begun(pipeline, state_of(pipeline.name, state_dir), pipeline.name)
+    if state_dir is not None:
+        raise ConfigError(
+            "--state-dir and --into are given", option="--into", do="leave --state-dir out: a replay has its own"
+        )
+    return begun(pipeline, into)
 
 
 def options_of_spark(given: list[str]) -> dict[str, str]:

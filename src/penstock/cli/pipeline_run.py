@@ -23,6 +23,7 @@ from penstock.cli.pipeline_options import (
     StateDir,
     needs_spark,
     options_of_spark,
+    run_of,
     state_of,
 )
 from penstock.errors import ConfigError
@@ -163,6 +164,7 @@ def stop(
             envvar="PENSTOCK_BROKER", metavar="URL", help="With a name: the broker of the pipeline's state store."
         ),
     ] = "mqtt://127.0.0.1:1883",
+    into: Into = None,
     timeout: Annotated[
         float, typer.Option(help="How long to wait until it has finished its batches.", metavar="SECONDS")
     ] = 120.0,
@@ -171,16 +173,15 @@ def stop(
     """Stop the run of a pipeline, wherever it runs: it finishes its batches, gives the lease back and exits with 0.
 
     The request goes through the state store. Exit status 0 when the run has stopped, also where none was running; 1
-    when it ended otherwise, or not in time.
+    when it ended otherwise, or not in time. With --into (and a file): the replay there, which the same command begins
+    again where it ended.
     """
     from penstock.pipelines.store import control
 
     name = which
-    if not _NAME.fullmatch(which) or Path(which).exists():
-        from penstock.pipelines.model import load
-
-        pipeline = load(which)
-        name, broker = pipeline.name, pipeline.statestore.broker
+    if into is not None or not _NAME.fullmatch(which) or Path(which).exists():
+        pipeline, _, name = run_of(Path(which), None, into)
+        broker = pipeline.statestore.broker
 
     def told(holder: control.Holder) -> None:
         if not as_json:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,6 +112,39 @@ def test_status_of_a_replay(
     assert "--state-dir and --into" in capsys.readouterr().err
     assert main([*command[:-2], str(tmp_path / "none")]) == 2
     assert "holds no replay" in capsys.readouterr().err
+
+
+def test_dead_letters_of_a_replay(books: Books, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    into = tmp_path / "replay"
+    plan_replay(books.pipeline, into, None, None, live=False)
+    shutil.copytree(books.root / "dead", into / "dead_letters")
+    shutil.rmtree(books.root / "dead")
+    for command, count in (("list", 1), ("show", 2)):
+        assert main(["pipeline", "dead", command, str(books.file), "--into", str(into), "--json"]) == 0
+        assert len(lines(capsys)) == count
+        assert main(["pipeline", "dead", command, str(books.file), "--json"]) == 0
+        assert lines(capsys) == []
+    assert main(["pipeline", "dead", "show", str(books.file), "--into", str(tmp_path / "none")]) == 2
+
+
+def test_a_replay_is_stopped_under_its_own_lease(
+    books: Books, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def stop(broker: str, pipeline: str, **_: object) -> control.Stopped:
+        asked.append((broker, pipeline))
+        return control.Stopped("abc", clean=True)
+
+    monkeypatch.setattr(control, "stop_run", stop)
+    planned = plan_replay(books.pipeline, tmp_path / "replay", None, None, live=False)
+    assert main(["pipeline", "stop", str(books.file), "--into", str(tmp_path / "replay")]) == 0
+    assert asked == [(books.pipeline.statestore.broker, planned.lease)]
+    assert capsys.readouterr().out == f"pipeline {planned.lease}: run abc has stopped\n"
+    # Neither a name, which says nothing of a replay, nor a directory without one.
+    assert main(["pipeline", "stop", books.pipeline.name, "--into", str(tmp_path / "replay")]) == 2
+    assert main(["pipeline", "stop", str(books.file), "--into", str(tmp_path / "none")]) == 2
+    assert len(asked) == 1
 
 
 def test_reconcile(books: Books, capsys: pytest.CaptureFixture[str]) -> None:

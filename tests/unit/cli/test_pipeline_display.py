@@ -46,6 +46,12 @@ def test_progress_as_lines_and_an_idle_sink_once(capsys: pytest.CaptureFixture[s
     )
 
 
+def test_a_batch_says_what_it_did_and_how_long_it_took(capsys: pytest.CaptureFixture[str]) -> None:
+    counts = {"batch": 3, "read": 100, "out": 97, "dead": 1, "filtered": 2, "duplicates": None, "late": 0}
+    LineDisplay().tell({"event": "batch", "sink": "rows", "took_s": 0.84, **counts})
+    assert capsys.readouterr().out == "rows batch 3: 100 read, 97 out, 1 dead, 2 filtered; took 0.8 s\n"
+
+
 def test_a_run_that_waits_says_at_once_for_whom(capsys: pytest.CaptureFixture[str]) -> None:
     event = {"event": "waiting", "pipeline": "water", "text": "run abc (host edge-7)", "left_ms": 7_500, "wait_s": 60.0}
     with display(as_json=False) as screen:

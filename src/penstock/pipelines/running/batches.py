@@ -25,7 +25,7 @@ from penstock.pipelines.steps.expressions import sure
 from penstock.pipelines.steps.stages import WithLookup, into_window
 from penstock.pipelines.steps.windows import last_end_ms
 
-__all__ = ["Context", "Drained", "Gate", "SinkBatches", "UnderWay"]
+__all__ = ["Context", "Drained", "Finished", "Gate", "SinkBatches", "UnderWay"]
 
 
 class Drained(Exception):  # noqa: N818 - not an error: how a query is told to stop before a batch
@@ -64,12 +64,12 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the queries of one run share. ``report`` is told the entry of each finished batch."""
+    """What the queries of one run share. ``report`` is told of each finished batch."""
 
     source: Sources
     ledger: Ledger
     gate: Gate
-    report: Callable[[Entry], None]
+    report: Callable[[Finished], None]
     with_lookup: WithLookup
     targets: Targets
 
@@ -81,6 +81,13 @@ class _Counts:
     out: int
     dead: int
     filtered: int
+
+
+class Finished(NamedTuple):
+    """A batch that went through, and how many seconds it took."""
+
+    entry: Entry
+    took_s: float
 
 
 class UnderWay(NamedTuple):
@@ -107,7 +114,8 @@ class SinkBatches:
         """Carry out one batch. Everything in it is idempotent by batch id."""
         with self._context.gate:
             start, end = self._range(batch)
-            self.under_way = UnderWay(batch, time.monotonic(), end)
+            began = time.monotonic()
+            self.under_way = UnderWay(batch, began, end)
             try:
                 entry = (
                     self._windows(rows, batch, start, end)
@@ -118,7 +126,7 @@ class SinkBatches:
                 self.last_finished = batch
             finally:
                 self.under_way = None
-        self._context.report(entry)
+        self._context.report(Finished(entry, time.monotonic() - began))
 
     def _range(self, batch: int) -> tuple[Offsets, Offsets]:
         start, end = self.checkpoint.range(batch)

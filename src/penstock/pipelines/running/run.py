@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import DataLossError, PenstockError, UnavailableError
-from penstock.pipelines.books.ledger import Entry, Ledger
+from penstock.pipelines.books.ledger import Ledger
 from penstock.pipelines.model import Pipeline
 from penstock.pipelines.model.values import duration_ms
-from penstock.pipelines.running.batches import Context, Gate
+from penstock.pipelines.running.batches import Context, Finished, Gate
 from penstock.pipelines.running.build import BuiltQuery, build
 from penstock.pipelines.running.causes import cause, is_named_by_spark, whole
 from penstock.pipelines.running.driver import BROKEN, DRAIN_S, ended, has_ended, own_words, spark_of
@@ -104,7 +104,7 @@ class _Run:
         self._stop = stop
         self._options = options
         self._state = state
-        self._done: queue.SimpleQueue[Entry | Event] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Finished | Event] = queue.SimpleQueue()
         self._gate = Gate()
         self._ledger = Ledger(layout.ledger(state))
         self._source = Sources(pipeline, state, options.span)
@@ -347,26 +347,19 @@ class _Run:
     def _report(self) -> None:
         while True:
             try:
-                entry = self._done.get_nowait()
+                found = self._done.get_nowait()
             except queue.Empty:
                 return
-            if not isinstance(entry, Entry):
-                self._emit(entry)
+            if not isinstance(found, Finished):
+                self._emit(found)
                 continue
+            entry = found.entry
             running = self._queries[entry.sink]
             running.progressed()
             _check_nothing_dropped(running)
             self._watch.finished(entry)
-            lag = self._watch.lag(entry.sink)
             shown = {name: value for name, value in asdict(entry).items() if name not in {"start", "end"}}
-            self._emit(
-                {
-                    "event": "batch",
-                    **shown,
-                    "lag": None if lag is None else lag.records,
-                    "lag_s": None if lag is None or lag.seconds is None else round(lag.seconds, 3),
-                }
-            )
+            self._emit({"event": "batch", **shown, "took_s": round(found.took_s, 3)})
 
     def _drain(self) -> None:
         """Stop each query between two batches: no batch is begun, the one under way is finished and committed."""
@@ -424,10 +417,10 @@ def run(
     the ``lease`` where it is not the pipeline's own.
 
     ``emit`` gets events in the calling thread: ``starting``, ``metrics`` (their address), ``waiting`` (who holds the
-    lease), ``started`` (with the fencing token), ``warning`` (``text``), ``batch`` (the ledger's counts, and the lag),
-    ``progress`` (:class:`~penstock.pipelines.running.progress.SinkProgress` of each sink), ``rows`` (of a console
-    sink, as JSON), ``retry``, ``stopped``. Checkpoints, ledger and starts are kept under ``state``; a run with the
-    same directory goes on where the last one ended.
+    lease), ``started`` (with the fencing token), ``warning`` (``text``), ``batch`` (the ledger's counts, and
+    ``took_s``), ``progress`` (:class:`~penstock.pipelines.running.progress.SinkProgress` of each sink), ``rows`` (of a
+    console sink, as JSON), ``retry``, ``stopped``. Checkpoints, ledger and starts are kept under ``state``; a run with
+    the same directory goes on where the last one ended.
 
     Raises:
         ConfigError: a step cannot be built, or metrics cannot be served there.

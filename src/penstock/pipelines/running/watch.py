@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.pipelines.books.ledger import Entry
 from penstock.pipelines.running.progress import Progress, SinkProgress, of_spark
-from penstock.pipelines.sources.lag import Lag, planned
+from penstock.pipelines.sources.lag import planned
 from penstock.pipelines.sources.reader import Meter
 from penstock.pipelines.state.checkpoint import Offsets
 from penstock.pipelines.store.control import RunRecord
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["Watch", "now_text"]
 
 MEASURE_S = 1.0
+ANSWER_S = 0.3
+"""What is asked of the tube is mostly there after this; else what it said before is shown."""
 TELL_S = 5.0
 """How often the record in the state store is written."""
 
@@ -57,7 +59,8 @@ class Watch:
         self._progress = Progress([], 0.0)
         self._ends: dict[str, Offsets] = {}
         self._said: dict[str, dict[str, Any]] = {}
-        self._next_measure = self._next_tell = self._next_show = 0.0
+        self._asked: dict[str, UnderWay] = {}
+        self._next_ask = self._next_look = self._next_tell = self._next_show = 0.0
 
     @property
     def latest(self) -> Mapping[str, SinkProgress]:
@@ -81,21 +84,20 @@ class Watch:
         """A query failed and is started again."""
         self._progress.restarted(sink)
 
-    def lag(self, sink: str) -> Lag | None:
-        """What the tube has that ``sink`` has not finished, when it was measured last."""
-        return self._meter.of(sink)
-
     def look(self, queries: Mapping[str, StreamingQuery | None], under_way: Mapping[str, UnderWay | None]) -> None:
         """Measure, where it is time to; called as often as one likes."""
         now = time.monotonic()
-        if now < self._next_measure:
+        if now >= self._next_ask:
+            self._next_ask = now + MEASURE_S
+            self._asked = {name: batch for name, batch in under_way.items() if batch is not None}
+            self._meter.ask(self._ends | {planned(name): batch.end for name, batch in self._asked.items()})
+            self._next_look = now + ANSWER_S
+        if now < self._next_look:
             return
-        self._next_measure = now + MEASURE_S
+        # Of the moment of the question: what has been finished since would be taken for waiting.
+        self._next_look = self._next_ask + ANSWER_S
         self._said |= {name: _said_by_spark(query) for name, query in queries.items()}
-        snapshot = self._take(now, {name: batch for name, batch in under_way.items() if batch is not None})
-        self._meter.ask(
-            self._ends | {planned(name): batch.end for name, batch in under_way.items() if batch is not None}
-        )
+        snapshot = self._take(now, self._asked)
         progress = _as_data(snapshot)
         if now >= self._next_tell:
             self._next_tell = now + TELL_S
