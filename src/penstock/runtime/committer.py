@@ -7,7 +7,7 @@ stalls does not stop the loop.
 Where commits are quick, handing one to the thread and back costs as much as a small commit itself. With ``inline_s`` an
 owner has those that are expected to take less than that run in the loop, once a turn. The expectation is the longest
 commit of late, which fades by a tenth with each one after it: a disk that stalled once is not waited for in the loop
-again until it has been quick for a while.
+again until it has been quick for a while. With ``small`` the owner says which commits are of the kind that may be.
 
 After a commit failed nothing is acknowledged any more (a failed fsync may have dropped the dirty pages, so a later
 success would prove nothing): every waiting and every later operation is told so, and the process must be restarted.
@@ -43,7 +43,8 @@ class GroupCommitter(Generic[Op]):
     answer, so the receive maximum and the in-flight limits of the protocols bound ``pending``, which is a metric.
 
     ``prepare(op)`` runs in the loop when the commit of ``op`` begins (or cannot, after a failure): an owner that
-    submits one operation ahead puts into it then all that has come meanwhile.
+    submits one operation ahead puts into it then all that has come meanwhile. ``small(op)``, asked after it: whether
+    ``op`` may be committed in the loop, if the disk is quick.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class GroupCommitter(Generic[Op]):
         on_failure: Callable[[StorageError], None] | None = None,
         prepare: Callable[[Op], None] | None = None,
         inline_s: float = 0.0,
+        small: Callable[[Op], bool] = lambda _: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -61,6 +63,8 @@ class GroupCommitter(Generic[Op]):
         """Commits that ran in the loop."""
         self._inline_s = inline_s
         self._expected_s = inline_s
+        self._small = small
+        self._last_small = True
         self._clock = clock
         self.failure: StorageError | None = None
         self.started = 0
@@ -103,10 +107,7 @@ class GroupCommitter(Generic[Op]):
             raise StorageError(f"{self.name}: no more commits, the store is closing")
         self._waiting.append((op, done))
         self._idle_clear()
-        if not self._scheduled:
-            # At the end of this loop turn, so that everything one turn brought shares a commit.
-            self._scheduled = True
-            self._loop.call_soon(self._kick)
+        self._schedule()
 
     async def close(self) -> None:
         """Commit what was submitted, call its ``done``, then stop the thread."""
@@ -120,29 +121,45 @@ class GroupCommitter(Generic[Op]):
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join)
         self._thread = None
 
+    def _schedule(self) -> None:
+        """At the end of this loop turn, so that everything one turn brought shares a commit."""
+        if not self._scheduled:
+            self._scheduled = True
+            assert self._loop is not None
+            self._loop.call_soon(self._kick)
+
     def _idle_clear(self) -> None:
         assert self._idle is not None
         self._idle.clear()
 
     def _kick(self) -> None:
+        """At the end of a turn: the next commit begins, unless one runs, which has it begin at its end."""
         self._scheduled = False
-        if self._running or not self._waiting:
+        if not self._begin():
             return
-        batch, self._waiting = self._waiting, []
-        if self._prepare is not None:
-            for op, _ in batch:
-                self._prepare(op)
-        self.started += 1
         if self.failure is not None:
-            self._running = batch
             self._finish(self.failure)
-            return
-        self._running = batch
-        if self._expected_s < self._inline_s:
+        elif self._last_small and self._quick:
             self.inline += 1
-            self._finish(*self._carry_out(batch))
+            self._finish(*self._carry_out(self._running))
         else:
-            self._batches.put(batch)
+            self._batches.put(self._running)
+
+    @property
+    def _quick(self) -> bool:
+        return self._expected_s < self._inline_s
+
+    def _begin(self) -> bool:
+        """Make what waits the running batch; whether there is one now that was not before."""
+        if self._running or not self._waiting:
+            return False
+        self._running, self._waiting = self._waiting, []
+        if self._prepare is not None:
+            for op, _ in self._running:
+                self._prepare(op)
+        self._last_small = all(self._small(op) for op, _ in self._running)
+        self.started += 1
+        return True
 
     def _work(self) -> None:
         assert self._loop is not None
@@ -176,12 +193,16 @@ class GroupCommitter(Generic[Op]):
             self.failure = failure
             if self._on_failure is not None:
                 self._on_failure(failure)
-        # The next commit starts before the replies are built: the disk never waits for Python.
-        self._kick()
+        # The next commit starts before the replies are built: the disk never waits for Python. One that will run in the
+        # loop comes after them.
+        if self.failure is None and not (self._last_small and self._quick) and self._begin():
+            self._batches.put(self._running)
         for _, done in batch:
             try:
                 done(failure)
             except Exception:  # noqa: BLE001 - one answer must not keep the others, and the end of the store, waiting
                 _log.exception("%s: internal error after a commit", self.name)
-        if not self._running and not self._waiting and self._idle is not None:
+        if self._waiting and not self._running:
+            self._schedule()
+        elif not self._running and self._idle is not None:
             self._idle.set()

@@ -197,6 +197,42 @@ async def test_quick_commits_run_in_the_loop_and_slow_ones_in_the_thread() -> No
     assert (done, committer.inline, committer.commits) == ([0, 1, 2, 3, 4], 2, 5)
 
 
+async def test_answers_come_in_order_where_the_next_commit_runs_in_the_loop() -> None:
+    gate = threading.Event()
+    threads: list[str] = []
+
+    def commit(_: Sequence[int]) -> None:
+        threads.append(threading.current_thread().name)
+        gate.wait(10)
+
+    committer: GroupCommitter[int] = GroupCommitter(commit, name="t", inline_s=0.5, clock=lambda: 0.0)
+    committer.start()
+    done: list[int] = []
+    committer.submit(1, lambda _: done.append(1))
+    while not threads:
+        await asyncio.sleep(0)
+    committer.submit(2, lambda _: done.append(2))
+    gate.set()
+    await committer.close()
+    assert (done, threads) == ([1, 2], ["commit-t", threading.current_thread().name])
+
+
+async def test_only_small_commits_run_in_the_loop() -> None:
+    threads: list[str] = []
+    committer: GroupCommitter[list[int]] = GroupCommitter(
+        lambda _: threads.append(threading.current_thread().name),
+        name="t", inline_s=0.5, clock=lambda: 0.0, prepare=lambda op: op.append(0), small=lambda op: len(op) < 3,
+    )  # fmt: skip
+    committer.start()
+    for op in ([], [], [1, 2], []):
+        finished = asyncio.Event()
+        committer.submit(op, lambda _, finished=finished: finished.set())  # type: ignore[misc]
+        await finished.wait()
+    await committer.close()
+    loop, thread = threading.current_thread().name, "commit-t"
+    assert threads == [thread, loop, thread, loop]
+
+
 async def test_a_failure_in_the_loop_is_as_final() -> None:
     def commit(ops: Sequence[int]) -> None:
         if 2 in ops:

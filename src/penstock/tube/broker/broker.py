@@ -274,7 +274,7 @@ class TubeBroker:
             self._loop.call_soon(done, result)
         else:
             self.commits.tell(done, result)
-        self.commits.schedule()
+        self.commits.changed()
 
     def append_run(
         self,
@@ -311,7 +311,7 @@ class TubeBroker:
 
             self.commits.tell(committed, result)
         if stored:
-            self.commits.schedule()
+            self.commits.changed()
 
     def newest(self, topic: str, partition: int) -> tuple[bytes, int] | None:
         """Data and flag of the last durable message of a partition; None where there is none."""

@@ -2,12 +2,16 @@
 
 What turns bring while a commit runs shares the next one, and leaves with one write a connection. After a failed commit
 nothing is acknowledged any more: whoever waited, and whoever comes later, is told 503 with the reason.
+
+Commits of few messages run in the loop while the disk is quick (decision 47); messages that nobody waits for, those of
+durability "memory", are written a moment later, many together.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from penstock.errors import PenstockError, StorageError
 from penstock.runtime.committer import GroupCommitter
@@ -25,6 +29,14 @@ from penstock.tube.storage.meta import GroupOffset
 from penstock.tube.storage.store import Store, Work
 
 __all__ = ["AppendDone", "Commits"]
+
+_INLINE_S: Final = 0.002
+"""Commits that took longer of late run in the thread: for so long no connection is served."""
+_INLINE_BYTES: Final = 64 << 10
+WRITE_BEHIND_S: Final = 0.01
+"""So long, at most, what was acknowledged from memory waits to be handed to the operating system."""
+WRITE_BEHIND_BYTES: Final = 1 << 20
+"""Beyond so many bytes in a store it does not wait."""
 
 AppendDone = Callable[["AppendResult | PenstockError"], None]
 
@@ -51,6 +63,14 @@ class _Round:
         self.works: list[tuple[Store, Work]] = []
         self.waiting = _Waiting()
         self.decided: list[Publication] = []
+
+    def small(self) -> bool:
+        """Whether it only appends few bytes to files that have room for them."""
+        return (
+            sum(work.size for _, work in self.works) <= _INLINE_BYTES
+            and all(store.has_room(work) for store, work in self.works)
+            and self.commit.only_appends
+        )
 
 
 class Commits:
@@ -85,14 +105,15 @@ class Commits:
         self._lost = lost
         self._path = str(disk.directory)
         self._waiting = _Waiting()
-        self._scheduled = False
+        self._shown = False
+        self._behind: asyncio.TimerHandle | None = None
         self._round: _Round | None = None
         """Submitted, and not begun yet."""
         self._closed = False
         self._loop = asyncio.get_running_loop()
         self._committer: GroupCommitter[_Round] = GroupCommitter(
             lambda rounds: disk.commit([one.commit for one in rounds]),
-            name=name, on_failure=self._fail, prepare=self._fill,
+            name=name, on_failure=self._fail, prepare=self._fill, inline_s=_INLINE_S, small=_Round.small,
         )  # fmt: skip
         self._committer.start()
 
@@ -130,9 +151,34 @@ class Commits:
 
     def schedule(self) -> None:
         """Have the next commit, at the end of this loop turn at the earliest, take what the turn changed."""
-        if not self._scheduled:
-            self._scheduled = True
-            self._loop.call_soon(self._flush)
+        if self._round is not None or self._closed:
+            return  # it has not begun
+        if self._behind is not None:
+            self._behind.cancel()
+            self._behind = None
+        self._round = one = _Round()
+        try:
+            self._committer.submit(one, lambda error: self._done(one, error))
+        except StorageError as error:  # closing: what came too late is told so
+            self._loop.call_soon(self._refuse, one, error)
+
+    def changed(self) -> None:
+        """A turn ended: commit what it changed, if it changed something, when whoever waits for it needs it."""
+        engine = self._engine
+        dirty = engine.dirty_stores
+        if engine.offsets.dirty or engine.transactions.dirty:
+            self.schedule()
+        elif dirty:
+            for store in dirty:
+                if not store.immediate or store.unwritten_bytes > WRITE_BEHIND_BYTES:
+                    self.schedule()
+                    break
+            else:
+                if self._behind is None and self._round is None:
+                    self._behind = self._loop.call_later(WRITE_BEHIND_S, self.schedule)
+        if engine.reading.parked and dirty and not self._shown:
+            self._shown = True
+            self._loop.call_soon(self._show_immediate)
 
     def answer_ready(self) -> None:
         """Send the answers to gets that waited and need wait no more."""
@@ -145,26 +191,21 @@ class Commits:
     async def close(self) -> None:
         """Commit what is scheduled, with what producers have sent; nothing is taken any more."""
         if self._engine.sending.producers.changed and self.failure is None:
-            self.snapshot_due = self._scheduled = True
-        if self._scheduled:
-            self._flush()
+            self.snapshot_due = True
+        if self.snapshot_due or self._behind is not None:
+            self.schedule()
         await self._committer.close()
         self._closed = True
 
-    def _flush(self) -> None:
-        """At the end of a turn: show what is readable at once, and have the next commit take what the turn changed."""
-        self._scheduled = False
-        if self._closed:
-            return
-        self._show([store for store in self._engine.dirty_stores if store.immediate])
-        if self._round is not None:
-            return  # it has not begun
-        self._round = one = _Round()
-        try:
-            self._committer.submit(one, lambda error: self._done(one, error))
-        except StorageError as error:  # closing: what came too late is told so
-            self._fill(one)
-            self._done(one, error)
+    def _refuse(self, one: _Round, error: StorageError) -> None:
+        self._fill(one)
+        self._done(one, error)
+
+    def _show_immediate(self) -> None:
+        """At the end of a turn: show what is readable at once."""
+        self._shown = False
+        if not self._closed:
+            self._show([store for store in self._engine.dirty_stores if store.immediate])
 
     def _fill(self, one: _Round) -> None:
         """The commit begins: it takes all that was changed until now, and those who wait for it."""

@@ -116,7 +116,5 @@ class BrokerConnection(ServerConnection):
         broker = self._broker
         broker.bytes_out += self.bytes_out
         self.bytes_out = 0
-        engine = broker.engine
-        if engine.dirty_stores or engine.offsets.dirty or engine.transactions.dirty:
-            broker.commits.schedule()
+        broker.commits.changed()
         broker.arm()

@@ -64,6 +64,14 @@ class Commit:
         self.unstaged: list[Path] = []
         """Files of staged rows that are needed no more once the notes are durable."""
 
+    @property
+    def only_appends(self) -> bool:
+        """Whether there is nothing to do beside writing to logs."""
+        return not (
+            self.early_notes or self.notes or self.offsets or self.config is not None
+            or self.expired or self.removed_topics or self.staged or self.unstaged
+        )  # fmt: skip
+
 
 class Disk:
     """See the module. ``files`` is what the log is written through; the offsets have their own (LMDB)."""

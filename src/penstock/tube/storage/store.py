@@ -251,6 +251,12 @@ class Store(LogReads):
         self._pending_bytes = 0
         return work
 
+    def has_room(self, work: Work) -> bool:
+        """Whether the file that ``work`` goes to exists, with zeros where it goes. While no commit runs."""
+        return all(
+            piece.segment.data_file is not None and piece.data_from + work.size <= self._filled for piece in work.pieces
+        )
+
     def write(self, work: Work) -> None:
         """Write ``work`` to the files (page cache). Committing thread.
 

@@ -310,7 +310,10 @@ def plain(data: bytes) -> bytes:
     return request.SerializeToString()
 
 
-async def test_what_comes_while_a_commit_runs_is_answered_by_one_write(tmp_path: Path) -> None:
+async def test_what_comes_while_a_commit_runs_is_answered_by_one_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.tube.broker.commits._INLINE_S", 0.0)  # in the thread, however quick the disk is
     gate, begun = threading.Event(), threading.Event()
     gate.set()
 

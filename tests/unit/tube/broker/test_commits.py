@@ -1,0 +1,111 @@
+"""Which commits run in the loop, and what is written behind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.runtime.durability import Durability
+from penstock.runtime.files import DirectFiles
+from tests.unit.tube.broker.test_broker import running
+
+NEVER_S = 3600.0
+
+
+class Watched(DirectFiles):
+    """Notes which thread synced a file."""
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+
+    def open(self, path: Path) -> Any:
+        return self._watch(super().open(path))
+
+    def create(self, path: Path) -> Any:
+        return self._watch(super().create(path))
+
+    def _watch(self, file: Any) -> Any:
+        threads = self.threads
+
+        class File:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(file, name)
+
+            def sync(self) -> None:
+                threads.append(threading.current_thread().name)
+                file.sync()
+
+        return File()
+
+
+async def test_small_appends_are_committed_in_the_loop_and_all_else_in_the_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.tube.broker.commits._INLINE_S", NEVER_S)  # however slow the disk is
+    loop, thread = threading.current_thread().name, "commit-tube-1"
+    files = Watched()
+    async with running(tmp_path, files=files) as (broker, client):
+
+        async def sent(data: bytes) -> list[str]:
+            files.threads.clear()
+            assert (await client.answer(client.send(data))).success
+            return files.threads
+
+        assert set(await sent(b"makes the files")) == {thread}
+        assert await sent(b"small") == [loop]
+        assert await sent(bytes(65_000)) == [loop]
+        assert await sent(bytes(66_000)) == [thread]
+        while await sent(bytes(60_000)) == [loop]:
+            pass
+        assert files.threads == [thread], "it did not fit into what is filled with zeros"
+        assert await sent(b"small") == [loop]
+        await client.register()
+        await client.get()
+        before = broker.commits._committer.inline
+        await client.confirm()
+        assert broker.commits._committer.inline == before, "a position goes to LMDB"
+
+
+async def test_nothing_waits_for_what_memory_acknowledges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.tube.broker.commits.WRITE_BEHIND_S", NEVER_S)
+    async with running(tmp_path, durability=Durability.MEMORY) as (broker, client):
+        await broker.committed()
+        before = broker.commits.count
+        for n in range(20):
+            await client.answer(client.send(b"%d" % n))
+        assert broker.commits.count == before
+        assert broker.stats["unwritten_bytes"] > 0
+        await broker.committed()
+        assert (broker.commits.count, broker.stats["unwritten_bytes"]) == (before + 1, 0)
+        await client.answer(client.send(b"written at the end"))
+    async with running(tmp_path, durability=Durability.MEMORY) as (broker, client):
+        assert broker.disk.recovery.records == 21
+
+
+@pytest.mark.parametrize("setting", [("WRITE_BEHIND_S", 0.001), ("WRITE_BEHIND_BYTES", 0)])
+async def test_it_is_written_a_moment_later_or_when_it_is_much(
+    setting: tuple[str, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.tube.broker.commits.WRITE_BEHIND_S", NEVER_S)
+    monkeypatch.setattr(f"penstock.tube.broker.commits.{setting[0]}", setting[1])
+    async with running(tmp_path, durability=Durability.MEMORY) as (broker, client):
+        for n in range(3):
+            await client.answer(client.send(b"%d" % n))
+            async with asyncio.timeout(20):
+                while broker.stats["unwritten_bytes"]:
+                    await asyncio.sleep(0)
+
+
+async def test_a_durable_topic_does_not_wait_for_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.tube.broker.commits.WRITE_BEHIND_S", NEVER_S)
+    durable = {"safe": Durability.DURABLE}
+    async with running(tmp_path, durability=Durability.MEMORY, topic_durability=durable) as (broker, client):
+        broker.create_topic("safe")
+        await client.answer(client.send(b"from memory"))
+        async with asyncio.timeout(20):
+            assert (await client.answer(client.send(b"synced", topic="safe"))).success
+        assert broker.stats["unwritten_bytes"] == 0
