@@ -84,7 +84,7 @@ RULES = [
         "penstock.spark",
         (
             *("spark", "tube.client", "tube.reader"),
-            *("tube.producer", "tube.record", "tube.staging", "tube.codec.message"),
+            *("tube.producer", "tube.record", "tube.staging", "tube.codec.message", "tube.codec.strings"),
             *("runtime.login", "runtime.loop_thread", "runtime.tls"),
             *("statestore.client", "statestore.errors", "statestore.codec.glob", "statestore.hlc"),
             *("mqtt.client", "mqtt.codec.properties", "mqtt.codec.topics", "mqtt.url"),

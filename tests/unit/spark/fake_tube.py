@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from penstock.errors import DataLossError, RefusedError, UnavailableError
 from penstock.spark.tube.client import Address
-from penstock.spark.tube.offsets import INDEX_RECORD_BYTES, Partition
+from penstock.spark.tube.offsets import Partition
+from penstock.tube.codec.message import INDEX_RECORD_BYTES
 
 
 @dataclass

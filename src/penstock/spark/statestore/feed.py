@@ -24,10 +24,11 @@ from penstock.spark.triggers import SupportsTriggerAvailableNow
 from penstock.spark.tube.client import Client
 from penstock.spark.tube.cluster import Tube
 from penstock.spark.tube.missing_topic import telling_of_topic
-from penstock.spark.tube.offsets import INDEX_RECORD_BYTES, Bounds, Partition, Positions, Slice, to_json
+from penstock.spark.tube.offsets import Bounds, Partition, Positions, Slice, to_json
 from penstock.spark.tube.source import TubeStreamReader
 from penstock.spark.tube.tasks import RangePartition, read_messages
 from penstock.statestore.hlc import Hlc
+from penstock.tube.codec.message import INDEX_RECORD_BYTES
 
 if TYPE_CHECKING:
     import pyarrow as pa

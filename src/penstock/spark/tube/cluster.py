@@ -29,9 +29,9 @@ from penstock.spark.tube.offsets import (
     check_kept,
     from_json,
     resolve,
-    slices,
 )
 from penstock.spark.tube.options import SourceOptions
+from penstock.spark.tube.ranges import slices
 
 __all__ = ["ALL_MESSAGES", "Tube", "count_rows"]
 
@@ -39,7 +39,6 @@ ALL_MESSAGES = 2**31 - 1
 """As many as one plan can ask for (int32 on the wire)."""
 
 _ATTEMPT_S = 5.0
-_STORE_STEP = 10_000  # partition id = store * 10,000 + number
 
 _log = logging.getLogger(__name__)
 
@@ -173,10 +172,9 @@ class Tube:
         of_store: dict[tuple[str, int, int], Bounds] = {}
         result: dict[Partition, Bounds] = {}
         for partition in partitions:
-            store = (partition.topic, partition.broker_id, partition.partition // _STORE_STEP)
-            if store not in of_store:
-                of_store[store] = Bounds(*self._ask(partition, _bounds_of(partition)))
-            result[partition] = of_store[store]
+            if partition.store not in of_store:
+                of_store[partition.store] = Bounds(*self._ask(partition, _bounds_of(partition)))
+            result[partition] = of_store[partition.store]
         return result
 
     def offset_at(self, partition: Partition, time_ms: int) -> int:

@@ -1,4 +1,4 @@
-"""Offsets of the tube log as Spark sees them, and how ranges of them are planned. Pure: no sockets, no Spark.
+"""Offsets of the tube log as Spark sees them. Pure: no sockets, no Spark.
 
 A **position** is the place of a message in its store's index on the wire: a multiple of 28, shared by all partitions
 of the store. So the difference of two positions says nothing about the number of a partition's *own* messages; whoever
@@ -20,10 +20,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.errors import ConfigError, DataLossError
+from penstock.tube.codec.message import INDEX_RECORD_BYTES
+from penstock.tube.codec.strings import PARTITIONS_PER_STORE
 
 __all__ = [
     "EARLIEST",
-    "INDEX_RECORD_BYTES",
     "LATEST",
     "MARK",
     "Assigned",
@@ -43,9 +44,6 @@ __all__ = [
     "resolve",
     "round_down",
     "select",
-    "share",
-    "slices",
-    "split",
     "split_key",
     "to_json",
 ]
@@ -55,9 +53,6 @@ LATEST = -1
 
 MARK = "@data"
 """Ends the name of a partition in the offset JSON where its mark stands, not its position."""
-
-INDEX_RECORD_BYTES = 28
-"""Size of one index record; every message of a store has one."""
 
 
 class Partition(NamedTuple):
@@ -71,6 +66,11 @@ class Partition(NamedTuple):
     def key(self) -> str:
         """The partition's name below its topic in the offset JSON."""
         return f"{self.broker_id}:{self.partition}"
+
+    @property
+    def store(self) -> tuple[str, int, int]:
+        """The store that holds it, and other partitions of the topic: positions are the store's."""
+        return self.topic, self.broker_id, self.partition // PARTITIONS_PER_STORE
 
     def __str__(self) -> str:
         return f"topic {self.topic!r} partition {self.key}"
@@ -379,61 +379,3 @@ def check_kept(position: int, bounds: Bounds, partition: Partition, option: str 
             " data directory), or the position is of another cluster",
             do=f"check the position and the master, or set {option}=false to wait until the log reaches it",
         )
-
-
-def slices(start: Mapping[Partition, int], end: Mapping[Partition, int]) -> list[Slice]:
-    """The ranges between two positions, one a partition, sorted; none where nothing lies between.
-
-    Partitions of ``start`` that ``end`` does not know are not read: ``end`` is what a batch promised.
-
-    Raises:
-        KeyError: ``end`` has a partition that ``start`` lacks; the caller decides where such a one begins.
-    """
-    return [
-        Slice(partition, start[partition], end[partition])
-        for partition in sorted(end)
-        if start[partition] < end[partition]
-    ]
-
-
-def split(ranges: Sequence[Slice], minimum: int, most: int | None = None) -> list[Slice]:
-    """Cut ``ranges`` so that at least ``minimum`` remain where that is possible, longest ones first into most pieces.
-
-    None of them holds more than ``most`` messages. Cut by position, which costs no question to a server; with
-    partitions of similar traffic the pieces hold similar numbers of messages (of a store with n partitions, an n-th of
-    what lies between the positions). Order is kept: pieces of one partition follow each other.
-    """
-    records = [(piece.end - piece.start + INDEX_RECORD_BYTES - 1) // INDEX_RECORD_BYTES for piece in ranges]
-    pieces = share(minimum, records) if len(ranges) < minimum else [1] * len(ranges)
-    if most is not None:
-        pieces = [max(count, -(-among // most)) for count, among in zip(pieces, records, strict=True)]
-    result: list[Slice] = []
-    for piece, count, parts in zip(ranges, records, pieces, strict=True):
-        edges = [piece.start + INDEX_RECORD_BYTES * (count * part // parts) for part in range(parts)] + [piece.end]
-        result.extend(Slice(piece.partition, edges[part], edges[part + 1]) for part in range(parts))
-    return result
-
-
-def share(limit: int, waiting: Sequence[int]) -> list[int]:
-    """Divide ``limit`` messages over partitions that have ``waiting`` messages of their own: how many each gives.
-
-    In proportion to what waits, so that partitions of one stream drain at the same pace in event time: with equal
-    shares a short partition would run ahead, drag the watermark with it and make the others' records late. Nobody
-    with something waiting gets nothing while ``limit`` allows one each.
-
-    Never more than ``limit`` in sum, never more than waits, all of ``limit`` if that much waits. Deterministic.
-    """
-    total = sum(waiting)
-    if total <= limit:
-        return list(waiting)
-    exact = [limit * count for count in waiting]  # in units of 1 / total
-    granted = [amount // total for amount in exact]
-    by_fraction = sorted(range(len(waiting)), key=lambda index: (-(exact[index] % total), index))
-    for index in by_fraction[: limit - sum(granted)]:
-        granted[index] += 1
-    left_out = [index for index, count in enumerate(waiting) if count > 0 and granted[index] == 0]
-    if limit >= sum(count > 0 for count in waiting):
-        for index in left_out:
-            granted[granted.index(max(granted))] -= 1
-            granted[index] = 1
-    return granted

@@ -61,7 +61,8 @@ OPTIONS: Mapping[str, str] = {
     "minOffsetsPerTrigger": "a micro-batch waits until so many messages are there; not the first one of a run, and not "
     "with availableNow",
     "maxTriggerDelay": "how long it waits for minOffsetsPerTrigger at most, as 30s, 15m or 2h (15m)",
-    "minPartitions": "at least so many tasks, cutting ranges where there are fewer partitions",
+    "minPartitions": "at least so many tasks, cutting ranges where there are fewer partitions (a task a "
+    "partition; partitions with few messages in a batch share one)",
     "maxRecordsPerPartition": "at most so many messages a task, cutting ranges that hold more",
     "groupIdPrefix": "first part of the group's name, before a digest of what is read (spark-tubemq)",
     "filter": "only messages of these types ($msgType$), separated by commas; the broker leaves the others out",

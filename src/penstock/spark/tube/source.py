@@ -43,12 +43,11 @@ from penstock.spark.tube.offsets import (
     Times,
     check_kept,
     from_json,
-    share,
-    slices,
     to_json,
 )
 from penstock.spark.tube.options import COLUMNS, HEADERS, SourceOptions
 from penstock.spark.tube.published import Published
+from penstock.spark.tube.ranges import share, slices
 from penstock.spark.tube.sink import TubeStreamWriter, TubeWriter, check_columns
 from penstock.spark.tube.sink_options import SinkOptions
 from penstock.spark.tube.tasks import planned, read_rows, selected

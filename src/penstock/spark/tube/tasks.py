@@ -6,38 +6,49 @@ Planned beside the driver; read in executors, which get a :class:`RangePartition
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark.sql.datasource import InputPartition
 
 from penstock.errors import DataLossError
 from penstock.spark.tube.client import Address, Batch, Client
 from penstock.spark.tube.cluster import Tube
-from penstock.spark.tube.offsets import Partition, Slice, select, split
+from penstock.spark.tube.offsets import Partition, Slice, select
 from penstock.spark.tube.options import SourceOptions
+from penstock.spark.tube.ranges import packed, split
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["RangePartition", "planned", "read_messages", "read_rows", "selected"]
+__all__ = ["Range", "RangePartition", "planned", "read_messages", "read_rows", "selected"]
 
 
-class RangePartition(InputPartition):
-    """What one task reads. ``address`` is where its broker was last seen, a hint that saves a question.
+_SHORT = 1000
+"""Messages. A task costs Spark some milliseconds on a core, in which so many are read: short ranges share one, as the
+small files of a file source do."""
+
+
+class Range(NamedTuple):
+    """Messages of one partition. ``address`` is where its broker was last seen, a hint that saves a question.
 
     ``mark``: that of the start, see ``marks``.
     """
 
-    def __init__(self, piece: Slice, address: Address | None, mark: int | None = None) -> None:
-        super().__init__(piece)
-        self.piece = piece
-        self.address = address
-        self.mark = mark
+    piece: Slice
+    address: Address | None
+    mark: int | None = None
+
+
+class RangePartition(InputPartition):
+    """What one task reads, one range after the other."""
+
+    def __init__(self, ranges: Sequence[Range]) -> None:
+        super().__init__([range_.piece for range_ in ranges])
+        self.ranges = ranges
 
     def __repr__(self) -> str:
-        partition, start, end = self.piece
-        return f"{partition} [{start}, {end})"
+        return ", ".join(f"{partition} [{start}, {end})" for partition, start, end in self.value)
 
 
 def selected(
@@ -65,31 +76,42 @@ def planned(
     tube: Tube | None,
     marks: Mapping[Partition, int],
 ) -> list[InputPartition]:
-    pieces = split(pieces, options.min_partitions or 1, options.max_records)
-    return [
-        RangePartition(piece, tube.address(piece.partition) if tube else None, marks.get(piece.partition))
-        for piece in pieces
-    ]
+    """The tasks that read ``pieces``, one a partition: cut where the options say so, else short ones together."""
+    if options.min_partitions is None and options.max_records is None:
+        tasks = packed(pieces, _SHORT)
+    else:
+        tasks = [[piece] for piece in split(pieces, options.min_partitions or 1, options.max_records)]
+
+    def found(piece: Slice) -> Range:
+        return Range(piece, tube.address(piece.partition) if tube else None, marks.get(piece.partition))
+
+    return [RangePartition([found(piece) for piece in task]) for task in tasks]
 
 
 def read_rows(options: SourceOptions, partition: InputPartition, client: Client | None) -> Iterator[pa.RecordBatch]:
     """The rows of one task."""
-    if not isinstance(partition, RangePartition):
-        return  # Spark's own stand-in for a batch without partitions
     from penstock.spark.tube.arrow import record_batches
 
-    batches = read_messages(options, partition, client)
-    yield from record_batches(partition.piece.partition, batches, options.columns)
+    for range_, batches in _read(options, partition, client):
+        yield from record_batches(range_.piece.partition, batches, options.columns)
 
 
 def read_messages(options: SourceOptions, partition: InputPartition, client: Client | None = None) -> Iterator[Batch]:
     """The messages of one task, as they came. Runs in an executor: everything it needs is made here."""
+    for _, batches in _read(options, partition, client):
+        yield from batches
+
+
+def _read(
+    options: SourceOptions, partition: InputPartition, client: Client | None
+) -> Iterator[tuple[Range, Iterator[Batch]]]:
+    """The messages of each range of a task; those of one are to be taken before the next."""
     if not isinstance(partition, RangePartition):
-        return
+        return  # Spark's own stand-in for a batch without partitions
     with Tube.of(options, client=client) as tube:
-        yield from tube.read(
-            partition.piece,
-            address=partition.address,
-            fail_on_data_loss=options.fail_on_data_loss,
-            mark=partition.mark,
-        )
+        for range_ in partition.ranges:
+            piece, address, mark = range_
+            yield (
+                range_,
+                tube.read(piece, address=address, fail_on_data_loss=options.fail_on_data_loss, mark=mark),
+            )

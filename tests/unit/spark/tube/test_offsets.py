@@ -3,15 +3,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, DataLossError
 from penstock.spark.tube.offsets import (
-    INDEX_RECORD_BYTES,
     Bounds,
     Partition,
-    Slice,
     check_kept,
     from_json,
     is_selected,
@@ -19,11 +17,9 @@ from penstock.spark.tube.offsets import (
     resolve,
     round_down,
     select,
-    share,
-    slices,
-    split,
     to_json,
 )
+from penstock.tube.codec.message import INDEX_RECORD_BYTES
 
 A0, A1 = Partition("a", 1, 0), Partition("a", 1, 1)
 STORE1 = Partition("a", 1, 10_000)
@@ -163,73 +159,3 @@ def test_what_is_gone_is_said_with_both_positions() -> None:
     assert "failOnDataLoss=false" in str(caught.value).splitlines()[-1]
     with pytest.raises(DataLossError, match="position 308 is beyond the end of the log, which is 280"):
         check_kept(308, Bounds(28, 280), A0)
-
-
-def test_slices_are_what_lies_between() -> None:
-    start = {A0: 28, A1: 56, OTHER: 0}
-    assert slices(start, {A1: 84, A0: 28}) == [Slice(A1, 56, 84)]
-    assert slices(start, start) == []
-    # The repetition of a first batch may start after its end: nothing is read twice, nothing is refused.
-    assert slices({A0: 56}, {A0: 28}) == []
-    with pytest.raises(KeyError):
-        slices({}, {A0: 28})
-
-
-@given(
-    st.dictionaries(partitions, st.tuples(positions, positions), min_size=1),
-    st.integers(1, 12),
-    st.none() | st.integers(10, 10**6),
-)
-def test_a_split_covers_the_same_ranges(
-    ranges: dict[Partition, tuple[int, int]], minimum: int, most: int | None
-) -> None:
-    whole = [Slice(p, min(pair), max(pair)) for p, pair in sorted(ranges.items()) if pair[0] != pair[1]]
-    assume(most is None or sum(piece.end - piece.start for piece in whole) < 28 * 1000 * most)  # pieces are objects
-    pieces = split(whole, minimum, most)
-    records = sum((piece.end - piece.start) // INDEX_RECORD_BYTES for piece in whole)
-    assert len(pieces) >= max(len(whole), min(minimum, records))
-    if most is None:
-        assert len(pieces) == max(len(whole), min(minimum, records))
-    else:
-        assert all(piece.end - piece.start <= INDEX_RECORD_BYTES * most for piece in pieces)
-    assert all(piece.start < piece.end and piece.start % INDEX_RECORD_BYTES == 0 for piece in pieces)
-    joined: list[Slice] = []
-    for piece in pieces:
-        if joined and joined[-1].partition == piece.partition:
-            assert joined[-1].end == piece.start
-            joined[-1] = joined[-1]._replace(end=piece.end)
-        else:
-            joined.append(piece)
-    assert joined == whole
-
-
-def test_a_split_gives_long_ranges_more_pieces() -> None:
-    pieces = split([Slice(A0, 0, 28 * 90), Slice(A1, 0, 28 * 10)], 5)
-    assert [piece.partition for piece in pieces] == [A0, A0, A0, A0, A1]
-
-
-@given(st.integers(1, 1000), st.lists(st.integers(0, 2000), max_size=20))
-def test_shares(limit: int, waiting: list[int]) -> None:
-    granted = share(limit, waiting)
-    assert len(granted) == len(waiting)
-    assert sum(granted) == min(limit, sum(waiting))
-    assert all(0 <= given <= count for given, count in zip(granted, waiting, strict=True))
-    if limit >= sum(count > 0 for count in waiting):
-        assert all(given > 0 for given, count in zip(granted, waiting, strict=True) if count)
-    assert granted == share(limit, waiting)
-
-
-def test_shares_are_in_proportion_so_that_event_time_stays_together() -> None:
-    assert share(110, [1000, 100]) == [100, 10]
-    assert share(10, [5, 5]) == [5, 5]
-    assert share(3, [7, 0, 7]) == [2, 0, 1]
-    assert share(2, [1, 9, 1, 9]) == [0, 1, 0, 1]
-
-
-@given(st.lists(st.integers(0, 300), min_size=1, max_size=6), st.integers(1, 50))
-def test_a_limit_drains_everything_and_starves_nobody(waiting: list[int], limit: int) -> None:
-    left, rounds = list(waiting), 0
-    while sum(left):
-        left = [count - given for count, given in zip(left, share(limit, left), strict=True)]
-        rounds += 1
-    assert rounds == -(-sum(waiting) // limit)
