@@ -159,9 +159,9 @@ class ServerConnection(asyncio.Protocol):
 
     # Answering
 
-    def put(self, serial: int, body: bytes) -> None:
+    def put(self, serial: int, body: bytes, *, one_block: bool = False) -> None:
         """Collect an answer for the next write."""
-        frame = encode_frame(serial, body)
+        frame = encode_frame(serial, body, one_block=one_block)
         self._out.append(frame)
         self._out_bytes += len(frame)
 

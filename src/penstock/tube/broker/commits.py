@@ -303,7 +303,7 @@ class Commits:
         """Put the answers to gets that waited; the connections they are for go into ``touched``."""
         for address, serial, answer in self._engine.ready:
             assert isinstance(address, BrokerConnection)
-            address.put(serial, answer.body)
+            address.put(serial, answer.body, one_block=answer.one_block)
             touched[address] = None
         self._engine.ready.clear()
 

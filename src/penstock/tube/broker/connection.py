@@ -90,7 +90,7 @@ class BrokerConnection(ServerConnection):
         if answer.wait:
             broker.commits.wait(self, [serial], request.method, [answer.body], self._expires_ms(request.timeout))
         else:
-            self.put(serial, answer.body)
+            self.put(serial, answer.body, one_block=answer.one_block)
 
     def _expires_ms(self, timeout: int | None) -> int:
         return self.arrived_ms + timeout if timeout else 0

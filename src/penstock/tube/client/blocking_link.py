@@ -18,7 +18,7 @@ from penstock.runtime.clock import wall_clock_ms
 from penstock.runtime.unreachable import unreachable
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import Request, decode_response, encode_request, payload_of
-from penstock.tube.codec.framing import FrameDecoder, encode_frame
+from penstock.tube.codec.framing import FrameDecoder, encode_frame, one_block
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.schema import decode
 from penstock.tube.engine.credentials import Credentials
@@ -26,6 +26,8 @@ from penstock.tube.engine.credentials import Credentials
 __all__ = ["BlockingLink", "accepted", "client_id", "credentials_of"]
 
 M = TypeVar("M", bound=Message)
+
+_RECEIVE_BYTES = 256 << 10
 
 _COUNTER = itertools.count(1)
 
@@ -38,6 +40,8 @@ class BlockingLink:
         self.deadline = time.monotonic() + timeout_s
         self._serial = 0
         self._decoder = FrameDecoder()
+        self._buffer = bytearray(_RECEIVE_BYTES)
+        """Used again: memory that is new for each answer costs more than the answer."""
         try:
             self._socket = socket.create_connection((host, port), timeout_s)
         except OSError as error:
@@ -94,15 +98,33 @@ class BlockingLink:
             raise UnavailableError(f"tube: {self.peer} does not answer", why=str(error)) from None
         return payload_of(decode_response(self._serial, body), method, self.peer)
 
-    def _receive(self) -> bytes:
+    def _receive(self) -> bytes | memoryview:
+        """The frame body of the answer to the last question; to be used before the next."""
         while True:
-            self._socket.settimeout(self._left())
-            data = self._socket.recv(1 << 18)
-            if not data:
-                raise UnavailableError(f"tube: {self.peer} closed the connection")
-            for serial, body in self._decoder.feed(data):
+            view = memoryview(self._buffer)
+            have = self._read(view)
+            frame = None if self._decoder.held else one_block(view[:have])
+            if frame is not None and have <= frame[2]:
+                serial, start, end = frame
+                if end > len(view):
+                    self._buffer = bytearray(end)
+                    self._buffer[:have] = view[:have]
+                    view = memoryview(self._buffer)
+                while have < end:
+                    have += self._read(view[have:end])
+                if serial == self._serial:
+                    return view[start:end]
+                continue
+            for serial, body in self._decoder.feed(bytes(view[:have])):
                 if serial == self._serial:
                     return body
+
+    def _read(self, view: memoryview) -> int:
+        self._socket.settimeout(self._left())
+        count = self._socket.recv_into(view)
+        if not count:
+            raise UnavailableError(f"tube: {self.peer} closed the connection")
+        return count
 
     def _left(self) -> float:
         left = self.deadline - time.monotonic()

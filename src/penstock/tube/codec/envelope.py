@@ -173,8 +173,8 @@ def _request_head(flag: int, service: int, version: int) -> bytes:
     return _delimited(pb.RpcConnHeader(flag=flag)) + _delimited(header)
 
 
-def decode_response(serial: int, body: bytes) -> Response:
-    """The response in a frame body.
+def decode_response(serial: int, body: bytes | memoryview) -> Response:
+    """The response in a frame body, of which nothing is kept.
 
     Raises:
         RemoteProtocolError: not three messages, or one lacks a required field. Close the connection.
@@ -185,7 +185,10 @@ def decode_response(serial: int, body: bytes) -> Response:
         if end - start > 3 and body[start] == 8 and body[start + 1] < 0x80 and body[start + 2] == 0x12:
             data, after = _prefix(body, start + 3)
             if after == end:
-                return Response(serial, method=body[start + 1], payload=body[data:after], trailing=body[end:])
+                return Response(
+                    serial, method=body[start + 1], payload=bytes(body[data:after]), trailing=bytes(body[end:])
+                )
+    body = bytes(body)
     connection, position = _message(pb.RpcConnHeader, body, 0)
     header, position = _message(pb.ResponseHeader, body, position)
     common = Response(
@@ -280,7 +283,7 @@ def _usual_request(body: bytes) -> tuple[int, int | None, int, int, int] | None:
     return (method, timeout, at, end, end) if at + length == end else None
 
 
-def _prefix(body: bytes, position: int) -> tuple[int, int]:
+def _prefix(body: bytes | memoryview, position: int) -> tuple[int, int]:
     """Start and end of the length-prefixed message at ``position``."""
     length, start = decode_varint(body, position)
     end = start + length

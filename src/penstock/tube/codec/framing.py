@@ -15,7 +15,7 @@ from struct import Struct
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 
-__all__ = ["BEGIN_TOKEN", "BLOCK_SIZE", "MAX_BLOCKS", "MAX_FRAME_BYTES", "FrameDecoder", "encode_frame"]
+__all__ = ["BEGIN_TOKEN", "BLOCK_SIZE", "MAX_BLOCKS", "MAX_FRAME_BYTES", "FrameDecoder", "encode_frame", "one_block"]
 
 BEGIN_TOKEN = b"\xff\x7f\xf4\xfe"
 BLOCK_SIZE = 8192
@@ -29,14 +29,16 @@ _ONE_BLOCK_HEAD = Struct(">4sIii")
 _FULL_BLOCK = _LENGTH.pack(BLOCK_SIZE)
 
 
-def encode_frame(serial: int, body: bytes) -> bytes:
+def encode_frame(serial: int, body: bytes, *, one_block: bool = False) -> bytes:
     """One frame around ``body`` (1 byte or more). ``serial`` is an unsigned 32-bit number, opaque to the receiver.
+
+    ``one_block``: the receiver is known to read blocks of any length; taking many apart costs it more than the rest.
 
     Raises:
         LocalProtocolError: the body is empty or longer than any reader accepts.
     """
     size = len(body)
-    if size <= BLOCK_SIZE and size:
+    if 0 < size <= (MAX_FRAME_BYTES if one_block else BLOCK_SIZE):
         return _ONE_BLOCK_HEAD.pack(BEGIN_TOKEN, serial, 1, size) + body
     blocks = -(-size // BLOCK_SIZE)
     if not 0 < blocks <= MAX_BLOCKS:
@@ -50,6 +52,19 @@ def encode_frame(serial: int, body: bytes) -> bytes:
     parts.append(_LENGTH.pack(size - last))
     parts.append(view[last:])
     return b"".join(parts)
+
+
+def one_block(data: bytes | memoryview) -> tuple[int, int, int] | None:
+    """Serial number, start and end of the body where ``data`` begins with a frame of one block; else None.
+
+    The end may lie beyond ``data``: whoever knows it can receive the rest where it is to stand.
+    """
+    if len(data) < _ONE_BLOCK_HEAD.size:
+        return None
+    token, serial, blocks, length = _ONE_BLOCK_HEAD.unpack_from(data)
+    if token != BEGIN_TOKEN or blocks != 1 or not 0 < length <= MAX_FRAME_BYTES:
+        return None
+    return serial, _ONE_BLOCK_HEAD.size, _ONE_BLOCK_HEAD.size + length
 
 
 class FrameDecoder:

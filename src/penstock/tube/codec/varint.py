@@ -68,7 +68,7 @@ def encode_sums(values: Sequence[int]) -> list[bytes]:
     ]
 
 
-def decode_varint(data: bytes, position: int) -> tuple[int, int]:
+def decode_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
     """The unsigned value at ``position`` and the position after it.
 
     Raises:

@@ -21,13 +21,17 @@ _TOKENS_KEPT = 6
 
 
 class Answer:
-    """The body of a response frame; ``wait``: it may leave only after the commit of what happened so far."""
+    """The body of a response frame; ``wait``: it may leave only after the commit of what happened so far.
 
-    __slots__ = ("body", "wait")
+    ``one_block``: whoever asked reads a frame of one long block.
+    """
 
-    def __init__(self, body: bytes, *, wait: bool = False) -> None:
+    __slots__ = ("body", "one_block", "wait")
+
+    def __init__(self, body: bytes, *, wait: bool = False, one_block: bool = False) -> None:
         self.body = body
         self.wait = wait
+        self.one_block = one_block
 
 
 LATER = Answer(b"")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from penstock.tube.codec.codes import ErrCode
-from penstock.tube.codec.envelope import Request
+from penstock.tube.codec.envelope import Request, encode_response
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.schema import decode
@@ -257,7 +257,8 @@ class Gets:
             return store
         body, count = answer_range(store, message.partitionId, wanted)
         self.messages += count
-        return answer(MethodId.GET_MESSAGES, body)
+        # Readers of ranges are ours, and ours read blocks of any length.
+        return Answer(encode_response(MethodId.GET_MESSAGES, body), one_block=True)
 
     def commit(self, payload: bytes, now_ms: int) -> Answer:  # noqa: ARG002 - the commit does not refresh the session
         """Answer method 18."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
-from penstock.tube.codec.framing import BEGIN_TOKEN, MAX_BLOCKS, MAX_FRAME_BYTES, FrameDecoder, encode_frame
+from penstock.tube.codec.framing import BEGIN_TOKEN, MAX_BLOCKS, MAX_FRAME_BYTES, FrameDecoder, encode_frame, one_block
 
 
 def feed(pieces: list[bytes]) -> tuple[list[tuple[int, bytes]], bool]:
@@ -51,6 +51,18 @@ def test_frames_arrive_however_they_are_split(bodies: list[bytes], cuts: list[in
 def test_any_bytes_give_the_same_in_one_piece_and_byte_by_byte(data: bytes, start: bytes) -> None:
     data = start + data
     assert feed([data]) == feed([data[n : n + 1] for n in range(len(data))])
+
+
+def test_a_frame_of_one_long_block_is_known_by_its_head() -> None:
+    body = bytes(range(256)) * 100
+    frame = encode_frame(0x80000001, body, one_block=True)
+    assert FrameDecoder().feed(frame) == [(0x80000001, body)]
+    assert one_block(frame[:16]) == (0x80000001, 16, len(frame)) == one_block(memoryview(frame + b"more"))
+    assert frame[16:] == body
+    for other in (frame[:15], encode_frame(1, body), b"GET / HTTP/1.1\r\n", frame[:12] + b"\xff\xff\xff\xff"):
+        assert one_block(other) is None
+    with pytest.raises(LocalProtocolError, match="cannot be sent"):
+        encode_frame(1, bytes(MAX_FRAME_BYTES + 1), one_block=True)
 
 
 def test_frames_before_a_violation_are_delivered_then_it_is_raised() -> None:
