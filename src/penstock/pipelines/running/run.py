@@ -29,7 +29,9 @@ from penstock.pipelines.sinks.delivery import Targets
 from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.state import layout
 from penstock.pipelines.state.checkpoint import Offsets
+from penstock.pipelines.state.durable import ready_directory
 from penstock.pipelines.state.replay import Span
+from penstock.pipelines.state.shape import check_shapes
 from penstock.pipelines.steps.lookups import lookups
 from penstock.pipelines.store.control import FAILED, STOPPED, RunRecord
 from penstock.pipelines.store.writeback import WriteBack
@@ -124,6 +126,7 @@ class _Run:
     def execute(self) -> None:
         pipeline, store = self._pipeline, self._store
         self._tell_event("starting", state_dir=str(self._state))
+        check_shapes(pipeline, self._state)
         try:
             # A wrong address or topic is told now, not when Spark has started.
             store.connect()
@@ -423,12 +426,14 @@ def run(
     the same directory goes on where the last one ended.
 
     Raises:
-        ConfigError: a step cannot be built, or metrics cannot be served there.
+        ConfigError: the file changed so that its checkpoints cannot follow, a step cannot be built, or metrics cannot
+            be served there.
+        StorageError: the state directory cannot be written to.
         UnavailableError: node or tube stayed away, or another run holds the lease.
         DataLossError: a dedupe by arrival left records out, see its message.
         PenstockError: the lease was lost, or a query failed for good.
     """
-    state.mkdir(parents=True, exist_ok=True)
+    ready_directory(state)
     with own_words():
         _Run(pipeline, emit, stop, options or Options(), state).execute()
     emit({"event": "stopped", "pipeline": pipeline.name})

@@ -7,15 +7,38 @@ import json
 import os
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import StorageError
 
-__all__ = ["create_json", "read_json", "sync_directory", "sync_file", "write_json"]
+__all__ = ["create_json", "read_json", "ready_directory", "sync_directory", "sync_file", "write_json"]
 
 
+_PROBE_BYTES = 65_536
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
+
+
+def ready_directory(path: Path) -> None:
+    """Make the directory ``path`` if it is not there, and see that it can be written to.
+
+    Raises:
+        StorageError: it cannot.
+    """
+    probe = path / f".{uuid.uuid4().hex[:12]}.tmp"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"\0" * _PROBE_BYTES)
+        probe.unlink()
+    except OSError as error:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+        raise StorageError(
+            f"the directory {str(path)!r} cannot be written to: {error.strerror}",
+            path=str(path),
+            do="name another one, make room there, or give this user the right to write",
+        ) from error
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@
 <state>/files/<sink>-<source>.jsonl     which files a query has found, in order
 <state>/clocks/<sink>-<source>.json     since when a source makes records
 <state>/inbox/<source>/                 dead letters of files, put there to be read again
+<state>/shapes/<sink>.json              what the checkpoint of the sink's query depends on
 <state>/replay.json                     what a replay was asked for
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["checkpoint", "clock", "file_log", "inbox", "ledger", "replay", "starts"]
+__all__ = ["checkpoint", "clock", "file_log", "inbox", "ledger", "replay", "shape", "starts"]
 
 
 def checkpoint(state: Path, sink: str) -> Path:
@@ -44,6 +45,11 @@ def clock(state: Path, query: str, source: str) -> Path:
 def inbox(state: Path, source: str) -> Path:
     """Where dead letters of the files of ``source`` are put to be read again."""
     return state / "inbox" / source
+
+
+def shape(state: Path, sink: str) -> Path:
+    """What the checkpoint of the query of ``sink`` depends on."""
+    return state / "shapes" / f"{sink}.json"
 
 
 def replay(state: Path) -> Path:

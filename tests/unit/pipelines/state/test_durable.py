@@ -7,7 +7,25 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StorageError
-from penstock.pipelines.state.durable import create_json, read_json, write_json
+from penstock.pipelines.state.durable import create_json, read_json, ready_directory, write_json
+
+
+def test_a_directory_is_made_and_one_that_cannot_be_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready_directory(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="cannot be written to: Not a directory") as told:
+        ready_directory(tmp_path / "file" / "state")
+    assert told.value.path == str(tmp_path / "file" / "state")
+
+    def full(path: Path, _data: bytes) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(StorageError, match="No space left on device"):
+        ready_directory(tmp_path / "a")
+    assert [entry.name for entry in (tmp_path / "a").iterdir()] == ["b"]
 
 
 def test_what_was_written_is_read_and_replaced_whole(tmp_path: Path) -> None:

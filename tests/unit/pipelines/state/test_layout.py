@@ -18,6 +18,7 @@ def test_names_of_the_state_directory_stay() -> None:
         layout.clock(STATE, "readings", "ticks"),
         layout.inbox(STATE, "meters"),
         layout.replay(STATE),
+        layout.shape(STATE, "readings"),
     ]
     assert [path.as_posix() for path in found] == [
         "state/checkpoints/readings",
@@ -27,4 +28,5 @@ def test_names_of_the_state_directory_stay() -> None:
         "state/clocks/readings-ticks.json",
         "state/inbox/meters",
         "state/replay.json",
+        "state/shapes/readings.json",
     ]

@@ -1,0 +1,74 @@
+"""Which changes of a file its checkpoints can follow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.pipelines.state import layout
+from penstock.pipelines.state.shape import check_shapes
+from tests.unit.pipelines.files import FILE, parse
+
+
+def begun(state: Path) -> None:
+    """The pipeline of the file has run."""
+    check_shapes(parse(), state)
+    for sink in ("rows", "alarms"):
+        layout.checkpoint(state, sink).mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("flow >= 0", "flow >= 1"),
+        ("flow DOUBLE", "flow DOUBLE, note STRING"),
+        ("within: 1 day", "within: 2 days"),
+        ("watermark: 6 hours", "watermark: 1 hour"),
+        ("{n: count(*)}", "{events: ' count(*)'}"),
+        ("path: lake/rows", "path: lake/others"),
+        ("topics: [water_flow]", "topics: [water_flow, more]"),
+        ("  - name: alarms", "  - {name: seen, console: {}}\n  - name: alarms"),
+    ],
+)
+def test_other_changes_go_on(tmp_path: Path, old: str, new: str) -> None:
+    begun(tmp_path)
+    assert old in FILE
+    check_shapes(parse(FILE.replace(old, new)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "what"),
+    [
+        ("by: [branch], ", "", "sink 'alarms': its window"),
+        ("{n: count(*)}", "{n: count(*), m: max(flow)}", "sink 'alarms': its window"),
+        ("duration: 3 hours", "duration: 1 hour", "sink 'alarms': its window"),
+        ("    from: once\n", "    from: plausible\n", "sink 'rows': its dedupe"),
+        ("{topics: [water_flow]}", "{format: rate, rows: 5}", "sink 'rows': its sources"),
+        ("source: {topics: [water_flow]}", "sources: {a: {topics: [water_flow]}}", "sink 'rows': its sources"),
+    ],
+)
+def test_what_state_depends_on_stays(tmp_path: Path, old: str, new: str, what: str) -> None:
+    begun(tmp_path)
+    changed = FILE.replace(old, new)
+    if "sources:" in new:
+        changed = changed.replace("  - name: parsed", "  - name: parsed\n    from: a")
+    with pytest.raises(ConfigError) as told:
+        check_shapes(parse(changed), tmp_path)
+    assert told.value.what == f"{what} changed since its checkpoint was made, which cannot follow that"
+    # Refused again, and good when it is taken back.
+    with pytest.raises(ConfigError):
+        check_shapes(parse(changed), tmp_path)
+    check_shapes(parse(), tmp_path)
+
+
+def test_before_there_is_a_checkpoint_everything_may_change(tmp_path: Path) -> None:
+    check_shapes(parse(), tmp_path)
+    check_shapes(parse(FILE.replace("duration: 3 hours", "duration: 1 hour")), tmp_path)
+    # A directory of an older version, which kept no shapes.
+    begun(tmp_path)
+    layout.shape(tmp_path, "alarms").unlink()
+    check_shapes(parse(FILE.replace("duration: 3 hours", "duration: 1 hour")), tmp_path)
+    with pytest.raises(ConfigError):
+        check_shapes(parse(), tmp_path)
