@@ -14,12 +14,14 @@ import logging
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from html import escape
+from typing import Final
 from urllib.parse import parse_qsl
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 import penstock
@@ -32,6 +34,17 @@ _log = logging.getLogger("penstock.http")
 
 MAX_FORM_BYTES = 1024 * 1024
 """Bound of a POST form: TubeMQ's lists have 500 items at most, and nobody else posts here."""
+
+_PLACES: Final = {
+    "/livez": "the event loop turns",
+    "/readyz": "every part works, or why not",
+    "/metrics": "counters and gauges, in the text format of Prometheus",
+    "/webapi.htm?method=admin_get_methods": "administration of the tube: its methods",
+    "/webapi.htm?method=admin_query_topic_info": "topics",
+    "/webapi.htm?method=admin_query_broker_run_status": "brokers",
+    "/webapi.htm?method=admin_query_sub_info": "consumer groups",
+}
+"""What the first page leads to."""
 
 _CALLBACK = re.compile(r"[_A-Za-z0-9]{1,128}")
 
@@ -62,10 +75,11 @@ def master_app(
     async def show_metrics(_: Request) -> Response:
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
-    async def index(_: Request) -> Response:
-        return PlainTextResponse(
-            f"penstock {penstock.__version__}\n/livez  /readyz  /metrics  /webapi.htm?method=admin_get_methods\n"
-        )
+    async def index(request: Request) -> Response:
+        if "text/html" in request.headers.get("accept", ""):
+            return HTMLResponse(_index_page())
+        rows = "".join(f"{path:<50} {text}\n" for path, text in _PLACES.items())
+        return PlainTextResponse(f"penstock {penstock.__version__}\n{rows}")
 
     return Starlette(
         routes=[
@@ -74,8 +88,27 @@ def master_app(
             Route("/readyz", readyz),
             Route("/metrics", show_metrics),
             Route("/webapi.htm", _administration(administer), methods=["GET", "POST"]),
-        ]
+        ],
+        exception_handlers={404: _nothing_there},
     )
+
+
+def _index_page() -> str:
+    """The same for people: what there is, to be clicked on."""
+    rows = "".join(
+        f'<tr><td><a href="{escape(path)}">{escape(path)}</a></td><td>{text}</td></tr>'
+        for path, text in _PLACES.items()
+    )
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>penstock</title>'
+        "<style>body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:44rem;padding:0 1rem;"
+        "color-scheme:light dark}td{padding:.2rem 1.5rem .2rem 0}</style>"
+        f"<h1>penstock {penstock.__version__}</h1><table>{rows}</table></html>"
+    )
+
+
+async def _nothing_there(request: Request, _: Exception) -> Response:
+    return PlainTextResponse(f"nothing is at {request.url.path!r}; / lists what there is\n", status_code=404)
 
 
 def broker_app(administer: Administer) -> Starlette:
@@ -145,6 +178,7 @@ class HttpServer:
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="error",  # what strangers send is no event of the node
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=2,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
+from html import unescape
 
 import pytest
 
@@ -70,9 +72,25 @@ async def test_metrics_and_other_paths(node: Node) -> None:
     status, headers, text = await ask(node.address, "/metrics")
     assert (status, "penstock_mqtt_packets_total 3.0" in text) == (200, True)
     assert headers["content-type"].startswith("text/plain; version=")
-    assert (await ask(node.address, "/"))[0] == 200
-    assert (await ask(node.address, "/nothing"))[0] == 404
+    status, _, text = await ask(node.address, "/nothing%3Cb%3E")
+    assert (status, text) == (404, "nothing is at '/nothing<b>'; / lists what there is\n")
     assert (await ask(node.address, "/livez", ""))[0] == 405
+
+
+async def test_the_first_page_leads_to_what_there_is(node: Node) -> None:
+    for accept, found in (("", r"^(/\S+) +\w"), ("Accept: text/html,*/*\r\n", r'<a href="(/[^"]+)">')):
+        status, headers, text = await ask(node.address, "/", extra=accept)
+        assert (status, "text/html" in headers["content-type"]) == (200, bool(accept))
+        places = re.findall(found, text, re.MULTILINE)
+        assert "/metrics" in places
+        for place in places:
+            assert (await ask(node.address, unescape(place)))[0] == 200
+
+
+async def test_what_strangers_send_is_not_logged(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+    upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eA==\r\n"
+    await ask(node.address, "/livez", extra=upgrade)
+    assert not caplog.records
 
 
 async def test_administration_takes_a_query_or_a_form(node: Node) -> None:
