@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 from penstock.errors import ConfigError
 from penstock.runtime.addresses import is_host, without_secret
 
-__all__ = ["DEFAULT_PORT", "SCHEMES", "BrokerUrl", "broker_url", "parse_broker_url", "parse_url"]
+__all__ = ["DEFAULT_PORT", "SCHEMES", "BrokerUrl", "broker_url", "parse_broker_url"]
 
 DEFAULT_PORT: Final = 1883
 
@@ -78,22 +78,6 @@ def parse_broker_url(url: str) -> BrokerUrl:
         None if parts.username is None else unquote(parts.username),
         None if parts.password is None else unquote(parts.password),
     )
-
-
-def parse_url(url: str) -> tuple[str, int]:
-    """Host and port of ``mqtt://host[:port]``.
-
-    Raises:
-        ConfigError: another scheme, no host, a port that is none.
-    """
-    broker = parse_broker_url(url)
-    if broker.scheme != "mqtt" or broker.username is not None:
-        raise ConfigError(
-            f"broker URL {without_secret(url)!r} cannot be used",
-            option="broker",
-            do="write mqtt://HOST or mqtt://HOST:PORT",
-        )
-    return broker.host, broker.port
 
 
 def broker_url(host: str, port: int | None, *, tls: bool) -> BrokerUrl:

@@ -8,7 +8,7 @@ import signal
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -177,8 +177,7 @@ async def _registered(broker: TubeBroker, settings: BrokerSettings, stop: asynci
     done, _ = await asyncio.wait(waiting, timeout=settings.register_s, return_when=asyncio.FIRST_COMPLETED)
     for task in waiting:
         task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+    await asyncio.wait(waiting)
     if not done:
         masters = ", ".join(map(str, settings.masters))
         raise UnavailableError(

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.tube.codec import message
 
-__all__ = ["FIELDS", "HEADER_PREFIX", "Field", "Record", "decode_msg_type", "encode_msg_type", "format_msg_time"]
+__all__ = ["FIELDS", "HEADER_PREFIX", "Field", "Record", "decode_msg_type", "encode_msg_type"]
 
 HEADER_PREFIX = "u."
 
@@ -227,17 +227,3 @@ def encode_msg_type(text: str) -> str:
 def decode_msg_type(text: str) -> str:
     """Undo :func:`encode_msg_type`."""
     return _text_or_raw(text)
-
-
-def format_msg_time(ms: int) -> str:
-    """``yyyyMMddHHmm`` of an instant, in UTC. The reference writes its local time: compare only within one producer."""
-    minutes = ms // 60_000
-    days, minute = divmod(minutes, 1440)
-    # Days since 1970-01-01 to a date of the proleptic Gregorian calendar; eras of 400 years that begin on 1 March.
-    era, day = divmod(days + 719_468, 146_097)
-    year = (day - day // 1460 + day // 36_524 - day // 146_096) // 365
-    day -= 365 * year + year // 4 - year // 100
-    month = (5 * day + 2) // 153
-    day -= (153 * month + 2) // 5 - 1
-    month += 3 if month < 10 else -9
-    return f"{year + era * 400 + (month < 3):04d}{month:02d}{day:02d}{minute // 60:02d}{minute % 60:02d}"

@@ -7,16 +7,16 @@ import re
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.mqtt.url import BrokerUrl, broker_url, parse_broker_url, parse_url
+from penstock.mqtt.url import BrokerUrl, broker_url, parse_broker_url
 
 
 def test_plain_urls() -> None:
-    assert parse_url("mqtt://127.0.0.1:1884") == ("127.0.0.1", 1884)
-    assert parse_url("mqtt://host") == ("host", 1883)
-    assert parse_url("mqtt://[::1]:9/") == ("::1", 9)
-    for bad in ("host:1883", "http://host", "mqtt://", "mqtt://host:x", "mqtt://host/path", "mqtt://u@host", "ws://h"):
+    assert parse_broker_url("mqtt://127.0.0.1:1884") == BrokerUrl("mqtt", "127.0.0.1", 1884)
+    assert parse_broker_url("mqtt://host") == BrokerUrl("mqtt", "host", 1883)
+    assert parse_broker_url("mqtt://[::1]:9/") == BrokerUrl("mqtt", "::1", 9)
+    for bad in ("host:1883", "http://host", "mqtt://", "mqtt://host:x", "mqtt://host/path"):
         with pytest.raises(ConfigError):
-            parse_url(bad)
+            parse_broker_url(bad)
 
 
 def test_every_transport() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import struct
 
 import pytest
@@ -10,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
-from penstock.tube.record import FIELDS, Record, decode_msg_type, encode_msg_type, format_msg_time
+from penstock.tube.record import FIELDS, Record, decode_msg_type, encode_msg_type
 
 
 def foreign(text: str, body: bytes = b"x") -> Record:
@@ -144,12 +143,6 @@ def test_message_type(text: str) -> None:
 def test_message_type_of_other_alphabets_stays() -> None:
     assert encode_msg_type("température") == "température"
     assert encode_msg_type("a b%") == "a%20b%25"
-
-
-@given(st.integers(0, 253402300799))
-def test_msg_time(seconds: int) -> None:
-    moment = dt.datetime.fromtimestamp(seconds, dt.UTC)
-    assert format_msg_time(seconds * 1000 + 999) == moment.strftime("%Y%m%d%H%M")
 
 
 def test_table_describes_every_attribute_of_the_record() -> None:

@@ -14,7 +14,6 @@ from penstock.mqtt.client.authentication import ScramAuthentication, TokenAuthen
 from penstock.mqtt.client.client import MqttClient
 from penstock.mqtt.client.inbox import MessageStream
 from penstock.mqtt.engine.client import EnhancedAuthentication
-from penstock.mqtt.url import parse_url
 from penstock.runtime.tls import TlsOptions
 
 __all__ = [
@@ -24,5 +23,4 @@ __all__ = [
     "ScramAuthentication",
     "TlsOptions",
     "TokenAuthentication",
-    "parse_url",
 ]

@@ -129,14 +129,6 @@ class Reader:
         self.position = position + 2
         return self.data[position] << 8 | self.data[position + 1]
 
-    def four_bytes(self) -> int:
-        """A Four Byte Integer."""
-        position = self.position
-        if position + 4 > self.end:
-            raise malformed("the packet ends within a field")
-        self.position = position + 4
-        return int.from_bytes(self.data[position : position + 4], "big")
-
     def varint(self) -> int:
         """A Variable Byte Integer of at most four bytes, in its shortest form."""
         value = shift = 0

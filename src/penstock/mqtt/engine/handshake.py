@@ -36,11 +36,6 @@ class _Exchange:
         self.connection = connection
         self.credentials = credentials
 
-    @property
-    def challenged(self) -> bool:
-        """Whether it is the client's turn."""
-        return self._challenge is not None
-
     def begin(self, now: int) -> None:
         """Ask."""
         if self._access is None:

@@ -120,11 +120,6 @@ class Incoming:
             else:
                 del self._exactly_once[packet_id]
 
-    @property
-    def unsettled(self) -> int:
-        """Messages of this connection that have no acknowledgement yet."""
-        return len(self._order)
-
     def _resolve(self, publish: Publish, alias: int) -> None:
         if not 1 <= alias <= self._topic_alias_maximum:  # [MQTT-3.3.2-9]
             raise RemoteProtocolError(

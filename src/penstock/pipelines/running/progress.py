@@ -10,7 +10,7 @@ from typing import Any, Final
 from penstock.pipelines.books.ledger import Counts, Entry
 from penstock.pipelines.sources.lag import Lag
 
-__all__ = ["COUNTERS", "GAUGES", "Progress", "SinkProgress", "figures", "of_spark"]
+__all__ = ["COUNTERS", "Progress", "SinkProgress", "figures", "of_spark"]
 
 RATE_S: Final = 10.0
 """Rates are over the last so many seconds."""
@@ -42,7 +42,6 @@ class SinkProgress(Counts):
 
 
 COUNTERS: Final = (*(f.name for f in fields(Counts)), "restarts")
-GAUGES: Final = tuple(f.name for f in fields(SinkProgress) if f.name not in COUNTERS)
 
 
 def figures(sink: SinkProgress) -> dict[str, int | float]:

@@ -182,9 +182,7 @@ class Lease:
         self._token = None
         if renewing is None:
             return
-        renewing.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await renewing
+        await _end(renewing)
         # Answers 0 and -1 mean that it was lost before: not ours to delete.
         await self._client.vdelete(self.name, self.holder)
 

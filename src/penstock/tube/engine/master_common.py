@@ -32,9 +32,8 @@ OK = "OK!"
 MAX_CLIENT_ID = 1024
 MAX_TOPICS = 1024
 MAX_FILTERS = 500
-# The reference clamps message sizes to this range.
 MIN_MESSAGE_BYTES = 1 << 20
-MAX_MESSAGE_BYTES = 20 << 20
+"""The least that a topic allows a message, and the unit of ``maxMsgSizeInMB``."""
 
 
 @dataclass(frozen=True, slots=True)
