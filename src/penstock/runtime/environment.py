@@ -35,7 +35,7 @@ class Environment:
     """The environment at ``path``, made where it does not exist, with the databases ``tables``; ``meta`` is one.
 
     ``name`` is what errors call it (``many``: a plural), ``owner`` who has it open. ``schema`` is the layout of the
-    databases: a newer one is refused.
+    databases: a newer one is refused, an older one becomes this one.
     """
 
     def __init__(
@@ -63,7 +63,8 @@ class Environment:
         self._env: lmdb.Environment | None = None
 
     def open(self, load: Callable[[lmdb.Transaction[bytes]], T]) -> T:
-        """Open, check the schema and give what ``load`` reads, in a transaction that may write.
+        """Open, check the schema and give what ``load`` reads, in a transaction that may write (again where what it
+        writes did not fit).
 
         Raises:
             StorageError: already open in this process, made by a newer version, or not readable as a whole.
@@ -91,9 +92,12 @@ class Environment:
             # LMDB syncs what its files hold; that they are there must last as well.
             files.sync_dir(self.path)
             self.tables.update({name: env.open_db(name.encode()) for name in self._wanted})
-            with env.begin(write=True) as transaction:
+
+            def look(transaction: lmdb.Transaction[bytes]) -> T:
                 self._check_schema(transaction)
                 return load(transaction)
+
+            return self._carry_out(look)
         except StorageError:
             self.close()
             raise
@@ -112,23 +116,27 @@ class Environment:
             StorageError: ``what`` failed; nothing of it is known to be on disk.
         """
         assert self._env is not None, "open() comes first"
+        try:
+            self._carry_out(write)
+            if sync:
+                self._env.sync(True)  # noqa: FBT003 - LMDB's own signature
+        except lmdb.Error as error:
+            raise StorageError(
+                f"{self._name}: {what} failed: {error}",
+                path=str(self.path),
+                why="the operating system refused a write or an fsync; nothing of it counts as written",
+                do="look at the disk (space, health), then restart: what was acknowledged is kept",
+            ) from error
+
+    def _carry_out(self, write: Callable[[lmdb.Transaction[bytes]], T]) -> T:
+        assert self._env is not None
         while True:
             try:
                 with self._env.begin(write=True) as transaction:
-                    write(transaction)
-                if sync:
-                    self._env.sync(True)  # noqa: FBT003 - LMDB's own signature
-                return
+                    return write(transaction)
             except lmdb.MapFullError:
                 self._map_bytes *= 2
                 self._env.set_mapsize(self._map_bytes)
-            except lmdb.Error as error:
-                raise StorageError(
-                    f"{self._name}: {what} failed: {error}",
-                    path=str(self.path),
-                    why="the operating system refused a write or an fsync; nothing of it counts as written",
-                    do="look at the disk (space, health), then restart: what was acknowledged is kept",
-                ) from error
 
     def read(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T:
         """What ``look`` reads in one transaction.
@@ -167,12 +175,11 @@ class Environment:
 
     def _check_schema(self, transaction: lmdb.Transaction[bytes]) -> None:
         stored = transaction.get(b"schema", db=self.tables["meta"])
-        if stored is None:
-            transaction.put(b"schema", _SCHEMA.pack(self._schema), db=self.tables["meta"])
-        elif len(stored) != _SCHEMA.size or _SCHEMA.unpack(stored)[0] > self._schema:
+        if stored is not None and (len(stored) != _SCHEMA.size or _SCHEMA.unpack(stored)[0] > self._schema):
             raise StorageError(
                 f"{self._name} {self._has} schema {stored.hex()}, this version reads up to {self._schema}",
                 path=str(self.path),
                 why=f"a newer version of penstock has written {self._it}",
                 do="start that version, or restore the directory from a copy",
             )
+        transaction.put(b"schema", _SCHEMA.pack(self._schema), db=self.tables["meta"])

@@ -1,12 +1,13 @@
-"""The keys of the state store on disk: one LMDB environment, one writer, every value checksummed.
+"""The keys of the state store on disk: one LMDB environment behind a log, one writer, every value checksummed.
 
 The databases inside it: ``keys`` (digest of the key -> record), ``meta`` (``schema``, ``clock``, ``steady`` and
 ``floor``), ``quarantine`` (what did not pass its checksum, kept for whoever wants to look), ``fences`` (digest of the
 prefix -> its floor) and ``changes`` (version -> change: the log that change capture drains and resuming observers
-read). A commit is one transaction: all of it or nothing, so a change is in the log if and only if it is in the keys.
+read). A commit is all of it or nothing, so a change is in the log of changes if and only if it is in the keys.
 
-What a commit promises depends on the durability: ``durable`` = fsynced; ``flushed`` and ``memory`` = written to the
-page cache, fsynced when the kernel likes and on :meth:`Storage.close`.
+What a commit promises depends on the durability: ``durable`` = fsynced, in the write-ahead log of
+:mod:`penstock.runtime.wal`; ``flushed`` and ``memory`` = a transaction of LMDB, written to the page cache, fsynced when
+the kernel likes and on :meth:`Storage.close`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ import lmdb
 
 from penstock.errors import StorageError
 from penstock.runtime.durability import Durability
-from penstock.runtime.environment import INITIAL_MAP_BYTES, Environment
+from penstock.runtime.environment import INITIAL_MAP_BYTES
+from penstock.runtime.wal.environment import LoggedEnvironment
+from penstock.runtime.wal.frames import DELETE, DROP, PUT, Operation
 from penstock.statestore.engine.record import (
     Change,
     Record,
@@ -40,13 +43,18 @@ __all__ = ["NODE", "SCHEMA", "Recovered", "Storage"]
 NODE: Final = "StateStore"
 """Node id of the versions that the store gives; the document's."""
 
-SCHEMA: Final = 1
-"""Layout of the databases; a newer one is refused, an older one would be converted here."""
+SCHEMA: Final = 2
+"""Layout of the databases; a newer one is refused. From 2 on there may be commits in a log beside them."""
 
 _TABLES: Final = ("keys", "meta", "quarantine", "fences", "changes")
+_KEYS: Final = 0
+_META: Final = 1
+_FENCES: Final = 3
+_CHANGES: Final = 4
 
 _CLOCK: Final = Struct(">QQI")  # wall clock, counter, crc32 of both
 _POSITION: Final = Struct(">QQ")  # key of a change: its version, so that they lie in order
+_GREATEST_POSITION: Final = b"\xff" * _POSITION.size
 _STEADY: Final = Struct(">qI")  # offset of the steady clock, crc32 of boot id and offset; the boot id follows
 
 
@@ -72,7 +80,7 @@ class Storage:
     def __init__(
         self, path: Path, durability: Durability = Durability.DURABLE, *, map_bytes: int = INITIAL_MAP_BYTES
     ) -> None:
-        self._environment = Environment(
+        self._environment = LoggedEnvironment(
             path,
             "state store",
             "store that is open",
@@ -106,28 +114,26 @@ class Storage:
         """
         if not changes and clock is None:
             return
-        # Of several changes to a key only the last is worth a write.
-        last = {change.key: change for change in changes}
-        puts = [(digest_of(key), encode_record(c.record)) for key, c in last.items() if c.record is not None and c.kept]
-        deletes = [digest_of(key) for key, c in last.items() if c.record is None or not c.kept]
-        fences = [change.floor for change in changes if change.floor is not None]
-        logged = [(_position(change.version), encode_change(change)) for change in changes] if log else []
-        clock = clock or changes[-1].version
-
-        def write(transaction: lmdb.Transaction[bytes]) -> None:
-            transaction.cursor(db=self._tables["keys"]).putmulti(puts)
-            for digest in deletes:
-                transaction.delete(digest, db=self._tables["keys"])
-            for prefix, token in fences:
+        operations: list[Operation] = []
+        for change in changes:
+            if change.record is not None and change.kept:
+                operations.append((PUT, _KEYS, digest_of(change.key), encode_record(change.record)))
+            else:
+                operations.append((DELETE, _KEYS, digest_of(change.key), b""))
+            if log:
+                operations.append((PUT, _CHANGES, _position(change.version), encode_change(change)))
+            if change.floor is not None:
                 # In the form of a record: the prefix as the key, the floor as its version.
-                transaction.put(digest_of(prefix), encode_record(Record(prefix, b"", token)), db=self._tables["fences"])
-            if logged:
-                transaction.cursor(db=self._tables["changes"]).putmulti(logged, append=True)
-            if floor is not None:
-                self._drop_log(transaction, floor)
-            transaction.put(b"clock", _encode_clock(clock), db=self._tables["meta"])
+                prefix, token = change.floor
+                operations.append((PUT, _FENCES, digest_of(prefix), encode_record(Record(prefix, b"", token))))
+        if floor is not None:
+            operations += _dropped(floor)
+        operations.append((PUT, _META, b"clock", _encode_clock(clock or changes[-1].version)))
+        self._environment.commit(operations, f"commit of {len(changes)} changes")
 
-        self._environment.transact(write, f"commit of {len(changes)} changes")
+    def may_wait(self) -> bool:
+        """Whether the next commit may take long: the log of commits is nearly full."""
+        return self._environment.may_wait()
 
     def trim(self, floor: Hlc) -> None:
         """Drop the changes up to the version ``floor`` from the log.
@@ -135,35 +141,18 @@ class Storage:
         Raises:
             StorageError: as :meth:`commit`.
         """
-        self._environment.transact(
-            lambda transaction: self._drop_log(transaction, floor), "trimming the log of changes"
-        )
-
-    def _drop_log(self, transaction: lmdb.Transaction[bytes], floor: Hlc) -> None:
-        cursor = transaction.cursor(db=self._tables["changes"])
-        last = _position(floor)
-        found = cursor.first()
-        while found and bytes(cursor.key()) <= last:
-            found = cursor.delete()
-        transaction.put(b"floor", _encode_clock(floor), db=self._tables["meta"])
+        self._environment.commit(_dropped(floor), "trimming the log of changes")
 
     def end_log(self) -> None:
         """Forget the log: nothing is written to it any more, so it would have a gap."""
-
-        def write(transaction: lmdb.Transaction[bytes]) -> None:
-            transaction.drop(self._tables["changes"], delete=False)
-            transaction.delete(b"floor", db=self._tables["meta"])
-
-        self._environment.transact(write, "dropping the log of changes")
+        operations = [(DROP, _CHANGES, _GREATEST_POSITION, b""), (DELETE, _META, b"floor", b"")]
+        self._environment.commit(operations, "dropping the log of changes")
 
     def note_steady(self, boot_id: str, offset_ms: int) -> None:
         """Keep the offset of the clock that expiry instants are measured on, valid for this boot of the machine."""
         name = boot_id.encode()
         stored = _STEADY.pack(offset_ms, crc32(b"%d:%b" % (offset_ms, name))) + name
-        self._environment.transact(
-            lambda transaction: transaction.put(b"steady", stored, db=self._tables["meta"]),
-            "keeping the clock",
-        )
+        self._environment.commit([(PUT, _META, b"steady", stored)], "keeping the clock")
 
     def close(self) -> None:
         """Make everything durable and close; may be called twice."""
@@ -227,6 +216,10 @@ def _without_collections() -> Iterator[None]:
 
 def _position(version: Hlc) -> bytes:
     return _POSITION.pack(version.wall_ms, version.counter)
+
+
+def _dropped(floor: Hlc) -> list[Operation]:
+    return [(DROP, _CHANGES, _position(floor), b""), (PUT, _META, b"floor", _encode_clock(floor))]
 
 
 def _encode_clock(clock: Hlc) -> bytes:

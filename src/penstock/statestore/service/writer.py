@@ -66,7 +66,11 @@ class ChangeWriter:
         self._on_logged = on_logged
         self._on_failure = on_failure
         self.committer: GroupCommitter[Sequence[Change]] = GroupCommitter(
-            self._commit, name="statestore", on_failure=on_failure, inline_s=0.0 if self._memory else _INLINE_S
+            self._commit,
+            name="statestore",
+            on_failure=on_failure,
+            inline_s=0.0 if self._memory else _INLINE_S,
+            small=lambda _: not storage.may_wait(),
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._behind: dict[bytes | Hlc, Change] = {}

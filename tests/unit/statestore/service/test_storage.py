@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 from penstock.errors import StorageError
 from penstock.runtime.durability import Durability
+from penstock.runtime.environment import Environment
+from penstock.runtime.files import DirectFile
 from penstock.statestore.engine.record import Change, Record, digest_of
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.service.storage import Recovered, Storage
@@ -100,8 +103,8 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     storage = Storage(tmp_path)
     storage.open()
     storage.close()
-    edit(tmp_path, b"meta", b"schema", (2).to_bytes(4, "big"))
-    with pytest.raises(StorageError, match="schema 00000002"):
+    edit(tmp_path, b"meta", b"schema", (3).to_bytes(4, "big"))
+    with pytest.raises(StorageError, match="schema 00000003"):
         Storage(tmp_path).open()
     # The environment was closed again.
     edit(tmp_path, b"meta", b"schema", (1).to_bytes(4, "big"))
@@ -141,16 +144,19 @@ def test_a_directory_that_cannot_be_used_is_our_error(tmp_path: Path) -> None:
     assert raised.value.path == str(tmp_path / "file")
 
 
-def test_a_failed_commit_is_our_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = Storage(tmp_path)
+@pytest.mark.parametrize("durability", Durability)
+def test_a_failed_commit_is_our_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Durability) -> None:
+    storage = Storage(tmp_path, durability)
     storage.open()
 
-    class FullDisk:
-        def begin(self, **_: object) -> None:
-            raise lmdb.DiskError("No space left on device")
+    def is_full(*_: object) -> None:
+        if durability is Durability.DURABLE:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        raise lmdb.DiskError("No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(storage._environment, "_env", FullDisk())
+        patch.setattr(DirectFile, "write", is_full)
+        patch.setattr(Environment, "_carry_out", is_full)
         writes: list[Callable[[], None]] = [
             lambda: storage.commit([put(b"a", b"1", 1)]),
             lambda: storage.trim(Hlc(1, 0, "")),

@@ -1,0 +1,1 @@
+"""A write-ahead log in front of an LMDB environment."""

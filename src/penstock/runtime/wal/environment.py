@@ -1,0 +1,287 @@
+"""An LMDB environment behind a write-ahead log: a durable commit is one write to the log, and LMDB follows.
+
+A commit of LMDB writes half a dozen pages, waits for them and then for the page that makes them count; a frame of the
+log is one write into blocks that the file has already. So with durability ``durable`` a commit appends a frame, and a
+thread brings many of them into LMDB at once, in a transaction that also says how far it got. LMDB stays the place where
+everything is, and what a start reads; frames that have not got there are applied at the next start.
+
+A commit that finds no place in the log (the thread is behind, the frame is larger than a segment, the disk had no room
+for segments) brings everything into LMDB itself. That is the back pressure, and the way without a log.
+
+With the other durabilities there is no log: a commit is a transaction. What a log from before holds is applied first.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from struct import Struct
+from typing import Final, NamedTuple, TypeVar
+from zlib import crc32
+
+import lmdb
+
+from penstock.errors import StorageError
+from penstock.runtime.durability import Durability
+from penstock.runtime.environment import INITIAL_MAP_BYTES, Environment
+from penstock.runtime.files import DirectFiles, Files
+from penstock.runtime.wal.frames import DROP, PUT, Operation, decode_operations, encode_frame
+from penstock.runtime.wal.segments import SEGMENT_BYTES, Segments
+
+__all__ = ["LoggedEnvironment"]
+
+_log = logging.getLogger("penstock.runtime")
+
+_BEHIND_S: Final = 5.0
+"""How long less than a segment of frames may wait for LMDB; a start applies what waits in a fraction of a second."""
+
+_STATE: Final = Struct(">8sIQ")  # identity, epoch, sequence of the last frame in LMDB; the crc32 of these follows
+
+T = TypeVar("T")
+
+
+class _State(NamedTuple):
+    """How far LMDB got. Kept in ``meta``, written with what it is about."""
+
+    identity: bytes
+    epoch: int
+    applied: int
+
+    def encode(self) -> bytes:
+        stored = _STATE.pack(*self)
+        return stored + crc32(stored).to_bytes(4, "big")
+
+
+class LoggedEnvironment:
+    """An :class:`~penstock.runtime.environment.Environment` whose durable commits go through a log beside it.
+
+    ``tables`` as there; operations name them by their place, so a table may be added at the end only. One thread at a
+    time calls :meth:`commit`.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        name: str,
+        owner: str,
+        tables: Sequence[str],
+        *,
+        schema: int,
+        durability: Durability,
+        map_bytes: int = INITIAL_MAP_BYTES,
+        files: Files | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
+    ) -> None:
+        self._environment = Environment(
+            path, name, owner, tables, schema=schema, durability=durability, map_bytes=map_bytes
+        )
+        self.path = self._environment.path
+        self.tables = self._environment.tables
+        self._name = name
+        self._names = tables
+        self._logged = durability is Durability.DURABLE
+        self._files = files or DirectFiles()
+        self._segments = Segments(self._files, self.path, size=segment_bytes)
+        self._haste_bytes = segment_bytes
+        self._state = _State(b"", 0, 0)
+        self._lock = threading.Lock()
+        """For what a commit and the thread both change: the four below."""
+        self._sequence = 0
+        self._pending: list[Operation] = []
+        self._pending_bytes = 0
+        self._failure: StorageError | None = None
+        self._applying = threading.Lock()
+        self._haste = threading.Event()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    def open(self, load: Callable[[lmdb.Transaction[bytes]], T]) -> T:
+        """Open, apply what the log has and LMDB has not, and give what ``load`` reads then.
+
+        Raises:
+            StorageError: as of the environment; or frames between LMDB and the end of the log cannot be read.
+        """
+        applied = 0
+
+        def recover(transaction: lmdb.Transaction[bytes]) -> T:
+            nonlocal applied
+            applied = self._recover(transaction)
+            return load(transaction)
+
+        try:
+            loaded = self._environment.open(recover)
+            if applied:
+                _log.info("%s path=%s: %d commits came out of the log", self._name, self.path, applied)
+            if self._logged:
+                self._segments.start()
+                if self._segments.is_scarce():
+                    self._grow()
+                self._thread = threading.Thread(target=self._follow, name=f"log of {self._name}", daemon=True)
+                self._thread.start()
+            else:
+                self._environment.transact(lambda _: None, "applying the log", sync=True)
+                self._segments.remove()
+        except OSError as error:
+            self._segments.close()
+            self._environment.close()
+            raise self._error(error, "cannot be opened") from error
+        return loaded
+
+    def commit(self, operations: Sequence[Operation], what: str) -> None:
+        """Carry out ``operations``, all of them or none; durable, if that is what the environment is.
+
+        Raises:
+            StorageError: nothing of it is known to be on disk, nor will anything be: every later commit fails too.
+        """
+        if self._thread is None:
+            self._environment.transact(lambda transaction: self._write(transaction, operations), what)
+            return
+        if self._failure is not None:
+            raise self._failure
+        frame = encode_frame(self._state.identity, self._state.epoch, self._sequence + 1, operations)
+        try:
+            found_place = self._segments.append(frame, self._sequence + 1)
+        except OSError as error:
+            self._failure = self._error(error, f"{what} failed")
+            raise self._failure from error
+        with self._lock:
+            self._sequence += 1
+            self._pending += operations
+            self._pending_bytes += len(frame)
+        if not found_place:
+            self._apply(what)
+            self._haste.set()  # there may be room for a segment more
+        elif self._pending_bytes > self._haste_bytes or self._segments.is_scarce():
+            self._haste.set()
+
+    def may_wait(self) -> bool:
+        """Whether the next commit may have to wait for LMDB."""
+        return self._thread is not None and self._segments.is_scarce()
+
+    def close(self) -> None:
+        """Bring everything into LMDB, durably, and close; may be called twice."""
+        thread, self._thread = self._thread, None
+        try:
+            if thread is not None:
+                self._closing = True
+                self._haste.set()
+                thread.join()
+                # After a failure the log is what the next start goes by.
+                if self._failure is None:
+                    self._apply("closing")
+        finally:
+            self._segments.close()
+            self._environment.close()
+
+    def _follow(self) -> None:
+        """Bring LMDB up to date now and then; the thread."""
+        while True:
+            self._haste.wait(_BEHIND_S)
+            self._haste.clear()
+            if self._closing:
+                return
+            try:
+                self._apply("bringing the log into LMDB")
+            except StorageError as error:
+                _log.critical("read-only path=%s: %s", self.path, error)
+                return
+            if self._segments.is_scarce():
+                self._grow()
+
+    def _grow(self) -> None:
+        try:
+            self._segments.grow()
+        except OSError as error:
+            # Nothing is lost: commits that find no place in the log wait for LMDB.
+            _log.warning("no room for the log, commits are slower path=%s: %s", self.path, error)
+
+    def _apply(self, what: str) -> None:
+        """Bring everything that is pending into LMDB, durably."""
+        with self._applying:
+            with self._lock:
+                operations, self._pending = self._pending, []
+                sequence, self._pending_bytes = self._sequence, 0
+            if self._failure is not None:
+                raise self._failure
+            if not operations:
+                return
+            state = self._state._replace(applied=sequence)
+
+            def write(transaction: lmdb.Transaction[bytes]) -> None:
+                self._write(transaction, operations)
+                transaction.put(b"log", state.encode(), db=self.tables["meta"])
+
+            try:
+                self._environment.transact(write, what)
+            except StorageError as error:
+                # The pages that LMDB would go on from may be gone; what is in the log is there at the next start.
+                self._failure = error
+                raise
+            self._segments.release(sequence)
+
+    def _write(self, transaction: lmdb.Transaction[bytes], operations: Sequence[Operation]) -> None:
+        """Of several operations on a row only the last is worth a write."""
+        tables: dict[int, dict[bytes, bytes | None]] = {}
+        drops: dict[int, bytes] = {}
+        for kind, table, key, value in operations:
+            if kind == DROP:
+                drops[table] = max(key, drops.get(table, b""))
+            else:
+                tables.setdefault(table, {})[key] = value if kind == PUT else None
+        for table, rows in tables.items():
+            database = self.tables[self._names[table]]
+            last = drops.get(table, b"")
+            puts = [(key, value) for key, value in rows.items() if value is not None and key > last]
+            transaction.cursor(db=database).putmulti(puts)
+            for key in [key for key, value in rows.items() if value is None]:
+                transaction.delete(key, db=database)
+        for table, drop in drops.items():
+            cursor = transaction.cursor(db=self.tables[self._names[table]])
+            found = cursor.first()
+            while found and bytes(cursor.key()) <= drop:
+                found = cursor.delete()
+
+    def _recover(self, transaction: lmdb.Transaction[bytes]) -> int:
+        """Apply the frames that LMDB has not, and begin a new epoch; how many there were."""
+        meta = self.tables["meta"]
+        stored = transaction.get(b"log", db=meta)
+        if stored is None:
+            state = _State(secrets.token_bytes(8), 0, 0)
+            frames = []
+        else:
+            state = _State(*_STATE.unpack_from(stored)) if len(stored) == _STATE.size + 4 else _State(b"", 0, 0)
+            if state.encode() != stored:
+                raise self._damaged("the row that says how far it got in its log is damaged", "")
+            found = self._segments.read(state.identity)
+            frames = sorted(f for f in found if (f.epoch, f.sequence) > (state.epoch, state.applied))
+        for number, frame in enumerate(frames, state.applied + 1):
+            if (frame.epoch, frame.sequence) != (state.epoch, number):
+                raise self._damaged(
+                    f"commit {number} of epoch {state.epoch} is missing in its log, which goes on with commit "
+                    f"{frame.sequence} of epoch {frame.epoch}",
+                    "; or move its files log-* away to go on without what they hold",
+                )
+        self._write(transaction, [operation for frame in frames for operation in decode_operations(frame.body)])
+        # No frame from before can be taken for one of now.
+        self._state = _State(state.identity, state.epoch + 1, 0)
+        transaction.put(b"log", self._state.encode(), db=meta)
+        return len(frames)
+
+    def _error(self, error: OSError, what: str) -> StorageError:
+        return StorageError(
+            f"{self._name} {self.path}: {what}: {error}",
+            path=str(self.path),
+            why="the operating system refused to open, write or fsync a file of the log",
+            do="look at the disk (space, health), then restart: what was acknowledged is kept",
+        )
+
+    def _damaged(self, what: str, way: str) -> StorageError:
+        return StorageError(
+            f"{self._name} {self.path}: {what}",
+            path=str(self.path),
+            why="what was acknowledged cannot be read any more, or files of different copies were mixed",
+            do="restore the whole directory from one copy" + way,
+        )

@@ -1,0 +1,90 @@
+"""What a commit is in the log: one frame, checksummed, of the rows to put and to delete.
+
+A frame begins at a sector and ends with zeros up to the next one, so that writing it touches no byte of an earlier one.
+All numbers are big-endian. Its head: the identity of the log (8 random bytes), epoch (4), sequence (8), bytes of the
+body (4), CRC-32 of the 24 bytes before it and of the body (4). The body is operations, each with kind (1), table (1),
+bytes of the key (2) and of the value (4), then both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import Final, NamedTuple
+from zlib import crc32
+
+__all__ = ["DELETE", "DROP", "PUT", "SECTOR", "Frame", "Operation", "decode_operations", "encode_frame", "frames_in"]
+
+SECTOR: Final = 512
+"""What a disk writes whole or not at all."""
+
+PUT: Final = 0
+"""The table gets this row."""
+DELETE: Final = 1
+"""The table has no row of that key any more."""
+DROP: Final = 2
+"""The table has no row up to that key, itself included, and gets none there any more."""
+
+Operation = tuple[int, int, bytes, bytes]
+"""Kind, number of the table, key, value (empty unless it is a PUT)."""
+
+_HEAD: Final = Struct(">8sIQI")
+_CHECKSUM: Final = Struct(">I")
+_BODY_AT: Final = _HEAD.size + _CHECKSUM.size
+_OPERATION: Final = Struct(">BBHI")
+
+
+class Frame(NamedTuple):
+    """A whole frame. ``sequence`` counts the commits of an ``epoch``, from 1; an epoch is one opening of the log."""
+
+    epoch: int
+    sequence: int
+    body: bytes
+
+
+def encode_frame(identity: bytes, epoch: int, sequence: int, operations: Sequence[Operation]) -> bytes:
+    """The bytes of a frame, whole sectors."""
+    parts: list[bytes] = []
+    for kind, table, key, value in operations:
+        parts += _OPERATION.pack(kind, table, len(key), len(value)), key, value
+    body = b"".join(parts)
+    head = _HEAD.pack(identity, epoch, sequence, len(body))
+    checksum = _CHECKSUM.pack(crc32(body, crc32(head)))
+    return b"".join((head, checksum, body, bytes(-(_BODY_AT + len(body)) % SECTOR)))
+
+
+def frames_in(data: bytes, identity: bytes) -> Iterator[Frame]:
+    """The whole frames of the log ``identity`` in a segment, whatever lies between: zeros, torn or damaged ones."""
+    at = data.find(identity)
+    while at >= 0:
+        size = _size_of_frame(data, at)
+        if size:
+            _, epoch, sequence, _ = _HEAD.unpack_from(data, at)
+            yield Frame(epoch, sequence, data[at + _BODY_AT : at + size])
+        # Not byte by byte: nobody's value is taken for a frame, even if it has the form of one.
+        at = data.find(identity, at - at % SECTOR + (-(-size // SECTOR) or 1) * SECTOR)
+
+
+def _size_of_frame(data: bytes, at: int) -> int:
+    """Bytes of the frame that begins there, without the zeros behind it; 0: no whole one does."""
+    if at % SECTOR or at + _BODY_AT > len(data):
+        return 0
+    end = at + _BODY_AT + _HEAD.unpack_from(data, at)[3]
+    if end > len(data):
+        return 0
+    view = memoryview(data)
+    checksum = crc32(view[at + _BODY_AT : end], crc32(view[at : at + _HEAD.size]))
+    return end - at if checksum == _CHECKSUM.unpack_from(data, at + _HEAD.size)[0] else 0
+
+
+def decode_operations(body: bytes) -> list[Operation]:
+    """The operations of a frame whose checksum was right."""
+    operations: list[Operation] = []
+    at = 0
+    while at < len(body):
+        kind, table, key_size, value_size = _OPERATION.unpack_from(body, at)
+        key_at = at + _OPERATION.size
+        value_at = key_at + key_size
+        at = value_at + value_size
+        operations.append((kind, table, body[key_at:value_at], body[value_at:at]))
+    return operations

@@ -1,0 +1,151 @@
+"""The files of a log: segments of one size, filled with zeros before they are used, and used again and again.
+
+Writing into blocks that the file already has needs no change to its size or its blocks, so the disk has one thing to do
+for a commit instead of three. Segments are added as the load asks for them, up to a bound, and stay.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from penstock.runtime.files import File, Files
+from penstock.runtime.wal.frames import Frame, frames_in
+
+__all__ = ["SEGMENTS", "SEGMENT_BYTES", "Segments"]
+
+SEGMENT_BYTES: Final = 4 << 20
+SEGMENTS: Final = 8
+
+_NAME: Final = re.compile(r"log-(\d{4})")
+_ZEROS: Final = bytes(1 << 20)
+
+
+class _Segment:
+    __slots__ = ("end", "file", "last")
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.end = 0
+        """Where the next frame goes."""
+        self.last = 0
+        """Sequence of the last frame in it."""
+
+
+class Segments:
+    """The segments in ``directory``: at most ``most`` of ``size`` bytes each.
+
+    One thread appends; another one may release and grow meanwhile. Errors are the operating system's (OSError).
+    """
+
+    def __init__(self, files: Files, directory: Path, *, size: int = SEGMENT_BYTES, most: int = SEGMENTS) -> None:
+        self._files = files
+        self._directory = directory
+        self._size = size
+        self._most = most
+        self._lock = threading.Lock()
+        self._current: _Segment | None = None
+        self._full: list[_Segment] = []
+        self._free: list[_Segment] = []
+        self._released = 0
+
+    def read(self, identity: bytes) -> Iterator[Frame]:
+        """Every whole frame of the log ``identity`` in the files that are there, in no order."""
+        for path in self._paths():
+            file = self._files.open(path)
+            try:
+                yield from frames_in(file.read(0, file.size()), identity)
+            finally:
+                file.close()
+
+    def start(self) -> None:
+        """Take the files that are there; none of their frames is needed any more."""
+        for path in self._paths():
+            file = self._files.open(path)
+            if file.size() == self._size:
+                self._free.append(_Segment(file))
+            else:  # made by another version, or not to its end
+                file.close()
+                self._files.remove(path)
+
+    def append(self, frame: bytes, sequence: int) -> bool:
+        """Write ``frame`` and make it durable; False, and nothing done, where it has no place."""
+        segment = self._current
+        if segment is None or segment.end + len(frame) > self._size:
+            segment = self._next(len(frame))
+            if segment is None:
+                return False
+        segment.file.write(segment.end, frame)
+        segment.file.sync()
+        segment.end += len(frame)
+        segment.last = sequence
+        return True
+
+    def _next(self, wanted: int) -> _Segment | None:
+        if wanted > self._size:
+            return None
+        with self._lock:
+            if self._current is not None:
+                self._full.append(self._current)
+                self._current = None
+                self._sort_out()
+            if not self._free:
+                return None
+            segment = self._current = self._free.pop()
+            segment.end = 0
+            return segment
+
+    def release(self, sequence: int) -> None:
+        """The frames up to ``sequence`` are not needed any more."""
+        with self._lock:
+            self._released = sequence
+            self._sort_out()
+
+    def _sort_out(self) -> None:
+        self._free += [segment for segment in self._full if segment.last <= self._released]
+        self._full = [segment for segment in self._full if segment.last > self._released]
+
+    def is_scarce(self) -> bool:
+        """Whether the next frames may not find a place: the last segment is half full."""
+        return not self._free and (self._current is None or self._current.end > self._size // 2)
+
+    def grow(self) -> None:
+        """One segment more, unless there are enough."""
+        if len(self._full) + len(self._free) + (self._current is not None) >= self._most:
+            return
+        taken = {path.name for path in self._paths()}
+        name = next(name for number in range(self._most + len(taken)) if (name := f"log-{number:04}") not in taken)
+        path = self._directory / name
+        file = self._files.create(path)
+        try:
+            for start in range(0, self._size, len(_ZEROS)):
+                file.write(start, _ZEROS[: self._size - start])
+            file.sync()
+            self._files.sync_dir(self._directory)
+        except OSError:
+            file.close()
+            self._files.remove(path)
+            raise
+        with self._lock:
+            self._free.append(_Segment(file))
+
+    def remove(self) -> None:
+        """Remove all files; not after :meth:`start`."""
+        paths = self._paths()
+        for path in paths:
+            self._files.remove(path)
+        if paths:
+            self._files.sync_dir(self._directory)
+
+    def close(self) -> None:
+        """Close the files; they stay."""
+        segments = [*self._full, *self._free, *([self._current] if self._current is not None else [])]
+        for segment in segments:
+            segment.file.close()
+        self._current, self._full, self._free = None, [], []
+
+    def _paths(self) -> list[Path]:
+        return [self._directory / name for name in self._files.names(self._directory) if _NAME.fullmatch(name)]

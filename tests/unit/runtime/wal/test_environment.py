@@ -1,0 +1,324 @@
+"""An environment behind a log: what was committed is there after any end, in LMDB or out of the log."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import lmdb
+import pytest
+
+from penstock.errors import StorageError
+from penstock.runtime.durability import Durability
+from penstock.runtime.environment import Environment
+from penstock.runtime.files import DirectFile, DirectFiles
+from penstock.runtime.wal.environment import LoggedEnvironment
+from penstock.runtime.wal.frames import DELETE, DROP, PUT, SECTOR, Operation
+
+SEGMENT = 16 * SECTOR
+META, ROWS = 0, 1
+
+
+def fails(*_: object) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+class _Store:
+    """An environment and its rows; closed at the end of the test."""
+
+    def __init__(self, path: Path, durability: Durability = Durability.DURABLE, *, follows: bool = False) -> None:
+        self.environment = LoggedEnvironment(
+            path,
+            "notes",
+            "owner of them",
+            ("meta", "rows"),
+            schema=1,
+            durability=durability,
+            segment_bytes=SEGMENT,
+        )
+        if not follows:
+            # LMDB is then as it was when the environment was opened, until a commit or the end brings it up to date.
+            self.environment._follow = lambda: None  # type: ignore[method-assign]
+        self.rows = dict(self.environment.open(self._load))
+
+    def _load(self, transaction: lmdb.Transaction[bytes]) -> list[tuple[bytes, bytes]]:
+        return list(transaction.cursor(db=self.environment.tables["rows"]))
+
+    def put(self, **rows: str) -> None:
+        self.commit(*((PUT, ROWS, name.encode(), value.encode()) for name, value in rows.items()))
+
+    def commit(self, *operations: Operation) -> None:
+        self.environment.commit(operations, "writing")
+
+
+@pytest.fixture
+def stores() -> Iterator[list[_Store]]:
+    opened: list[_Store] = []
+    yield opened
+    for store in opened:
+        store.environment.close()
+
+
+def killed(path: Path) -> Path:
+    """What a start finds after the process ended as it is now: a copy of the directory."""
+    copy = path.with_name(path.name + "-killed")
+    shutil.rmtree(copy, ignore_errors=True)
+    return Path(shutil.copytree(path, copy))
+
+
+def found(path: Path, durability: Durability = Durability.DURABLE) -> dict[bytes, bytes]:
+    store = _Store(path, durability)
+    store.environment.close()
+    return store.rows
+
+
+def in_lmdb(path: Path) -> dict[bytes, bytes]:
+    with lmdb.open(str(path), max_dbs=2, readonly=True, lock=False) as env:
+        rows = env.open_db(b"rows", create=False)
+        with env.begin() as transaction:
+            return dict(transaction.cursor(db=rows))
+
+
+@pytest.mark.parametrize("durability", Durability)
+def test_what_was_committed_is_there_after_any_end(
+    tmp_path: Path, stores: list[_Store], durability: Durability
+) -> None:
+    path = tmp_path / "deep" / "store"
+    store = _Store(path)
+    stores.append(store)
+    store.put(a="1", b="2", c="3")
+    store.commit((PUT, ROWS, b"a", b"4"), (DELETE, ROWS, b"b", b""))
+    expected = {b"a": b"4", b"c": b"3"}
+    assert in_lmdb(killed(path)) == {}
+    assert found(killed(path), durability) == expected
+    # Once applied, it is in LMDB, and is not applied again.
+    again = killed(path)
+    for _ in range(2):
+        assert found(again, durability) == expected
+        assert in_lmdb(again) == expected
+    logs = list(again.glob("log-*"))
+    assert len(logs) == (1 if durability is Durability.DURABLE else 0)
+    store.environment.close()
+    assert in_lmdb(path) == expected
+    assert found(path) == expected
+
+
+def test_without_fsyncs_there_is_no_log(tmp_path: Path) -> None:
+    store = _Store(tmp_path, Durability.FLUSHED)
+    store.put(a="1")
+    assert in_lmdb(killed(tmp_path)) == {b"a": b"1"}
+    store.environment.close()
+    assert list(tmp_path.glob("log-*")) == []
+
+
+def test_rows_up_to_a_key_are_dropped_wherever_they_are(tmp_path: Path, stores: list[_Store]) -> None:
+    store = _Store(tmp_path / "a")
+    store.put(a="1", b="2", c="3")
+    store.environment.close()
+    store = _Store(tmp_path / "a")
+    stores.append(store)
+    store.put(d="4", e="5")
+    store.commit((DROP, ROWS, b"d", b""))
+    store.put(f="6")
+    assert found(killed(tmp_path / "a")) == {b"e": b"5", b"f": b"6"}
+
+
+def test_a_log_without_place_is_back_pressure(tmp_path: Path, stores: list[_Store]) -> None:
+    store = _Store(tmp_path / "a")
+    stores.append(store)
+    expected = {}
+    for number in range(200):
+        name, value = f"k{number % 30}", str(number)
+        store.put(**{name: value})
+        expected[name.encode()] = value.encode()
+        if number % 9 == 0:
+            assert found(killed(tmp_path / "a")) == expected
+    # Nobody followed: only a commit without place has brought anything into LMDB.
+    assert 0 < len(in_lmdb(killed(tmp_path / "a"))) <= 30
+    assert len(list((tmp_path / "a").glob("log-*"))) == 1
+
+
+def test_a_commit_larger_than_the_log_goes_into_lmdb(tmp_path: Path, stores: list[_Store]) -> None:
+    store = _Store(tmp_path / "a")
+    stores.append(store)
+    store.put(a="1")
+    store.put(large="x" * 2 * SEGMENT, b="2")
+    assert set(in_lmdb(killed(tmp_path / "a"))) == {b"a", b"b", b"large"}
+    store.put(a="3")
+    recovered = found(killed(tmp_path / "a"))
+    assert (recovered[b"a"], recovered[b"b"], len(recovered[b"large"])) == (b"3", b"2", 2 * SEGMENT)
+
+
+def test_lmdb_follows_while_commits_go_on(tmp_path: Path, stores: list[_Store]) -> None:
+    store = _Store(tmp_path / "a", follows=True)
+    stores.append(store)
+    expected = {}
+    for number in range(1500):
+        name, value = f"k{number % 70}", str(number)
+        store.put(**{name: value})
+        expected[name.encode()] = value.encode()
+        if number % 300 == 299:
+            assert found(_killed_between(store, tmp_path / "a")) == expected
+    store.environment.close()
+    assert in_lmdb(tmp_path / "a") == expected
+    assert len(list((tmp_path / "a").glob("log-*"))) <= 8
+
+
+def _killed_between(store: _Store, path: Path) -> Path:
+    """A copy while LMDB is not written: a process that ends leaves its pages all at one moment, a copy does not."""
+    with store.environment._applying:
+        return killed(path)
+
+
+@pytest.mark.parametrize("operation", ["write", "sync"])
+def test_after_a_failed_write_nothing_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    store = _Store(tmp_path / "a")
+    store.put(a="1")
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectFile, operation, fails)
+        with pytest.raises(StorageError, match=r"writing failed: .*Input/output error") as raised:
+            store.put(a="2")
+    assert raised.value.path == str(tmp_path / "a")
+    assert raised.value.do is not None
+    # A write that succeeds now would prove nothing.
+    with pytest.raises(StorageError, match="writing failed"):
+        store.put(a="3", b="3")
+    store.environment.close()
+    # What failed may be there or not; what came after it is not.
+    assert found(tmp_path / "a") in ({b"a": b"1"}, {b"a": b"2"})
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["behind", "in the way"])
+def test_after_lmdb_failed_nothing_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, large: bool
+) -> None:
+    store = _Store(tmp_path / "a", follows=not large)
+    store.put(a="1")
+
+    def is_full(*_: object, **__: object) -> None:
+        raise StorageError("notes: the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Environment, "transact", is_full)
+        if large:
+            with pytest.raises(StorageError, match="disk is full"):
+                store.put(b="x" * 2 * SEGMENT)
+        else:
+            store.environment._haste.set()
+            thread = store.environment._thread
+            assert thread is not None
+            thread.join(20)
+            assert not thread.is_alive()
+            assert "read-only" in caplog.text
+        with pytest.raises(StorageError, match="disk is full"):
+            store.put(a="2")
+    with pytest.raises(StorageError, match="disk is full"):
+        store.put(a="3")
+    store.environment.close()
+    assert found(tmp_path / "a") == {b"a": b"1"}
+
+
+@pytest.mark.parametrize(("owner", "operation"), [(DirectFiles, "create"), (DirectFile, "write")])
+def test_a_disk_without_room_for_the_log_is_slower_and_no_worse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, owner: type, operation: str
+) -> None:
+    monkeypatch.setattr(owner, operation, fails)
+    store = _Store(tmp_path / "a")
+    assert "no room for the log" in caplog.text
+    assert store.environment.may_wait()
+    store.put(a="1")
+    assert in_lmdb(killed(tmp_path / "a")) == {b"a": b"1"}
+    store.environment.close()
+    assert list((tmp_path / "a").glob("log-*")) == []
+
+
+def test_whether_a_commit_waits(tmp_path: Path) -> None:
+    store = _Store(tmp_path / "a")
+    assert not store.environment.may_wait()
+    for number in range(9):
+        store.put(a=str(number))
+    assert store.environment.may_wait()
+    store.environment.close()
+    assert not store.environment.may_wait()
+
+
+def test_a_gap_in_the_log_is_no_silent_loss(tmp_path: Path, stores: list[_Store]) -> None:
+    store = _Store(tmp_path / "a")
+    stores.append(store)
+    for number in range(5):
+        store.put(a=str(number))
+    for damaged in range(5):
+        copy = killed(tmp_path / "a")
+        log = copy / "log-0000"
+        data = bytearray(log.read_bytes())
+        data[damaged * SECTOR + 30] ^= 1
+        log.write_bytes(data)
+        if damaged == 4:  # nothing follows it: nobody can tell it from one that was never written to its end
+            assert found(copy) == {b"a": b"3"}
+            continue
+        with pytest.raises(StorageError, match=f"commit {damaged + 1} of epoch 1 is missing in its log") as raised:
+            found(copy)
+        assert "log-*" in str(raised.value.do)
+        assert raised.value.path == str(copy)
+        # The way out that the error names.
+        log.unlink()
+        assert found(copy) == {}
+
+
+def test_lmdb_from_an_older_copy_does_not_hide_that_the_log_went_on(tmp_path: Path, stores: list[_Store]) -> None:
+    path = tmp_path / "a"
+    found(path)
+    older = killed(path).rename(tmp_path / "older")
+    store = _Store(path)
+    stores.append(store)
+    store.put(a="1")
+    copy = killed(path)
+    shutil.copy(older / "data.mdb", copy / "data.mdb")
+    with pytest.raises(StorageError, match=r"commit 1 of epoch 1 is missing in its log, .* epoch 2"):
+        found(copy)
+
+
+def test_a_log_of_another_store_is_not_applied(tmp_path: Path, stores: list[_Store]) -> None:
+    store = _Store(tmp_path / "a")
+    stores.append(store)
+    store.put(a="theirs")
+    found(tmp_path / "b")
+    shutil.copy(tmp_path / "a" / "log-0000", tmp_path / "b" / "log-0000")
+    assert found(tmp_path / "b") == {}
+
+
+@pytest.mark.parametrize("stored", [b"", bytes(24), b"x" * 40])
+def test_a_damaged_note_of_how_far_lmdb_got_is_refused(tmp_path: Path, stored: bytes) -> None:
+    path = tmp_path / "a"
+    found(path)
+    with lmdb.open(str(path), max_dbs=2) as env, env.begin(write=True) as transaction:
+        transaction.put(b"log", stored, db=env.open_db(b"meta", txn=transaction))
+    with pytest.raises(StorageError, match="how far it got in its log is damaged") as raised:
+        found(path)
+    assert raised.value.do == "restore the whole directory from one copy"
+
+
+def test_the_log_grows_when_it_gets_scarce(tmp_path: Path, stores: list[_Store]) -> None:
+    store = _Store(tmp_path / "a", follows=True)
+    stores.append(store)
+    for number in range(9):
+        store.put(a=str(number))
+    deadline = time.monotonic() + 20
+    while store.environment.may_wait() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert sorted(path.name for path in (tmp_path / "a").glob("log-*")) == ["log-0000", "log-0001"]
+
+
+def test_no_thread_is_left(tmp_path: Path) -> None:
+    store = _Store(tmp_path / "a", follows=True)
+    names = {thread.name for thread in threading.enumerate()}
+    assert "log of notes" in names
+    store.environment.close()
+    store.environment.close()
+    assert "log of notes" not in {thread.name for thread in threading.enumerate()}
