@@ -58,8 +58,8 @@ class _State(NamedTuple):
 class LoggedEnvironment:
     """An :class:`~penstock.runtime.environment.Environment` whose durable commits go through a log beside it.
 
-    ``tables`` as there; operations name them by their place, so a table may be added at the end only. One thread at a
-    time calls :meth:`commit`.
+    The parameters are those there; operations name ``tables`` by their place, so one may be added at the end only. The
+    log has segments of ``segment_bytes``. One thread at a time calls :meth:`commit`.
     """
 
     def __init__(
@@ -72,11 +72,12 @@ class LoggedEnvironment:
         schema: int,
         durability: Durability,
         map_bytes: int = INITIAL_MAP_BYTES,
+        many: bool = False,
         files: Files | None = None,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self._environment = Environment(
-            path, name, owner, tables, schema=schema, durability=durability, map_bytes=map_bytes
+            path, name, owner, tables, schema=schema, durability=durability, map_bytes=map_bytes, many=many
         )
         self.path = self._environment.path
         self.tables = self._environment.tables
@@ -156,6 +157,15 @@ class LoggedEnvironment:
             self._haste.set()  # there may be room for a segment more
         elif self._pending_bytes > self._haste_bytes or self._segments.is_scarce():
             self._haste.set()
+
+    def read(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T:
+        """What ``look`` reads in one transaction: all that was committed is brought into LMDB first.
+
+        Raises:
+            StorageError: as of :meth:`commit`, or it cannot be read.
+        """
+        self._apply("bringing the log into LMDB")
+        return self._environment.read(look)
 
     def may_wait(self) -> bool:
         """Whether the next commit may have to wait for LMDB."""

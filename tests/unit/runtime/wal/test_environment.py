@@ -107,6 +107,16 @@ def test_what_was_committed_is_there_after_any_end(
     assert found(path) == expected
 
 
+@pytest.mark.parametrize("durability", Durability)
+def test_reading_sees_what_was_committed(tmp_path: Path, durability: Durability) -> None:
+    store = _Store(tmp_path, durability)
+    store.put(a="1")
+    assert dict(store.environment.read(store._load)) == {b"a": b"1"}
+    store.put(b="2")
+    assert dict(store.environment.read(store._load)) == {b"a": b"1", b"b": b"2"}
+    store.environment.close()
+
+
 def test_without_fsyncs_there_is_no_log(tmp_path: Path) -> None:
     store = _Store(tmp_path, Durability.FLUSHED)
     store.put(a="1")
