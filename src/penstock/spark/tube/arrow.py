@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.spark.tube.client import Batch
 from penstock.spark.tube.headers import columns as columns_of
+from penstock.spark.tube.headers import decoded
 from penstock.spark.tube.offsets import Partition
 from penstock.spark.tube.options import COLUMNS, HEADERS
 from penstock.tube.codec.message import HAS_ATTRIBUTES
@@ -44,6 +46,9 @@ LOG_APPEND_TIME = 1
 _FIXED_BYTES = 64  # of a row beside key and value
 _LENGTH_BYTES = 4  # before the attributes
 _KEY = next(row.attribute for row in FIELDS if row.name == "key").encode() + b"="
+_FIND_KEY = f"(?:^|,){_KEY.decode()}(?P<key>[^,]*)"
+_TO_DECODE = "[^ -$&-<>-~]"
+"""What a key has that is not written as it is."""
 
 MESSAGE_ID = "tubemq.messageId"
 """Header with the broker's id of a message, in decimal digits, where offsets do not tell messages apart."""
@@ -195,10 +200,22 @@ def _values(batch: Batch) -> pa.Array[Any]:
 
 def _keys(batch: Batch) -> pa.Array[Any]:
     """The key of each message; null where it has none."""
-    has_attributes = (np.asarray(batch.flags) & HAS_ATTRIBUTES) != 0
-    if not has_attributes.any() or (batch.spans is not None and _KEY not in batch.spans[0]):
-        return pa.nulls(len(batch.offsets), pa.binary())
-    return pa.array(_keys_and_values(batch)[0], pa.binary())
+    if batch.spans is None:
+        return pa.array(_keys_and_values(batch)[0], pa.binary())
+    data, starts, ends = batch.spans
+    flags = np.asarray(batch.flags)
+    if not (flags & HAS_ATTRIBUTES).any() or _KEY not in data:
+        return pa.nulls(len(starts), pa.binary())
+    bodies = _bodies(data, starts, ends, flags)
+    attributes = _cut_out(data, np.where(bodies > starts, starts + _LENGTH_BYTES, starts), bodies)
+    keys: pa.Array[Any] = pc.struct_field(pc.extract_regex(attributes, _FIND_KEY), "key")
+    encoded = pc.indices_nonzero(pc.match_substring_regex(keys, _TO_DECODE)).to_numpy()
+    if not len(encoded):
+        return keys
+    found = keys.to_pylist()
+    for place in encoded.tolist():
+        found[place] = decoded(data[starts[place] : ends[place]], int(flags[place])).key
+    return pa.array(found, pa.binary())
 
 
 def _bodies(data: bytes, starts: Numbers, ends: Numbers, flags: Numbers) -> Numbers:

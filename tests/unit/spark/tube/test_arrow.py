@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from itertools import product
 
 import pyarrow as pa
 import pytest
@@ -12,6 +13,7 @@ from penstock.spark.tube.arrow import arrow_schema, record_batches
 from penstock.spark.tube.offsets import Partition
 from penstock.spark.tube.options import COLUMNS, HEADERS
 from penstock.spark.tube.source import spark_schema
+from penstock.tube.reader import Batch
 from penstock.tube.record import Record
 from tests.unit.spark.fake_tube import Columns
 
@@ -40,7 +42,12 @@ def columns(records: list[Record | bytes]) -> Columns:
     )
 
 
-def table(*batches: Columns, include_headers: bool = False) -> pa.Table:
+def in_one_piece(batch: Columns) -> Batch:
+    """The same as a broker with ranges gives it."""
+    return Batch.of(batch.offsets, batch.append_times, batch.flags, batch.payloads)
+
+
+def table(*batches: Columns | Batch, include_headers: bool = False) -> pa.Table:
     wanted = ALL if include_headers else COLUMNS
     return pa.Table.from_batches(record_batches(PARTITION, batches, wanted), arrow_schema(wanted))
 
@@ -105,16 +112,25 @@ def test_the_short_way_to_a_key_finds_what_the_table_says(records: list[Record])
     # The body is not empty, as the log demands.
     batch = columns([Record(b"b" + record.value, record.key, record.headers, record.topic) for record in records])
     expected = [Record.decode(data, flag) for data, flag in zip(batch.payloads, batch.flags, strict=True)]
-    for include_headers in (False, True):
-        rows = table(batch, include_headers=include_headers).to_pylist()
+    forms: list[Columns | Batch] = [batch, in_one_piece(batch)]
+    for form, include_headers in product(forms, (False, True)):
+        rows = table(form, include_headers=include_headers).to_pylist()
         assert [(row["key"], row["value"]) for row in rows] == [(r.key, r.value) for r in expected]
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00", b"\x00\x00\x00\x09abc", b"\xff\xff\xff\xf0key=1", b"\xff\xff\xff\xfc"])
 @pytest.mark.parametrize("include_headers", [False, True])
 def test_a_message_with_broken_attributes_arrives_whole(data: bytes, include_headers: bool) -> None:
-    rows = table(Columns([0], [0], [1], [data]), include_headers=include_headers).to_pylist()
-    assert [(row["key"], row["value"]) for row in rows] == [(None, data)]
+    batch = Columns([0], [0], [1], [data])
+    for form in (batch, in_one_piece(batch)):
+        rows = table(form, include_headers=include_headers).to_pylist()
+        assert [(row["key"], row["value"]) for row in rows] == [(None, data)]
+
+
+def test_a_key_is_looked_for_among_the_attributes_only() -> None:
+    none, half = b"\x00\x00\x00\x00key=body", b"\x00\x00\x00\x02key=body"
+    rows = table(in_one_piece(Columns([0, 28], [0, 0], [1, 1], [none, half]))).to_pylist()
+    assert [(row["key"], row["value"]) for row in rows] == [(None, b"key=body"), (None, b"y=body")]
 
 
 def test_batches_are_joined_up_to_the_target() -> None:
