@@ -72,6 +72,9 @@ def tube(settings: Settings) -> list[Figure]:
             again = stack.enter_context(servers.penstock("memory", topics=topics))
             memory[IN_MEMORY] = Peer(again["tube_master"], [int(again["pid"])])
         for name, client in clients.items():
+            if isinstance(client, JavaLoads):
+                for peer in (peers | memory).values():
+                    client.warm("sync", peer.master)
             for size in SIZES:
                 for count in PRODUCERS:
                     written = peers | memory if count == 1 else peers

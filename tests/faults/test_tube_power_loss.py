@@ -15,7 +15,9 @@ from penstock.tube.storage.store import Store, StoreLimits
 from tests.unit.runtime.recorded_disk import RecordedDisk, after_power_loss
 from tests.unit.tube.storage.test_store import payloads
 
-LIMITS = StoreLimits(segment_bytes=900, segment_records=12, fill_bytes_least=128, fill_bytes_most=512, tail_bytes=0)
+LIMITS = StoreLimits(
+    segment_bytes=900, segment_records=12, fill_bytes_least=128, fill_bytes_most=512, fill_below_bytes=300, tail_bytes=0
+)
 LOG = Path("/log/demo-1")
 
 

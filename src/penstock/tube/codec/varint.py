@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from penstock.errors import RemoteProtocolError
 
@@ -39,18 +40,24 @@ def encode_varint(value: int) -> bytes:
     return encoded + _TABLE[value]
 
 
+_upper = lru_cache(256)(encode_varint)
+"""Upper parts of rising numbers, which change seldom."""
+
+
 def encode_rising(first: int, step: int, count: int) -> list[bytes]:
     """``count`` numbers from ``first`` (0 or more) on, each ``step`` higher than the one before.
 
     Of a long one only the lowest 14 bits change mostly.
     """
+    if count == 1:
+        return [_MORE[first & 0x3FFF] + _upper(first >> 14) if first >= 16384 else _TABLE[first]]
     encoded: list[bytes] = []
     value, end = first, first + count * step
     while value < end:
         base = value >> 14 << 14
         lowest = slice(value - base, min(end - base, 16384), step)
         if base:
-            rest = encode_varint(base >> 14)
+            rest = _upper(base >> 14)
             encoded += [low + rest for low in _MORE[lowest]]
         else:
             encoded += _TABLE[lowest]

@@ -40,13 +40,15 @@ class StoreLimits:
     A segment closes once an append reached ``segment_bytes`` of data or ``segment_records`` index records (the
     reference: 1 GiB, 700,000; ours is smaller because the newest one is read in full after a crash). The file is filled
     with zeros ahead, from ``fill_bytes_least`` up to ``fill_bytes_most`` at a time: an fdatasync inside a filled file
-    takes half the time of one that grows it. ``tail_bytes`` of the newest messages stay in memory.
+    takes half the time of one that grows it. Commits of ``fill_below_bytes`` and more let it grow: the zeros would cost
+    the disk more than they save. ``tail_bytes`` of the newest messages stay in memory.
     """
 
     segment_bytes: int = 64 << 20
     segment_records: int = 700_000
     fill_bytes_least: int = 256 << 10
     fill_bytes_most: int = 4 << 20
+    fill_below_bytes: int = 64 << 10
     tail_bytes: int = 16 << 20
 
 
@@ -269,7 +271,7 @@ class Store(LogReads):
             if not piece.parts:
                 continue
             data = b"".join(piece.parts)
-            self._fill(segment, piece.data_from + len(data))
+            self._fill(segment, piece.data_from, len(data))
             assert segment.data_file is not None
             assert segment.index_file is not None
             segment.data_file.write(piece.data_from, data)
@@ -318,14 +320,19 @@ class Store(LogReads):
         segment.data_file.sync()
         segment.index_file.sync()
 
-    def _fill(self, segment: Segment, need: int) -> None:
-        if need <= self._filled:
+    def _fill(self, segment: Segment, begin: int, size: int) -> None:
+        """Make room for ``size`` bytes from ``begin`` on, which are written next."""
+        end = begin + size
+        if end <= self._filled:
             return
-        step = min(max(self._filled, self.limits.fill_bytes_least), self.limits.fill_bytes_most)
+        limits = self.limits
+        step = min(max(self._filled, limits.fill_bytes_least), limits.fill_bytes_most)
+        if size >= limits.fill_below_bytes:
+            step = 0
         # Never exactly full: a file that ends with its last message was closed in order, recovery takes it for that.
-        filled = max(min(need + step, self.limits.segment_bytes), need + _LEAST_TAIL)
+        filled = max(min(end + step, limits.segment_bytes), end + _LEAST_TAIL)
         assert segment.data_file is not None
-        segment.data_file.write(self._filled, bytes(filled - self._filled))
+        segment.data_file.write(end, bytes(filled - end))
         self._filled = filled
 
     def close(self) -> None:

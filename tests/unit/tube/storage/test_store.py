@@ -62,6 +62,28 @@ def test_memory_durability_is_seen_at_once() -> None:
     assert store.durable_end == 28
 
 
+def test_room_is_made_ahead_for_small_commits_only() -> None:
+    disk = RecordedDisk()
+    limits = StoreLimits(fill_bytes_least=1000, fill_bytes_most=2000, fill_below_bytes=500)
+    store = Store(disk, LOG, 0, limits=limits)
+
+    def committed(size: int) -> tuple[int, int]:
+        put(store, 0, bytes(size - 52))
+        commit(store)
+        (segment,) = store._segments
+        assert segment.data_file is not None
+        return segment.data_bytes, segment.data_file.size()
+
+    assert committed(500) == (500, 564)
+    assert committed(100) == (600, 1600)
+    assert committed(900) == (1500, 1600)  # there is room
+    assert committed(900) == (2400, 2464)
+    assert committed(100) == (2500, 4500)
+    assert payloads(Store(disk, LOG, 0).read(0, 0, max_bytes=1 << 20)) == [
+        bytes(size - 52) for size in (500, 100, 900, 900, 100)
+    ]
+
+
 def test_time_never_goes_back_within_a_store() -> None:
     store = Store(RecordedDisk(), LOG, 0)
     put(store, 0, b"one", now=1000)
