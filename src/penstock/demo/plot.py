@@ -55,7 +55,7 @@ def draw_png(path: Path, readings: Sequence[Reading], limits: Limits, segments: 
 
 def draw_text(readings: Sequence[Reading], segments: Sequence[Segment], *, width: int, height: int = 16) -> str:
     """The same in characters, ``width`` columns wide, without colours. Needs plotext (the extra ``console``)."""
-    import plotext  # type: ignore[import-untyped]
+    import plotext
 
     ordered = sorted(readings)
     first = ordered[0].time

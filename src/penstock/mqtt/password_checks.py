@@ -15,6 +15,7 @@ import secrets
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final, NamedTuple
 
 from penstock.security.passwords import Credential, verify_password
@@ -106,7 +107,7 @@ class PasswordChecks:
             future = asyncio.get_running_loop().run_in_executor(
                 self._pool, verify_password, check.credential, check.password
             )
-            future.add_done_callback(lambda done, check=check: self._checked(check, done))  # type: ignore[misc]
+            future.add_done_callback(partial(self._checked, check))
 
     def _checked(self, check: _Check, future: asyncio.Future[bool]) -> None:
         self._running -= 1

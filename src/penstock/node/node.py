@@ -325,13 +325,16 @@ class Node:
         await self._bridges(server)
         bound: dict[str, Address] = {}
         for name, entry in self.security.listeners.items():
-            option = name if name == DEFAULT_LISTENER else f"mqtt.listeners.{name}"
-            settings = self.security.settings(name)
-            bound[name] = await self._listen(option, entry, lambda _h, _p, settings=settings: server.listen(settings))  # type: ignore[misc]
+            bound[name] = await self._mqtt_listener(server, name, entry)
         self._parts.callback(server.stop_receiving)
         self.security.show(self.metrics)
         self.security.warn_of_expiry()
         return bound
+
+    async def _mqtt_listener(self, server: MqttServer, name: str, entry: Listener) -> Address:
+        settings = self.security.settings(name)
+        option = name if name == DEFAULT_LISTENER else f"mqtt.listeners.{name}"
+        return await self._listen(option, entry, lambda _host, _port: server.listen(settings))
 
     async def _faults(self, mqtt: Address) -> Address | None:
         """The listener that obeys the fault switches, where the operator asked for one."""

@@ -12,6 +12,7 @@ import stat
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -154,7 +155,7 @@ class NodeSecurity:
         for listener in self.server.listeners:
             metrics.add(
                 "mqtt_listener",
-                lambda listener=listener: _listener_figures(listener),  # type: ignore[misc]
+                partial(_listener_figures, listener),
                 gauges=_LISTENER_GAUGES,
                 labels={"listener": listener.name},
             )

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from argon2 import PasswordHasher, extract_parameters
 from argon2.exceptions import InvalidHashError, VerificationError
-from scramp import ScramException, ScramMechanism  # type: ignore[import-untyped]
+from scramp import ScramException, ScramMechanism
 
 from penstock.errors import ConfigError, StorageError
 

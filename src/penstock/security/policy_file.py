@@ -75,9 +75,7 @@ class _Part(BaseModel):
 class Principals(_Part):
     """Whom a rule is for: a client that is in one of these lists."""
 
-    clientIds: list[GlobText] = Field(  # noqa: N815 - the resource's own names
-        default_factory=list, description="client identifiers; `*` is every client"
-    )
+    clientIds: list[GlobText] = Field(default_factory=list, description="client identifiers; `*` is every client")
     usernames: list[GlobText] = Field(default_factory=list, description="users that proved who they are")
     certificates: list[GlobText] = Field(default_factory=list, description="names in client certificates")
     groups: list[str] = Field(default_factory=list, description="groups that `users` or `certificates` give")
@@ -107,13 +105,13 @@ class BrokerResource(_Part):
     """What a rule allows at the broker."""
 
     method: BrokerMethod = Field(description="what is allowed")
-    clientIds: list[GlobText] = Field(  # noqa: N815
+    clientIds: list[GlobText] = Field(
         default_factory=list, description="Connect: with these client identifiers, default: any"
     )
     topics: list[TopicText] = Field(
         default_factory=list, description="Publish, Subscribe: topic filters; HighPriority, Overhear: default any"
     )
-    exceptTopics: list[TopicText] = Field(  # noqa: N815
+    exceptTopics: list[TopicText] = Field(
         default_factory=list, description="topic filters that are left out of `topics`, without placeholders"
     )
 
@@ -149,7 +147,7 @@ class StateStoreResource(_Part):
     """What a rule allows in the state store."""
 
     method: StoreMethod = Field(description="Read: GET, KEYNOTIFY, SCAN; Write: SET, DEL, VDEL")
-    keyType: KeyType = Field(  # noqa: N815
+    keyType: KeyType = Field(
         default="Pattern", description="Pattern: a glob with placeholders; String: the key; Binary: the key in base64"
     )
     keys: list[str] = Field(min_length=1, description="the keys")
@@ -186,10 +184,8 @@ class PolicyRule(_Part):
 
     name: str = Field(default="", max_length=128, description="for people")
     principals: Principals = Field(description="whom it is for")
-    brokerResources: list[BrokerResource] = Field(  # noqa: N815
-        default_factory=list, description="what it allows at the broker"
-    )
-    stateStoreResources: list[StateStoreResource] = Field(  # noqa: N815
+    brokerResources: list[BrokerResource] = Field(default_factory=list, description="what it allows at the broker")
+    stateStoreResources: list[StateStoreResource] = Field(
         default_factory=list, description="what it allows in the state store"
     )
 

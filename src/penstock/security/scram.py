@@ -13,7 +13,7 @@ import hmac
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from scramp import ScramException, ScramMechanism  # type: ignore[import-untyped]
+from scramp import ScramException, ScramMechanism
 
 from penstock.security.passwords import SCRAM_ITERATIONS, Credential
 

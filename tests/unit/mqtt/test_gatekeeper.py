@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 
 import pytest
-from scramp import ScramClient  # type: ignore[import-untyped]
+from scramp import ScramClient
 
 from penstock.mqtt.engine.access import Action, Challenge, Credentials, Decision, Granted, Origin, Refused
 from penstock.mqtt.gatekeeper import Certificate, Client, Gatekeeper, GateStats, Method, PartGate, Rulebook

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
@@ -17,8 +18,13 @@ async def test_operations_of_one_loop_turn_share_a_commit() -> None:
     committer: GroupCommitter[int] = GroupCommitter(lambda ops: batches.append(list(ops)), name="t")
     committer.start()
     done: list[int] = []
+
+    def noted(n: int, error: StorageError | None) -> None:
+        assert error is None
+        done.append(n)
+
     for n in range(5):
-        committer.submit(n, lambda error, n=n: done.append(n) if error is None else None)  # type: ignore[misc]
+        committer.submit(n, partial(noted, n))
     assert done == []
     await committer.close()
     assert batches == [[0, 1, 2, 3, 4]]
@@ -39,8 +45,12 @@ async def test_what_comes_while_a_commit_runs_waits_for_the_next_one() -> None:
     committer.submit(1, lambda _: done.append(1))
     while not batches:
         await asyncio.sleep(0)
+
+    def noted(n: int, _: StorageError | None) -> None:
+        done.append(n)
+
     for n in (2, 3):
-        committer.submit(n, lambda _, n=n: done.append(n))  # type: ignore[misc]
+        committer.submit(n, partial(noted, n))
     for _ in range(5):
         await asyncio.sleep(0)
     assert done == []

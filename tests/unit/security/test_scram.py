@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 
 import pytest
-from scramp import ScramClient, ScramMechanism  # type: ignore[import-untyped]
+from scramp import ScramClient, ScramMechanism
 
 from penstock.security.passwords import Credential, make_credential
 from penstock.security.scram import ScramExchange

@@ -24,7 +24,7 @@ class ScramAuthentication:
     def __init__(self, username: str, password: str, method: str = "SCRAM-SHA-256") -> None:
         if method not in SCRAM_METHODS:
             raise ConfigError(f"authentication method {method!r} is not one of {', '.join(SCRAM_METHODS)}")
-        from scramp import ScramClient  # type: ignore[import-untyped]
+        from scramp import ScramClient
 
         self.method = method
         self._make = partial(ScramClient, [method], username, password)

@@ -13,7 +13,7 @@ from typing import Any, Final, cast
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.bodies import BODIES
-from penstock.mqtt.codec.packets import Connect, Packet, PubAck, PubComp, Publish, PubRec, PubRel
+from penstock.mqtt.codec.packets import Connect, Disconnect, Packet, PubAck, PubComp, Publish, PubRec, PubRel
 from penstock.mqtt.codec.primitives import MAX_VARINT, Reader, malformed, protocol_error
 from penstock.mqtt.codec.properties import Properties, message_properties
 from penstock.mqtt.codec.property_blocks import decode_properties
@@ -360,14 +360,13 @@ class Decoder:
         if isinstance(packet, Connect):
             self._largest = self.max_packet_size
             self.version = packet.protocol_version
-        if kind == PacketType.DISCONNECT and self._role is not Role.EITHER:
+        if isinstance(packet, Disconnect) and self._role is not Role.EITHER:
             self._check_disconnect(packet)
         return packet
 
-    def _check_disconnect(self, packet: Packet) -> None:
+    def _check_disconnect(self, packet: Disconnect) -> None:
         from_client = self._role is Role.SERVER
-        code: int = packet.reason_code  # type: ignore[union-attr]
-        properties = packet.properties  # type: ignore[union-attr]
+        code, properties = packet.reason_code, packet.properties
         if (from_client and code not in CLIENT_DISCONNECT) or (not from_client and code == 0x04):
             raise protocol_error(f"this side does not send DISCONNECT {reason_name(code)}")
         if from_client and properties.server_reference is not None:

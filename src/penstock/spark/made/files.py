@@ -86,13 +86,13 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._position = 0
         self._target: int | None = None
 
-    def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
+    def initialOffset(self) -> dict[str, dict[str, int]]:
         return {STREAM: {"0": 0}}
 
-    def latestOffset(  # noqa: N802 - Spark's name
+    def latestOffset(
         self,
         start: Mapping[str, Mapping[str, int]] | None = None,
-        limit: ReadLimit | None = None,  # noqa: ARG002 - ours counts files
+        limit: ReadLimit | None = None,
     ) -> dict[str, dict[str, int]]:
         """Where the next batch ends: at most so many files after ``start``."""
         begin = self._position if start is None else start[STREAM]["0"]
@@ -103,12 +103,12 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         reachable = len(known) if self._target is None else self._target
         return {STREAM: {"0": max(begin, min(begin + self._most, reachable))}}
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+    def getDefaultReadLimit(self) -> ReadLimit:
         from pyspark.sql.streaming.datasource import ReadAllAvailable
 
         return ReadAllAvailable()
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+    def prepareForTriggerAvailableNow(self) -> None:
         """Fix where the run ends: at the files that are there now."""
         known = self._log.entries()
         self._log.append(found := self._new(known))

@@ -57,24 +57,24 @@ class RateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._target: int | None = None
 
-    def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
+    def initialOffset(self) -> dict[str, dict[str, int]]:
         return {STREAM: {"0": 0}}
 
-    def latestOffset(  # noqa: N802 - Spark's name
+    def latestOffset(
         self,
         start: Mapping[str, Mapping[str, int]] | None = None,
-        limit: ReadLimit | None = None,  # noqa: ARG002 - the rate is the limit
+        limit: ReadLimit | None = None,
     ) -> dict[str, dict[str, int]]:
         rows = due(self._options, time.time_ns()) if self._target is None else self._target
         # A clock that was set back makes nothing undone.
         return {STREAM: {"0": max(rows, 0 if start is None else start[STREAM]["0"])}}
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+    def getDefaultReadLimit(self) -> ReadLimit:
         from pyspark.sql.streaming.datasource import ReadAllAvailable
 
         return ReadAllAvailable()
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+    def prepareForTriggerAvailableNow(self) -> None:
         self._target = due(self._options, time.time_ns())
 
     def partitions(

@@ -30,8 +30,8 @@ class MadeSource(DataSource):
     def schema(self) -> StructType:
         return spark_schema(WITH_HEADERS)
 
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002 - Spark's signature
+    def reader(self, schema: StructType) -> DataSourceReader:
         return self.readers[0](dict(self.options))
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802, ARG002 - Spark's name
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return self.readers[1](dict(self.options))

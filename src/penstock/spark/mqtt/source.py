@@ -71,7 +71,7 @@ class MqttDataSource(DataSource):
     def reader(self, schema: StructType) -> MqttReader:
         return MqttReader(self._read_options(schema))
 
-    def streamReader(self, schema: StructType) -> MqttStreamReader:  # noqa: N802 - Spark's name
+    def streamReader(self, schema: StructType) -> MqttStreamReader:
         return MqttStreamReader(self._read_options(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> MqttWriter:  # noqa: FBT001 - Spark's signature
@@ -79,7 +79,7 @@ class MqttDataSource(DataSource):
             raise rows.refuse_overwrite("mqtt", why="what was published cannot be taken back")
         return MqttWriter(self._write_options(schema))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> MqttStreamWriter:  # noqa: FBT001, N802, ARG002 - Spark's
+    def streamWriter(self, schema: StructType, overwrite: bool) -> MqttStreamWriter:  # noqa: FBT001 - Spark's
         return MqttStreamWriter(self._write_options(schema))
 
     def _read_options(self, schema: StructType) -> MqttReadOptions:
@@ -120,11 +120,11 @@ class MqttStreamReader(TubeStreamReader):
         super().__init__(options.tube, client)
         self._filter = options.topic_filter
 
-    def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
+    def initialOffset(self) -> dict[str, dict[str, int]]:
         with _telling_of_rules(self._options):
             return super().initialOffset()
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+    def prepareForTriggerAvailableNow(self) -> None:
         with _telling_of_rules(self._options):
             super().prepareForTriggerAvailableNow()
 

@@ -59,7 +59,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._done: int | None = None
         """Whether the snapshot was read, up to where the query is; None: this query has none."""
 
-    def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
+    def initialOffset(self) -> Offset:
         """Where a query without a checkpoint starts. Spark asks twice, so the first answer is kept."""
         self._is_placed = True
         if self._initial is None:
@@ -76,7 +76,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._done = 0
         return self._initial
 
-    def latestOffset(  # noqa: N802 - Spark's name
+    def latestOffset(
         self, start: Mapping[str, Mapping[str, int]] | None = None, limit: ReadLimit | None = None
     ) -> Offset:
         """Where the next batch ends. The snapshot is a batch of its own, as large as it is."""
@@ -89,15 +89,15 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._changes.latestOffset(None if start is None else _positions(start), limit)
         return end if done is None else {**end, SNAPSHOT_DONE: {"done": done}}
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+    def getDefaultReadLimit(self) -> ReadLimit:
         return self._changes.getDefaultReadLimit()
 
-    def reportLatestOffset(self) -> Offset | None:  # noqa: N802 - Spark's name
+    def reportLatestOffset(self) -> Offset | None:
         """The end of the topic when it was last looked at: progress reports show the lag."""
         newest = self._changes.reportLatestOffset()
         return newest if newest is None or self._done is None else {**newest, SNAPSHOT_DONE: {"done": 1}}
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+    def prepareForTriggerAvailableNow(self) -> None:
         """Fix where the run ends: after the snapshot, and what the topic has now. Spark says so before all else."""
         self._ends = True
         with self._telling_of_capture():

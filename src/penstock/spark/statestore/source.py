@@ -88,7 +88,7 @@ class StateStoreDataSource(DataSource):
     def reader(self, schema: StructType) -> StoreReader:
         return StoreReader(self._read_options(schema).for_batch())
 
-    def streamReader(self, schema: StructType) -> StoreStreamReader:  # noqa: N802 - Spark's name
+    def streamReader(self, schema: StructType) -> StoreStreamReader:
         return StoreStreamReader(self._read_options(schema).for_stream())
 
     def writer(self, schema: StructType, overwrite: bool) -> StoreWriter:  # noqa: FBT001 - Spark's signature
@@ -100,7 +100,7 @@ class StateStoreDataSource(DataSource):
             )
         return StoreWriter(self._write_options(schema))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StoreStreamWriter:  # noqa: FBT001, N802, ARG002 - Spark's
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StoreStreamWriter:  # noqa: FBT001 - Spark's
         return StoreStreamWriter(self._write_options(schema))
 
     def _read_options(self, schema: StructType) -> StoreReadOptions:
@@ -152,7 +152,7 @@ class StoreStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         return _collected(self._options, iterator)
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803, ARG002 - Spark's
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         _store(self._options, messages)
 
 

@@ -101,10 +101,10 @@ class TubeStreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         return _write(self._options, iterator, self._job, streaming=True)
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         _finish(self._options, messages, commit=True)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803 - Spark's
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         # Called after a commit that failed, too: what was decided cannot be undone, and is not.
         _finish(self._options, messages, commit=False)
 

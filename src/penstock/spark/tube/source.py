@@ -105,7 +105,7 @@ class TubeDataSource(DataSource):
     def reader(self, schema: StructType) -> TubeReader:
         return TubeReader(self._checked(schema))
 
-    def streamReader(self, schema: StructType) -> TubeStreamReader:  # noqa: N802 - Spark's name
+    def streamReader(self, schema: StructType) -> TubeStreamReader:
         return TubeStreamReader(self._checked(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> TubeWriter:  # noqa: FBT001 - Spark's signature
@@ -113,7 +113,7 @@ class TubeDataSource(DataSource):
             raise rows.refuse_overwrite("tubemq", why="a log is only appended to")
         return TubeWriter(self._sink_options(schema))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> TubeStreamWriter:  # noqa: FBT001, N802, ARG002 - Spark's
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TubeStreamWriter:  # noqa: FBT001 - Spark's
         return TubeStreamWriter(self._sink_options(schema))
 
     def _sink_options(self, schema: StructType) -> SinkOptions:
@@ -190,7 +190,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Spark sends the reader to every executor; connections and threads stay here.
         return self.__dict__ | {"_tube": None, "_published": None, "_ends": None}
 
-    def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 - Spark's name
+    def initialOffset(self) -> dict[str, dict[str, int]]:
         """Where a query without a checkpoint starts. Spark asks twice, so the first answer is kept."""
         if self._initial is None:
             tube = self._connected()
@@ -207,7 +207,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._position = self._initial
         return with_marks(to_json(self._initial), self._initial_marks)
 
-    def latestOffset(  # noqa: N802 - Spark's name
+    def latestOffset(
         self, start: Mapping[str, Mapping[str, int]] | None = None, limit: ReadLimit | None = None
     ) -> dict[str, dict[str, int]]:
         """Where the next batch ends: never before ``start``, at most ``limit`` messages after it.
@@ -227,17 +227,17 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends = self._limited(begin, self._reachable(begin, bounds), rows)
         return with_marks(to_json(ends), self._ends.marks(ends, bounds, begin=begin, before=before))
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+    def getDefaultReadLimit(self) -> ReadLimit:
         from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
         limit = self._options.max_messages
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
-    def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:  # noqa: N802 - Spark's name
+    def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:
         """The end of the log when it was last looked at, whatever limits apply: progress reports show the lag."""
         return None if self._newest is None else to_json(self._newest)
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+    def prepareForTriggerAvailableNow(self) -> None:
         """Fix where the run ends: at what is there now, in the partitions that exist now."""
         tube = self._connected()
         bounds = tube.bounds(selected(self._options, tube))

@@ -45,15 +45,15 @@ def _failure(text: str) -> Answer:
     return {"result": False, "errCode": 400, "errMsg": text}
 
 
-def _version(desk: Desk, params: Params) -> list[Answer]:  # noqa: ARG001 - the table's form
+def _version(desk: Desk, params: Params) -> list[Answer]:
     return [{"version": f"penstock-{penstock.__version__}"}]
 
 
-def _statistics(desk: Desk, params: Params) -> list[Answer]:  # noqa: ARG001 - the table's form
+def _statistics(desk: Desk, params: Params) -> list[Answer]:
     return []
 
 
-def _methods(desk: Desk, params: Params) -> list[Any]:  # noqa: ARG001 - the table's form
+def _methods(desk: Desk, params: Params) -> list[Any]:
     return [{"method": name, "needAuth": False} for name in sorted(METHODS)]
 
 

@@ -26,7 +26,7 @@ def _ids(params: Params) -> list[int]:
     return ids
 
 
-def add(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001 - the table's form
+def add(engine: MasterEngine, params: Params, now: int) -> Change:
     """Configure a broker by name; it is a draft, which may not register, until it is set online."""
     params.required("createUser", "cur")
     host = params.required("brokerIp")
@@ -63,7 +63,7 @@ def _status(params: Params, present: int) -> int:
     return value
 
 
-def update(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
+def update(engine: MasterEngine, params: Params, now: int) -> Change:
     """Change ports and state of brokers."""
     params.required("modifyUser", "mur")
     changed: list[Setting | Removal] = []
@@ -107,17 +107,17 @@ def _as_it_came(cluster: Cluster, number: int) -> BrokerSetting | None:
     return BrokerSetting(number, broker.info.host, broker.info.port, tls, DEFAULT_WEB_PORT, Status.ONLINE)
 
 
-def online(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
+def online(engine: MasterEngine, params: Params, now: int) -> Change:
     """Let brokers register, be read and be written."""
     return _switch(engine, params, Status.ONLINE)
 
 
-def offline(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
+def offline(engine: MasterEngine, params: Params, now: int) -> Change:
     """Stop reading and writing on brokers."""
     return _switch(engine, params, Status.OFFLINE)
 
 
-def read_or_write(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
+def read_or_write(engine: MasterEngine, params: Params, now: int) -> Change:
     """Stop or allow reading and writing on brokers, each apart."""
     write = params.flag("acceptPublish", "isAcceptPublish", default=True)
     read = params.flag("acceptSubscribe", "isAcceptSubscribe", default=True)
@@ -130,13 +130,13 @@ def read_or_write(engine: MasterEngine, params: Params, now: int) -> Change:  # 
     return _switch(engine, params, status)
 
 
-def reload(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
+def reload(engine: MasterEngine, params: Params, now: int) -> Change:
     """Nothing to do: brokers get every change with their next heartbeat. Older tools call it all the same."""
     params.required("modifyUser", "mur")
     return Change([], success([item(brokerId=number) for number in _ids(params)]))
 
 
-def delete(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
+def delete(engine: MasterEngine, params: Params, now: int) -> Change:
     """Forget the setting of brokers that are offline or drafts, and the brokers."""
     params.required("modifyUser", "mur")
     changed: list[Setting | Removal] = []
@@ -155,7 +155,7 @@ def delete(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: A
     return Change(changed, success(rows))
 
 
-def configured(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def configured(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Brokers, those that came unconfigured as well."""
     wanted = set(params.numbers("brokerId"))
     cluster = engine.cluster
@@ -190,7 +190,7 @@ def configured(engine: MasterEngine, params: Params, now: int) -> Answer:  # noq
     return success(rows)
 
 
-def run_status(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def run_status(engine: MasterEngine, params: Params, now: int) -> Answer:
     """What brokers do at present."""
     wanted = set(params.numbers("brokerId"))
     only_abnormal = params.flag("onlyAbnormal", default=False)

@@ -83,7 +83,7 @@ def _user(params: Params) -> None:
 # Who consumes.
 
 
-def sub_info(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001 - the table's form
+def sub_info(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Groups, their topics and how many members they have."""
     groups = set(params.items("groupName", "group", "consumeGroup"))
     topics = set(params.items("topicName"))
@@ -97,7 +97,7 @@ def sub_info(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa:
     )
 
 
-def detail(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def detail(engine: MasterEngine, params: Params, now: int) -> Answer:
     """The members of a group and their partitions."""
     name = params.required("groupName", "group", "consumeGroup")
     client = engine.client_groups.get(name)
@@ -187,7 +187,7 @@ def consume_from_max(engine: MasterEngine, params: Params, now: int) -> Change:
 # Who may consume what.
 
 
-def consume_controls(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def consume_controls(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Which group may consume which topic."""
     groups, topics = set(params.items("groupName", "group", "consumeGroup")), set(params.items("topicName"))
     return success(
@@ -207,7 +207,7 @@ def consume_controls(engine: MasterEngine, params: Params, now: int) -> Answer: 
     )
 
 
-def set_consume(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
+def set_consume(engine: MasterEngine, params: Params, now: int) -> Change:
     """Allow or forbid groups topics, or bind them to filters."""
     _user(params)
     changed: Changed = []
@@ -232,7 +232,7 @@ def set_consume(engine: MasterEngine, params: Params, now: int) -> Change:  # no
     return Change(changed, success(rows))
 
 
-def delete_consume(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
+def delete_consume(engine: MasterEngine, params: Params, now: int) -> Change:
     """Forget what groups may: then the topic's control decides."""
     params.required("modifyUser", "mur")
     groups, topics = set(names_of(params)), set(params.items("topicName"))
@@ -241,7 +241,7 @@ def delete_consume(engine: MasterEngine, params: Params, now: int) -> Change:  #
     return Change([Removal(ConsumeControl.__name__, f"{group}\0{topic}") for group, topic in found], success(rows))
 
 
-def topic_controls(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def topic_controls(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Which topics only allowed groups may consume."""
     wanted = set(params.items("topicName"))
     return success(
@@ -259,7 +259,7 @@ def topic_controls(engine: MasterEngine, params: Params, now: int) -> Answer:  #
     )
 
 
-def topic_authorization(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def topic_authorization(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Which topics only allowed groups may consume, with these groups and their filters."""
     wanted = set(params.items("topicName"))
     return success([who_may(engine, name) for name in sorted(engine.cluster.topics) if not wanted or name in wanted])
@@ -289,7 +289,7 @@ def who_may(engine: MasterEngine, topic: str) -> Answer:
     }
 
 
-def set_topic_control(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
+def set_topic_control(engine: MasterEngine, params: Params, now: int) -> Change:
     """Switch the control of topics on or off, and set their message size."""
     _user(params)
     changed: Changed = []
@@ -308,7 +308,7 @@ def set_topic_control(engine: MasterEngine, params: Params, now: int) -> Change:
     return Change(changed, success(rows))
 
 
-def delete_topic_control(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
+def delete_topic_control(engine: MasterEngine, params: Params, now: int) -> Change:
     """Anybody may consume these topics again."""
     params.required("modifyUser", "mur")
     names = [name for name in _topics(params) if name in engine.controls.topics]
@@ -318,7 +318,7 @@ def delete_topic_control(engine: MasterEngine, params: Params, now: int) -> Chan
 # How fast.
 
 
-def resources(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def resources(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Resources of groups: rules of flow control, priority, brokers a member."""
     wanted = set(params.items("groupName", "group", "consumeGroup"))
     return success(
@@ -367,14 +367,14 @@ def set_resources(engine: MasterEngine, params: Params, now: int) -> Change:
     return Change(changed, success([item(groupName=name) for name in names_of(params)]))
 
 
-def delete_resources(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
+def delete_resources(engine: MasterEngine, params: Params, now: int) -> Change:
     """Groups without settings of their own."""
     params.required("modifyUser", "mur")
     names = [name for name in names_of(params) if name in engine.controls.groups]
     return Change([Removal(GroupSetting.__name__, name) for name in names], success([item(groupName=n) for n in names]))
 
 
-def cluster_setting(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def cluster_setting(engine: MasterEngine, params: Params, now: int) -> Answer:
     """The cluster's defaults."""
     setting, default = engine.controls.cluster, engine.config.default
     return success(

@@ -76,7 +76,7 @@ def bind_filters(engine: MasterEngine, params: Params, now: int) -> Change:
     return _with(groups.set_consume, **fixed)(engine, params, now)
 
 
-def free_filters(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001 - the table's form
+def free_filters(engine: MasterEngine, params: Params, now: int) -> Change:
     """Groups consume what they like of topics again."""
     params.required("modifyUser", "mur")
     changed: list[Setting | Removal] = []

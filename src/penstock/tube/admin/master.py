@@ -38,7 +38,7 @@ def handle(engine: MasterEngine, params: Mapping[str, str], token: str | None, n
         return failure(str(error))
 
 
-def _master_group(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001 - the table's form
+def _master_group(engine: MasterEngine, params: Params, now: int) -> Answer:
     """The master and its state."""
     host, _, port = engine.address.rpartition(":")
     status = "MASTER" if engine.active else "REPLICA"
@@ -50,17 +50,17 @@ def _master_group(engine: MasterEngine, params: Params, now: int) -> Answer:  # 
     }
 
 
-def _version(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def _version(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Version of the server."""
     return success([{"version": f"penstock-{penstock.__version__}"}])
 
 
-def _methods(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def _methods(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Names of the methods."""
     return success([{"method": name, "needAuth": method.changes} for name, method in sorted(METHODS.items())])
 
 
-def _metrics(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001 - the table's form
+def _metrics(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Counters of the master."""
     figures = {
         "requests": engine.requests,

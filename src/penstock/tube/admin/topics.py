@@ -47,7 +47,7 @@ def _rows(engine: MasterEngine, broker_ids: list[int], name: str, code: int, tex
     return [item(code, text, brokerId=broker_id, topicName=name) for broker_id in ids]
 
 
-def add(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001 - the table's form
+def add(engine: MasterEngine, params: Params, now: int) -> Change:
     """Make topics, or give topics further brokers."""
     params.required("createUser", "cur")
     names = _names(params)
@@ -79,7 +79,7 @@ def add(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG0
     return Change([*topics], success(rows))
 
 
-def modify(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
+def modify(engine: MasterEngine, params: Params, now: int) -> Change:
     """Change what is given of topics. Partitions and stores can only become more: offsets stay where they are."""
     params.required("modifyUser", "mur")
     changed: list[Topic] = []
@@ -130,22 +130,22 @@ def _status(engine: MasterEngine, params: Params, status: int, needed: tuple[int
     return Change([*changed], success(rows))
 
 
-def delete(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
+def delete(engine: MasterEngine, params: Params, now: int) -> Change:
     """Take topics out of service; their data stay until they are removed."""
     return _status(engine, params, TOPIC_DELETED, (0,), "the topic is being removed")
 
 
-def redo(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
+def redo(engine: MasterEngine, params: Params, now: int) -> Change:
     """Take back a deletion."""
     return _status(engine, params, 0, (TOPIC_DELETED,), "the topic is being removed")
 
 
-def remove(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
+def remove(engine: MasterEngine, params: Params, now: int) -> Change:
     """Remove deleted topics with their data: brokers do it with their next heartbeat, then the name is free."""
     return _status(engine, params, TOPIC_REMOVED, (TOPIC_DELETED,), "delete the topic first")
 
 
-def info(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def info(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Topics, where they are and whether they are usable."""
     rows = []
     for topic in _asked(engine, params):
@@ -157,7 +157,7 @@ def info(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG
     return success(rows)
 
 
-def deployed(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def deployed(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Topics, where they are and whether they are usable, in the newer form."""
     return success(
         [
@@ -167,7 +167,7 @@ def deployed(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa:
     )
 
 
-def places(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def places(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Topics as they are configured, a row for each broker."""
     rows = [row for topic in _asked(engine, params) for row in _places(engine, topic)]
     return success([{name: value for name, value in row.items() if name != "runInfo"} for row in rows])

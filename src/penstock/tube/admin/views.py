@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-def topics_of_brokers(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001 - the table's form
+def topics_of_brokers(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Topics by broker."""
     wanted = set(params.numbers("brokerId"))
     found = {
@@ -39,7 +39,7 @@ def topics_of_brokers(engine: MasterEngine, params: Params, now: int) -> Answer:
     )
 
 
-def loads_of_brokers(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def loads_of_brokers(engine: MasterEngine, params: Params, now: int) -> Answer:
     """How many topics, stores and partitions each broker has, and how many of them can be used."""
     wanted, numbers = set(params.items("topicName")), set(params.numbers("brokerId"))
     rows: list[Answer] = []
@@ -76,7 +76,7 @@ def _counted(what: str, topics: list[Topic], name: str = "topic", brokers: int =
     return {f"{name}{what}": count, f"store{what}": stores, f"part{what}": partitions}
 
 
-def spread_of_topics(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def spread_of_topics(engine: MasterEngine, params: Params, now: int) -> Answer:
     """How many brokers, stores and partitions each topic has, and how many of them can be used."""
     wanted = set(params.items("topicName"))
     cluster = engine.cluster
@@ -104,7 +104,7 @@ def spread_of_topics(engine: MasterEngine, params: Params, now: int) -> Answer: 
     return success(rows)
 
 
-def brokers_of_topics(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def brokers_of_topics(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Brokers by topic; `withIp` with their addresses."""
     wanted, with_ip = set(params.items("topicName")), params.flag("withIp", "ip", default=False)
     cluster = engine.cluster
@@ -125,7 +125,7 @@ def brokers_of_topics(engine: MasterEngine, params: Params, now: int) -> Answer:
     return success(rows)
 
 
-def cluster_view(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def cluster_view(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Topics as a whole: how many brokers and partitions, whether they can be used."""
     wanted, numbers = set(params.items("topicName")), set(params.numbers("brokerId"))
     cluster = engine.cluster
@@ -152,7 +152,7 @@ def cluster_view(engine: MasterEngine, params: Params, now: int) -> Answer:  # n
     return success(rows)
 
 
-def groups_by_topic(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def groups_by_topic(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Groups that consume topics now."""
     wanted = set(params.items("topicName"))
     known: dict[str, Group | ClientGroup] = {**engine.groups, **engine.client_groups}
@@ -165,28 +165,28 @@ def groups_by_topic(engine: MasterEngine, params: Params, now: int) -> Answer:  
     return success(rows)
 
 
-def booked_resources(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def booked_resources(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Names of the groups that have resources of their own."""
     return success(sorted(engine.controls.groups))
 
 
-def booked_consume(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def booked_consume(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Names of the groups of which it is said what they may consume."""
     return success(sorted({group for group, _ in engine.controls.consume}))
 
 
-def self_balancing(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def self_balancing(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Groups that balance by themselves."""
     wanted = set(params.items("groupName", "group", "consumeGroup"))
     return success([name for name in sorted(engine.client_groups) if not wanted or name in wanted])
 
 
-def statistics(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def statistics(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Nothing to switch: counters are always on, see `admin_get_metrics_info`."""
     return success([])
 
 
-def release(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: ARG001
+def release(engine: MasterEngine, params: Params, now: int) -> Change:
     """Nothing to release: a broker whose disk failed serves again once it was started again."""
     params.required("modifyUser", "mur")
     known = engine.cluster.brokers
@@ -201,6 +201,6 @@ def release(engine: MasterEngine, params: Params, now: int) -> Change:  # noqa: 
     )
 
 
-def transfer(engine: MasterEngine, params: Params, now: int) -> Answer:  # noqa: ARG001
+def transfer(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Refused: there is one master."""
     return failure(f"{engine.address} is the only master of this cluster: there is none to hand over to")

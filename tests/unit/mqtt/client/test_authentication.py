@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from scramp import ScramMechanism  # type: ignore[import-untyped]
+from scramp import ScramMechanism
 
 from penstock.errors import ConfigError, RemoteProtocolError
 from penstock.mqtt.client.authentication import SCRAM_METHODS, ScramAuthentication, TokenAuthentication

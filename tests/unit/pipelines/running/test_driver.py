@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError, Py4JNetworkError
 
 from penstock.pipelines.running import driver
 
