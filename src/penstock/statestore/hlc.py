@@ -69,17 +69,17 @@ class Hlc(NamedTuple):
         it would overflow the wall clock moves on instead.
         """
         wall, counter, node = self
-        if other is not None:
-            other_wall, other_counter, _ = other
-            if other_wall > wall:
-                wall, counter = other_wall, other_counter
-            elif other_wall == wall and other_counter > counter:
-                counter = other_counter
+        if other is not None and other > self:
+            wall, counter, _ = other
         if now_ms > wall:
             return _new(Hlc, (now_ms, 1, node))
         if counter and (wall < now_ms + MAX_LEAD_MS or counter >= MAX_COUNTER):
             return _new(Hlc, (wall + 1, 1, node))
         return _new(Hlc, (wall, counter + 1, node))
+
+    def raised_to(self, other: Hlc) -> Hlc:
+        """This clock once it has seen ``other``, which is greater."""
+        return _new(Hlc, (other[0], other[1], self[2]))
 
     def ticked(self, now_ms: int) -> Hlc:
         """This node's clock when it sends something: the rule of the clients for their time stamps."""

@@ -51,17 +51,21 @@ def respond_encoded(router: Router, session: Session, encoded: Encoded, now: int
         return False
     connection, inflight = session.connection, session.inflight
     message = EncodedMessage(encoded, now)
+    size = encoded[4]
     if (
         target.qos
         and not target.identifiers
         and connection is not None
         and connection.writable
+        and connection.plain
+        and size <= connection.maximum_out
+        and size < LARGE
         and not session.waiting.reliable
         and len(inflight) < connection.send_maximum
         and not inflight.bytes
-        and encoded[4] < LARGE
-        and (packet_id := connection.send_encoded(encoded, inflight))
     ):
+        packet_id = inflight.free_id()
+        connection.send_encoded(encoded, packet_id)
         kept = session.kept
         number = 0 if kept is None else kept.queue(message, 1, 0, b"", None, packet_id)
         inflight[packet_id] = (message, 1, 0, b"", None, number)

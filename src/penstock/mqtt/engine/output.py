@@ -21,9 +21,7 @@ from penstock.mqtt.engine.words import OF_IDENTIFIERS, OF_MESSAGES
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
-    from penstock.mqtt.engine.inflight import Inflight
     from penstock.mqtt.engine.unpromised import Unpromised
-    from penstock.mqtt.engine.waiting import Delivery
     from penstock.mqtt.service import Encoded
 
 __all__ = ["Output", "Sink", "diagnosis"]
@@ -163,15 +161,9 @@ class Output(Timed):
             self.mark()
         return True
 
-    def send_encoded(self, encoded: Encoded, inflight: Inflight[Delivery]) -> int:
-        """Queue a PUBLISH as the node has written it, at QoS 1; its packet identifier, new in ``inflight``.
-
-        0: it cannot leave so, and nothing was done.
-        """
+    def send_encoded(self, encoded: Encoded, packet_id: int) -> None:
+        """Queue a PUBLISH as the node has written it, at QoS 1, for a client that is ``plain`` and takes its size."""
         _, head, rest, _, size = encoded
-        if not self.plain or size > self.maximum_out:
-            return 0
-        packet_id = inflight.free_id()
         self.out += (head, packet_id.to_bytes(2, "big"), *rest)
         self.out_bytes += size
         if self.out_bytes > self._max_output:
@@ -180,7 +172,6 @@ class Output(Timed):
         self.stats.publishes_sent += 1
         if not self.dirty:
             self.mark()
-        return packet_id
 
     def puback_now(self, packet_id: int) -> bool:
         """Acknowledge a QoS 1 message before its receivers have it; False where something else has to leave first."""

@@ -206,7 +206,7 @@ class Engine:
             answer = _left(record, steady_ms)
         # Also what changed nothing has been seen: later versions are greater than every time stamp accepted.
         if timestamp is not None and timestamp > self.clock and answer.kind is not _ERROR:
-            self.clock = Hlc(timestamp.wall_ms, timestamp.counter, self.clock.node)
+            self.clock = self.clock.raised_to(timestamp)
         return answer, changes
 
     def next_deadline(self) -> int | None:
@@ -328,12 +328,11 @@ class Engine:
     ) -> Answer:
         if record is not None and not _is_met(command, record):
             return Answer(AnswerKind.NOT_MET, version=record.version)
-        if self.max_keys or self.max_bytes:
-            grown = self._growth(record, command.key, command.value)
+        grown = _growth(record, command.key, command.value)
+        if (self.max_keys or self.max_bytes) and self._is_over_quota(record, grown):
+            changes += self.tick(now_ms, steady_ms)
             if self._is_over_quota(record, grown):
-                changes += self.tick(now_ms, steady_ms)
-                if self._is_over_quota(record, grown):
-                    return _ERRORS[StoreError.QUOTA]
+                return _ERRORS[StoreError.QUOTA]
         fence = record.fence if record is not None else None
         if fence is None or (token is not None and token > fence):
             fence = token
@@ -341,7 +340,8 @@ class Engine:
         expires_at = steady_ms + command.ttl_ms if command.ttl_ms else 0
         if record is not None and record.expires_at:
             self._volatile -= 1
-        change = self._put(Record(command.key, command.value, version, fence, expires_at), record, context.client_id)
+        new = Record(command.key, command.value, version, fence, expires_at)
+        change = self._put(new, record, grown, context.client_id)
         if expires_at:
             self._volatile += 1
             heappush(self._deadlines, (expires_at, command.key))
@@ -350,11 +350,12 @@ class Engine:
         changes.append(change)
         return Answer(_OK, version=version)
 
-    def _put(self, new: Record, record: Record | None, writer: str) -> Change:
-        """Have ``new`` in place of ``record``; its expiry is the caller's to arm."""
+    def _put(self, new: Record, record: Record | None, grown: int, writer: str) -> Change:
+        """Have ``new`` in place of ``record``, which makes the store larger by ``grown``; its expiry is the caller's to
+        arm."""
         key = new.key
         self._records[key] = new
-        self.size += self._growth(record, key, new.value)
+        self.size += grown
         if record is None and self._index is not None:
             self._index.add(key)
             if self._index.abandoned:
@@ -363,13 +364,6 @@ class Engine:
         if self.history is not None:
             self.history.add(change, record)
         return change
-
-    @staticmethod
-    def _growth(record: Record | None, key: bytes, value: bytes) -> int:
-        """By how many bytes the store grows."""
-        if record is None:
-            return RECORD_BYTES + len(key) + len(value)
-        return len(value) - len(record.value)
 
     # The quick way: what a plain GET or SET comes to where nothing is out of the ordinary
 
@@ -383,7 +377,7 @@ class Engine:
             return None
         clock = self.clock
         if timestamp > clock:
-            self.clock = Hlc(timestamp.wall_ms, timestamp.counter, clock.node)
+            self.clock = clock.raised_to(timestamp)
         return (record,)
 
     def set_plainly(self, key: bytes, value: bytes, timestamp: Hlc, now_ms: int, writer: str) -> Change | None:
@@ -396,10 +390,11 @@ class Engine:
         record = self._records.get(key)
         if record is not None and (record.expires_at or record.fence is not None):
             return None
-        if (self.max_keys or self.max_bytes) and self._is_over_quota(record, self._growth(record, key, value)):
+        grown = _growth(record, key, value)
+        if (self.max_keys or self.max_bytes) and self._is_over_quota(record, grown):
             return None
         version = self.clock = self.clock.following(timestamp, now_ms)
-        return self._put(Record(key, value, version), record, writer)
+        return self._put(Record(key, value, version), record, grown, writer)
 
     def _is_over_quota(self, record: Record | None, grown: int) -> bool:
         if record is None and self.max_keys and len(self._records) >= self.max_keys:
@@ -468,6 +463,13 @@ class Engine:
             if (record := records.get(deadline[1])) is not None and record.expires_at == deadline[0]
         ]
         heapify(self._deadlines)
+
+
+def _growth(record: Record | None, key: bytes, value: bytes) -> int:
+    """By how many bytes the store grows when the key gets that value in place of ``record``."""
+    if record is None:
+        return RECORD_BYTES + len(key) + len(value)
+    return len(value) - len(record.value)
 
 
 def _is_met(command: Command, record: Record | None) -> bool:
