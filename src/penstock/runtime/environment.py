@@ -182,4 +182,5 @@ class Environment:
                 why=f"a newer version of penstock has written {self._it}",
                 do="start that version, or restore the directory from a copy",
             )
-        transaction.put(b"schema", _SCHEMA.pack(self._schema), db=self.tables["meta"])
+        if stored != _SCHEMA.pack(self._schema):
+            transaction.put(b"schema", _SCHEMA.pack(self._schema), db=self.tables["meta"])

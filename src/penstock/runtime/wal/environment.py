@@ -112,24 +112,31 @@ class LoggedEnvironment:
             applied = self._recover(transaction)
             return load(transaction)
 
+        loaded = self._environment.open(recover)
+        if applied:
+            _log.info("%s path=%s: %d commits came out of the log", self._name, self.path, applied)
         try:
-            loaded = self._environment.open(recover)
-            if applied:
-                _log.info("%s path=%s: %d commits came out of the log", self._name, self.path, applied)
             if self._logged:
-                self._segments.start()
-                if self._segments.is_scarce():
-                    self._grow()
-                self._thread = threading.Thread(target=self._follow, name=f"log of {self._name}", daemon=True)
-                self._thread.start()
-            else:
+                self._start()
+            elif self._segments.exist():
                 self._environment.transact(lambda _: None, "applying the log", sync=True)
                 self._segments.remove()
         except OSError as error:
-            self._segments.close()
-            self._environment.close()
+            self._leave()
             raise self._error(error, "cannot be opened") from error
+        except StorageError:
+            self._leave()
+            raise
         return loaded
+
+    def _start(self) -> None:
+        self._sequence = 0
+        self._closing = False
+        self._segments.start()
+        if self._segments.is_scarce():
+            self._grow()
+        self._thread = threading.Thread(target=self._follow, name=f"log of {self._name}", daemon=True)
+        self._thread.start()
 
     def commit(self, operations: Sequence[Operation], what: str) -> None:
         """Carry out ``operations``, all of them or none; durable, if that is what the environment is.
@@ -183,8 +190,11 @@ class LoggedEnvironment:
                 if self._failure is None:
                     self._apply("closing")
         finally:
-            self._segments.close()
-            self._environment.close()
+            self._leave()
+
+    def _leave(self) -> None:
+        self._segments.close()
+        self._environment.close()
 
     def _follow(self) -> None:
         """Bring LMDB up to date now and then; the thread."""

@@ -62,7 +62,8 @@ class Segments:
                 file.close()
 
     def start(self) -> None:
-        """Take the files that are there; none of their frames is needed any more."""
+        """Take the files that are there; none of their frames is needed any more. Sequences begin anew."""
+        self._released = 0
         for path in self._paths():
             file = self._files.open(path)
             if file.size() == self._size:
@@ -132,13 +133,15 @@ class Segments:
         with self._lock:
             self._free.append(_Segment(file))
 
+    def exist(self) -> bool:
+        """Whether there are any files."""
+        return bool(self._paths())
+
     def remove(self) -> None:
         """Remove all files; not after :meth:`start`."""
-        paths = self._paths()
-        for path in paths:
+        for path in self._paths():
             self._files.remove(path)
-        if paths:
-            self._files.sync_dir(self._directory)
+        self._files.sync_dir(self._directory)
 
     def close(self) -> None:
         """Close the files; they stay."""

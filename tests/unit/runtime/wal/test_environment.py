@@ -117,6 +117,19 @@ def test_reading_sees_what_was_committed(tmp_path: Path, durability: Durability)
     store.environment.close()
 
 
+def test_an_environment_can_be_opened_again(tmp_path: Path, stores: list[_Store]) -> None:
+    store = _Store(tmp_path / "a")
+    stores.append(store)
+    for number in range(40):
+        store.put(a=str(number))
+    store.environment.close()
+    assert store.environment.open(store._load) == [(b"a", b"39")]
+    for number in range(40, 80):
+        store.put(a=str(number))
+        if number % 10 == 5:
+            assert found(killed(tmp_path / "a")) == {b"a": str(number).encode()}
+
+
 def test_without_fsyncs_there_is_no_log(tmp_path: Path) -> None:
     store = _Store(tmp_path, Durability.FLUSHED)
     store.put(a="1")
@@ -209,13 +222,13 @@ def test_after_lmdb_failed_nothing_is_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, large: bool
 ) -> None:
     store = _Store(tmp_path / "a", follows=not large)
-    store.put(a="1")
 
     def is_full(*_: object, **__: object) -> None:
         raise StorageError("notes: the disk is full")
 
     with monkeypatch.context() as patch:
         patch.setattr(Environment, "transact", is_full)
+        store.put(a="1")
         if large:
             with pytest.raises(StorageError, match="disk is full"):
                 store.put(b="x" * 2 * SEGMENT)
@@ -246,6 +259,29 @@ def test_a_disk_without_room_for_the_log_is_slower_and_no_worse(
     assert in_lmdb(killed(tmp_path / "a")) == {b"a": b"1"}
     store.environment.close()
     assert list((tmp_path / "a").glob("log-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("owner", "operation", "durability"),
+    [
+        (DirectFiles, "open", Durability.DURABLE),
+        (DirectFile, "read", Durability.DURABLE),
+        (DirectFiles, "remove", Durability.FLUSHED),
+    ],
+)
+def test_a_log_that_cannot_be_used_is_told_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, operation: str, durability: Durability
+) -> None:
+    store = _Store(tmp_path / "a")
+    store.put(a="1")
+    path = killed(tmp_path / "a")
+    store.environment.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, operation, fails)
+        with pytest.raises(StorageError, match=r"cannot be opened: .*Input/output error"):
+            found(path, durability)
+    # The environment was closed again, and nothing is lost.
+    assert found(path, durability) == {b"a": b"1"}
 
 
 def test_whether_a_commit_waits(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -204,6 +205,48 @@ def test_the_log_of_changes(tmp_path: Path) -> None:
     storage.end_log()
     storage.close()
     assert logged() == ([], None)
+
+
+@pytest.mark.parametrize("durability", Durability)
+def test_after_an_abrupt_end_everything_is_there(tmp_path: Path, durability: Durability) -> None:
+    storage = Storage(tmp_path / "store")
+    storage._environment._follow = lambda: None  # type: ignore[method-assign]  # nothing changes while it is copied
+    storage.open()
+    storage.trim(Hlc(0, 5, ""))
+    storage.note_steady("boot", 7)
+    changes = [put(b"a", b"1", 1), put(b"b", b"2", 2), delete(b"a", 3), put(b"c", b"3", 4)]
+    changes[1].floor = (b"line/", Hlc(5, 6, "n"))
+    storage.commit(changes[:2], log=True)
+    storage.commit(changes[2:], log=True, clock=Hlc(9, 9, ""), floor=Hlc(1, 0, ""))
+    shutil.copytree(tmp_path / "store", tmp_path / "killed")
+    storage.close()
+    found = {}
+    for name, chosen in (("store", Durability.DURABLE), ("killed", durability)):
+        storage = Storage(tmp_path / name, chosen)
+        found[name] = storage.open()
+        storage.close()
+    killed = found["killed"]
+    assert {record.key: record.value for record in killed.records} == {b"b": b"2", b"c": b"3"}
+    assert [change.version.wall_ms for change in killed.changes] == [2, 3, 4]
+    assert (killed.clock, killed.floor) == (Hlc(9, 9, ""), Hlc(1, 0, ""))
+    assert (killed.fences, killed.steady) == ([(b"line/", Hlc(5, 6, "n"))], ("boot", 7))
+    # As after an orderly end.
+    assert [repr(part) for part in killed] == [repr(part) for part in found["store"]]
+
+
+def test_a_directory_from_before_the_log_is_taken_over(tmp_path: Path) -> None:
+    storage = Storage(tmp_path, Durability.FLUSHED)
+    storage.open()
+    storage.commit([put(b"a", b"1", 1)])
+    storage.close()
+    with lmdb.open(str(tmp_path), max_dbs=5) as env, env.begin(write=True) as transaction:
+        meta = env.open_db(b"meta", txn=transaction)
+        transaction.put(b"schema", (1).to_bytes(4, "big"), db=meta)
+        transaction.delete(b"log", db=meta)
+    assert list(reopened(tmp_path)) == [b"a"]
+    with lmdb.open(str(tmp_path), max_dbs=5) as env, env.begin() as transaction:
+        schema = transaction.get(b"schema", db=env.open_db(b"meta", txn=transaction))
+    assert schema == (2).to_bytes(4, "big")
 
 
 def test_what_is_not_kept_is_removed(tmp_path: Path) -> None:
