@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.tube.codec.envelope import Request
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
 from tests.engine.tube.broker_talk import NOW, SESSION_MS, Talk, texts
@@ -66,6 +67,23 @@ def test_unconfirmed_messages_come_again() -> None:
     assert texts(talk.get(lastPackConsumed=True)) == [b"a", b"b"]
     talk.register(opType=32, readStatus=0)
     assert talk.offsets.committed(("group", "demo", 0)) == 56
+
+
+def test_a_confirmation_waits_for_the_disk_unless_the_topic_is_in_memory_only() -> None:
+    talk = Talk()
+    talk.fill(b"a")
+    talk.register()
+    talk.get()
+    request = pb.CommitOffsetRequestC2B(clientId="c1", groupName="group", topicName="demo", partitionId=0)
+
+    def waits() -> bool:
+        answer = talk.answer(Request(1, 2, MethodId.COMMIT_OFFSET, request.SerializeToString()))
+        assert answer is not None
+        return answer.wait
+
+    assert waits()
+    talk.stores["demo", 0].immediate = True
+    assert not waits()
 
 
 def test_a_get_has_at_most_512_kib_or_one_message() -> None:

@@ -199,6 +199,7 @@ class TubeBroker:
         for key, offset, end in upkeep.reset_beyond_end(offsets):
             text = f"group {key[0]} stood at offset {offset} of partition {key[2]} of {key[1]}, the log ends at {end}"
             self._lost(text)
+        self._commits.changed()
         if self._masters:
             self._join(bound, config)
         return bound

@@ -4,7 +4,8 @@ What turns bring while a commit runs shares the next one, and leaves with one wr
 nothing is acknowledged any more: whoever waited, and whoever comes later, is told 503 with the reason.
 
 Commits of few messages run in the loop while the disk is quick (decision 47); messages that nobody waits for, those of
-durability "memory", are written a moment later, many together.
+durability "memory", are written a moment later, many together. So are positions that nobody waits for: a get that
+confirms what came before it is answered with the next messages, not with a promise.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ WRITE_BEHIND_S: Final = 0.01
 """So long, at most, what was acknowledged from memory waits to be handed to the operating system."""
 WRITE_BEHIND_BYTES: Final = 1 << 20
 """Beyond so many bytes in a store it does not wait."""
+POSITIONS_S: Final = 0.2
+"""So long, at most, a position that only a get moved is not stored: after a crash its messages come again."""
 
 AppendDone = Callable[["AppendResult | PenstockError"], None]
 
@@ -107,6 +110,9 @@ class Commits:
         self._waiting = _Waiting()
         self._shown = False
         self._behind: asyncio.TimerHandle | None = None
+        self._positions: asyncio.TimerHandle | None = None
+        self._positions_due = False
+        """The next commit stores where groups stand."""
         self._round: _Round | None = None
         """Submitted, and not begun yet."""
         self._closed = False
@@ -132,6 +138,8 @@ class Commits:
     ) -> None:
         """Send ``bodies`` after the next commit, unless it is ``expires_ms`` by then (0: never)."""
         self._waiting.replies.append((connection, serials, method, bodies, expires_ms))
+        if method != MethodId.SEND_MESSAGE:
+            self._positions_due = True
         self.schedule()
 
     def tell(self, done: AppendDone, result: AppendResult) -> None:
@@ -146,6 +154,7 @@ class Commits:
             raise StorageError("tube: the broker is closed")
         future: asyncio.Future[None] = self._loop.create_future()
         self._waiting.futures.append(future)
+        self._positions_due = True
         self.schedule()
         await future
 
@@ -166,7 +175,9 @@ class Commits:
         """A turn ended: commit what it changed, if it changed something, when whoever waits for it needs it."""
         engine = self._engine
         dirty = engine.dirty_stores
-        if engine.offsets.dirty or engine.transactions.dirty:
+        if engine.offsets.dirty and self._positions is None:
+            self._positions = self._loop.call_later(POSITIONS_S, self._store_positions)
+        if engine.transactions.dirty:
             self.schedule()
         elif dirty:
             for store in dirty:
@@ -192,10 +203,20 @@ class Commits:
         """Commit what is scheduled, with what producers have sent; nothing is taken any more."""
         if self._engine.sending.producers.changed and self.failure is None:
             self.snapshot_due = True
-        if self.snapshot_due or self._behind is not None:
+        if self._positions is not None:
+            self._positions.cancel()
+        if self._engine.offsets.dirty and self.failure is None:
+            self._positions_due = True
+        if self.snapshot_due or self._positions_due or self._behind is not None:
             self.schedule()
         await self._committer.close()
         self._closed = True
+
+    def _store_positions(self) -> None:
+        self._positions = None
+        if self._engine.offsets.dirty:
+            self._positions_due = True
+            self.schedule()
 
     def _refuse(self, one: _Round, error: StorageError) -> None:
         self._fill(one)
@@ -228,7 +249,9 @@ class Commits:
         if self.snapshot_due:
             self.snapshot_due = False
             upkeep.snapshot_producers(commit, now)
-        commit.offsets = [GroupOffset(*key, offset, now) for key, offset in engine.offsets.take_dirty()]
+        if self._positions_due or not commit.only_appends:
+            self._positions_due = False
+            commit.offsets = [GroupOffset(*key, offset, now) for key, offset in engine.offsets.take_dirty()]
         one.waiting, self._waiting = self._waiting, _Waiting()
         self._answer_published(one.waiting)
         self._show([store for store, _ in one.works if store.immediate])

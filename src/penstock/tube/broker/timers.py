@@ -47,8 +47,7 @@ class Timers:
         self._timer = None
         self._engine.tick(self._clock())
         self._commits.answer_ready()
-        if self._engine.offsets.dirty:
-            self._commits.schedule()
+        self._commits.changed()
         self.arm()
 
     def _retain(self) -> None:

@@ -278,14 +278,17 @@ class Gets:
             else:
                 consumed = request.lastPackConsumed if request.HasField("lastPackConsumed") else True
                 offset = self._offsets.commit(key, consumed=consumed)
+                store = self._topics.store(topic, key[2])
                 done = pb.CommitOffsetResponseB2C(
                     success=True,
                     errCode=ErrCode.SUCCESS,
                     errMsg=OK,
                     currOffset=offset,
-                    maxOffset=self._topics.store(topic, key[2]).durable_end,
+                    maxOffset=store.durable_end,
                 )
-                return answer(MethodId.COMMIT_OFFSET, done.SerializeToString(), wait=consumed)
+                # A position among messages that are in memory only is worth no more than they.
+                wait = consumed and not store.immediate
+                return answer(MethodId.COMMIT_OFFSET, done.SerializeToString(), wait=wait)
         self._gate.refused += 1
         failed = pb.CommitOffsetResponseB2C(success=False, errCode=refusal.code, errMsg=refusal.text, currOffset=-1)
         return answer(MethodId.COMMIT_OFFSET, failed.SerializeToString())

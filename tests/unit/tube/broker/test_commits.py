@@ -70,6 +70,41 @@ async def test_small_appends_are_committed_in_the_loop_and_all_else_in_the_threa
         assert broker.commits._committer.inline == before, "a position goes to LMDB"
 
 
+async def test_no_commit_waits_for_a_position_that_only_a_get_moved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.tube.broker.commits.POSITIONS_S", NEVER_S)
+
+    async with running(tmp_path) as (broker, client):
+
+        def stored() -> int | None:
+            return next((row.offset for row in broker.disk.meta.offsets()), None)
+
+        await client.answer(client.send(b"first"))
+        await client.register()
+        await client.get()
+        await client.answer(client.send(b"second"))
+        await client.get(consumed=True)
+        await client.answer(client.send(b"third"))
+        assert stored() is None, "each send would have waited for it"
+        await client.get(consumed=True)
+        await client.confirm()
+        assert stored() == 84, "who confirms is told when it is stored"
+        await client.answer(client.send(b"fourth"))
+        await client.get()
+        await client.get(consumed=True)
+    async with running(tmp_path) as (broker, client):
+        assert broker.engine.offsets.committed(("group", "demo", 0)) == 112, "stored at the end"
+        monkeypatch.setattr("penstock.tube.broker.commits.POSITIONS_S", 0.001)
+        await client.answer(client.send(b"fifth"))
+        await client.register()
+        await client.get()
+        await client.get(consumed=True)
+        async with asyncio.timeout(20):
+            while next(row.offset for row in broker.disk.meta.offsets()) != 140:
+                await asyncio.sleep(0)
+
+
 async def test_nothing_waits_for_what_memory_acknowledges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.tube.broker.commits.WRITE_BEHIND_S", NEVER_S)
     async with running(tmp_path, durability=Durability.MEMORY) as (broker, client):
