@@ -1,5 +1,7 @@
 """What a broker keeps by key, in LMDB: consumed offsets of groups, its configuration, and notes about its logs.
 
+A commit is one write to a log beside it (`runtime.wal`): every batch that a consumer confirms waits for one.
+
 An LMDB key has at most 511 bytes and group names may have 1024, so a key is a digest and the value carries the full
 name. Every value begins with a CRC-32 of the rest. Removed offsets are deleted.
 """
@@ -13,19 +15,21 @@ from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
-import lmdb
-
 from penstock.runtime.durability import Durability
-from penstock.runtime.environment import Environment
+from penstock.runtime.wal.environment import LoggedEnvironment
+from penstock.runtime.wal.frames import DELETE, PUT, Operation
 
 __all__ = ["GroupOffset", "MetaStore"]
 
 _CRC = struct.Struct(">I")
 _HEAD = struct.Struct(">qqi")
-SCHEMA = 1
-"""Layout of the databases; a newer one is refused."""
+SCHEMA = 2
+"""Layout of the databases; a newer one is refused. From 2 on there may be commits in a log beside them."""
 _TABLES = ("meta", "offsets", "notes")
+_META, _OFFSETS, _NOTES = range(3)
 _MAP_BYTES = 64 << 20
+_LOG_BYTES = 256 << 10
+"""Of a segment of the log: five hundred commits of a few positions each."""
 
 
 class GroupOffset(NamedTuple):
@@ -47,9 +51,9 @@ class MetaStore:
         self.damaged: list[str] = []
         """What was found damaged when it was read, in words; such entries are skipped."""
         # Always fsynced: what is kept here are promises, few bytes each, in the same commit as the log's own fsync.
-        self._environment = Environment(
+        self._environment = LoggedEnvironment(
             path, "tube notes", "broker that has them", _TABLES, schema=SCHEMA, durability=Durability.DURABLE,
-            map_bytes=map_bytes, many=True,
+            map_bytes=map_bytes, segment_bytes=_LOG_BYTES, many=True,
         )  # fmt: skip
         self._tables = self._environment.tables
         self._environment.open(lambda _: None)
@@ -101,27 +105,26 @@ class MetaStore:
 
         Raises StorageError.
         """
-        puts: list[tuple[str, bytes, bytes | None]] = []
+        operations: list[Operation] = []
         for item in offsets:
             name = f"{item.group}\0{item.topic}".encode()
             key = blake2b(name + struct.pack(">i", item.partition), digest_size=32).digest()
             body = None if item.offset is None else _HEAD.pack(item.offset, item.time_ms, item.partition) + name
-            puts.append(("offsets", key, body))
+            operations.append(_operation(_OFFSETS, key, body))
         for text, content in (notes or {}).items():
             name = text.encode()
             body = None if content is None else len(name).to_bytes(2, "big") + name + content
-            puts.append(("notes", blake2b(name, digest_size=32).digest(), body))
+            operations.append(_operation(_NOTES, blake2b(name, digest_size=32).digest(), body))
         if config is not None:
-            puts.append(("meta", b"config", config))
-        self._environment.transact(lambda transaction: self._put(transaction, puts), f"storing {len(puts)} of them")
-
-    def _put(self, transaction: lmdb.Transaction[bytes], puts: Iterable[tuple[str, bytes, bytes | None]]) -> None:
-        for table, key, body in puts:
-            if body is None:
-                transaction.delete(key, db=self._tables[table])
-            else:
-                transaction.put(key, _CRC.pack(crc32(body)) + body, db=self._tables[table])
+            operations.append(_operation(_META, b"config", config))
+        if operations:
+            self._environment.commit(operations, f"storing {len(operations)} of them")
 
     def close(self) -> None:
         """Close the environment."""
         self._environment.close()
+
+
+def _operation(table: int, key: bytes, body: bytes | None) -> Operation:
+    """Put ``body`` with its checksum; None: delete the row."""
+    return (DELETE, table, key, b"") if body is None else (PUT, table, key, _CRC.pack(crc32(body)) + body)

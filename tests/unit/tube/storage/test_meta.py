@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import lmdb
 import pytest
 
 from penstock.errors import StorageError
+from penstock.runtime.wal.segments import Segments
 from penstock.tube.storage.meta import GroupOffset, MetaStore
 
 
@@ -57,21 +59,34 @@ def test_more_than_the_first_map_holds(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_commit_is_all_of_it_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_of_a_commit_that_failed_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = MetaStore(tmp_path)
     store.commit([GroupOffset("a", "t", 0, 1, 1)], b"old", {"note": b"1"})
-    put = MetaStore._put
 
-    def broken(
-        self: MetaStore, transaction: lmdb.Transaction[bytes], puts: list[tuple[str, bytes, bytes | None]]
-    ) -> None:
-        put(self, transaction, puts)
-        raise lmdb.DiskError("mdb_txn_commit: No space left on device")
+    def full(self: Segments, frame: bytes, sequence: int) -> bool:
+        raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(MetaStore, "_put", broken)
+        patched.setattr(Segments, "append", full)
         with pytest.raises(StorageError, match="No space left") as caught:
             store.commit([GroupOffset("a", "t", 0, 2, 2)], b"new", {"note": None})
     assert caught.value.do is not None
-    assert ([found.offset for found in store.offsets()], store.config(), store.notes()) == ([1], b"old", {"note": b"1"})
+    with pytest.raises(StorageError, match="No space left"):
+        store.commit([GroupOffset("a", "t", 0, 3, 3)])
     store.close()
+    again = MetaStore(tmp_path)
+    assert ([found.offset for found in again.offsets()], again.config(), again.notes()) == ([1], b"old", {"note": b"1"})
+    again.close()
+
+
+def test_what_is_only_in_the_log_is_there_after_a_kill(tmp_path: Path) -> None:
+    store = MetaStore(tmp_path / "first")
+    store.commit([GroupOffset("a", "t", 0, 28, 1), GroupOffset("b", "t", 0, 28, 1)], b"config", {"note": b"1"})
+    store.commit([GroupOffset("a", "t", 0, 56, 2), GroupOffset("b", "t", 0, None, 2)], notes={"note": None})
+    # What a kill leaves: the files as they are now, LMDB behind the log.
+    shutil.copytree(tmp_path / "first", tmp_path / "left")
+    store.close()
+    again = MetaStore(tmp_path / "left")
+    assert again.offsets() == [GroupOffset("a", "t", 0, 56, 2)]
+    assert (again.config(), again.notes()) == (b"config", {})
+    again.close()
