@@ -32,7 +32,11 @@ Python = Annotated[
 ]
 Wheel = Annotated[
     str | None,
-    typer.Option(help="Ship penstock's wheel to executors that lack it.", metavar="PATH", show_default=False),
+    typer.Option(
+        help="Ship penstock's wheel, copied to a name in .zip, to executors that lack it.",
+        metavar="PATH",
+        show_default=False,
+    ),
 ]
 Archive = Annotated[
     str | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,10 @@ __all__ = ["Line", "Request", "kind_of", "submit_line"]
 
 ENVIRONMENT = "environment"
 """The name under which an archive is unpacked beside each executor."""
+
+
+_UPLOAD = "spark.kubernetes.file.upload.path"
+_K8S = re.compile(r"k8s://(https?://)?[^/:]+:\d+/?")
 
 
 class Line(NamedTuple):
@@ -37,9 +42,9 @@ class Line(NamedTuple):
 class Request:
     """What is to be submitted. ``program`` is our entry script, ``arguments`` go to ``pipeline run`` behind the file.
 
-    ``wheel``: ours, for executors that lack it; ``archive``: a packed virtual environment with all packages;
-    ``driver_python`` and ``java_options`` are for a driver on this machine; ``environment``: variables of the pipeline
-    file, for the driver, and for executors.
+    ``wheel``: ours, under a name in .zip, for executors that lack it; ``archive``: a packed virtual environment with
+    all packages; ``driver_python`` and ``java_options`` are for a driver on this machine; ``environment``: variables of
+    the pipeline file, for the driver, and for executors.
     """
 
     spark_submit: str
@@ -115,7 +120,7 @@ def submit_line(request: Request) -> Line:
     conf |= request.conf
 
     pieces = [[request.spark_submit], ["--master", request.master], ["--deploy-mode", request.deploy_mode]]
-    pieces.append(["--name", f"penstock-{request.name}"])
+    pieces.append(["--name", _name(request, kind)])
     pieces += [["--conf", f"{name}={value}"] for name, value in conf.items()]
     if request.wheel is not None:
         pieces.append(["--py-files", request.wheel])
@@ -130,8 +135,35 @@ def submit_line(request: Request) -> Line:
     return Line({} if is_cluster else variables | dict(request.environment), pieces)
 
 
+def _name(request: Request, kind: str) -> str:
+    """The application's name, of which Kubernetes makes names of its own: no underscore in it, none at its end."""
+    name = f"penstock-{request.name}"
+    return name.replace("_", "-").rstrip("-") if kind == "kubernetes" else name
+
+
 def _check(request: Request, kind: str) -> None:
     is_cluster = request.deploy_mode == "cluster"
+    if kind == "kubernetes" and not _K8S.fullmatch(request.master):
+        raise ConfigError(
+            f"{request.master!r} names no port",
+            option="spark-master",
+            why="Spark asks for the port of the API server, also where it is 443",
+            do="write k8s://https://HOST:443",
+        )
+    if kind == "kubernetes" and is_cluster and _UPLOAD not in request.conf:
+        raise ConfigError(
+            "the pipeline file would not come to the driver",
+            option="conf",
+            why=f"Spark puts files for a driver on Kubernetes where {_UPLOAD} says",
+            do=f"name a place that both can reach: --conf {_UPLOAD}=s3a://BUCKET/PATH",
+        )
+    if request.wheel is not None and not request.wheel.endswith((".zip", ".egg")):
+        raise ConfigError(
+            f"--wheel {request.wheel!r} would not be found by executors",
+            option="wheel",
+            why="of --py-files Spark puts only names that end in .zip or .egg on their path; a wheel is a zip file",
+            do="copy it to a name that ends in .zip, and name that",
+        )
     if is_cluster and kind in {"standalone", "local"}:
         raise ConfigError(
             f"--deploy-mode cluster does not go with {request.master!r}",

@@ -69,7 +69,12 @@ def test_a_driver_on_this_machine_runs_the_python_of_the_command() -> None:
 
 
 def test_kubernetes() -> None:
-    found = line("k8s://https://host:6443", deploy_mode="cluster", image="lake/penstock:1", environment={"A": "1"})
+    upload = {"spark.kubernetes.file.upload.path": "s3a://bucket/uploads"}
+    given = {"deploy_mode": "cluster", "image": "lake/penstock:1", "environment": {"A": "1"}, "conf": upload}
+    found = line("k8s://https://host:6443", name="water_flow-", **given)
+    # Names of Kubernetes are made of it.
+    assert options(found, "--name") == ["penstock-water-flow"]
+    assert options(found, "--files") == ["flows/p.yaml"]
     conf = dict(text.split("=", 1) for text in options(found, "--conf"))
     assert conf["spark.kubernetes.container.image"] == "lake/penstock:1"
     assert conf["spark.kubernetes.driverEnv.A"] == "1"
@@ -80,7 +85,7 @@ def test_a_shell_gets_the_words_back(nasty: str) -> None:
     found = line(
         "spark://host:7077",
         file=Path("dir") / (nasty or "x"),
-        wheel=nasty or "w.whl",
+        wheel=f"{nasty}.zip",
         conf={"spark.x": nasty},
         environment={"A": nasty},
         arguments=["--state-dir", nasty],
@@ -96,6 +101,9 @@ def test_a_shell_gets_the_words_back(nasty: str) -> None:
         ("mesos://h:1", {}, "is no master of Spark's"),
         ("yarn", {"image": "x"}, "--image is for Kubernetes"),
         ("k8s://h:1", {}, "needs an image"),
+        ("k8s://https://h", {"image": "x"}, "names no port"),
+        ("k8s://h:1", {"image": "x", "deploy_mode": "cluster"}, "would not come to the driver"),
+        ("yarn", {"wheel": "penstock-1-py3-none-any.whl"}, "would not be found by executors"),
         ("yarn", {"environment": {"A B": "1"}}, "is no name of a variable"),
     ],
 )
