@@ -181,6 +181,7 @@ def test_a_run_that_is_told_to_stop_ends_between_batches(setup: Setup) -> None:
 
     setup.events = StopAfterFirst()
     setup.run(stop, available_now=False)
+    assert [e["event"] for e in setup.events if e["event"].startswith("stop")] == ["stopping", "stopped"]
     assert setup.events[-1]["event"] == "stopped"
     for sink in ("rows", "alarms"):
         entries = setup.ledger.entries(sink)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -220,6 +221,21 @@ def test_what_fails_of_a_whole_window_is_null(spark: SparkSession) -> None:
     assert apply(rows(spark, *values), steps(*failing), no_lookup).count() == 0
     passing = [*made, {"name": "f", "filter": "n > 1"}]
     assert apply(rows(spark, *values), steps(*passing), no_lookup).count() == 1
+
+
+def test_names_with_marks_of_sql_are_names(spark: SparkSession) -> None:
+    parse = {"name": "parsed", "parse": {"schema": 't TIMESTAMP, `a;drop` STRING, `it\'s "x"` INT'}}
+    line = '{"t":"2022-03-20T10:00:00Z","a;drop":"%s","it\'s \\"x\\"":1}'
+    values = [(line % text).encode() for text in ("'; drop table x --", "b", "b", "\\n`")]
+    made = [parse, {"name": "once", "dedupe": {"key": "a;drop", "within": "1 day"}}]
+    window = windowed(aggregates={"n": 'sum(`it\'s "x"`)'}, by=["a;drop"])
+    kept = apply(rows(spark, *values), steps(*made), no_lookup)
+    assert kept.count() == 3
+    sink = StateStoreSink.model_validate({"entries": [{"key": "k", "value": ["a;drop", 'it\'s "x"']}]})
+    found = {json.loads(change.value or b"")["a;drop"] for change in changes_of(kept, sink)}
+    assert found == {"'; drop table x --", "b", "\n`"}
+    counted = apply(rows(spark, *values), steps(parse, window), no_lookup).collect()
+    assert {row["a;drop"]: row["n"] for row in counted} == {"'; drop table x --": 1, "b": 2, "\n`": 1}
 
 
 def _nodes(*given: dict[str, Any]) -> list[Node]:

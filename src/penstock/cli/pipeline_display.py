@@ -226,5 +226,7 @@ def _words(event: Event) -> Iterator[str]:
             yield f"pipeline {event['pipeline']}: {event['text']}"
         case "retry":
             yield f"{event['sink']}: trying again in {event['in_s']:g} s: {event['why']}"
+        case "stopping":
+            yield f"pipeline {event['pipeline']}: stopping, the batches under way are finished first"
         case "stopped":
             yield f"pipeline {event['pipeline']}: stopped"

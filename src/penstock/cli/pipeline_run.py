@@ -201,6 +201,7 @@ def stop(
 
 
 _ANSWER_S = 10.0
+_SHOW_CURSOR = "\x1b[?25h\n"
 
 
 def _address(text: str | None) -> tuple[str, int] | None:
@@ -220,7 +221,15 @@ def _stop_on_signals() -> threading.Event:
 
     def handle(number: int, _frame: Any) -> None:
         stop.set()
+        signal.signal(number, end)
+
+    def end(number: int, _frame: Any) -> None:
+        if sys.stderr.isatty():
+            # The live table has hidden the cursor, and cannot bring it back any more.
+            sys.stderr.write(_SHOW_CURSOR)
+            sys.stderr.flush()
         signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, handle)

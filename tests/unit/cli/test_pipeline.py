@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +55,20 @@ def test_a_file_that_cannot_be_used_is_misuse_and_starts_no_spark(
 def test_an_option_that_is_not_sparks_is_misuse(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pipeline", "run", "--conf", "driver.memory=1g", str(example("pipeline.yaml"))]) == 2
     assert "is not an option of Spark's" in capsys.readouterr().err
+
+
+def test_the_first_signal_asks_and_the_second_ends() -> None:
+    program = (
+        "import signal\n"
+        "from penstock.cli.pipeline_run import _stop_on_signals\n"
+        "stop = _stop_on_signals()\n"
+        "for number in (signal.SIGINT, signal.SIGINT):\n"
+        "    print(stop.is_set(), flush=True)\n"
+        "    signal.raise_signal(number)\n"
+        "print('not ended')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout, done.returncode) == ("False\nTrue\n", -signal.SIGINT)
 
 
 def test_the_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:

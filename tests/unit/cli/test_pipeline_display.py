@@ -63,6 +63,15 @@ def test_a_run_that_waits_says_at_once_for_whom(capsys: pytest.CaptureFixture[st
     assert second.endswith("holds the lease; waiting for ever")
 
 
+def test_a_run_that_was_asked_to_stop_says_what_it_waits_for(capsys: pytest.CaptureFixture[str]) -> None:
+    for event in ("stopping", "stopped"):
+        LineDisplay().tell({"event": event, "pipeline": "water"})
+    assert capsys.readouterr().err.splitlines() == [
+        "pipeline water: stopping, the batches under way are finished first",
+        "pipeline water: stopped",
+    ]
+
+
 def test_the_live_table_holds_every_sink(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 

@@ -230,6 +230,8 @@ class _Run:
                 self._tell_event("warning", text=text)
             self._watch.start({name: self._reached(name) for name in self._queries})
             self._supervise()
+            if self._was_asked():
+                self._tell_event("stopping")
             self._drain()
             self._report()
             for running in self._queries.values():
@@ -422,8 +424,8 @@ def run(
     ``emit`` gets events in the calling thread: ``starting``, ``metrics`` (their address), ``waiting`` (who holds the
     lease), ``started`` (with the fencing token), ``warning`` (``text``), ``batch`` (the ledger's counts, and
     ``took_s``), ``progress`` (:class:`~penstock.pipelines.running.progress.SinkProgress` of each sink), ``rows`` (of a
-    console sink, as JSON), ``retry``, ``stopped``. Checkpoints, ledger and starts are kept under ``state``; a run with
-    the same directory goes on where the last one ended.
+    console sink, as JSON), ``retry``, ``stopping`` (when asked to), ``stopped``. Checkpoints, ledger and starts are
+    kept under ``state``; a run with the same directory goes on where the last one ended.
 
     Raises:
         ConfigError: the file changed so that its checkpoints cannot follow, a step cannot be built, or metrics cannot
