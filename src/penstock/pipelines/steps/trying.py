@@ -7,6 +7,7 @@ it is put around each one in the plan. These are Spark's own classes, the same i
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -130,8 +131,12 @@ class _Attempts:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         self._jvm: Any = spark._jvm  # noqa: SLF001 - there is no other way to an expression
-        packing = spark.range(1).select(sf.struct(sf.col("id").alias("v")).alias("s"))
-        self._pack = _analyzed(packing).projectList().apply(0).child()
+
+    @cached_property
+    def _pack(self) -> Any:
+        """A struct of one field ``v``, made when it is first needed: windows are built anew for each batch."""
+        packing = self._spark.range(1).select(sf.struct(sf.col("id").alias("v")).alias("s"))
+        return _analyzed(packing).projectList().apply(0).child()
 
     def may_fail(self, expression: Any) -> bool:
         """Whether ``expression`` may fail on some row."""
