@@ -91,6 +91,7 @@ class ChangeCapture:
         self._too_large = False
         """The first that waits is refused with its value: offer it without."""
         self._busy = False
+        self._failing = False
         self._trim: Callable[[Hlc], None] = lambda _: None
 
     def resume(self, changes: Sequence[Change], trim: Callable[[Hlc], None]) -> None:
@@ -129,14 +130,15 @@ class ChangeCapture:
         if last is not None:
             self._trim(last.version)
         if error is None:
-            self._too_large = False
+            self._too_large = self._failing = False
             self._go_on()
             return
         if isinstance(error, RefusedError) and error.code == ErrCode.BAD_REQUEST and not self._too_large:
             self._too_large = True
             self._go_on()
             return
-        if not self.stats.failures:
+        if not self._failing:  # once for a series
+            self._failing = True
             _log.warning(
                 "the tube did not take changes of the state store; they wait: %s",
                 error.what,

@@ -107,17 +107,23 @@ def test_what_the_topic_has_is_left_out_after_a_restart() -> None:
     assert log.ids == [3]
 
 
-def test_what_is_not_taken_is_offered_again_and_nothing_passes_it() -> None:
+def test_what_is_not_taken_is_offered_again_and_nothing_passes_it(caplog: pytest.LogCaptureFixture) -> None:
     log = Log()
     capture = ChangeCapture("changes", 0, log.append_run, log.call_later, last=None)
     capture.resume([change(n) for n in range(1, 5)], lambda _: None)
-    log.take(2, UnavailableError("the disk does not keep up", applied=False))
+    slow = UnavailableError("the disk does not keep up", applied=False)
+    log.take(2, slow)
     capture.take([change(5)])
     assert log.offered == []
     log.later.pop()()
     log.take()
     assert log.ids == [1, 2, 3, 4, 5]
     assert (capture.stats.failures, capture.stats.waiting) == (1, 0)
+    capture.take([change(6)])
+    for _ in range(2):
+        log.take(0, slow)
+        log.later.pop()()
+    assert len(caplog.records) == 2, "one for each series of failures"
 
 
 def test_a_value_that_the_topic_never_takes_is_left_out_and_named() -> None:

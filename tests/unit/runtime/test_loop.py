@@ -62,9 +62,13 @@ def test_the_limit_of_descriptors_is_raised_as_far_as_it_may(monkeypatch: pytest
 
 
 def test_a_limit_that_cannot_be_raised_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    asked: list[object] = []
+
+    def refuse(_: int, limits: tuple[int, int]) -> None:
+        asked.append(limits)
         raise ValueError("not allowed")
 
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
     monkeypatch.setattr(resource, "setrlimit", refuse)
     loop._raise_descriptor_limit()
+    assert asked == [(4096, 4096)]
