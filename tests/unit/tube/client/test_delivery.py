@@ -221,7 +221,8 @@ async def test_messages_end_with_an_error_when_time_is_over() -> None:
     peer = Peer(*[0] * 100)
     async with scripted(peer.answer) as (port, _):
         peer.port = port
-        options = {"request_timeout_s": 0.05, "delivery_timeout_s": 0.1, "retry_s": 0.01}
+        # Long enough for the registration at the master on a busy machine, which has an answer.
+        options = {"request_timeout_s": 0.5, "delivery_timeout_s": 0.6, "retry_s": 0.01}
         for idempotent in (False, True):
             async with Producer(f"127.0.0.1:{port}", idempotent=idempotent, **options) as producer:  # type: ignore[arg-type]
                 with pytest.raises(UnavailableError, match="not acknowledged within") as caught:
