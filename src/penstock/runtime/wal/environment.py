@@ -58,8 +58,9 @@ class _State(NamedTuple):
 class LoggedEnvironment:
     """An :class:`~penstock.runtime.environment.Environment` whose durable commits go through a log beside it.
 
-    The parameters are those there; operations name ``tables`` by their place, so one may be added at the end only. The
-    log has segments of ``segment_bytes``. One thread at a time calls :meth:`commit`.
+    The parameters are those there; operations name ``tables`` by their place, so one may be added at the end only. Keys
+    have 1 to 511 bytes, as LMDB wants them. The log has segments of ``segment_bytes``. One thread at a time calls
+    :meth:`commit`.
     """
 
     def __init__(
@@ -97,6 +98,8 @@ class LoggedEnvironment:
         self._applying = threading.Lock()
         self._haste = threading.Event()
         self._closing = False
+        self._roomless = False
+        """The disk had no room for one more segment when it was last tried."""
         self._thread: threading.Thread | None = None
 
     def open(self, load: Callable[[lmdb.Transaction[bytes]], T]) -> T:
@@ -149,6 +152,8 @@ class LoggedEnvironment:
             return
         if self._failure is not None:
             raise self._failure
+        if not operations:
+            return
         frame = encode_frame(self._state.identity, self._state.epoch, self._sequence + 1, operations)
         try:
             found_place = self._segments.append(frame, self._sequence + 1)
@@ -199,7 +204,7 @@ class LoggedEnvironment:
     def _follow(self) -> None:
         """Bring LMDB up to date now and then; the thread."""
         while True:
-            self._haste.wait(_BEHIND_S)
+            hasty = self._haste.wait(_BEHIND_S)
             self._haste.clear()
             if self._closing:
                 return
@@ -208,15 +213,19 @@ class LoggedEnvironment:
             except StorageError as error:
                 _log.critical("read-only path=%s: %s", self.path, error)
                 return
-            if self._segments.is_scarce():
+            # On a disk without room every commit is in haste: it is tried again when there is time.
+            if self._segments.is_scarce() and not (hasty and self._roomless):
                 self._grow()
 
     def _grow(self) -> None:
         try:
             self._segments.grow()
+            self._roomless = False
         except OSError as error:
             # Nothing is lost: commits that find no place in the log wait for LMDB.
-            _log.warning("no room for the log, commits are slower path=%s: %s", self.path, error)
+            if not self._roomless:
+                _log.warning("no room for the log, commits are slower path=%s: %s", self.path, error)
+            self._roomless = True
 
     def _apply(self, what: str) -> None:
         """Bring everything that is pending into LMDB, durably."""
