@@ -96,7 +96,7 @@ async def test_a_batch_that_was_cut_is_completed_by_its_repetition(tmp_path: Pat
 
 async def test_readers_are_told_what_a_restart_lost_of_a_memory_topic(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    async with broker(path, durability=Durability.MEMORY) as (_, client):
+    async with broker(path, durability=Durability.MEMORY) as (running, client):
         for text in (b"kept", b"lost-1", b"lost-2"):
             await client.answer(client.send(text))
         seen = await client.range(startOffset=0)
@@ -104,6 +104,7 @@ async def test_readers_are_told_what_a_restart_lost_of_a_memory_topic(tmp_path: 
         await client.register()
         assert len((await client.get()).messages) == 3
         await client.confirm()
+        await running.committed()
         copy = killed(path)
     # Of what was only in memory the files have the first message.
     (data,) = (copy / "tube" / "broker-1" / "log" / "demo-0").glob("*.tube")

@@ -34,6 +34,7 @@ __all__ = ["AppendDone", "Commits"]
 _INLINE_S: Final = 0.002
 """Commits that took longer of late run in the thread: for so long no connection is served."""
 _INLINE_BYTES: Final = 64 << 10
+_INLINE_POSITIONS: Final = 64
 WRITE_BEHIND_S: Final = 0.01
 """So long, at most, what was acknowledged from memory waits to be handed to the operating system."""
 WRITE_BEHIND_BYTES: Final = 1 << 20
@@ -71,6 +72,7 @@ class _Round:
         """Whether it only appends few bytes to files that have room for them."""
         return (
             sum(work.size for _, work in self.works) <= _INLINE_BYTES
+            and len(self.commit.offsets) <= _INLINE_POSITIONS
             and all(store.has_room(work) for store, work in self.works)
             and self.commit.only_appends
         )
@@ -119,7 +121,8 @@ class Commits:
         self._loop = asyncio.get_running_loop()
         self._committer: GroupCommitter[_Round] = GroupCommitter(
             lambda rounds: disk.commit([one.commit for one in rounds]),
-            name=name, on_failure=self._fail, prepare=self._fill, inline_s=_INLINE_S, small=_Round.small,
+            name=name, on_failure=self._fail, prepare=self._fill, inline_s=_INLINE_S,
+            small=lambda one: one.small() and not (one.commit.offsets and disk.meta.may_wait()),
         )  # fmt: skip
         self._committer.start()
 
@@ -175,7 +178,9 @@ class Commits:
         """A turn ended: commit what it changed, if it changed something, when whoever waits for it needs it."""
         engine = self._engine
         dirty = engine.dirty_stores
-        if engine.offsets.dirty and self._positions is None:
+        if engine.offsets.founded:
+            self._store_positions()
+        elif engine.offsets.dirty and self._positions is None:
             self._positions = self._loop.call_later(POSITIONS_S, self._store_positions)
         if engine.transactions.dirty:
             self.schedule()
@@ -213,7 +218,9 @@ class Commits:
         self._closed = True
 
     def _store_positions(self) -> None:
-        self._positions = None
+        if self._positions is not None:
+            self._positions.cancel()
+            self._positions = None
         if self._engine.offsets.dirty:
             self._positions_due = True
             self.schedule()

@@ -35,6 +35,8 @@ class GroupOffsets:
     def __init__(self, stored: Iterable[tuple[Key, int]] = ()) -> None:
         self._slots: dict[Key, _Slot] = {key: _Slot(offset) for key, offset in stored}
         self.dirty: set[Key] = set()
+        self.founded = False
+        """Whether a group in ``dirty`` had no position before: without one it would begin anew, at either end."""
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -63,6 +65,7 @@ class GroupOffsets:
         if slot is None:
             slot = self._slots[key] = _Slot(low if read_status == READ_FROM_MIN else high)
             self.dirty.add(key)
+            self.founded = True
         slot.in_flight = 0
         target = slot.committed
         if read_status == READ_ALWAYS_MAX:
@@ -82,6 +85,7 @@ class GroupOffsets:
         if slot is None:
             slot = self._slots[key] = _Slot(low)
             self.dirty.add(key)
+            self.founded = True
         if consumed and not manual:
             self._move(key, slot, slot.committed + slot.in_flight)
             slot.in_flight = 0
@@ -146,6 +150,7 @@ class GroupOffsets:
         """Positions changed since the last call; None = removed."""
         taken = [(key, self.committed(key)) for key in self.dirty]
         self.dirty.clear()
+        self.founded = False
         return taken
 
     def _move(self, key: Key, slot: _Slot, offset: int) -> None:

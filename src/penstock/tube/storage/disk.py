@@ -66,9 +66,9 @@ class Commit:
 
     @property
     def only_appends(self) -> bool:
-        """Whether there is nothing to do beside writing to logs."""
+        """Whether there is nothing to do beside writing to logs: that of the messages, and that of the positions."""
         return not (
-            self.early_notes or self.notes or self.offsets or self.config is not None
+            self.early_notes or self.notes or self.config is not None
             or self.expired or self.removed_topics or self.staged or self.unstaged
         )  # fmt: skip
 

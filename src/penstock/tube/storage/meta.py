@@ -120,6 +120,10 @@ class MetaStore:
         if operations:
             self._environment.commit(operations, f"storing {len(operations)} of them")
 
+    def may_wait(self) -> bool:
+        """Whether the next commit may take long: the log is nearly full."""
+        return self._environment.may_wait()
+
     def close(self) -> None:
         """Close the environment."""
         self._environment.close()
