@@ -28,7 +28,7 @@ from penstock.mqtt.codec.packets import (
     UnsubAck,
     Unsubscribe,
 )
-from penstock.mqtt.codec.primitives import MAX_VARINT, encode_binary, encode_string, encode_varint
+from penstock.mqtt.codec.primitives import encode_binary, encode_frame, encode_string, encode_varint
 from penstock.mqtt.codec.properties import ALLOWED_IN, PROPERTIES, WILL, Properties, PropertySpec, WireType
 from penstock.mqtt.codec.reasons import ALLOWED, PacketType, reason_name
 
@@ -132,13 +132,6 @@ def _refuse_misplaced(properties: Properties, context: int) -> None:
             raise LocalProtocolError(f"mqtt: property {spec.name} does not belong in this packet")
 
 
-def _frame(first: int, *parts: bytes) -> bytes:
-    body = b"".join(parts)
-    if len(body) > MAX_VARINT:
-        raise LocalProtocolError(f"mqtt: a packet of {len(body)} bytes is larger than the protocol allows")
-    return bytes((first,)) + encode_varint(len(body)) + body
-
-
 def _connect(packet: Connect) -> bytes:
     will = packet.will
     flags = (
@@ -161,13 +154,13 @@ def _connect(packet: Connect) -> bytes:
     if not 0 <= packet.keep_alive <= 65_535:
         raise LocalProtocolError(f"mqtt: Keep Alive is 0..65535 seconds, not {packet.keep_alive}")
     head = b"\x00\x04MQTT" + bytes((packet.protocol_version, flags)) + packet.keep_alive.to_bytes(2, "big")
-    return _frame(0x10, head, encode_properties(packet.properties, 1 << PacketType.CONNECT), *parts)
+    return encode_frame(0x10, head, encode_properties(packet.properties, 1 << PacketType.CONNECT), *parts)
 
 
 def _connack(packet: ConnAck) -> bytes:
     code = _reason(packet.reason_code, PacketType.CONNACK)
     head = bytes((1 if packet.session_present else 0, code))
-    return _frame(0x20, head, encode_properties(packet.properties, 1 << PacketType.CONNACK))
+    return encode_frame(0x20, head, encode_properties(packet.properties, 1 << PacketType.CONNACK))
 
 
 def _publish(packet: Publish) -> bytes:
@@ -177,7 +170,7 @@ def _publish(packet: Publish) -> bytes:
         raise LocalProtocolError("mqtt: DUP on a QoS 0 PUBLISH [MQTT-3.3.1-2]")
     identifier = _packet_id(packet.packet_id) if qos else b""
     topic = encode_string(packet.topic, "the topic")
-    return _frame(
+    return encode_frame(
         first, topic, identifier, encode_properties(packet.optional_properties, _PUBLISH_CONTEXT), packet.payload
     )
 
@@ -189,8 +182,8 @@ def _acknowledgement(first: int, packet: PubAck | PubRec | PubRel | PubComp) -> 
     given = packet.optional_properties
     properties = encode_properties(given, 1 << packet_type)
     if len(properties) > 1:
-        return _frame(first, identifier, code, properties)
-    return _frame(first, identifier, code) if packet.reason_code else _frame(first, identifier)
+        return encode_frame(first, identifier, code, properties)
+    return encode_frame(first, identifier, code) if packet.reason_code else encode_frame(first, identifier)
 
 
 def _subscribe(packet: Subscribe) -> bytes:
@@ -208,7 +201,7 @@ def _subscribe(packet: Subscribe) -> bytes:
         )
         parts += (encode_string(wanted.topic_filter, "a topic filter"), bytes((options,)))
     properties = encode_properties(packet.properties, 1 << PacketType.SUBSCRIBE)
-    return _frame(0x82, _packet_id(packet.packet_id), properties, *parts)
+    return encode_frame(0x82, _packet_id(packet.packet_id), properties, *parts)
 
 
 def _unsubscribe(packet: Unsubscribe) -> bytes:
@@ -216,13 +209,13 @@ def _unsubscribe(packet: Unsubscribe) -> bytes:
         raise LocalProtocolError("mqtt: UNSUBSCRIBE needs at least one topic filter [MQTT-3.10.3-2]")
     properties = encode_properties(packet.properties, 1 << PacketType.UNSUBSCRIBE)
     filters = [encode_string(topic_filter, "a topic filter") for topic_filter in packet.topic_filters]
-    return _frame(0xA2, _packet_id(packet.packet_id), properties, *filters)
+    return encode_frame(0xA2, _packet_id(packet.packet_id), properties, *filters)
 
 
 def _reason_list(first: int, packet: SubAck | UnsubAck) -> bytes:
     codes = bytes(_reason(code, first >> 4) for code in packet.reason_codes)
     properties = encode_properties(packet.properties, 1 << (first >> 4))
-    return _frame(first, _packet_id(packet.packet_id), properties, codes)
+    return encode_frame(first, _packet_id(packet.packet_id), properties, codes)
 
 
 def _short(first: int, packet: Disconnect | Auth) -> bytes:
@@ -231,8 +224,8 @@ def _short(first: int, packet: Disconnect | Auth) -> bytes:
     code = bytes((_reason(packet.reason_code, packet_type),))
     properties = encode_properties(packet.properties, 1 << packet_type)
     if len(properties) > 1 or (packet.reason_code and packet_type == PacketType.AUTH):
-        return _frame(first, code, properties)
-    return _frame(first, code) if packet.reason_code else _frame(first)
+        return encode_frame(first, code, properties)
+    return encode_frame(first, code) if packet.reason_code else encode_frame(first)
 
 
 def _qos(qos: int) -> int:

@@ -16,6 +16,7 @@ __all__ = [
     "Reader",
     "decode_text",
     "encode_binary",
+    "encode_frame",
     "encode_string",
     "encode_varint",
     "length_size",
@@ -101,6 +102,18 @@ def decode_text(raw: bytes) -> str:
         return raw.decode()
     except UnicodeDecodeError as e:
         raise malformed(f"a string is not UTF-8: {e.reason} at byte {e.start}") from e
+
+
+def encode_frame(first: int, *parts: bytes) -> bytes:
+    """A packet: its first byte, the length of what follows, and that: ``parts`` one behind the other.
+
+    Raises:
+        LocalProtocolError: it is longer than a packet may be.
+    """
+    body = b"".join(parts)
+    if len(body) > MAX_VARINT:
+        raise LocalProtocolError(f"mqtt: a packet of {len(body)} bytes is larger than the protocol allows")
+    return bytes((first,)) + encode_varint(len(body)) + body
 
 
 class Reader:

@@ -30,11 +30,10 @@ from penstock.mqtt.codec.packets import (
     Unsubscribe,
 )
 from penstock.mqtt.codec.primitives import (
-    MAX_VARINT,
     Reader,
     encode_binary,
+    encode_frame,
     encode_string,
-    encode_varint,
     malformed,
     protocol_error,
 )
@@ -74,13 +73,6 @@ def encode_311(packet: Packet) -> bytes:
     return encoder(packet)
 
 
-def _frame(first: int, *parts: bytes) -> bytes:
-    body = b"".join(parts)
-    if len(body) > MAX_VARINT:
-        raise LocalProtocolError(f"mqtt: a packet of {len(body)} bytes is larger than the protocol allows")
-    return bytes((first,)) + encode_varint(len(body)) + body
-
-
 def _encode_connect(packet: Connect) -> bytes:
     will = packet.will
     if packet.password is not None and packet.username is None:
@@ -98,30 +90,30 @@ def _encode_connect(packet: Connect) -> bytes:
         parts.append(encode_string(packet.username, "the user name"))
     if packet.password is not None:
         parts.append(encode_binary(packet.password, "the password"))
-    return _frame(0x10, b"\x00\x04MQTT\x04", bytes((flags,)), packet.keep_alive.to_bytes(2, "big"), *parts)
+    return encode_frame(0x10, b"\x00\x04MQTT\x04", bytes((flags,)), packet.keep_alive.to_bytes(2, "big"), *parts)
 
 
 def _encode_publish(packet: Publish) -> bytes:
     first = 0x30 | packet.qos << 1 | (1 if packet.retain else 0) | (8 if packet.dup else 0)
     identifier = packet.packet_id.to_bytes(2, "big") if packet.qos else b""
-    return _frame(first, encode_string(packet.topic, "the topic"), identifier, packet.payload)
+    return encode_frame(first, encode_string(packet.topic, "the topic"), identifier, packet.payload)
 
 
 def _encode_subscribe(packet: Subscribe) -> bytes:
     parts: list[bytes] = []
     for wanted in packet.subscriptions:
         parts += (encode_string(wanted.topic_filter, "a topic filter"), bytes((wanted.qos,)))
-    return _frame(0x82, packet.packet_id.to_bytes(2, "big"), *parts)
+    return encode_frame(0x82, packet.packet_id.to_bytes(2, "big"), *parts)
 
 
 def _encode_suback(packet: SubAck) -> bytes:
     codes = bytes(min(128, code) for code in packet.reason_codes)
-    return _frame(0x90, packet.packet_id.to_bytes(2, "big"), codes)
+    return encode_frame(0x90, packet.packet_id.to_bytes(2, "big"), codes)
 
 
 def _encode_unsubscribe(packet: Unsubscribe) -> bytes:
     filters = [encode_string(topic_filter, "a topic filter") for topic_filter in packet.topic_filters]
-    return _frame(0xA2, packet.packet_id.to_bytes(2, "big"), *filters)
+    return encode_frame(0xA2, packet.packet_id.to_bytes(2, "big"), *filters)
 
 
 _ENCODERS: dict[type, Callable[[Any], bytes]] = {

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
-from penstock.mqtt.codec.primitives import MAX_VARINT, Reader, encode_binary, encode_string, encode_varint
+from penstock.mqtt.codec.primitives import MAX_VARINT, Reader, encode_binary, encode_frame, encode_string, encode_varint
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,14 @@ def test_bad_variable_byte_integers(wire: str) -> None:
 def test_out_of_range(value: int) -> None:
     with pytest.raises(LocalProtocolError):
         encode_varint(value)
+
+
+def test_a_frame_is_its_first_byte_its_length_and_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert encode_frame(0x82, b"\x00\x01", b"ab") == b"\x82\x04\x00\x01ab"
+    monkeypatch.setattr("penstock.mqtt.codec.primitives.MAX_VARINT", 4)
+    assert len(encode_frame(0x30, b"abc", b"d")) == 6
+    with pytest.raises(LocalProtocolError, match="larger than the protocol allows"):
+        encode_frame(0x30, b"abcd", b"e")
 
 
 def test_a_reader_stops_at_its_end() -> None:
