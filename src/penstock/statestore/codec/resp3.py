@@ -273,7 +273,10 @@ def _header(payload: bytes, position: int, kind: int) -> tuple[int, int]:
 
 def _bulk(payload: bytes, position: int) -> tuple[bytes, int]:
     """The bulk string at ``position``, and where the next byte after it is."""
-    size, start = _header(payload, position, _BULK)
+    start = payload.find(b"\n", position, position + 4 + _MAX_DIGITS) + 1
+    size = _SIZES.get(payload[position:start])
+    if size is None:
+        size, start = _header(payload, position, _BULK)
     end = start + size
     position = end + 2
     # A slice past the end shortens silently and then is not CRLF either.

@@ -104,10 +104,10 @@ def test_keys_are_read_at_the_same_time_over_one_connection(reader: KeyReader, s
 
 def test_many_keys_are_read_with_one_request_where_the_store_can(reader: KeyReader, store: FakeStore) -> None:
     store.has_mget = True
-    store.data = {b"%d" % number: b"v%d" % number for number in range(130)}
+    store.data = {b"%d" % number: b"v%d" % number for number in range(530)}
     values = reader.values([*store.data, b"missing"], refresh_ms=0, timeout_ms=1000)
     assert values == store.data | {b"missing": None}
-    assert (sum(store.pieces), max(store.pieces), store.asked) == (132, 64, []), "one asks whether it can"
+    assert (sum(store.pieces), max(store.pieces), store.asked) == (532, 256, []), "one asks whether it can"
     assert reader.values([b"7", b"8"], refresh_ms=0, timeout_ms=1000) == {b"7": b"v7", b"8": b"v8"}
     assert store.pieces[-1] == 2
 
