@@ -38,6 +38,7 @@ class BrokerConnection(ServerConnection):
     def __init__(self, broker: TubeBroker) -> None:
         super().__init__(broker.peers)
         self._broker = broker
+        self._recognise = broker.engine.sending.reader.recognise
         self._runs: dict[tuple[str, int], _Run] = {}
         """Messages that came one behind the other, by their partition: not stored yet."""
         self._timeout: int | None = None
@@ -57,7 +58,7 @@ class BrokerConnection(ServerConnection):
     def receive(self, serial: int, body: bytes) -> None:
         broker = self._broker
         broker.requests += 1
-        found = broker.engine.sending.reader.recognise(body)
+        found = self._recognise(body)
         if found is None:
             try:
                 request = decode_request(serial, body)

@@ -128,6 +128,9 @@ class FrameDecoder:
         while True:
             if not self._left:
                 position = self._whole(data, position, frames)
+                if position == end:
+                    self._need = 12
+                    return position
                 if end - position < 12:
                     self._need = 12
                     self._check_token(data[position : position + 4])
