@@ -280,6 +280,8 @@ class Node:
                 )
         for name in wanted:
             await master.wait_topic(name, READY_S)
+        # Topics of earlier runs, too: who comes as soon as the node is ready finds them.
+        await master.wait_taken_up(known)
 
     async def _mqtt(
         self, server: MqttServer, directory: DataDirectory, master: TubeMaster, broker: TubeBroker

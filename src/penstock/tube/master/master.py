@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +156,11 @@ class TubeMaster:
                 do="look whether a broker is registered, then try again",
             )
 
+    async def wait_taken_up(self, names: Iterable[str], timeout_s: float = TAKEN_UP_S) -> bool:
+        """Return when every broker of ours that is here serves what it shall have of ``names``; False: not in time."""
+        wanted = list(names)
+        return await self._until(lambda: all(map(self.engine.cluster.taken_up, wanted)), timeout_s)
+
     async def _until(self, reached: Callable[[], bool], timeout_s: float) -> bool:
         """Return as soon as ``reached()``, which brokers bring about by what they report; False: it was not in time."""
         if reached():
@@ -183,7 +188,7 @@ class TubeMaster:
             return outcome
         await self._persist(outcome.settings)
         topics = [setting.name for setting in outcome.settings if isinstance(setting, Topic) and not setting.status]
-        await self._until(lambda: all(map(self.engine.cluster.taken_up, topics)), TAKEN_UP_S)
+        await self.wait_taken_up(topics)
         return outcome.answer
 
     async def close(self) -> None:
