@@ -41,7 +41,10 @@ BROKER = """
 import asyncio, os, sys
 from pathlib import Path
 from penstock.errors import PenstockError
+from penstock.tube.broker import commits
 from penstock.tube.broker.broker import TubeBroker
+
+commits._INLINE_S = 0.0  # every commit in its thread: strace counts the fsyncs of each
 
 async def main():
     broker = TubeBroker(Path(sys.argv[1]))
