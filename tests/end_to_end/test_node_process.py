@@ -126,7 +126,8 @@ def test_what_stops_a_start_says_what_why_and_do(tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         status, text = second("--data-dir", str(tmp_path / "file" / "d"))
         assert status == 1
-        assert "cannot be used: " in text
+        assert f"data directory {tmp_path / 'file' / 'd'} cannot be used" in text
+        assert f"  why: {tmp_path / 'file'} is a file" in text
         (tmp_path / "bad.yaml").write_text("mqtt:\n  bnd: 127.0.0.1:1\n")
         status, text = second("--config", "bad.yaml")
         assert status == 2
