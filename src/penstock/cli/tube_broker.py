@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.node.config import Tube
     from penstock.node.tube_config import TubeTls
     from penstock.runtime.addresses import Address
+    from penstock.runtime.durability import Durability
 
 __all__ = ["Kept", "broker"]
 
@@ -112,6 +113,9 @@ def broker(
         str, typer.Option(help="Its administration; port 0: a free one.", metavar="HOST:PORT")
     ] = "127.0.0.1:0",
     durability: Annotated[str, typer.Option(help="durable, flushed or memory.", metavar="WORD")] = "durable",
+    topic_durability: Annotated[
+        list[str] | None, typer.Option(help="The same for one topic; may be repeated.", metavar="TOPIC=WORD")
+    ] = None,
     users: Annotated[
         Path | None,
         typer.Option(help="File of the cluster's users, name:password lines; default: anybody.", metavar="PATH"),
@@ -150,6 +154,7 @@ def broker(
         client["tls"],
         limits.max_store_bytes,
         limits.staging.limits,
+        dict(_durability_of_topic(text) for text in topic_durability or []),
     )
     level = _word("--log-level", log_level, LogLevel)
     run_broker(settings, log_level=level, on_ready=lambda ready: _show(ready, as_json=as_json))
@@ -169,6 +174,19 @@ def _word(option: str, text: str, words: type[W]) -> W:
         *others, last = words
         raise ConfigError(f"{option}: got {text!r}", option=option, do=f"write {', '.join(others)} or {last}")
     return words(text)
+
+
+def _durability_of_topic(text: str) -> tuple[str, Durability]:
+    from penstock.runtime.durability import Durability
+    from penstock.tube.codec.strings import valid_topic
+
+    option = "--topic-durability"
+    topic, equals, word = text.partition("=")
+    if not equals or not valid_topic(topic):
+        raise ConfigError(
+            f"{option}: got {text!r}", option=option, do="write a topic and its durability, as in metrics=memory"
+        )
+    return topic, _word(option, word, Durability)
 
 
 def _show(ready: ReadyBroker, *, as_json: bool) -> None:

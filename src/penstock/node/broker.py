@@ -55,6 +55,7 @@ class BrokerSettings:
     master_tls: ssl.SSLContext | None = None
     max_store_bytes: int | None = None
     staging: StagingLimits = field(default_factory=StagingLimits)
+    topic_durability: Mapping[str, Durability] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +132,7 @@ async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker
             advertise=None if told is None else str(told),
             web_address=str(_told(web, told)),
             max_store_bytes=settings.max_store_bytes,
+            topic_durability=settings.topic_durability,
             staging=settings.staging,
             access=None if settings.users is None else Access(read_users(settings.users)),
             master_user=settings.user,

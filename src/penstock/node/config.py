@@ -123,6 +123,9 @@ class Topic(Part):
         description="how long records are kept, as in `90s`, `30m` or `12h`; also changed for a topic that exists."
         " Default: what the topic has, `168h` at first",
     )
+    durability: Durability | None = Field(
+        default=None, description="what an acknowledged send to this topic promises; default: as the node's"
+    )
 
 
 class Staging(Part):

@@ -236,6 +236,9 @@ class Node:
             advertise=None if told is None else str(told),
             web_address=web_address,
             max_store_bytes=config.tube.max_store_bytes,
+            topic_durability={
+                name: topic.durability for name, topic in config.topics().items() if topic.durability is not None
+            },
             staging=config.tube.staging.limits,
             access=self._tube_access(),
             master_user=self._tube_user,

@@ -62,6 +62,19 @@ def test_what_cannot_be_kept_names_its_flag(penstock: Command, flag: str, value:
     assert flag in done.err
 
 
+def test_single_topics_may_promise_something_else(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[BrokerSettings] = []
+    monkeypatch.setattr(node_broker, "run_broker", lambda settings, **_: given.append(settings))
+    flag = "--topic-durability"
+    done = penstock("tube", "broker", "--broker-id", "2", flag, "metrics=memory", flag, "orders=durable")
+    assert done.status == 0
+    assert given[0].topic_durability == {"metrics": Durability.MEMORY, "orders": Durability.DURABLE}
+    for wrong in ("metrics", "=memory", "a b=memory", "metrics=never"):
+        done = penstock("tube", "broker", "--broker-id", "2", flag, wrong)
+        assert done.status == 2
+        assert f"{flag}: got" in done.err
+
+
 def test_users(penstock: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     given: list[BrokerSettings] = []
     monkeypatch.setattr(node_broker, "run_broker", lambda settings, **_: given.append(settings))

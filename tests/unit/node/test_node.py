@@ -60,6 +60,23 @@ async def http(address: str, path: str) -> tuple[int, str]:
     return int(head.split()[1]), body
 
 
+async def test_a_topic_may_promise_more_or_less_than_the_node(tmp_path: Path) -> None:
+    topics = {"orders": Topic(durability=Durability.DURABLE), "metrics": Topic(durability=Durability.MEMORY)}
+    node = Node(config(tmp_path, tube=Tube(topics={**topics, "extra": Topic()})))
+    await node.start()
+    try:
+        broker = node._tube_broker
+        assert broker is not None
+        assert [broker.durability_of(name) for name in ("orders", "metrics", "extra", "later")] == [
+            Durability.DURABLE,
+            Durability.MEMORY,
+            Durability.FLUSHED,
+            Durability.FLUSHED,
+        ]
+    finally:
+        await node.close()
+
+
 async def test_ready_means_that_every_part_answers_and_topics_are_served(tmp_path: Path) -> None:
     node = Node(
         config(
