@@ -125,7 +125,7 @@ def decode_array(payload: bytes) -> list[bytes]:
         raise _malformed(payload, 0, f"an array of {count} elements cannot be here")
     elements: list[bytes] = []
     sizes = _SIZES
-    for _ in range(count):
+    for _ in range(count):  # `_bulk`, in place: every request comes through here, and a call an element would show
         start = payload.find(b"\n", position, position + 4 + _MAX_DIGITS) + 1
         size = sizes.get(payload[position:start])
         if size is None:
