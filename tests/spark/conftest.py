@@ -10,8 +10,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock.spark
+from penstock.pipelines.running import driver
 from penstock.spark import jars
 from tests.spark.node import Node
+from tests.spark.pipelines import Setup, Shared
 
 
 @pytest.fixture(scope="session")
@@ -51,3 +53,14 @@ def new_topic(node: Node) -> Callable[..., str]:
         return name
 
     return make
+
+
+@pytest.fixture
+def setup_of(
+    spark: SparkSession, node: Node, new_topic: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Setup]]:
+    """Makes a pipeline out of its file's text, on a topic of its own, that runs in the session of the tests."""
+    monkeypatch.setattr(driver, "session", lambda *_args, **_options: Shared(spark))
+    yield lambda text, partitions=2: Setup(node, new_topic(partitions), tmp_path, text)
+    for query in spark.streams.active:
+        query.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError
 from penstock.pipelines.books import dead
 from penstock.pipelines.books.reconcile import reconcile, source_count
-from penstock.pipelines.running import driver
 from penstock.pipelines.sinks.table import files
 from penstock.tube.record import Record
-from tests.spark.node import Node
-from tests.spark.pipelines import Setup, Shared
+from tests.spark.pipelines import Setup
 
 MIDNIGHT = datetime(2022, 3, 20, tzinfo=UTC)
 SCHEMA = "name STRING NOT NULL, at TIMESTAMP, x DOUBLE NOT NULL"
@@ -80,22 +77,8 @@ def commit(table: Path, version: int, *names: str) -> None:
     (table / "_delta_log" / f"{version:020}.json").write_text(text)
 
 
-@pytest.fixture
-def setup_of(
-    spark: SparkSession,
-    node: Node,
-    new_topic: Callable[..., str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Callable[[str], Setup]]:
-    monkeypatch.setattr(driver, "session", lambda *_args, **_options: Shared(spark))
-    yield lambda text: Setup(node, new_topic(2), tmp_path, text)
-    for query in spark.streams.active:
-        query.stop()
-
-
 @pytest.mark.timeout(300)
-def test_sources_are_joined_and_ways_part_and_meet_again(setup_of: Callable[[str], Setup]) -> None:
+def test_sources_are_joined_and_ways_part_and_meet_again(setup_of: Callable[..., Setup]) -> None:
     setup = setup_of(FILE)
     csv = setup.lake / "in"
     csv.mkdir(parents=True)
@@ -160,7 +143,7 @@ sinks:
 
 
 @pytest.mark.timeout(300)
-def test_late_records_have_a_sink_of_their_own(setup_of: Callable[[str], Setup]) -> None:
+def test_late_records_have_a_sink_of_their_own(setup_of: Callable[..., Setup]) -> None:
     setup = setup_of(LATE)
     # Dated a century ahead it would move the watermark past everything. The second partition is idle throughout.
     odd = [message(name, x, 5) for name, x in (("zero", 0.0), ("minus", -1.0), ("seven", 7.0))]
@@ -188,7 +171,7 @@ def test_late_records_have_a_sink_of_their_own(setup_of: Callable[[str], Setup])
     assert (account.off, account.unknown) == ((), ())
 
 
-def test_a_directory_that_is_not_there_is_told_before_spark_starts(setup_of: Callable[[str], Setup]) -> None:
+def test_a_directory_that_is_not_there_is_told_before_spark_starts(setup_of: Callable[..., Setup]) -> None:
     setup = setup_of(FILE)
     with pytest.raises(ConfigError, match="there is no such directory"):
         setup.run()
@@ -208,7 +191,7 @@ sinks:
 
 
 @pytest.mark.timeout(300)
-def test_what_changes_in_the_state_store_is_a_source(setup_of: Callable[[str], Setup]) -> None:
+def test_what_changes_in_the_state_store_is_a_source(setup_of: Callable[..., Setup]) -> None:
     setup = setup_of(CHANGES)
     before = setup.node.capture.stats.captured
     setup.node.set_keys({"graph/a": b'{"x": 1}', "graph/c": b'{"x": 2}', "graph/b=,%": b"nope"}, writer="setter")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -14,11 +13,10 @@ from pyspark.sql import SparkSession
 
 from penstock.pipelines.books.reconcile import reconcile, source_count
 from penstock.pipelines.model.values import REDRIVE, REDRIVE_STEP
-from penstock.pipelines.running import driver
 from penstock.pipelines.sinks.table import files
 from penstock.tube.record import Record
 from tests.spark.node import Node
-from tests.spark.pipelines import Setup, Shared
+from tests.spark.pipelines import Setup
 
 HEAD = """\
 name: {name}
@@ -76,16 +74,6 @@ def message(
     return Record(json.dumps(value).encode(), id=name, headers=list(headers))
 
 
-@pytest.fixture
-def make(
-    spark: SparkSession, node: Node, new_topic: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[str], Setup]]:
-    monkeypatch.setattr(driver, "session", lambda *_args, **_options: Shared(spark))
-    yield lambda text: Setup(node, new_topic(1), tmp_path, text)
-    for query in spark.streams.active:
-        query.stop()
-
-
 def sent(spark: SparkSession, node: Node, topic: str) -> list[Any]:
     read = spark.read.format("tubemq").option("tubemq.master", node.master).option("subscribe", topic)
     return read.option("includeHeaders", "true").load().orderBy("partition", "offset").collect()
@@ -93,10 +81,10 @@ def sent(spark: SparkSession, node: Node, topic: str) -> list[Any]:
 
 @pytest.mark.timeout(300)
 def test_rows_become_messages_once(
-    make: Callable[[str], Setup], spark: SparkSession, node: Node, new_topic: Callable[..., str]
+    setup_of: Callable[..., Setup], spark: SparkSession, node: Node, new_topic: Callable[..., str]
 ) -> None:
     out = new_topic(1)
-    setup = make(MESSAGES.replace("OUT", out))
+    setup = setup_of(MESSAGES.replace("OUT", out), 1)
     name = setup.pipeline.name
     setup.send(message("a", 0), message("b", 1, "q", 2.0), message("a", 0), message("c", 2, None))
     setup.send(message("d", 3, "q", -1.0), message("e", 4, "x/#"), message("f", 5, "q", None), b"nope")
@@ -151,8 +139,8 @@ def test_rows_become_messages_once(
 
 @pytest.mark.nightly
 @pytest.mark.timeout(300)
-def test_sliding_windows_and_sessions(make: Callable[[str], Setup], node: Node) -> None:
-    setup = make(WINDOWS)
+def test_sliding_windows_and_sessions(setup_of: Callable[..., Setup], node: Node) -> None:
+    setup = setup_of(WINDOWS, 1)
     name = setup.pipeline.name
     setup.send(message("a", 1), message("b", 5), message("c", 30), message("d", 31, "q"))
     # The watermark is 12:21 from here on, and events are compared with it from the batch after the next one on.

@@ -12,29 +12,16 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import SparkSession
 
 from penstock.pipelines.books import dead
 from penstock.pipelines.books.reconcile import Account, reconcile, source_count
 from penstock.pipelines.model import Pipeline
-from penstock.pipelines.running import driver
 from penstock.pipelines.sinks.table import files
 from penstock.runtime import config
 from penstock.tube.record import Record
 from tests.end_to_end.nodes import RunningNode
-from tests.spark.node import Node
-from tests.spark.pipelines import Setup, Shared
+from tests.spark.pipelines import Setup
 from tests.spark.processes import until
-
-
-@pytest.fixture
-def make(
-    spark: SparkSession, node: Node, new_topic: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[str], Setup]]:
-    monkeypatch.setattr(driver, "session", lambda *_args, **_options: Shared(spark))
-    yield lambda text: Setup(node, new_topic(1), tmp_path, text)
-    for query in spark.streams.active:
-        query.stop()
 
 
 @pytest.fixture
@@ -97,8 +84,8 @@ sinks:
 
 
 @pytest.mark.timeout(300)
-def test_poison_every_thousand_records_is_kept_and_goes_through_once_mended(make: Callable[[str], Setup]) -> None:
-    setup = make(POISON)
+def test_poison_every_thousand_records_is_kept_and_goes_through_once_mended(setup_of: Callable[..., Setup]) -> None:
+    setup = setup_of(POISON, 1)
     setup.node.set_keys({f"{setup.topic}/p": b'{"high": 5}'})
     broken = {n: Record(b'{"place": "p", "n": "%d"}' % n, id=f"m{n}") for n in range(0, 5_000, 1_000)}
     unknown = {n: record(n, "new") for n in range(500, 5_000, 1_000)}
@@ -147,11 +134,11 @@ OUTAGES = [pytest.param(0.0, id="short"), pytest.param(60.0, id="a minute", mark
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("outage_s", OUTAGES)
 def test_sinks_that_are_down_get_everything_once_they_are_back(
-    make: Callable[[str], Setup], other: RunningNode, outage_s: float
+    setup_of: Callable[..., Setup], other: RunningNode, outage_s: float
 ) -> None:
     other.out("tube", "topics", "create", "out", "--partitions", "1")
     there = SINK.replace("OTHER_MASTER", other.ready["tube_master"])
-    setup = make(there.replace("OTHER_BROKER", f"mqtt://{other.ready['mqtt']}"))
+    setup = setup_of(there.replace("OTHER_BROKER", f"mqtt://{other.ready['mqtt']}"), 1)
     setup.send(*(record(n) for n in range(50)))
     with running(setup) as thread:
         alive = _ended(setup, thread)
@@ -206,10 +193,10 @@ sinks:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("outage_s", [0.0, 60.0])
 def test_while_the_store_of_lookups_is_down_each_policy_is_followed(
-    make: Callable[[str], Setup], other: RunningNode, outage_s: float, monkeypatch: pytest.MonkeyPatch
+    setup_of: Callable[..., Setup], other: RunningNode, outage_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other.out("kv", "set", "limits/p", '{"high": 5}')
-    setup = make(LOOKUP.replace("OTHER_BROKER", f"mqtt://{other.ready['mqtt']}"))
+    setup = setup_of(LOOKUP.replace("OTHER_BROKER", f"mqtt://{other.ready['mqtt']}"), 1)
     if not outage_s:
         # The lease runs out in the short outage, too.
         monkeypatch.setattr("penstock.pipelines.store.writeback.LEASE_MS", 2_000)
