@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import StorageError, UnavailableError
-from penstock.node.http import HttpServer, broker_app
+from penstock.node.http import HttpServer, broker_app, names_of
 from penstock.node.tube_config import TubeTls
 from penstock.runtime import logs
 from penstock.runtime.addresses import Address, bind_error
@@ -121,7 +121,7 @@ async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker
             return await broker.webapi(params)
 
         # Before the broker, which tells the master where its administration is.
-        http = HttpServer(broker_app(webapi))
+        http = HttpServer(broker_app(webapi, names=names_of(settings.http, told)))
         web = await http.start("http", settings.http)
         parts.push_async_callback(http.close)
         broker = TubeBroker(

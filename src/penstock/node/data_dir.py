@@ -34,7 +34,7 @@ class DataDirectory:
         self.path = path.absolute()
         try:
             DirectFiles().make_dir(self.path)
-            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         except OSError as error:
             raise _cannot_write(self.path, error) from error
         try:

@@ -13,10 +13,11 @@ import json
 import logging
 import re
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from html import escape
+from ipaddress import ip_address
 from typing import Final
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 import uvicorn
 from starlette.applications import Starlette
@@ -28,7 +29,7 @@ import penstock
 from penstock.runtime.addresses import Address, bind_error
 from penstock.runtime.metrics import CONTENT_TYPE, Metrics
 
-__all__ = ["Administer", "HttpServer", "broker_app", "master_app"]
+__all__ = ["Administer", "HttpServer", "broker_app", "master_app", "names_of"]
 
 _log = logging.getLogger("penstock.http")
 
@@ -58,10 +59,12 @@ def master_app(
     administer: Administer,
     *,
     warnings: Callable[[], Sequence[str]] = tuple,
+    names: Collection[str] = (),
 ) -> Starlette:
     """The application of the node's HTTP listener.
 
-    ``problems`` says why the node is not ready, ``warnings`` what is not as it was told to be.
+    ``problems`` says why the node is not ready, ``warnings`` what is not as it was told to be; ``names`` are further
+    host names by which its administration is asked over loopback (a name that the operator announces).
     """
 
     async def livez(_: Request) -> Response:
@@ -87,7 +90,7 @@ def master_app(
             Route("/livez", livez),
             Route("/readyz", readyz),
             Route("/metrics", show_metrics),
-            Route("/webapi.htm", _administration(administer), methods=["GET", "POST"]),
+            Route("/webapi.htm", _administration(administer, names), methods=["GET", "POST"]),
         ],
         exception_handlers={404: _nothing_there},
     )
@@ -111,16 +114,19 @@ async def _nothing_there(request: Request, _: Exception) -> Response:
     return PlainTextResponse(f"nothing is at {request.url.path!r}; / lists what there is\n", status_code=404)
 
 
-def broker_app(administer: Administer) -> Starlette:
+def broker_app(administer: Administer, *, names: Collection[str] = ()) -> Starlette:
     """The application of the tube broker's HTTP listener. As in the reference, any path works."""
-    return Starlette(routes=[Route("/{path:path}", _administration(administer), methods=["GET", "POST"])])
+    return Starlette(routes=[Route("/{path:path}", _administration(administer, names), methods=["GET", "POST"])])
 
 
-def _administration(administer: Administer) -> Callable[[Request], Awaitable[Response]]:
+def _administration(administer: Administer, names: Collection[str]) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
-        # A page of another site must not reach a loopback listener through the browser of its visitor.
-        if request.headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}:
-            return JSONResponse({"result": False, "errCode": 400, "errMsg": "request of another site"}, status_code=403)
+        try:
+            refused = _of_another_site(request, names)
+        except ValueError as error:
+            refused = f"the request's headers name no host: {error}"
+        if refused is not None:
+            return JSONResponse({"result": False, "errCode": 400, "errMsg": refused}, status_code=403)
         parameters = dict(request.query_params)
         if request.method == "POST":
             body = bytearray()
@@ -141,6 +147,50 @@ def _administration(administer: Administer) -> Callable[[Request], Awaitable[Res
         return Response(text, media_type="application/json")
 
     return answer
+
+
+def _of_another_site(request: Request, names: Collection[str]) -> str | None:
+    """Why the request may be one that a browser makes for a page of somebody else; None where it is not.
+
+    Such a page could change the tube through a visitor who sits beside it: on loopback the token is no secret.
+
+    Raises:
+        ValueError: a header that must hold a host or a URL holds none.
+    """
+    headers = request.headers
+    host = urlsplit(f"//{headers.get('host', '')}")
+    # Browsers send Sec-Fetch-Site to loopback and over TLS only; elsewhere Origin with forms, Referer with the rest.
+    if (site := headers.get("sec-fetch-site")) is not None:
+        ours = site in {"none", "same-origin"}
+    else:
+        told = headers.get("origin") or headers.get("referer")
+        ours = told is None or urlsplit(told).netloc == host.netloc
+    if not ours:
+        return "request of another site"
+    # A name of the attacker's own that his name server points at loopback (DNS rebinding) is the same site to a
+    # browser. Such a name has a dot; an address, `localhost` and the names of a local network cannot be his.
+    name = (host.hostname or "").rstrip(".")
+    if not _loopback(request) or "." not in name or name.endswith(".localhost") or name in names or _is_address(name):
+        return None
+    return f"host {name!r} is not known here; ask by address, or announce the name: --http-advertise"
+
+
+def names_of(*addresses: Address | None) -> frozenset[str]:
+    """Host names that the operator gave (what is listened on, what is announced), and that of the machine."""
+    return frozenset({socket.gethostname().lower()} | {each.host.lower() for each in addresses if each is not None})
+
+
+def _loopback(request: Request) -> bool:
+    server = request.scope.get("server")
+    return server is not None and _is_address(server[0]) and ip_address(server[0]).is_loopback
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _failure(message: str) -> Response:

@@ -23,7 +23,7 @@ from penstock.mqtt.transport.listener import Transport
 from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture, version_of
 from penstock.node.config import NodeConfig
 from penstock.node.data_dir import DataDirectory
-from penstock.node.http import HttpServer, broker_app, master_app
+from penstock.node.http import HttpServer, broker_app, master_app, names_of
 from penstock.node.listening import Listener
 from penstock.node.rules import Identities, RuleService
 from penstock.node.security import DEFAULT_LISTENER, NodeSecurity, StorePolicy
@@ -148,14 +148,12 @@ class Node:
         self._parts.callback(directory.close)
         token = config.admin_token or kept_token(directory.tube / "admin-token")
         master = TubeMaster(directory.tube / "master", admin_token=token, access=self._tube_access())
-        http = await self._http(
-            "http",
-            config.http,
-            HttpServer(master_app(self.problems, self.metrics, master.webapi, warnings=self.warnings)),
-        )
-        broker_http = await self._http(
-            "tube-broker-http", config.tube_broker_http, HttpServer(broker_app(self._broker_webapi))
-        )
+        names = names_of(config.http.bind, config.http.advertise)
+        pages = master_app(self.problems, self.metrics, master.webapi, warnings=self.warnings, names=names)
+        http = await self._http("http", config.http, HttpServer(pages))
+        names = names_of(config.tube_broker_http.bind, config.tube_broker_http.advertise)
+        pages = broker_app(self._broker_webapi, names=names)
+        broker_http = await self._http("tube-broker-http", config.tube_broker_http, HttpServer(pages))
         tls = config.tube.tls
         start = master.start if tls is None else tls.beside(master.start, tls.master_port)
         tube_master = await self._listen("tube-master", config.tube_master, start)

@@ -322,7 +322,9 @@ def _syntax_error(name: str, error: MarkedYAMLError, text: str) -> ConfigError:
         do = "indent with blanks: YAML allows no tabs there"
     elif "mapping values are not allowed" in problem:
         do = "give neighbouring options the same indentation, and quote a value that has ': ' in it"
-    elif mark is not None and "flow" in str(error.context) and "${" in text.splitlines()[mark.line]:
+    elif "flow" in str(error.context) and mark is not None and mark.index >= len(text.rstrip()):
+        do = "close the bracket, or the brace, that is still open at the end of the file"
+    elif "flow" in str(error.context) and mark is not None and "${" in text.splitlines()[mark.line]:
         do = 'quote ${...} inside [ ] and { }: "${NAME}"'
     context = str(error.context) if error.context and error.context_mark is not None else ""
     why = f"{context}, begun at line {error.context_mark.line + 1}" if context else None

@@ -85,6 +85,7 @@ class Environment:
                 max_dbs=len(self._wanted),
                 sync=self._durability is Durability.DURABLE,
                 writemap=False,
+                mode=0o640,
             )
             _open_paths.add(self.path)
             # A reopened environment keeps the size that it had grown to.

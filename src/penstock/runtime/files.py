@@ -112,7 +112,7 @@ class DirectFiles:
             missing.append(path)
             path = path.parent
         for directory in reversed(missing):
-            directory.mkdir(exist_ok=True)
+            directory.mkdir(mode=0o750, exist_ok=True)  # values and queued messages are not for every user
             self.sync_dir(directory.parent)
 
     def create(self, path: Path) -> DirectFile:

@@ -12,6 +12,8 @@ import pytest
 
 from penstock.errors import StorageError, UnavailableError
 from penstock.node.data_dir import DataDirectory
+from penstock.runtime.durability import Durability
+from penstock.runtime.environment import Environment
 
 
 def test_a_new_directory_is_made_locked_and_marked(tmp_path: Path) -> None:
@@ -24,6 +26,25 @@ def test_a_new_directory_is_made_locked_and_marked(tmp_path: Path) -> None:
             DataDirectory(path)
         assert "--data-dir" in str(caught.value.do)
     DataDirectory(path).close()
+
+
+def test_what_the_node_keeps_is_not_for_every_user(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    umask = os.umask(0)
+    try:
+        with DataDirectory(path) as directory:
+            environment = Environment(
+                directory.statestore, "keys", "store", ["meta"], schema=1, durability=Durability.MEMORY
+            )
+            environment.open(lambda _: None)
+            environment.close()
+    finally:
+        os.umask(umask)
+    assert {entry.name: entry.stat().st_mode & 0o777 for entry in (path, *directory.statestore.iterdir())} == {
+        "data": 0o750,
+        "data.mdb": 0o640,
+        "lock.mdb": 0o640,
+    }
 
 
 def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:

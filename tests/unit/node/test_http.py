@@ -11,7 +11,7 @@ from html import unescape
 import pytest
 
 from penstock.errors import UnavailableError
-from penstock.node.http import HttpServer, broker_app, master_app
+from penstock.node.http import HttpServer, broker_app, master_app, names_of
 from penstock.runtime.addresses import Address
 from penstock.runtime.metrics import Metrics
 
@@ -39,11 +39,11 @@ async def node() -> AsyncIterator[Node]:
 
 
 async def ask(
-    address: Address, target: str, body: str | None = None, extra: str = ""
+    address: Address, target: str, body: str | None = None, extra: str = "", *, host: str = "x"
 ) -> tuple[int, dict[str, str], str]:
     """One request; the status, the headers and the body of its answer."""
     reader, writer = await asyncio.open_connection(*address)
-    head = f"{'GET' if body is None else 'POST'} {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{extra}"
+    head = f"{'GET' if body is None else 'POST'} {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n{extra}"
     data = (body or "").encode()
     writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
     answer = await asyncio.wait_for(reader.read(), 10)
@@ -111,6 +111,54 @@ async def test_a_callback_wraps_the_reply_and_only_a_plain_name_does(node: Node)
 async def test_a_page_of_another_site_is_turned_away(node: Node) -> None:
     assert (await ask(node.address, "/webapi.htm?method=m", extra="Sec-Fetch-Site: cross-site\r\n"))[0] == 403
     assert (await ask(node.address, "/webapi.htm?method=m", extra="Sec-Fetch-Site: same-origin\r\n"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        ("Origin: http://evil.example", 403),
+        ("Origin: null", 403),
+        ("Origin: http://x:8080", 403),
+        ("Origin: http://x", 200),
+        ("Referer: http://evil.example/page", 403),
+        ("Referer: http://x/", 200),
+        # What the browser itself says of the site goes before the names that a proxy may have changed.
+        ("Sec-Fetch-Site: same-origin\r\nOrigin: https://tube.example", 200),
+    ],
+)
+async def test_where_browsers_do_not_name_the_site_origin_and_referer_do(node: Node, header: str, status: int) -> None:
+    assert (await ask(node.address, "/webapi.htm?method=m", extra=f"{header}\r\n"))[0] == status
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("evil.example:8080", 403),
+        ("evil.example.", 403),
+        ("[::1", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("127.0.0.1:8080", 200),
+        ("[::1]:8080", 200),
+        ("localhost:8080", 200),
+        ("tube.localhost", 200),
+        ("plant-3:8080", 200),
+        ("Tube.Example:8080", 200),
+        ("", 200),
+    ],
+)
+async def test_a_name_that_somebody_points_at_loopback_is_turned_away(host: str, status: int) -> None:
+    names = names_of(Address("127.0.0.1", 0), Address("tube.example", 8080))
+    for path, app in (
+        ("/webapi.htm", master_app(list, Metrics(), dict, names=names)),
+        ("/broker.htm", broker_app(dict, names=names)),
+    ):
+        server = HttpServer(app)
+        address = await server.start("http", LOOPBACK)
+        try:
+            found, _, text = await ask(address, f"{path}?method=m", host=host)
+        finally:
+            await server.close()
+        assert (found, json.loads(text).get("errCode")) == (status, 400 if status == 403 else None)
 
 
 async def test_forms_are_bounded_and_bad_ones_refused(node: Node) -> None:

@@ -73,6 +73,13 @@ def test_every_value_and_key_has_its_place() -> None:
     assert document.where(("absent",)) == "f.yaml:1:1"
 
 
+@pytest.mark.parametrize("text", ["a: [\n", "a: [1,", "a: {b: 1\n\n", "[", "a:\n  - [x, {y:\n"])
+def test_a_bracket_that_stays_open_is_said(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^f\.yaml:\d+:\d+: ") as caught:
+        parse_document(text, "f.yaml", {})
+    assert "close the bracket" in str(caught.value.do)
+
+
 def test_an_empty_file_is_an_empty_mapping() -> None:
     for text in ("", "\n", "# only a comment\n", "---\n", "---\n...\n"):
         assert parse_document(text, "f.yaml", {}).data == {}
