@@ -23,6 +23,7 @@ from penstock.mqtt.transport.listener import Transport
 from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture, version_of
 from penstock.node.config import NodeConfig
 from penstock.node.data_dir import DataDirectory
+from penstock.node.figures import show_figures
 from penstock.node.http import HttpServer, broker_app, master_app, names_of
 from penstock.node.listening import Listener
 from penstock.node.rules import Identities, RuleService
@@ -46,26 +47,6 @@ READY_S = 30.0
 """How long the broker and its topics may take to be announced. Both run in this process: it is a matter of a second."""
 
 _SCHEMES = {Transport.TCP: "mqtt", Transport.TLS: "mqtts", Transport.WS: "ws", Transport.WSS: "wss"}
-
-_MQTT_GAUGES = (
-    *("connections", "sessions", "subscriptions", "retained", "retained_bytes"),
-    *("inflight", "queued", "unacknowledged"),
-)
-_MQTT_STORAGE_GAUGES = ("stored_bytes", "waiting", "failed")
-_TUBE_GAUGES = (
-    "connections",
-    "registrations",
-    "topics",
-    "stores",
-    "stored_bytes",
-    "unwritten_bytes",
-    "staged_bytes",
-    "staged_attempts",
-    "undecided_transactions",
-    "failed",
-)
-_STORE_GAUGES = ("keys", "failed")
-_RULE_GAUGES = ("pending", "pending_bytes", "waiting", "held")
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +148,7 @@ class Node:
         await self._topics(master)
         mqtt = await self._mqtt(server, directory, master, broker)
         faults = await self._faults(mqtt[DEFAULT_LISTENER])
-        self.metrics.add("node", self._figures, gauges=("ready", "start_time_seconds"))
+        show_figures(self.metrics, "node", self._figures)
         self._state = "ready"
         return Ready(
             version=penstock.__version__,
@@ -247,7 +228,7 @@ class Node:
         self._parts.push_async_callback(broker.close)
         self._tube_broker = broker
         self._failures.append(lambda: None if broker.failure is None else f"tube: {broker.failure.what}")
-        self.metrics.add("tube", lambda: broker.stats, gauges=_TUBE_GAUGES)
+        show_figures(self.metrics, "tube", lambda: broker.stats)
         registered = broker.registered
         assert registered is not None, "it was given a master"
         try:
@@ -300,7 +281,7 @@ class Node:
         self._store = store
         self._parts.push_async_callback(store.close)
         self._failures.append(lambda: None if store.failure is None else f"statestore: {store.failure.what}")
-        self.metrics.add("statestore", lambda: _store_figures(store), gauges=_STORE_GAUGES)
+        show_figures(self.metrics, "statestore", lambda: _store_figures(store))
         server.add_service(store)
         # Clock and entropy: neither a clock that was set back nor two starts in one millisecond repeat a run.
         identities = Identities(f"{wall_clock_ms():x}{secrets.token_hex(3)}")
@@ -317,9 +298,9 @@ class Node:
             server.add_service(service)
             self._parts.callback(service.close)
             self._show(service)
-        self.metrics.add("mqtt", lambda: figures(server.stats), gauges=_MQTT_GAUGES)
+        show_figures(self.metrics, "mqtt", lambda: figures(server.stats))
         persistence = Persistence(directory.mqtt, self.config.durability)
-        self.metrics.add("mqtt_storage", persistence.figures, gauges=_MQTT_STORAGE_GAUGES)
+        show_figures(self.metrics, "mqtt_storage", persistence.figures)
         self._failures.append(
             lambda: None if persistence.failure is None else f"mqtt sessions: {persistence.failure.what}"
         )
@@ -357,8 +338,7 @@ class Node:
             bridge = Bridge(entry.settings(), server, self.security.acting_as(entry.acts_as, entry.name))
             await bridge.start()
             self._parts.push_async_callback(bridge.close)
-            read = partial(figures, bridge.stats)
-            self.metrics.add("bridge", read, gauges=("connected",), labels={"bridge": entry.name})
+            show_figures(self.metrics, "bridge", partial(figures, bridge.stats), labels={"bridge": entry.name})
 
     def _capture(self, broker: TubeBroker) -> ChangeCapture | None:
         """What carries the changes of the state store into its tube topic; None where nobody wants them."""
@@ -369,12 +349,12 @@ class Node:
         last = None if newest is None else version_of(*newest)
         later = asyncio.get_running_loop().call_later
         capture = ChangeCapture(topic, CAPTURE_PARTITION, broker.append_run, later, last=last)
-        self.metrics.add("capture", lambda: figures(capture.stats), gauges=("waiting",), labels={"topic": topic})
+        show_figures(self.metrics, "capture", lambda: figures(capture.stats), labels={"topic": topic})
         return capture
 
     def _show(self, service: RuleService) -> None:
         labels = {"filter": service.rule.filter, "topic": service.rule.topic}
-        self.metrics.add("rule", lambda: figures(service.stats), gauges=_RULE_GAUGES, labels=labels)
+        show_figures(self.metrics, "rule", lambda: figures(service.stats), labels=labels)
 
     def _figures(self) -> dict[str, float]:
         return {"ready": int(not self.problems()), "start_time_seconds": self._started}

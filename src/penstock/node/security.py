@@ -27,6 +27,7 @@ from penstock.mqtt.password_checks import PasswordChecks
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener import Listener, ListenerSettings
 from penstock.node.config import NodeConfig
+from penstock.node.figures import show_figures
 from penstock.node.mqtt_config import MqttListenerEntry, MqttListenerMore, Security, admission_limits, broker_limits
 from penstock.runtime.metrics import Metrics, figures
 from penstock.security.passwords import read_passwords
@@ -54,8 +55,6 @@ EXPIRY_WARNING_S: Final = 14 * 86_400
 
 _CERTIFICATE_EXPIRES: Final = "certificate_expires_timestamp_seconds"
 _REVOCATIONS_EXPIRE: Final = "revocation_lists_expire_timestamp_seconds"
-_GAUGES: Final = ("password_checks_waiting", "failed", "unauthenticated")
-_LISTENER_GAUGES: Final = ("connections", "paused", "unauthenticated", _CERTIFICATE_EXPIRES, _REVOCATIONS_EXPIRE)
 
 
 class NodeSecurity:
@@ -151,14 +150,10 @@ class NodeSecurity:
 
     def show(self, metrics: Metrics) -> None:
         """Add the figures of access and of each listener that is there."""
-        metrics.add("access", self._figures, gauges=_GAUGES)
+        show_figures(metrics, "access", self._figures)
         for listener in self.server.listeners:
-            metrics.add(
-                "mqtt_listener",
-                partial(_listener_figures, listener),
-                gauges=_LISTENER_GAUGES,
-                labels={"listener": listener.name},
-            )
+            labels = {"listener": listener.name}
+            show_figures(metrics, "mqtt_listener", partial(_listener_figures, listener), labels=labels)
 
     def reload(self, read: Callable[[], NodeConfig]) -> bool:
         """Read the configuration and every file it names again, and go by them; False where something is broken.

@@ -7,14 +7,24 @@ somebody asks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-__all__ = ["CONTENT_TYPE", "Metrics", "figures"]
+__all__ = ["CONTENT_TYPE", "Figure", "Figures", "Metrics", "figures"]
 
 CONTENT_TYPE: str = CONTENT_TYPE_LATEST
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """What a figure means, for its HELP line, and whether it can fall (a gauge) or only grow (a counter)."""
+
+    text: str
+    gauge: bool
+
 
 Figures = Mapping[str, int | float]
 Read = Callable[[], Figures]
@@ -43,30 +53,30 @@ class Metrics:
     """All figures of a process, by source. ``collect`` reads them at each scrape."""
 
     def __init__(self) -> None:
-        self._sources: list[tuple[str, Read, frozenset[str], Mapping[str, str]]] = []
+        self._sources: list[tuple[str, Read, Mapping[str, Figure], Mapping[str, str]]] = []
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
     def add(
-        self, prefix: str, read: Read, *, gauges: Iterable[str] = (), labels: Mapping[str, str] | None = None
+        self, prefix: str, read: Read, meanings: Mapping[str, Figure], *, labels: Mapping[str, str] | None = None
     ) -> None:
-        """Show each figure that ``read`` gives as ``penstock_<prefix>_<name>``.
+        """Show each figure that ``read`` gives as ``penstock_<prefix>_<name>``, a counter with ``_total``.
 
-        ``gauges`` are the names that can fall (everything else is a counter and gets ``_total``). Sources with the same
-        prefix and different ``labels`` share their metrics.
+        ``meanings`` has each of their names. Sources with the same prefix and different ``labels`` share their metrics.
         """
-        self._sources.append((prefix, read, frozenset(gauges), dict(labels or {})))
+        self._sources.append((prefix, read, meanings, dict(labels or {})))
 
     def collect(self) -> Iterator[Metric]:
+        """The figures as they are now, one family a name."""
         families: dict[str, Metric] = {}
-        for prefix, read, gauges, labels in self._sources:
+        for prefix, read, meanings, labels in self._sources:
             for name, value in read().items():
                 full = f"penstock_{prefix}_{name}"
                 family = families.get(full)
                 if family is None:
-                    kind = GaugeMetricFamily if name in gauges else CounterMetricFamily
-                    words = f"{prefix}: {name.replace('_', ' ')}"
-                    family = families[full] = kind(full, words, labels=list(labels))
+                    meaning = meanings[name]
+                    kind = GaugeMetricFamily if meaning.gauge else CounterMetricFamily
+                    family = families[full] = kind(full, meaning.text, labels=list(labels))
                 assert isinstance(family, GaugeMetricFamily | CounterMetricFamily)
                 family.add_metric(list(labels.values()), value)
         yield from families.values()

@@ -13,7 +13,7 @@ import pytest
 from penstock.errors import UnavailableError
 from penstock.node.http import HttpServer, broker_app, master_app, names_of
 from penstock.runtime.addresses import Address
-from penstock.runtime.metrics import Metrics
+from penstock.runtime.metrics import Figure, Metrics
 
 LOOPBACK = Address("127.0.0.1", 0)
 
@@ -22,7 +22,7 @@ class Node:
     def __init__(self) -> None:
         self.problems: list[str] = []
         self.metrics = Metrics()
-        self.metrics.add("mqtt", lambda: {"packets": 3})
+        self.metrics.add("mqtt", lambda: {"packets": 3}, {"packets": Figure("Packets.", gauge=False)})
         self.server = HttpServer(master_app(lambda: self.problems, self.metrics, self.administer))
         self.address = LOOPBACK
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.runtime.metrics import CONTENT_TYPE, Metrics, figures
+from penstock.runtime.metrics import CONTENT_TYPE, Figure, Metrics, figures
 
 
 class Slotted:
@@ -30,8 +30,14 @@ def test_figures_of_every_shape_of_stats() -> None:
 def test_counters_and_gauges_are_rendered_at_each_scrape() -> None:
     stats = Slotted()
     metrics = Metrics()
-    metrics.add("mqtt", lambda: figures(stats), gauges=["connections"])
+    meanings = {
+        "packets": Figure("Packets received.", gauge=False),
+        "connections": Figure("Clients connected now.", gauge=True),
+    }
+    metrics.add("mqtt", lambda: figures(stats), meanings)
     page = metrics.render().decode()
+    assert "# HELP penstock_mqtt_packets_total Packets received.\n" in page
+    assert "# HELP penstock_mqtt_connections Clients connected now.\n" in page
     assert "# TYPE penstock_mqtt_packets_total counter" in page
     assert "penstock_mqtt_packets_total 3.0" in page
     assert "# TYPE penstock_mqtt_connections gauge" in page
@@ -43,7 +49,7 @@ def test_counters_and_gauges_are_rendered_at_each_scrape() -> None:
 def test_sources_with_labels_share_a_metric() -> None:
     metrics = Metrics()
     for rule in ("a", 'b"\n'):
-        metrics.add("rule", lambda: {"records": 1}, labels={"rule": rule})
+        metrics.add("rule", lambda: {"records": 1}, {"records": Figure("Records.", gauge=False)}, labels={"rule": rule})
     page = metrics.render().decode()
     assert page.count("# TYPE penstock_rule_records_total counter") == 1
     assert 'penstock_rule_records_total{rule="a"} 1.0' in page

@@ -1,0 +1,46 @@
+"""Every figure that a node shows has its meaning, and every meaning a figure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.node.bridges import BridgeEntry
+from penstock.node.config import Rule
+from penstock.node.figures import FIGURES
+from penstock.node.node import Node
+from penstock.node.statestore_config import StateStore
+from tests.unit.node.test_node import config
+
+ONLY_WITH_TLS = {"certificate_expires_timestamp_seconds", "revocation_lists_expire_timestamp_seconds"}
+
+
+async def test_what_a_node_with_all_parts_shows_is_what_the_table_says(tmp_path: Path) -> None:
+    bridge = BridgeEntry.model_validate({"name": "away", "url": "mqtt://127.0.0.1:1", "topics": [{"filter": "x"}]})
+    node = Node(
+        config(
+            tmp_path,
+            rules=[Rule(filter="plant/#", topic="water")],
+            statestore=StateStore(capture_topic="changes"),
+            bridges=[bridge],
+        )
+    )
+    await node.start()
+    try:
+        shown = {family.name: (family.documentation, family.type) for family in node.metrics.collect()}
+    finally:
+        await node.close()
+    # The Prometheus library takes `_total` off a counter's name and puts it on again when it writes the page.
+    assert shown == {
+        f"penstock_{prefix}_{name}": (figure.text, "gauge" if figure.gauge else "counter")
+        for prefix, table in FIGURES.items()
+        for name, figure in table.items()
+        if name not in ONLY_WITH_TLS
+    }
+
+
+def test_meanings_are_sentences_that_say_more_than_the_name() -> None:
+    for prefix, table in FIGURES.items():
+        for name, figure in table.items():
+            assert figure.text[0].isupper() or figure.text[0] == "1", (prefix, name)
+            assert figure.text.endswith("."), (prefix, name)
+            assert figure.text.lower().rstrip(".") != name.replace("_", " ")
