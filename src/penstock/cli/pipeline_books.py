@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -69,6 +70,8 @@ def status(file: File, state_dir: StateDir = None, into: Into = None, as_json: J
         return
     left = "" if holder is None or holder.left_ms is None else f", {holder.left_ms / 1000:.1f} s unless it renews it"
     note(f"{text}{left}")
+    if record is not None and not state.exists():
+        note(f"there are no books in {state}, so nothing is counted here: name the run's directory with --state-dir")
     if run is None and record is not None:
         note(f"the last one, run {record.run} on {record.host}: {_end(record)}")
     shown_rows = [
@@ -165,11 +168,10 @@ def dead_show(
     """Show dead letters: why, from where, and the record as it was. With --into: those of a replay there."""
     from penstock.pipelines.books.dead import letters, redriven
 
-    path, _ = _dead_letters(file, into)
+    path, pipeline = _dead_letters(file, into)
     again = redriven(path)
-    chosen = _chosen(list(letters(path)), step, only)
+    chosen = _chosen(list(letters(path)), pipeline, step, only)
     for letter in chosen[:limit]:
-        place = f"{letter.topic} {letter.broker}:{letter.partition}@{letter.offset}"
         if as_json:
             print_json(
                 {
@@ -178,7 +180,7 @@ def dead_show(
                     "code": letter.code,
                     "source": letter.source,
                     "reason": letter.reason,
-                    "place": place,
+                    "place": f"{letter.topic} {letter.broker}:{letter.partition}@{letter.offset}",
                     "timestamp": letter.timestamp.isoformat(),
                     "sent_again": letter.place in again,
                     **bytes_fields("key", letter.key),
@@ -190,7 +192,7 @@ def dead_show(
         sent = " (sent again)" if letter.place in again else ""
         code = f" ({letter.code})" if letter.code else ""
         sys.stdout.write(f"{letter.id}: {letter.step}: {letter.reason}{code}{sent}\n")
-        sys.stdout.write(f"  {place}, {letter.timestamp:%Y-%m-%d %H:%M:%S} UTC\n")
+        sys.stdout.write(f"  {_place(letter, pipeline)}, {letter.timestamp:%Y-%m-%d %H:%M:%S} UTC\n")
         for name, value in letter.headers:
             sys.stdout.write(f"  {shown(name.encode())}: {shown(value)}\n")
         sys.stdout.write(f"  {shown(letter.value)}\n")
@@ -217,7 +219,7 @@ def dead_redrive(
 
     path, pipeline = _dead_letters(file)
     again = set() if repeat else redriven(path)
-    wanted = _chosen(list(letters(path)), step, only)
+    wanted = _chosen(list(letters(path)), pipeline, step, only)
     chosen = [letter for letter in wanted if letter.place not in again]
     if only and len(chosen) < len(wanted):
         note(f"{_letters(len(wanted) - len(chosen))} sent again before: --repeat sends it once more")
@@ -231,22 +233,38 @@ def dead_redrive(
         sys.stdout.write(f"{_letters(sent)} sent again\n")
 
 
-def _chosen(letters: list[Letter], step: str | None, only: list[str] | None) -> list[Letter]:
+def _place(letter: Letter, pipeline: Pipeline) -> str:
+    """Where the record stands, in the words of its source."""
+    source = pipeline.inputs.get(letter.source)
+    if source is None or source.format != "files":
+        return f"{letter.topic} {letter.broker}:{letter.partition}@{letter.offset}"
+    unit = "byte" if source.content in {"lines", "whole"} else "row"
+    return f"{letter.topic}, {unit} {letter.offset}"
+
+
+def _chosen(letters: list[Letter], pipeline: Pipeline, step: str | None, only: list[str] | None) -> list[Letter]:
     """The letters of ``step`` and with the ids ``only``; all where neither is given.
 
     Raises:
-        ConfigError: there is no letter of such an id.
+        ConfigError: there is no letter of such an id, or no such step.
     """
-    known = {letter.id for letter in letters}
-    unknown = [name for name in only or () if name not in known]
-    if unknown:
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        raise ConfigError(
-            f"there is no dead letter with the id {unknown[0]!r}",
-            option="id",
-            do=(f"did you mean {near[0]!r}? " if near else "") + "`penstock pipeline dead show` lists the ids",
-        )
+    from penstock.pipelines.model.values import sink_letter
+
+    steps = {s.name for s in pipeline.steps} | {sink_letter(s.name) for s in pipeline.sinks} | {x.step for x in letters}
+    _refuse_unknown("id", only or (), {x.id for x in letters}, "`penstock pipeline dead show` lists the ids")
+    _refuse_unknown("step", () if step is None else (step,), steps, "`penstock pipeline dead list` lists the steps")
     return [x for x in letters if (step is None or x.step == step) and (not only or x.id in only)]
+
+
+def _refuse_unknown(option: str, names: Iterable[str], known: set[str], do: str) -> None:
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise ConfigError(
+                f"there is no dead letter with the {option} {name!r}",
+                option=option,
+                do=(f"did you mean {near[0]!r}? " if near else "") + do,
+            )
 
 
 def _letters(count: int) -> str:

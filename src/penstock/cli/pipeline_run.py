@@ -177,6 +177,7 @@ def stop(
     again where it ended.
     """
     from penstock.pipelines.store import control
+    from penstock.runtime.addresses import without_secret
 
     name = which
     if into is not None or not _NAME.fullmatch(which) or Path(which).exists():
@@ -192,6 +193,9 @@ def stop(
         print_json({"pipeline": name, "run": stopped.run, "stopped": stopped.clean, "why": stopped.why})
     elif stopped.run is None:
         sys.stdout.write(f"pipeline {name}: no run holds the lease\n")
+        if not stopped.known:
+            place = without_secret(broker)
+            note(f"no pipeline {name} has ever run with the state store at {place}: is it the right name and broker?")
     elif stopped.clean:
         sys.stdout.write(f"pipeline {name}: run {stopped.run} has stopped\n")
     else:

@@ -42,6 +42,10 @@ Archive = Annotated[
     str | None,
     typer.Option(help="Ship a packed virtual environment (venv-pack).", metavar="PATH", show_default=False),
 ]
+JavaHome = Annotated[
+    str | None,
+    typer.Option(help="YARN: Java 17 or 21 on the nodes, where theirs is another.", metavar="PATH", show_default=False),
+]
 Image = Annotated[
     str | None, typer.Option(help="Kubernetes: image of driver and executors.", metavar="IMAGE", show_default=False)
 ]
@@ -59,6 +63,7 @@ def submit(
     python: Python = None,
     wheel: Wheel = None,
     archive: Archive = None,
+    java_home: JavaHome = None,
     image: Image = None,
     env: Env = None,
     conf: Conf = None,
@@ -93,6 +98,7 @@ def submit(
             python=python,
             wheel=wheel,
             archive=archive,
+            java_home=java_home,
             image=image,
             conf=options_of_spark(conf or []),
             # Spark would take the python3 of the search path, or one that only executors have.

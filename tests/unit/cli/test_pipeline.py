@@ -117,6 +117,7 @@ def test_a_replay_needs_a_target_of_its_own(tmp_path: Path, capsys: pytest.Captu
     ("stopped", "status", "words"),
     [
         (control.Stopped(None, clean=True), 0, "no run holds the lease"),
+        (control.Stopped(None, clean=True, known=False), 0, "is it the right name and broker?"),
         (control.Stopped("abc", clean=True), 0, "run abc has stopped"),
         (control.Stopped("abc", clean=False, why="the disk is full"), 1, "has ended, but not because it was asked"),
     ],
@@ -136,7 +137,8 @@ def test_stop(
 
     monkeypatch.setattr(control, "stop_run", stop)
     assert main(["pipeline", "stop", str(example("pipeline.yaml"))]) == status
-    assert words in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert words in printed.out + printed.err
     assert main(["pipeline", "stop", "water", "--broker", "mqtt://edge:1883", "--json"]) == status
     assert json.loads(capsys.readouterr().out)["stopped"] is stopped.clean
     assert asked == [("mqtt://127.0.0.1:1883", "water"), ("mqtt://edge:1883", "water")]

@@ -89,6 +89,8 @@ def test_status_of_a_run_that_has_ended(
         monkeypatch.setattr(control, "lease_holder", lambda *_, r=changed: control.Holder(None, None, r))
         assert main(command) == 0
         assert words in capsys.readouterr().err
+    assert main([*command[:-1], str(books.root / "elsewhere")]) == 0
+    assert f"there are no books in {books.root / 'elsewhere'}" in capsys.readouterr().err
 
 
 def test_status_of_a_replay(
@@ -180,7 +182,7 @@ def test_a_dry_run_of_redrive_sends_nothing(books: Books, capsys: pytest.Capture
     assert capsys.readouterr().out == "2 letters would be sent again\n"
     assert main(["pipeline", "dead", "redrive", str(books.file), "--dry-run", "--id", "id-1"]) == 0
     assert capsys.readouterr().out == "1 letter would be sent again\n"
-    assert main(["pipeline", "dead", "redrive", str(books.file), "--dry-run", "--step", "other", "--json"]) == 0
+    assert main(["pipeline", "dead", "redrive", str(books.file), "--dry-run", "--step", "sink:rows", "--json"]) == 0
     assert lines(capsys) == [{"chosen": 0, "sent": 0}]
 
 
@@ -188,6 +190,20 @@ def test_a_dry_run_of_redrive_sends_nothing(books: Books, capsys: pytest.Capture
 def test_an_id_that_no_letter_has_is_an_error(books: Books, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pipeline", "dead", command, str(books.file), "--id", "id-7"]) == 2
     assert "there is no dead letter with the id 'id-7'" in capsys.readouterr().err
+    assert main(["pipeline", "dead", command, str(books.file), "--step", "prased"]) == 2
+    error = capsys.readouterr().err
+    assert "there is no dead letter with the step 'prased'" in error
+    assert "did you mean 'parsed'?" in error
+
+
+@pytest.mark.parametrize(("content", "place"), [("lines", "t, byte 28"), ("parquet", "t, row 28")])
+def test_a_letter_of_a_file_is_told_by_its_place_there(
+    books: Books, content: str, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = f"{{format: files, path: in, content: {content}}}"
+    books.file.write_text(books.file.read_text().replace("{topics: [t]}", source))
+    assert main(["pipeline", "dead", "show", str(books.file), "--id", "id-1"]) == 0
+    assert f"  {place}, 2024" in capsys.readouterr().out
 
 
 def test_a_letter_of_a_file_goes_into_the_inbox_of_its_source(books: Books, capsys: pytest.CaptureFixture[str]) -> None:

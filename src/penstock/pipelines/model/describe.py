@@ -19,6 +19,7 @@ from penstock.pipelines.model import (
 )
 from penstock.pipelines.model.plan import SinkPlan, plan
 from penstock.pipelines.model.values import lease_key, sink_letter
+from penstock.runtime.addresses import without_secret
 
 __all__ = ["as_data", "as_text"]
 
@@ -32,7 +33,7 @@ def as_data(pipeline: Pipeline) -> dict[str, Any]:
         "sources": [{"name": name, **source.model_dump(exclude_none=True)} for name, source in pipeline.inputs.items()],
         "trigger": pipeline.trigger,
         "dead_letters": None if pipeline.dead_letters is None else pipeline.dead_letters.path,
-        "lease": {"broker": pipeline.statestore.broker, "key": lease_key(pipeline.name)},
+        "lease": {"broker": without_secret(pipeline.statestore.broker), "key": lease_key(pipeline.name)},
         "queries": [_query(pipeline, sink_plan) for sink_plan in plan(pipeline)],
     }
 
@@ -212,13 +213,14 @@ def _sink(pipeline: Pipeline, sink: Sink) -> str:
             for entry in sink.statestore.entries
         )
         order = f", in the order of {sink.statestore.order_by}" if sink.statestore.order_by else ""
-        return f"{pipeline.statestore.broker}: {entries}{order}"
+        return f"{without_secret(pipeline.statestore.broker)}: {entries}{order}"
     if sink.tubemq is not None:
         key = f", key {sink.tubemq.key}" if sink.tubemq.key else ""
         return f"{sink.tubemq.master or pipeline.master}: topic {sink.tubemq.topic}{key}"
     if sink.mqtt is not None:
         retain = ", retained" if sink.mqtt.retain else ""
-        return f"{sink.mqtt.broker or pipeline.statestore.broker}: topic {sink.mqtt.topic}, QoS {sink.mqtt.qos}{retain}"
+        broker = without_secret(sink.mqtt.broker or pipeline.statestore.broker)
+        return f"{broker}: topic {sink.mqtt.topic}, QoS {sink.mqtt.qos}{retain}"
     assert sink.console is not None
     return f"the first {sink.console.rows} rows of each batch"
 

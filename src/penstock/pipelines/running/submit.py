@@ -43,8 +43,8 @@ class Request:
     """What is to be submitted. ``program`` is our entry script, ``arguments`` go to ``pipeline run`` behind the file.
 
     ``wheel``: ours, under a name in .zip, for executors that lack it; ``archive``: a packed virtual environment with
-    all packages; ``driver_python`` and ``java_options`` are for a driver on this machine; ``environment``: variables of
-    the pipeline file, for the driver, and for executors.
+    all packages; ``java_home``: the Java of YARN's containers; ``driver_python`` and ``java_options`` are for a driver
+    on this machine; ``environment``: variables of the pipeline file, for the driver, and for executors.
     """
 
     spark_submit: str
@@ -58,6 +58,7 @@ class Request:
     archive: str | None = None
     image: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
+    java_home: str | None = None
     driver_python: str | None = None
     java_options: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -104,8 +105,14 @@ def submit_line(request: Request) -> Line:
     variables: dict[str, str] = {}
     if is_cluster and python is not None:
         conf[f"{driver}PYSPARK_PYTHON"] = python
+        if kind == "yarn":
+            # Else that of this shell, where one is set, goes to the driver's machine.
+            conf[f"{driver}PYSPARK_DRIVER_PYTHON"] = python
     elif not is_cluster and request.driver_python is not None:
         variables["PYSPARK_DRIVER_PYTHON"] = request.driver_python
+    if request.java_home is not None:
+        # The application master is a Java of its own, also where the driver runs here.
+        conf |= {f"{driver}JAVA_HOME": request.java_home, "spark.executorEnv.JAVA_HOME": request.java_home}
     for name, value in request.environment.items():
         if is_cluster:
             conf[driver + name] = value
@@ -170,6 +177,13 @@ def _check(request: Request, kind: str) -> None:
             option="deploy-mode",
             why="there Spark runs the driver of a Python program only where it was submitted",
             do="leave it out (client), and run the command on a machine near the cluster",
+        )
+    if request.java_home is not None and kind != "yarn":
+        raise ConfigError(
+            "--java-home is for YARN",
+            option="java-home",
+            why="elsewhere workers are started with their own Java, and images hold theirs",
+            do="leave it out",
         )
     if request.image is not None and kind != "kubernetes":
         raise ConfigError("--image is for Kubernetes", option="image", do="leave it out, or name a k8s:// master")

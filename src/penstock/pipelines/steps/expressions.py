@@ -17,6 +17,7 @@ from pyspark.sql.types import StructType
 from penstock.errors import ConfigError
 from penstock.pipelines.model.steps import Map
 from penstock.pipelines.rows import alive, data_columns, internal_columns, mark_dead, refuse_internal
+from penstock.pipelines.steps.catalyst import shape
 from penstock.pipelines.steps.trying import (
     FAILED,
     packed_columns,
@@ -136,11 +137,10 @@ def _marked(rows: DataFrame, name: str, texts: dict[str, str]) -> DataFrame:
 
 
 def _refuse_more_than_projection(name: str, result: DataFrame) -> None:
-    plan = result._jdf.queryExecution().analyzed()  # noqa: SLF001 - the only way to see the plan as nodes
-    below = plan.children().head() if plan.nodeName() == "Project" else plan
-    if plan.nodeName() != "Project" or below.nodeName() != "SubqueryAlias":
+    top, below = shape(result)
+    if (top, below) != ("Project", "SubqueryAlias"):
         raise ConfigError(
-            f"step {name!r}: the statement does more than compute columns ({plan.nodeName()}, {below.nodeName()})",
+            f"step {name!r}: the statement does more than compute columns ({top}, {below})",
             option="sql",
             why="every record must stay countable, so a sql step is SELECT expressions FROM one step",
             do="use a filter step to leave rows out, a dedupe step for copies, a window step to aggregate",

@@ -6,6 +6,8 @@ would change data without a word (the first of two values, the last of two equal
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pyspark.errors import ParseException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
@@ -14,6 +16,7 @@ from pyspark.sql.types import DataType, DoubleType, FloatType, StringType, Struc
 from penstock.errors import ConfigError
 from penstock.pipelines.model.steps import Parse
 from penstock.pipelines.rows import alive, data_columns, internal_columns, mark_dead, refuse_internal
+from penstock.pipelines.steps.trying import quoted, shortened
 
 __all__ = ["from_json", "parse_step", "schema_of"]
 
@@ -35,7 +38,9 @@ def parse_step(rows: DataFrame, name: str, parse: Parse) -> DataFrame:
         return _raw(rows, name, schema)
     value = sf.col("_source.value")
     text = value.cast("string")
-    parsed, failures = _csv(text, parse) if parse.format == "csv" else _json(text, schema)
+    parsed, failures = (
+        _csv(text, schema, parse) if parse.format == "csv" else _json(text, schema, rows.sparkSession.version)
+    )
     failures = [
         (
             "parse.empty",
@@ -87,12 +92,20 @@ def _missing(column: str) -> Column:
     return sf.lit(f"column {column!r} is missing or null")
 
 
-def _json(text: Column, schema: StructType) -> tuple[Column, list[tuple[str, Column]]]:
+def _json(text: Column, schema: StructType, version: str) -> tuple[Column, list[tuple[str, Column]]]:
+    is_none = _is_not_one_value(text)
+    if version.startswith("4.1."):
+        is_none |= _has_half_a_character(text)
     return from_json(text, schema), [
-        ("parse.not_json", sf.when(_is_not_one_value(text), sf.lit("the payload is not JSON"))),
+        ("parse.not_json", sf.when(is_none, sf.lit("the payload is not JSON"))),
         (
             "schema.mismatch",
-            sf.when(sf.col("_parsed._corrupt").isNotNull(), sf.lit("the payload is not JSON of the schema")),
+            _mismatch(
+                schema,
+                sf.from_json(text, "MAP<STRING, STRING>"),
+                lambda texts: sf.when(texts.isNull(), sf.lit("the payload is not a JSON object")),
+                lambda texts, name: sf.try_element_at(texts, sf.lit(name)),
+            ),
         ),
         *(
             (
@@ -122,19 +135,53 @@ def _is_infinite(place: tuple[str, ...]) -> Column:
     return sf.abs(column) == sf.lit(float("inf"))
 
 
-def _csv(text: Column, parse: Parse) -> tuple[Column, list[tuple[str, Column]]]:
+def _mismatch(
+    schema: StructType,
+    given: Column,
+    whole: Callable[[Column], Column],
+    text_of: Callable[[Column, str], Column],
+) -> Column:
+    """The reason of a payload that is not of the schema. Spark leaves the column null that it could not read.
+
+    ``given`` is the payload read as text alone; of it ``whole`` tells what is wrong with all of it, and ``text_of``
+    gives one column. ``given`` is bound in a lambda: made once, and only for rows that are broken.
+    """
+
+    def reason(texts: Column) -> Column:
+        columns = (
+            sf.when(
+                text_of(texts, field.name).isNotNull() & sf.col("_parsed")[field.name].isNull(),
+                sf.lit(f"column {field.name!r} is not {shortened(field.dataType.simpleString().upper())}"),
+            )
+            for field in schema.fields
+        )
+        return sf.coalesce(whole(texts), *columns, sf.lit("the payload is not of the schema"))
+
+    return sf.when(sf.col("_parsed._corrupt").isNotNull(), sf.transform(sf.array(given), reason)[0])
+
+
+def _csv(text: Column, schema: StructType, parse: Parse) -> tuple[Column, list[tuple[str, Column]]]:
     line = sf.regexp_replace(text, "[\\r\\n]+$", "")
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": "_corrupt", "sep": parse.delimiter or ","}
     # A quote inside quotes is doubled, as everywhere but in Spark's default.
     options["escape"] = '"'
     parsed = sf.from_csv(line, sf.lit(f"{parse.ddl}\n, _corrupt STRING"), options)
+    texts = ", ".join(f"{quoted(name)} STRING" for name in schema.names)
+    as_text = sf.from_csv(line, sf.lit(f"{texts}, _corrupt STRING"), options)
     # Spark reads the first line and drops the others. A line break between quotes belongs to its column.
     beyond = sf.regexp_replace(line, '"[^"]*"', "").rlike("[\\r\\n]")
     return parsed, [
         ("parse.not_csv", sf.when(beyond, sf.lit("the payload is more than one line of CSV"))),
         (
             "schema.mismatch",
-            sf.when(sf.col("_parsed._corrupt").isNotNull(), sf.lit("the payload is not CSV of the schema")),
+            _mismatch(
+                schema,
+                as_text,
+                lambda texts: sf.when(
+                    texts["_corrupt"].isNotNull(), sf.lit(f"the line does not have {len(schema.names)} columns")
+                ),
+                lambda texts, name: texts[name],
+            ),
         ),
     ]
 
@@ -162,3 +209,10 @@ def _is_not_one_value(text: Column) -> Column:
     """
     array = sf.try_parse_json(sf.concat(sf.lit("["), text, sf.lit("]")))
     return array.isNull() | sf.try_variant_get(array, "$[1]", "variant").isNotNull()
+
+
+def _has_half_a_character(text: Column) -> Column:
+    """Whether JSON escapes one half of a surrogate pair: Spark 4.1 makes another character of it, 4.2 refuses it."""
+    without_backslashes = sf.replace(text, sf.lit("\\\\"), sf.lit(" "))
+    pair = "\\\\u[dD][89abAB][0-9a-fA-F]{2}\\\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    return sf.regexp_replace(without_backslashes, pair, " ").rlike("\\\\u[dD][89a-fA-F]")

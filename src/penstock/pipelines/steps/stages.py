@@ -18,6 +18,7 @@ from penstock.pipelines.model.values import duration_ms, sink_letter
 from penstock.pipelines.rows import alive, data_columns, internal_columns, key_column, mark_dead
 from penstock.pipelines.steps.expressions import filter_step, map_step, sql_step
 from penstock.pipelines.steps.parsing import from_json, parse_step, schema_of
+from penstock.pipelines.steps.trying import shortened
 from penstock.pipelines.steps.windows import countable, dedupe_step, window_step
 
 __all__ = ["Lookup", "WithLookup", "apply", "flow", "into_window"]
@@ -117,8 +118,13 @@ class _Flow:
             return self._step(node, inputs)
         except AnalysisException as error:
             # The plan that Spark adds after the first lines says nothing to the author of the file.
-            said = (error.getMessage() or str(error)).split("\n\n")[0].split("\n'")[0].strip()
-            raise ConfigError(f"step {name!r} cannot be built", option=node.step.kind, why=said) from error
+            said = (error.getMessage() or str(error)).split("\n\n")[0].split("\n'")[0].split(" SQLSTATE: ")[0].strip()
+            raise ConfigError(
+                f"step {name!r} cannot be built",
+                option=node.step.kind,
+                why=said,
+                do=f"correct its {node.step.kind}; columns there: {_columns(inputs)}",
+            ) from error
 
     def _step(self, node: Node, inputs: list[DataFrame]) -> DataFrame:
         step, rows = node.step, inputs[0]
@@ -167,6 +173,12 @@ class _Flow:
     def _steps_to(self, name: str) -> set[str]:
         node = self._nodes.get(name)
         return set() if node is None else {name}.union(*(self._steps_to(read) for read in node.reads))
+
+
+def _columns(inputs: Sequence[DataFrame]) -> str:
+    """The columns that a step can name, with their types, for an error."""
+    kinds = {column: rows.schema[column].dataType for rows in inputs for column in data_columns(rows)}
+    return shortened(", ".join(f"{column} {kind.simpleString()}" for column, kind in kinds.items()))
 
 
 def _refuse_other_types(node: Node, inputs: list[DataFrame]) -> None:

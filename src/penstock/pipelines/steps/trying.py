@@ -1,7 +1,7 @@
 """Expressions that fail on single rows, in Spark's plans: which may, and how they are tried.
 
-SQL has a try_ function for some expressions only; the expression that Spark makes of those (``TryEval``) takes any, so
-it is put around each one in the plan. These are Spark's own classes, the same in 4.1 to 4.3.
+SQL has a try_ function for some expressions only; the expression that Spark makes of those takes any, so it is put
+around each one in the plan (``catalyst`` says how).
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
+
+from penstock.pipelines.steps.catalyst import Catalyst, analyzed, each, kind
 
 __all__ = [
     "FAILED",
@@ -27,7 +29,6 @@ __all__ = [
 
 FAILED = "expression.failed"
 _SHOWN = 200
-_CATALYST = "org.apache.spark.sql.catalyst"
 _SAFE = frozenset(
     {
         *("AttributeReference", "Literal", "GetStructField", "CreateNamedStruct", "Alias"),
@@ -54,12 +55,12 @@ def tried_columns(rows: DataFrame, names: Sequence[str]) -> DataFrame:
 
 
 def _tried(rows: DataFrame, names: Sequence[str], *, packed: bool) -> tuple[DataFrame, dict[str, str]]:
-    plan = _analyzed(rows)
+    plan = analyzed(rows)
     projected = plan.projectList()
     attempt = _Attempts(rows.sparkSession)
     texts: dict[str, str] = {}
-    for position, named in enumerate(_each(projected)):
-        if named.name() in names and _kind(named) == "Alias" and attempt.may_fail(named.child()):
+    for position, named in enumerate(each(projected)):
+        if named.name() in names and kind(named) == "Alias" and attempt.may_fail(named.child()):
             made = attempt.packed(named.child()) if packed else attempt.tried(named.child())
             projected = projected.updated(position, attempt.put_into(named, made))
             texts[named.name()] = named.child().sql()
@@ -74,7 +75,7 @@ def attempts(rows: DataFrame, windows: DataFrame, prefix: str) -> tuple[DataFram
     attempt = _Attempts(rows.sparkSession)
     found = [
         (named.name(), argument)
-        for named in _each(_analyzed(windows).aggregateExpressions())
+        for named in each(analyzed(windows).aggregateExpressions())
         for argument in _arguments(named)
         if attempt.may_fail(argument)
     ]
@@ -83,7 +84,7 @@ def attempts(rows: DataFrame, windows: DataFrame, prefix: str) -> tuple[DataFram
     placed = rows.select(
         *map(quoted_column, rows.columns), *(sf.lit(1).alias(f"{prefix}{n}") for n in range(len(found)))
     )
-    plan = _analyzed(placed)
+    plan = analyzed(placed)
     projected = plan.projectList()
     for n, (_, argument) in enumerate(found):
         position = len(rows.columns) + n
@@ -95,11 +96,11 @@ def attempts(rows: DataFrame, windows: DataFrame, prefix: str) -> tuple[DataFram
 def tried_windows(windows: DataFrame) -> DataFrame:
     """``windows``, an aggregate, with null where a sum overflows or what is made of the aggregates fails."""
     attempt = _Attempts(windows.sparkSession)
-    plan = _analyzed(windows)
+    plan = analyzed(windows)
     expressions = plan.aggregateExpressions()
-    for position, named in enumerate(_each(expressions)):
+    for position, named in enumerate(each(expressions)):
         made = attempt.without_overflow(named)
-        if _kind(made) == "Alias" and _kind(made.child()) != "AggregateExpression" and attempt.may_fail(made.child()):
+        if kind(made) == "Alias" and kind(made.child()) != "AggregateExpression" and attempt.may_fail(made.child()):
             made = attempt.put_into(made, attempt.tried(made.child()))
         expressions = expressions.updated(position, made)
     return attempt.rows(windows, attempt.with_part(plan, 1, expressions))
@@ -125,106 +126,57 @@ def quoted_column(column: str) -> Column:
     return sf.col(quoted(column))
 
 
-class _Attempts:
-    """Makes expressions of Spark's."""
+class _Attempts(Catalyst):
+    """Makes expressions that are tried."""
 
     def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
-        self._jvm: Any = spark._jvm  # noqa: SLF001 - there is no other way to an expression
+        super().__init__(spark)
+        self._session = spark
 
     @cached_property
     def _pack(self) -> Any:
         """A struct of one field ``v``, made when it is first needed: windows are built anew for each batch."""
-        packing = self._spark.range(1).select(sf.struct(sf.col("id").alias("v")).alias("s"))
-        return _analyzed(packing).projectList().apply(0).child()
+        packing = self._session.range(1).select(sf.struct(sf.col("id").alias("v")).alias("s"))
+        return analyzed(packing).projectList().apply(0).child()
 
     def may_fail(self, expression: Any) -> bool:
         """Whether ``expression`` may fail on some row."""
-        kind = _kind(expression)
-        if kind == "Cast":
-            widens = self._class("expressions.Cast").canUpCast(expression.child().dataType(), expression.dataType())
-            if not widens:
+        name = kind(expression)
+        if name == "Cast":
+            if not self.widens(expression):
                 return True
-        elif kind not in _SAFE:
-            return kind != "AggregateExpression"
-        return any(self.may_fail(child) for child in _each(expression.children()))
-
-    def tried(self, expression: Any) -> Any:
-        """``expression``, null where it fails."""
-        return self._class("expressions.TryEval")(expression)
+        elif name not in _SAFE:
+            return name != "AggregateExpression"
+        return any(self.may_fail(child) for child in each(expression.children()))
 
     def packed(self, expression: Any) -> Any:
         """``expression`` as a struct ``v``, null where it fails."""
         named = self._pack.children().head()
-        return self.tried(self._pack.withNewChildren(self._seq([named, expression])))
+        return self.tried(self.with_children(self._pack, [named, expression]))
 
     def put_into(self, named: Any, expression: Any) -> Any:
         """The alias ``named`` of ``expression``."""
-        return named.withNewChildren(self._seq([expression]))
+        return self.with_children(named, [expression])
 
     def without_overflow(self, expression: Any) -> Any:
         """``expression`` with sums that become null where they overflow."""
-        children = [self.without_overflow(child) for child in _each(expression.children())]
-        made = expression.withNewChildren(self._seq(children)) if children else expression
-        if _kind(made) not in _SUMS:
+        children = [self.without_overflow(child) for child in each(expression.children())]
+        made = self.with_children(expression, children) if children else expression
+        if kind(made) not in _SUMS:
             return made
-        like = self._spark.range(1).select(sf.call_function(_SUMS[_kind(made)], sf.col("id")))
-        mode = next(_each(_analyzed(like).aggregateExpressions())).child().aggregateFunction().productElement(1)
-        return made.makeCopy(self._array([made.child(), mode]))
-
-    def with_part(self, plan: Any, position: int, part: Any) -> Any:
-        """``plan`` with another ``position``-th part; how many parts there are differs between versions."""
-        parts = list(_each_of(plan.productIterator()))
-        parts[position] = part
-        return plan.makeCopy(self._array(parts))
-
-    def _array(self, parts: Sequence[Any]) -> Any:
-        gateway: Any = self._spark.sparkContext._gateway  # noqa: SLF001
-        made = gateway.new_array(self._jvm.Object, len(parts))
-        for position, part in enumerate(parts):
-            made[position] = part
-        return made
-
-    def rows(self, like: DataFrame, plan: Any) -> DataFrame:
-        """The rows of ``plan``."""
-        session = self._spark._jsparkSession  # noqa: SLF001
-        return type(like)(self._jvm.org.apache.spark.sql.classic.Dataset.ofRows(session, plan), self._spark)
-
-    def _class(self, name: str) -> Any:
-        found: Any = self._jvm
-        for part in f"{_CATALYST}.{name}".split("."):
-            found = getattr(found, part)
-        return found
-
-    def _seq(self, parts: Sequence[Any]) -> Any:
-        return self._jvm.PythonUtils.toSeq(list(parts))
-
-
-def _analyzed(rows: DataFrame) -> Any:
-    return rows._jdf.queryExecution().analyzed()  # noqa: SLF001
+        like = self._session.range(1).select(sf.call_function(_SUMS[kind(made)], sf.col("id")))
+        mode = next(each(analyzed(like).aggregateExpressions())).child().aggregateFunction().productElement(1)
+        return self.made_of(made, [made.child(), mode])
 
 
 def _arguments(expression: Any) -> Iterator[Any]:
     """What the aggregates in ``expression`` are given for each row, their filters among it."""
-    children = list(_each(expression.children()))
-    if _kind(expression) != "AggregateExpression":
+    children = list(each(expression.children()))
+    if kind(expression) != "AggregateExpression":
         for child in children:
             yield from _arguments(child)
         return
     function, *conditions = children
     yield from conditions
     # Literals, such as the share of a percentile, are the same for every row.
-    yield from (child for child in _each(function.children()) if not child.foldable())
-
-
-def _kind(expression: Any) -> str:
-    return str(expression.getClass().getSimpleName())
-
-
-def _each(sequence: Any) -> Iterator[Any]:
-    return _each_of(sequence.iterator())
-
-
-def _each_of(iterator: Any) -> Iterator[Any]:
-    while iterator.hasNext():
-        yield iterator.next()
+    yield from (child for child in each(function.children()) if not child.foldable())

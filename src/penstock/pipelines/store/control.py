@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.pipelines.model.values import lease_key, run_key, stop_key
+from penstock.runtime.addresses import without_secret
 from penstock.statestore.client.client import StateStoreClient
 
 __all__ = ["FAILED", "RUNNING", "STOPPED", "Holder", "RunRecord", "Stopped", "lease_holder", "read_holder", "stop_run"]
@@ -85,11 +86,15 @@ class Holder(NamedTuple):
 
 
 class Stopped(NamedTuple):
-    """How a request to stop ended: ``run`` is who was asked, None where no run holds the lease."""
+    """How a request to stop ended: ``run`` is who was asked, None where no run holds the lease.
+
+    ``known``: whether the store has heard of the pipeline.
+    """
 
     run: str | None
     clean: bool
     why: str = ""
+    known: bool = True
 
 
 def lease_holder(broker: str, pipeline: str, timeout_s: float) -> Holder:
@@ -144,7 +149,7 @@ def stop_run(
             async with asyncio.timeout(answer_s):
                 holder = await read_holder(client, pipeline)
             if holder.run is None:
-                return Stopped(None, clean=True)
+                return Stopped(None, clean=True, known=holder.record is not None)
             async with client.observe(lease_key(pipeline)) as changes:
                 await client.set(stop_key(pipeline), holder.run, ttl_ms=STOP_TTL_MS, timeout_s=answer_s)
                 told(holder)
@@ -202,5 +207,6 @@ async def _in_time(work: Coroutine[Any, Any, T], broker: str, timeout_s: float) 
         return await work
     except TimeoutError:
         raise UnavailableError(
-            f"the state store at {broker} did not answer within {timeout_s:g} s", do="start the node, or look there"
+            f"the state store at {without_secret(broker)} did not answer within {timeout_s:g} s",
+            do="start the node, or look there",
         ) from None

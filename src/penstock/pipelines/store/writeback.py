@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from penstock.errors import PenstockError, UnavailableError
 from penstock.pipelines.model.values import lease_key, run_key, stop_key
 from penstock.pipelines.store.control import Holder, RunRecord, read_holder
+from penstock.runtime.addresses import without_secret
 from penstock.runtime.loop_thread import LoopThread
 from penstock.spark.statestore.writes import Change, write_changes
 from penstock.statestore.client.client import StateStoreClient
@@ -184,7 +185,7 @@ class WriteBack:
                     return await work
             except TimeoutError:
                 raise UnavailableError(
-                    f"the state store at {self._broker} did not answer within {timeout_s:g} s",
+                    f"the state store at {without_secret(self._broker)} did not answer within {timeout_s:g} s",
                     why="the node is down or overloaded",
                     do="start the node again; the pipeline repeats the batch",
                 ) from None

@@ -184,7 +184,8 @@ def check_unchanged(entry: FileEntry) -> None:
         raise DataLossError(
             f"the file {entry.path!r} has changed since it was first read",
             why=f"it had {entry.size} bytes, it has {state.st_size}; a batch that runs again would read other records",
-            do="write new files under new names, elsewhere first, and rename them when they are complete",
+            do=f"put those bytes back, and the time (touch -d @{entry.mtime_ns // 10**9}.{entry.mtime_ns % 10**9:09d});"
+            " new records go into new files, written elsewhere and renamed when they are complete",
         )
 
 

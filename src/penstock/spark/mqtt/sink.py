@@ -21,6 +21,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import BooleanType, IntegerType, LongType, StringType, StructType
 
 from penstock.errors import ConfigError
+from penstock.runtime.addresses import without_secret
 from penstock.spark import rows
 from penstock.spark.mqtt.options import MqttWriteOptions
 
@@ -172,7 +173,8 @@ async def _publish(options: MqttWriteOptions, batches: Iterator[pa.RecordBatch],
                     await _publish_all(client, messages(options, batch, name, published))
             except TimeoutError:
                 raise UnavailableError(
-                    f"mqtt: {options.broker} did not acknowledge {batch.num_rows} messages in {options.timeout_s:g} s",
+                    f"mqtt: {without_secret(options.broker)} did not acknowledge {batch.num_rows} messages "
+                    f"in {options.timeout_s:g} s",
                     do="start the broker, correct mqtt.broker, or raise mqtt.timeoutMs",
                 ) from None
             published += batch.num_rows

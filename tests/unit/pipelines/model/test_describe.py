@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 from penstock.pipelines.model.describe import as_data, as_text
 from tests.unit.pipelines.files import FILE, parse
 
@@ -32,6 +34,16 @@ def test_each_query_says_what_it_does_and_what_it_leaves() -> None:
         "rows that no message can be made of": "counted as dead, kept as dead letters by this query",
     }
     assert seen["steps"] == []
+
+
+def test_passwords_are_not_shown() -> None:
+    sink = '  - name: out\n    from: once\n    mqtt: {topic: a, broker: "mqtts://ann:hush@b"}\n'
+    found = parse('statestore: {broker: "mqtt://ann:hush@a:1883"}\n' + FILE + sink)
+    assert found.statestore.broker == "mqtt://ann:hush@a:1883"
+    for text in (as_text(found), json.dumps(as_data(found))):
+        assert "mqtt://***@a:1883" in text
+        assert "mqtts://***@b" in text
+        assert "hush" not in text
 
 
 def test_without_a_table_dead_letters_are_only_counted() -> None:

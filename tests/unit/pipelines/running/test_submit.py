@@ -65,7 +65,16 @@ def test_a_driver_on_this_machine_runs_the_python_of_the_command() -> None:
     assert found.environment == {}
     elsewhere = options(found, "--conf")
     assert not [text for text in elsewhere if text.startswith("spark.pyspark.driver.python=")]
-    assert "spark.yarn.appMasterEnv.PYSPARK_PYTHON=./environment/bin/python" in elsewhere
+    # Both: Spark would take what the shell of the command has along.
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        assert f"spark.yarn.appMasterEnv.{name}=./environment/bin/python" in elsewhere
+
+
+@pytest.mark.parametrize("deploy_mode", ["client", "cluster"])
+def test_containers_of_yarn_have_the_java_that_is_named(deploy_mode: str) -> None:
+    given = options(line("yarn", deploy_mode=deploy_mode, java_home="/opt/openjdk-17"), "--conf")
+    assert "spark.yarn.appMasterEnv.JAVA_HOME=/opt/openjdk-17" in given
+    assert "spark.executorEnv.JAVA_HOME=/opt/openjdk-17" in given
 
 
 def test_kubernetes() -> None:
@@ -100,6 +109,7 @@ def test_a_shell_gets_the_words_back(nasty: str) -> None:
         ("spark://h:1", {"deploy_mode": "cluster"}, "does not go with"),
         ("mesos://h:1", {}, "is no master of Spark's"),
         ("yarn", {"image": "x"}, "--image is for Kubernetes"),
+        ("spark://h:1", {"java_home": "/j"}, "--java-home is for YARN"),
         ("k8s://h:1", {}, "needs an image"),
         ("k8s://https://h", {"image": "x"}, "names no port"),
         ("k8s://h:1", {"image": "x", "deploy_mode": "cluster"}, "would not come to the driver"),

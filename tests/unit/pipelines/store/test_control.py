@@ -115,7 +115,10 @@ def test_a_run_is_asked_to_stop_and_waited_for(broker: str, new_run: Runs, reque
     thread.join()
     assert stopped == control.Stopped(run.run_id, clean=True)
     assert [holder.run for holder in told] == [run.run_id]
-    assert stop_run(broker, request.node.name, timeout_s=1.0, answer_s=10.0, told=told.append).run is None
+    again = stop_run(broker, request.node.name, timeout_s=1.0, answer_s=10.0, told=told.append)
+    assert again == control.Stopped(None, clean=True)
+    other = stop_run(broker, f"{request.node.name}_other", timeout_s=1.0, answer_s=10.0, told=told.append)
+    assert other == control.Stopped(None, clean=True, known=False)
     # The request was for that run alone.
     after = new_run()
     after.acquire(10.0)
