@@ -7,6 +7,7 @@ cache, fsynced when the kernel likes, when somebody asks for it and on :meth:`En
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from struct import Struct
@@ -88,6 +89,7 @@ class Environment:
                 mode=0o640,
             )
             _open_paths.add(self.path)
+            self._make_whole(env)
             # A reopened environment keeps the size that it had grown to.
             self._map_bytes = max(self._map_bytes, env.info()["map_size"])
             # LMDB syncs what its files hold; that they are there must last as well.
@@ -109,6 +111,18 @@ class Environment:
                 path=str(self.path),
                 do="look at the disk and the permissions, or restore the directory from a copy",
             ) from error
+
+    def _make_whole(self, env: lmdb.Environment) -> None:
+        """Let the file have every page that it speaks of.
+
+        LMDB reads through a map: a page beyond the end of a file that was cut off would end the process (SIGBUS). A
+        page of zeros is an error that can be told. The last pages of a sound file may be missing too, where nothing
+        uses them.
+        """
+        file = self.path / "data.mdb"
+        end = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+        if file.stat().st_size < end:
+            os.truncate(file, end)
 
     def transact(self, write: Callable[[lmdb.Transaction[bytes]], object], what: str, *, sync: bool = False) -> None:
         """Run ``write`` in one transaction, again where it did not fit; ``sync``: fsynced whatever the durability.

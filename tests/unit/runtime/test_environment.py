@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import lmdb
@@ -67,6 +68,18 @@ def test_it_grows_until_a_transaction_fits_and_keeps_its_size(tmp_path: Path) ->
     again = an_environment(tmp_path)
     assert rows_of(again) == [(b"k", value)]
     again.close()
+
+
+@pytest.mark.parametrize("pages", range(2, 12))
+def test_a_file_that_was_cut_off_is_an_error_and_not_the_end_of_the_process(tmp_path: Path, pages: int) -> None:
+    environment = an_environment(tmp_path)
+    rows_of(environment)
+    rows = [(b"%03d" % number, bytes(1000)) for number in range(100)]
+    environment.transact(lambda t: t.cursor(db=environment.tables["rows"]).putmulti(rows), "writing")
+    environment.close()
+    os.truncate(tmp_path / "data.mdb", pages * 4096 + 100)
+    with pytest.raises(StorageError, match="cannot be opened"):
+        rows_of(an_environment(tmp_path))
 
 
 def test_a_transaction_that_raises_leaves_nothing(tmp_path: Path) -> None:

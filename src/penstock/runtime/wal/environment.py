@@ -278,6 +278,12 @@ class LoggedEnvironment:
         meta = self.tables["meta"]
         stored = transaction.get(b"log", db=meta)
         if stored is None:
+            # Files of the log are made after the first transaction, which leaves the row.
+            if self._segments.exist():
+                raise self._damaged(
+                    "the files log-* are there, and data.mdb knows of no log",
+                    "; or move log-* away to go on without them",
+                )
             state = _State(secrets.token_bytes(8), 0, 0)
             frames = []
         else:

@@ -84,6 +84,25 @@ def in_lmdb(path: Path) -> dict[bytes, bytes]:
 
 
 @pytest.mark.parametrize("durability", Durability)
+@pytest.mark.parametrize("emptied", [True, False])
+def test_a_log_without_its_data_is_no_new_store(tmp_path: Path, durability: Durability, *, emptied: bool) -> None:
+    path = tmp_path / "store"
+    store = _Store(path)
+    store.put(a="1")
+    store.environment.close()
+    (path / "data.mdb").unlink()
+    if emptied:
+        (path / "data.mdb").touch()
+    for _ in range(2):  # the first try leaves nothing that would hide it from the second
+        with pytest.raises(StorageError, match=r"data\.mdb knows of no log") as caught:
+            _Store(path, durability)
+        assert "restore the whole directory from one copy; or move log-* away" in str(caught.value.do)
+    for log in path.glob("log-*"):
+        log.unlink()
+    assert found(path, durability) == {}
+
+
+@pytest.mark.parametrize("durability", Durability)
 def test_what_was_committed_is_there_after_any_end(
     tmp_path: Path, stores: list[_Store], durability: Durability
 ) -> None:
