@@ -14,6 +14,7 @@ from penstock.mqtt.engine.answers import FORMS_KEPT
 from penstock.mqtt.engine.limits import BrokerLimits
 from penstock.mqtt.service import Inbound, Later, Requester
 from tests.engine.mqtt.harness import Bench, Peer, RecordingService
+from tests.engine.mqtt.test_access import Gate
 
 
 class Taker(RecordingService):
@@ -60,10 +61,10 @@ def message(number: int, text: str = "x", **flags: bool) -> Publish:
     return publish
 
 
-def started(limits: BrokerLimits | None = None) -> tuple[Bench, Peer, Taker]:
+def started(limits: BrokerLimits | None = None, access: Gate | None = None) -> tuple[Bench, Peer, Taker]:
     """A client whose messages have a form."""
     taker = Taker()
-    bench = Bench(taker, limits=limits)
+    bench = Bench(taker, limits=limits, access=access)
     peer = bench.connect("c")
     for number in range(1, 5):
         peer.send(message(number))
@@ -140,6 +141,18 @@ def test_nobody_else_gets_them() -> None:
     peer.send(message(5))
     assert peer.take() == [PubAck(5)]
     assert other.take() == []
+
+
+def test_who_may_not_publish_any_more_is_refused() -> None:
+    gate = Gate()
+    bench, peer, taker = started(access=gate)
+    peer.send(message(5))
+    assert [parts[1] for parts in taker.parts] == [5]
+    gate.denied.add(("anonymous", "publish", "t"))
+    bench.broker.policies_changed(bench.now)
+    peer.send(message(6))
+    assert peer.take() == [PubAck(5), PubAck(6, 0x87)]
+    assert (len(taker.parts), taker.taken) == (1, [])
 
 
 def test_the_forms_of_a_connection_are_bounded() -> None:

@@ -12,6 +12,7 @@ from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.shapes import Form
 from penstock.mqtt.engine.encoded import respond_encoded
+from penstock.mqtt.engine.expected import Expected
 from penstock.mqtt.engine.kept import TAKEN
 from penstock.mqtt.engine.output import Output
 from penstock.mqtt.engine.pending import PendingAnswer
@@ -25,7 +26,7 @@ __all__ = ["Answers"]
 
 _NO_ANSWERS: Final[deque[PendingAnswer]] = deque(maxlen=0)
 _NO_IDENTIFIERS: Final[set[int]] = set()
-_NO_FORMS: Final[dict[bytes, Form]] = {}
+_NO_FORMS: Final[dict[bytes, Expected]] = {}
 """Shared by the connections that never had any, since their own would take a kilobyte; never added to."""
 FORMS_KEPT: Final = 64
 """Forms of one connection; forgotten together when there are more."""
@@ -158,7 +159,8 @@ class Answers(Output):
 
     def form(self, head: bytes) -> Form | None:
         """The form of messages that begin so, if somebody expects it [Requester]."""
-        return self.forms.get(head)
+        expected = self.forms.get(head)
+        return None if expected is None else expected.form
 
     def expect(self, form: Form) -> None:
         """Cut up the next messages of that form, for who takes them [Requester]."""
@@ -166,7 +168,7 @@ class Answers(Output):
             self.forms = {}
         elif len(self.forms) >= FORMS_KEPT:
             self.forms.clear()
-        self.forms[form.head] = form
+        self.forms[form.head] = Expected(form)
 
     def accept_later(self, packet_id: int) -> PendingAnswer:
         """Acknowledge a QoS 1 message once it is settled [Requester]."""

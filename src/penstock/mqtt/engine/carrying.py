@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.runs import puback_run
-from penstock.mqtt.codec.shapes import Form
-from penstock.mqtt.engine.receiving import is_free, note_taken
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.connection import BrokerConnection
@@ -49,18 +47,32 @@ def _carry(connection: BrokerConnection, session: Session, data: bytes, now: int
     stats = connection.stats
     ways = connection.ways
     forms = connection.forms
-    largest = connection.decoder.max_packet_size
     size = len(data)
     position = messages = 0
     while size - position >= 4 and not connection.closing:
         first = data[position]
-        if first == 0x32 and forms:
-            form = forms.get(data[position : position + 3])
-            if form is not None and _taken(connection, session, form, data, position, now):
-                stats.packets_received += 1
-                messages += 1
-                position += form.size
+        if first == 0x40:
+            packet_id = data[position + 2] << 8 | data[position + 3]
+            if data[position + 1] != 2 or not packet_id:
+                break
+            if size - position > 4 and data[position + 4] == 0x40:
+                packet_ids = puback_run(data, position)
+                stats.packets_received += len(packet_ids)
+                position += 4 * len(packet_ids)
+                session.acknowledge_run(packet_ids, now)
                 continue
+            session.acknowledge(packet_id, now)
+            stats.packets_received += 1
+            position += 4
+            continue
+        if first == 0x32 and forms:
+            expected = forms.get(data[position : position + 3])
+            if expected is not None and (end := expected.take(connection, session, data, position, now)):
+                messages += 1
+                position = end
+                continue
+        if not ways:
+            break
         length = data[position + 1]
         start = position + 2
         if length > 127:
@@ -72,52 +84,18 @@ def _carry(connection: BrokerConnection, session: Session, data: bytes, now: int
         end = start + length
         if end > size:
             break
-        if first == 0x40:
-            packet_id = data[start] << 8 | data[start + 1]
-            if length != 2 or not packet_id:
-                break
-            if end < size and data[end] == 0x40:
-                packet_ids = puback_run(data, position)
-                stats.packets_received += len(packet_ids)
-                position += 4 * len(packet_ids)
-                session.acknowledge_run(packet_ids, now)
-                continue
-            session.acknowledge(packet_id, now)
-        else:
-            if not ways:
-                break
-            at = start + 2 + (data[start] << 8 | data[start + 1])
-            topic = data[start:at]
-            way = ways.get(topic)
-            if way is None or way.first != first or end - position > largest:
-                break
-            next_topic = end + start - position
-            if end < size and data[end] == first and way.shape is None and data.startswith(topic, next_topic):
-                break
-            alone = end == size and not messages
-            if not way.take(connection, session, data, position, at, end, now, alone=alone):
-                break
-            messages += 1
+        at = start + 2 + (data[start] << 8 | data[start + 1])
+        topic = data[start:at]
+        way = ways.get(topic)
+        if way is None or way.first != first or end - position > connection.decoder.max_packet_size:
+            break
+        next_topic = end + start - position
+        if end < size and data[end] == first and way.shape is None and data.startswith(topic, next_topic):
+            break
+        alone = end == size and not messages
+        if not way.take(connection, session, data, position, at, end, now, alone=alone):
+            break
+        messages += 1
         stats.packets_received += 1
         position = end
     return position
-
-
-def _taken(connection: BrokerConnection, session: Session, form: Form, data: bytes, position: int, now: int) -> bool:
-    """Whether the message at ``position`` is of the form and its service took it; else nothing was done.
-
-    Raises:
-        RemoteProtocolError: more messages are open than allowed.
-    """
-    if position + form.size > len(data):
-        return False
-    parts = form.cut(data, position)
-    packet_id = parts[1]
-    if not packet_id or parts[::2] != form.fixed or not is_free(connection, session, form.topic, packet_id, now):
-        return False
-    if not connection.dirty:
-        connection.broker.outbound.reading = connection  # what this read causes leaves in one write
-    if not form.take(parts, connection, now):
-        return False
-    note_taken(connection, now)
-    return True

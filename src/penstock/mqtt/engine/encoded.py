@@ -5,7 +5,7 @@ They leave in the pieces in which they were written, with the packet identifier 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock.mqtt.engine.message import Message
 from penstock.mqtt.engine.session import LARGE
@@ -21,21 +21,21 @@ __all__ = ["EncodedMessage", "respond_encoded"]
 class EncodedMessage(Message):
     """Such a message while it is not acknowledged.
 
-    Most are acknowledged and forgotten: what it takes to send or to store it is made when somebody asks for it.
+    Most are acknowledged and forgotten: what it takes to send it again, or to store it, is there after
+    :meth:`complete`. Before that the payload is empty, which for one that is not :data:`LARGE` counts the same.
     """
 
     __slots__ = ("_encoded",)
 
     def __init__(self, encoded: Encoded, now: int) -> None:
-        self._encoded = encoded
+        self._encoded: Encoded | None = encoded
         self.accepted_at = now
+        self.payload = b""
 
-    def __getattr__(self, name: str) -> Any:
-        """Called for an attribute that was not set; all of them are from then on."""
-        if name not in Message.__slots__:
-            raise AttributeError(name)
-        super().__init__(published(self._encoded), self.accepted_at)
-        return getattr(self, name)
+    def complete(self) -> None:
+        encoded, self._encoded = self._encoded, None
+        if encoded is not None:
+            super().__init__(published(encoded), self.accepted_at)
 
 
 def respond_encoded(router: Router, session: Session, encoded: Encoded, now: int) -> bool:
@@ -43,7 +43,7 @@ def respond_encoded(router: Router, session: Session, encoded: Encoded, now: int
 
     What ``session.deliver`` does with it, in less time where it can leave at once.
     """
-    topic = encoded[0]
+    topic, head, rest, _, size = encoded
     for target in (router.routes.get(topic) or router.route(topic)).targets:
         if target.session is session:
             break
@@ -51,24 +51,27 @@ def respond_encoded(router: Router, session: Session, encoded: Encoded, now: int
         return False
     connection, inflight = session.connection, session.inflight
     message = EncodedMessage(encoded, now)
-    size = encoded[4]
     if (
-        target.qos
-        and not target.identifiers
-        and connection is not None
-        and connection.writable
-        and connection.plain
-        and size <= connection.maximum_out
-        and size < LARGE
-        and not session.waiting.reliable
-        and len(inflight) < connection.send_maximum
-        and not inflight.bytes
+        connection is None
+        or not connection.writable
+        or not connection.plain
+        or not target.qos
+        or target.identifiers
+        or size > connection.maximum_out
+        or size >= LARGE
+        or session.waiting.reliable
+        or len(inflight) >= connection.send_maximum
+        or inflight.bytes
     ):
-        packet_id = inflight.free_id()
-        connection.send_encoded(encoded, packet_id)
-        kept = session.kept
-        number = 0 if kept is None else kept.queue(message, 1, 0, b"", None, packet_id)
-        inflight[packet_id] = (message, 1, 0, b"", None, number)
-    else:
+        message.complete()
         session.deliver(message, 1 if target.qos else 0, 0, target.identifiers, now)
+        return True
+    packet_id = inflight.free_id()
+    connection.send_encoded((head, packet_id.to_bytes(2, "big"), *rest), size)
+    kept = session.kept
+    number = 0
+    if kept is not None:
+        message.complete()
+        number = kept.queue(message, 1, 0, b"", None, packet_id)
+    inflight[packet_id] = (message, 1, 0, b"", None, number)
     return True

@@ -95,6 +95,9 @@ class Message:
         message.urgent = self.urgent
         return message
 
+    def complete(self) -> None:
+        """Make whole what was left out until it is needed; nothing, here."""
+
     def __getattr__(self, name: str) -> Any:
         """Called for an attribute that was not set."""
         if name != "publish":

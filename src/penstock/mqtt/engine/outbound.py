@@ -47,8 +47,10 @@ class Outbound:
         connection, self.reading = self.reading, None
         if connection is None or not connection.dirty:
             return
-        sink = connection.sink
-        if (
+        out, sink = connection.out, connection.sink
+        if not out and not connection.closing:
+            connection.dirty = False
+        elif (
             sink is None
             or connection.closing
             or connection.throttled
@@ -56,17 +58,16 @@ class Outbound:
             or connection.gate > self._broker.journal.committed
         ):
             self.mark(connection)
-            return
-        data = b"".join(connection.out)
-        connection.out.clear()
-        connection.out_bytes = 0
-        connection.dirty = False
-        if data:
+        else:
+            data = b"".join(out)
+            out.clear()
+            connection.out_bytes = 0
+            connection.dirty = False
             self._stats.bytes_sent += len(data)
             sink.send_now(data)
 
     def flush(self, now: int) -> list[Output]:
-        """What is to be written, one piece a connection [Broker.flush]."""
+        """What is to be written, one piece a connection [Broker.flush]; what concerns nobody but a sink is written."""
         if self.ended:
             ended, self.ended = self.ended, []
             for connection in ended:
@@ -84,6 +85,7 @@ class Outbound:
             self._committed = committed
             self._keep_promises(outputs)
         for connection in dirty:
+            sink = connection.sink
             data = b"".join(connection.out)
             connection.out.clear()
             connection.out_bytes = 0
@@ -95,7 +97,10 @@ class Outbound:
             connection.gate = 0
             if connection.throttled:
                 self._throttled.append(connection)
-            outputs.append((connection, data, connection.closing))
+            if sink is not None and data and not connection.closing and not connection.was_held:
+                sink.send_now(data)
+            else:
+                outputs.append((connection, data, connection.closing))
         if self._throttled:
             self._wake()
         return outputs

@@ -22,7 +22,6 @@ from penstock.mqtt.engine.words import OF_IDENTIFIERS, OF_MESSAGES
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
     from penstock.mqtt.engine.unpromised import Unpromised
-    from penstock.mqtt.service import Encoded
 
 __all__ = ["Output", "Sink", "diagnosis"]
 
@@ -161,10 +160,9 @@ class Output(Timed):
             self.mark()
         return True
 
-    def send_encoded(self, encoded: Encoded, packet_id: int) -> None:
-        """Queue a PUBLISH as the node has written it, at QoS 1, for a client that is ``plain`` and takes its size."""
-        _, head, rest, _, size = encoded
-        self.out += (head, packet_id.to_bytes(2, "big"), *rest)
+    def send_encoded(self, pieces: tuple[bytes, ...], size: int) -> None:
+        """Queue a PUBLISH of ``size`` bytes that the node has written, for a client that is ``plain`` and takes it."""
+        self.out += pieces
         self.out_bytes += size
         if self.out_bytes > self._max_output:
             self.throttled = True

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.mqtt.engine.connection import BrokerConnection
     from penstock.mqtt.engine.session import Session
 
-__all__ = ["is_free", "is_text", "note_taken", "take_like", "take_publish", "take_pubrel", "take_run"]
+__all__ = ["is_text", "take_like", "take_publish", "take_pubrel", "take_run"]
 
 
 def is_text(payload: bytes) -> bool:
@@ -180,16 +180,18 @@ def take_like(connection: BrokerConnection, session: Session, publish: LikePubli
     if (
         taker is not None
         and publish.first == 0x32
-        and is_free(connection, session, shape.topic, publish.packet_id, now)
+        and _is_free(connection, session, shape.topic, publish.packet_id, now)
         and taker(publish, connection, now, wall_ms)
     ):
-        note_taken(connection, now)
+        connection.stats.publishes_received += 1
+        if connection.rate is not None:
+            connection.rate.take(now)
         return
     publish.complete()
     take_publish(connection, session, publish, now, wall_ms)
 
 
-def is_free(connection: BrokerConnection, session: Session, topic: str, packet_id: int, now: int) -> bool:
+def _is_free(connection: BrokerConnection, session: Session, topic: str, packet_id: int, now: int) -> bool:
     """Whether a message of QoS 1, sent once and not to be retained, may go to the taker of its topic alone.
 
     Raises:
@@ -203,13 +205,6 @@ def is_free(connection: BrokerConnection, session: Session, topic: str, packet_i
         and (rate is None or rate.ready_at(now) <= now)
         and (rights is None or rights.may_publish(topic, 1, retain=False))
     )
-
-
-def note_taken(connection: BrokerConnection, now: int) -> None:
-    """A taker has a message that :func:`is_free` let pass."""
-    connection.stats.publishes_received += 1
-    if connection.rate is not None:
-        connection.rate.take(now)
 
 
 def _check(connection: BrokerConnection, session: Session, publish: Publish, now: int) -> int:

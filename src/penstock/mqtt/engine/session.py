@@ -369,6 +369,7 @@ class Session(Timed):
         self.resend = deque() if self.inflight else _NOTHING
         for packet_id, delivery in self.inflight.items():
             if delivery[0] is not RELEASED:
+                delivery[0].complete()
                 self.resend.append(packet_id)
             elif connection is not None:
                 connection.pubrel(packet_id)

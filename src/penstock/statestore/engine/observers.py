@@ -29,16 +29,17 @@ class Observers:
         self._prefixes: _Watched = {}
         # Lengths of the prefixes, shortest first: a change looks up one slice of its key for each.
         self._lengths: list[int] = []
-        self._of_client: dict[str, set[tuple[bool, bytes]]] = {}
+        self.by_client: dict[str, set[tuple[bool, bytes]]] = {}
+        """What each client observes, prefix or not; empty where nobody observes anything."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._of_client.values()))
+        return sum(map(len, self.by_client.values()))
 
     def add(self, client_id: str, name: bytes, dialect: Dialect, *, prefix: bool) -> bool:
         """Observe; an observation that is there takes the new dialect. False where the client has too many."""
-        observed = self._of_client.get(client_id)
+        observed = self.by_client.get(client_id)
         if observed is None:
-            observed = self._of_client[client_id] = set()
+            observed = self.by_client[client_id] = set()
         if len(observed) >= MAX_OBSERVATIONS and (prefix, name) not in observed:
             return False
         observed.add((prefix, name))
@@ -50,18 +51,18 @@ class Observers:
 
     def remove(self, client_id: str, name: bytes, *, prefix: bool) -> bool:
         """End one observation; False where there is none."""
-        observed = self._of_client.get(client_id)
+        observed = self.by_client.get(client_id)
         if observed is None or (prefix, name) not in observed:
             return False
         observed.remove((prefix, name))
         if not observed:
-            del self._of_client[client_id]
+            del self.by_client[client_id]
         self._drop(client_id, name, prefix=prefix)
         return True
 
     def forget(self, client_id: str) -> None:
         """End all observations of a client."""
-        for prefix, name in self._of_client.pop(client_id, ()):
+        for prefix, name in self.by_client.pop(client_id, ()):
             self._drop(client_id, name, prefix=prefix)
 
     def of(self, key: bytes) -> tuple[Observer, ...]:

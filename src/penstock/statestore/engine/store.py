@@ -32,7 +32,7 @@ from penstock.statestore.engine.page_tokens import PageTokens
 from penstock.statestore.engine.record import RECORD_BYTES, Change, Record
 from penstock.statestore.hlc import Hlc, parse
 
-__all__ = ["Answer", "AnswerKind", "Authorise", "Context", "Engine"]
+__all__ = ["UNUSUAL", "Answer", "AnswerKind", "Authorise", "Context", "Engine"]
 
 # A heap holds an item for every SET with PX, also for keys set again since; it is rebuilt when more than half is stale.
 _HEAP_SLACK: Final = 1024
@@ -51,6 +51,8 @@ _SET: Final = Verb.SET
 _VALUE: Final = AnswerKind.VALUE
 
 _NEVER: Final = Hlc(0, 0, "")
+UNUSUAL: Final = Record(b"", b"", _NEVER)
+"""Stands for what a plain GET is not enough for."""
 _DONE: Final = Answer(AnswerKind.OK)
 _MISSING: Final = Answer(AnswerKind.MISSING)
 _NONE_DELETED: Final = Answer(AnswerKind.COUNT, count=0)
@@ -360,38 +362,40 @@ class Engine:
             self._index.add(key)
             if self._index.abandoned:
                 self._index = None
-        change = Change(key, new, new.version, self._observers.of(key), writer)
+        observers = self._observers
+        change = Change(key, new, new.version, observers.of(key) if observers.by_client else (), writer)
         if self.history is not None:
             self.history.add(change, record)
         return change
 
     # The quick way: what a plain GET or SET comes to where nothing is out of the ordinary
 
-    def get_plainly(self, key: bytes, timestamp: Hlc) -> tuple[Record | None] | None:
-        """What :meth:`execute` finds for a GET of ``key`` by somebody who may read it; None: ask that.
+    def get_plainly(self, key: bytes, timestamp: Hlc) -> Record | None:
+        """What :meth:`execute` finds for a GET of ``key`` by somebody who may read it; :data:`UNUSUAL`: ask that.
 
         ``timestamp`` is not too far ahead.
         """
         record = self._records.get(key)
         if record is not None and record.expires_at:
-            return None
+            return UNUSUAL
         clock = self.clock
         if timestamp > clock:
             self.clock = clock.raised_to(timestamp)
-        return (record,)
+        return record
 
     def set_plainly(self, key: bytes, value: bytes, timestamp: Hlc, now_ms: int, writer: str) -> Change | None:
         """What :meth:`execute` does for a SET without options and token by somebody who may write it; None: ask that.
 
         ``timestamp`` is not too far ahead, and the store not read-only.
         """
-        if self.fences.floors:
-            return None
         record = self._records.get(key)
-        if record is not None and (record.expires_at or record.fence is not None):
+        if record is None:
+            grown = RECORD_BYTES + len(key) + len(value)
+        elif record.expires_at or record.fence is not None:
             return None
-        grown = _growth(record, key, value)
-        if (self.max_keys or self.max_bytes) and self._is_over_quota(record, grown):
+        else:
+            grown = len(value) - len(record.value)
+        if self.fences.floors or ((self.max_keys or self.max_bytes) and self._is_over_quota(record, grown)):
             return None
         version = self.clock = self.clock.following(timestamp, now_ms)
         return self._put(Record(key, value, version), record, grown, writer)

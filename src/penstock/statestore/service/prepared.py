@@ -24,7 +24,8 @@ from penstock.statestore.codec.commands import Access, StoreError
 from penstock.statestore.codec.resp3 import MISSING, OK, Pieces, bulk_pieces, encode_error, plain_places
 from penstock.statestore.engine.answer import Context
 from penstock.statestore.engine.record import Change
-from penstock.statestore.hlc import PADDED, PLAIN, Hlc, StampReader, parse
+from penstock.statestore.engine.store import UNUSUAL
+from penstock.statestore.hlc import PADDED, PLAIN, Hlc, StampReader, StampWriter, parse
 
 if TYPE_CHECKING:
     from penstock.statestore.engine.store import Engine
@@ -55,6 +56,8 @@ class QuickWay:
         "max_waiting",
         "notify",
         "outlet",
+        "padded",
+        "plain",
         "policy",
         "serving",
         "stats",
@@ -82,6 +85,8 @@ class QuickWay:
         self.clock = clock
         self.notify = notify
         self.max_waiting = max_waiting
+        self.padded = StampWriter(PADDED, engine.clock.node)
+        self.plain = StampWriter(PLAIN, engine.clock.node)
         self.outlet: Outlet | None = None
         self.serving = False
 
@@ -131,8 +136,8 @@ class PreparedRequests:
         "_heads",
         "_places",
         "_stamp_at",
-        "_stamp_format",
         "_stamp_place",
+        "_stamp_writer",
         "_stamps",
         "_topic",
         "_topic_wire",
@@ -157,7 +162,7 @@ class PreparedRequests:
         self._topic_wire = topic_wire
         self._stamps = StampReader(stamp.node)
         self._expiry_s = shape.model.message_expiry_interval
-        self._stamp_format = PADDED if context.dialect.padded_versions else PLAIN
+        self._stamp_writer = way.padded if context.dialect.padded_versions else way.plain
         self._asked = asked
         self._heads: dict[tuple[int, int, int | None], tuple[bytes, bytes, bytes, int]] = {}
         """What stands around what changes in an answer and how long it is, by what its length depends on."""
@@ -197,27 +202,31 @@ class PreparedRequests:
     def get(self, parts: tuple[Any, ...], requester: Requester, now: int) -> bool:
         """Carry out a plain GET, of which these are the parts; False: go the full way."""
         way, key = self._way, parts[_KEY_AT]
+        if not way.serving or way.waiting.count >= way.max_waiting:
+            return False
         now_ms = way.clock()
         stamp = self._stamps.read(parts[self._stamp_at], parts[self._stamp_at + 2], now_ms)
-        if stamp is None or not self._may(requester, key, _READ):
+        if stamp is None or (way.policy is not None and not self._may(way.policy, requester, key, _READ)):
             return False
-        found = way.engine.get_plainly(key, stamp)
-        if found is None:
+        record = way.engine.get_plainly(key, stamp)
+        if record is UNUSUAL:
             return False
-        record = found[0]
         if record is None:
             payload, version = _MISSING, None
         else:
             payload, version = bulk_pieces(record.value), record.version
-        self._answer(parts, requester, payload, version, way.writer.waits_for(key), now_ms, now)
+        uncommitted = way.writer.uncommitted
+        self._answer(parts, requester, payload, version, uncommitted.get(key, 0) if uncommitted else 0, now_ms, now)
         return True
 
     def set(self, parts: tuple[Any, ...], requester: Requester, now: int) -> bool:
         """The same with a plain SET."""
         way, key = self._way, parts[_KEY_AT]
+        if not way.serving or way.waiting.count >= way.max_waiting:
+            return False
         now_ms = way.clock()
         stamp = self._stamps.read(parts[self._stamp_at], parts[self._stamp_at + 2], now_ms)
-        if stamp is None or not self._may(requester, key, _WRITE):
+        if stamp is None or (way.policy is not None and not self._may(way.policy, requester, key, _WRITE)):
             return False
         change = way.engine.set_plainly(key, parts[_VALUE_AT], stamp, now_ms, self._client_id)
         if change is None:
@@ -228,15 +237,8 @@ class PreparedRequests:
             way.notify((change,), number)
         return True
 
-    def _may(self, requester: Requester, key: bytes, access: Access) -> bool:
-        """Whether the store takes requests, and the policies, as they are now and to whoever the client is by now,
-        allow this one."""
-        way = self._way
-        if not way.serving or way.waiting.count >= way.max_waiting:
-            return False
-        policy = way.policy
-        if policy is None:
-            return True
+    def _may(self, policy: Policy, requester: Requester, key: bytes, access: Access) -> bool:
+        """Whether the policies, as they are now and to whoever the client is by now, allow this one."""
         context = self._context
         return (
             requester.principal is context.principal
@@ -255,24 +257,24 @@ class PreparedRequests:
         now: int,
     ) -> None:
         """Answer the request now, or with the commit ``wait_for``, never before an earlier one of the client."""
-        way = self._way
-        way.stats.requests += 1
+        stats = self._way.stats
+        stats.requests += 1
         correlation = parts[self._correlation_at]
-        waiting = way.waiting
+        waiting = self._way.waiting
         if waiting.count:
             wait_for = waiting.behind(self._client_id, wait_for)
         if wait_for:
-            later = requester.accept_later(parts[1])
             expires_at = 0 if self._expiry_s is None else now_ms + self._expiry_s * 1000
-            waiting.add(wait_for, _Later(self, later, correlation, payload, version, expires_at))
+            later = requester.accept_later(parts[1])
+            waiting.add(wait_for, self._client_id, self._let_go, (later, correlation, payload, version, expires_at))
         elif requester.answer(parts[1], self.encode(correlation, payload, version, self._expiry_s), now):
-            way.stats.responses += 1
+            stats.responses += 1
         else:
-            way.stats.unanswered += 1
+            stats.unanswered += 1
 
     def encode(self, correlation: bytes, payload: Pieces, version: Hlc | None, left_s: int | None) -> Encoded:
         """The answer as it is written; the same bytes as :func:`~penstock.statestore.binding.response` gives."""
-        stamp = b"" if version is None else (self._stamp_format % version).encode()
+        stamp = b"" if version is None else self._stamp_writer.write(version)
         first, value, last = payload
         shape = (len(stamp), len(first) + len(value) + len(last), left_s)
         around = self._heads.get(shape)
@@ -293,26 +295,23 @@ class PreparedRequests:
         around = self._heads[shape] = (head + self._topic_wire, length + before, after, len(head) + remaining)
         return around
 
-    def release(self, item: _Later) -> None:
-        """An answer that waited may go."""
-        item.later.settle(0, "")
-        self._send(item, item.payload, item.version)
-
-    def fail(self, item: _Later) -> None:
-        """An answer that waited will never be true."""
-        item.later.settle(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, StoreError.READ_ONLY)
-        self._send(item, (encode_error(StoreError.READ_ONLY), b"", b""), None)
-
-    def _send(self, item: _Later, payload: Pieces, version: Hlc | None) -> None:
+    def _let_go(self, answer: _Later, *, committed: bool) -> None:
+        """An answer that waited may go; where nothing will be committed any more it says that instead."""
         way = self._way
+        later, correlation, payload, version, expires_at = answer
+        if committed:
+            later.settle(0, "")
+        else:
+            later.settle(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, StoreError.READ_ONLY)
+            payload, version = (encode_error(StoreError.READ_ONLY), b"", b""), None
         left_s = None
-        if item.expires_at:
-            left_s = (item.expires_at - way.clock() + 999) // 1000
+        if expires_at:
+            left_s = (expires_at - way.clock() + 999) // 1000
             if left_s <= 0:
                 return
         if way.outlet is None:
             return
-        if way.outlet.respond_encoded(self._client_id, self.encode(item.correlation, payload, version, left_s)):
+        if way.outlet.respond_encoded(self._client_id, self.encode(correlation, payload, version, left_s)):
             way.stats.responses += 1
         else:
             way.stats.unanswered += 1
@@ -320,31 +319,6 @@ class PreparedRequests:
 
 _HEADS_KEPT: Final = 64
 
-
-class _Later:
-    """An answer of the quick way that waits for its commit (a ``waiting.WaitingAnswer``)."""
-
-    __slots__ = ("client_id", "correlation", "expires_at", "later", "payload", "requests", "version")
-
-    def __init__(
-        self,
-        requests: PreparedRequests,
-        later: Later,
-        correlation: bytes,
-        payload: Pieces,
-        version: Hlc | None,
-        expires_at: int,
-    ) -> None:
-        self.requests = requests
-        self.client_id = requests.client_id
-        self.later = later
-        self.correlation = correlation
-        self.payload = payload
-        self.version = version
-        self.expires_at = expires_at
-
-    def release(self) -> None:
-        self.requests.release(self)
-
-    def fail(self) -> None:
-        self.requests.fail(self)
+_Later = tuple[Later, bytes, Pieces, Hlc | None, int]
+"""An answer that waits for its commit: the acknowledgement, correlation data, payload, version, and the wall clock in
+ms at which nobody wants it any more (0: never)."""

@@ -17,7 +17,6 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -47,7 +46,7 @@ from penstock.statestore.service.ports import Capture, Policy, Stats
 from penstock.statestore.service.prepared import QuickWay
 from penstock.statestore.service.storage import NODE, Recovered, Storage
 from penstock.statestore.service.voice import Voice
-from penstock.statestore.service.waiting import Held, Waiting
+from penstock.statestore.service.waiting import Waiting
 from penstock.statestore.service.writer import ChangeWriter
 
 __all__ = ["StateStoreService"]
@@ -338,11 +337,7 @@ class StateStoreService:
         return self._writer.submit(changes, asked=asked)
 
     def _committed(self, number: int, failure: StorageError | None) -> None:
-        for answer in self._waiting.take(number):
-            if failure is None:
-                answer.release()
-            else:
-                answer.fail()
+        self._waiting.end(number, committed=failure is None)
 
     def _logged(self, changes: Sequence[Change]) -> None:
         """Changes are in the log on disk: what reads the log may go on, and its start is dropped now and then."""
@@ -364,17 +359,17 @@ class StateStoreService:
     def _answer(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None, wait_for: int) -> None:
         """Let an answer go, now or with the commit ``wait_for``, never before an earlier one to the same client."""
         wait_for = self._waiting.behind(message.client_id, wait_for)
-        if not wait_for:
-            self._release(message, ask, answer)
-        elif self.failure is not None:
-            self._fail(message, ask, answer)
+        if not wait_for or self.failure is not None:
+            self._let_go((message, ask, answer), committed=not wait_for)
         else:
-            whole = (message, ask, answer)
-            held = Held(message.client_id, partial(self._release, *whole), partial(self._fail, *whole))
-            self._waiting.add(wait_for, held)
+            self._waiting.add(wait_for, message.client_id, self._let_go, (message, ask, answer))
 
-    def _release(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None) -> None:
-        """Settle the request and send its answer: what the answer shows is committed."""
+    def _let_go(self, whole: tuple[Inbound, Ask | Refusal, Answer | None], *, committed: bool) -> None:
+        """Settle the request and send its answer; where what it shows will never be committed, say that instead."""
+        message, ask, answer = whole
+        if answer is not None and not committed:
+            message.settle(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, StoreError.READ_ONLY)
+            answer = Answer(AnswerKind.ERROR, error=StoreError.READ_ONLY)
         if isinstance(ask, Refusal):
             message.settle(ask.reason_code, ask.reason)
             self._voice.answer(message.client_id, ask.response)
@@ -383,13 +378,6 @@ class StateStoreService:
             self._voice.answer(message.client_id, response(ask, answer, self._clock()))
             for change in answer.missed:
                 self._voice.tell(message.client_id, ask.dialect, change)
-
-    def _fail(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None) -> None:
-        """As :meth:`_release`, where nothing will be committed any more."""
-        if answer is not None:
-            message.settle(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, StoreError.READ_ONLY)
-            answer = Answer(AnswerKind.ERROR, error=StoreError.READ_ONLY)
-        self._release(message, ask, answer)
 
     def _refuse(self, message: Inbound, refusal: Refusal) -> None:
         self.stats.refused += 1
@@ -405,22 +393,19 @@ class StateStoreService:
         if not observed:
             return
         if wait_for:
-            self._waiting.add(wait_for, Held(None, partial(self._tell_all, observed), _never_told))
+            self._waiting.add(wait_for, None, self._tell_all, observed)
         else:
-            self._tell_all(observed)
+            self._tell_all(observed, committed=True)
 
-    def _tell_all(self, changes: Sequence[Change]) -> None:
-        if self._voice.outlet is None or self.failure is not None:
+    def _tell_all(self, changes: Sequence[Change], *, committed: bool) -> None:
+        """Tell the observers; what was never committed is never told."""
+        if not committed or self._voice.outlet is None or self.failure is not None:
             return
         for change in changes:
             for client_id, dialect in change.observers:
                 # One that has gone or stopped meanwhile must not find old news in its session.
                 if self._engine.observes(client_id, change.key):
                     self._voice.tell(client_id, dialect, change)
-
-
-def _never_told() -> None:
-    """What was never committed is never told."""
 
 
 def _cannot_observe(message: Inbound, command: Command) -> StoreError | None:

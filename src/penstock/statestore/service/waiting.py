@@ -6,48 +6,27 @@ the same commit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
-__all__ = ["Held", "Waiting", "WaitingAnswer"]
+__all__ = ["LetGo", "Waiting"]
 
 
-class WaitingAnswer(Protocol):
-    """An answer that is ready but for its commit, or a notification."""
+class LetGo(Protocol):
+    """What is called with something that waited."""
 
-    @property
-    def client_id(self) -> str | None:
-        """Who gets it; None for a notification, which nobody's answers stand behind."""
+    def __call__(self, what: Any, /, *, committed: bool) -> None:
+        """Its commit is done; or nothing will be ``committed`` any more, and that is to be said instead."""
         ...
-
-    def release(self) -> None:
-        """The commit is done: let it go."""
-        ...
-
-    def fail(self) -> None:
-        """Nothing will be committed any more: say that instead."""
-        ...
-
-
-class Held:
-    """What waits, as two calls: ``release`` and ``fail``."""
-
-    __slots__ = ("client_id", "fail", "release")
-
-    def __init__(self, client_id: str | None, release: Callable[[], None], fail: Callable[[], None]) -> None:
-        self.client_id = client_id
-        self.release = release
-        self.fail = fail
 
 
 class Waiting:
-    """Answers by the commit that they wait for; ``count`` of them."""
+    """Answers and notifications by the commit that they wait for; ``count``: how many answers."""
 
     __slots__ = ("_by_commit", "_last", "count")
 
     def __init__(self) -> None:
         self.count = 0
-        self._by_commit: dict[int, list[WaitingAnswer]] = {}
+        self._by_commit: dict[int, list[tuple[str | None, LetGo, Any]]] = {}
         self._last: dict[str, int] = {}
 
     def behind(self, client_id: str, number: int) -> int:
@@ -56,28 +35,31 @@ class Waiting:
             return last
         return number
 
-    def add(self, number: int, answer: WaitingAnswer) -> None:
-        """``answer`` waits for the commit ``number``, as :meth:`behind` gave it."""
-        client_id = answer.client_id
+    def add(self, number: int, client_id: str | None, let_go: LetGo, what: Any) -> None:
+        """``what`` waits for the commit ``number``: an answer, as :meth:`behind` gave it, to ``client_id``.
+
+        None: a notification, which nobody's answers stand behind.
+        """
         if client_id is not None:
             self._last[client_id] = number
             self.count += 1
-        answers = self._by_commit.get(number)
-        if answers is None:
-            self._by_commit[number] = [answer]
+        item = (client_id, let_go, what)
+        items = self._by_commit.get(number)
+        if items is None:
+            self._by_commit[number] = [item]
         else:
-            answers.append(answer)
+            items.append(item)
 
-    def take(self, number: int) -> list[WaitingAnswer]:
-        """What waited for that commit, which is done; in order."""
-        answers = self._by_commit.pop(number, None)
-        if answers is None:
-            return []
+    def end(self, number: int, *, committed: bool) -> None:
+        """That commit has ended: let go what waited for it, in order."""
+        items = self._by_commit.pop(number, None)
+        if items is None:
+            return
         last = self._last
-        for answer in answers:
-            client_id = answer.client_id
+        for client_id, _, _ in items:
             if client_id is not None:
                 self.count -= 1
                 if last.get(client_id) == number:
                     del last[client_id]
-        return answers
+        for _, let_go, what in items:
+            let_go(what, committed=committed)

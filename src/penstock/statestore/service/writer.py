@@ -85,7 +85,8 @@ class ChangeWriter:
         self._trim_to: Hlc | None = None
         self.submitted = 0
         """The number of the last commit that something waits for."""
-        self._uncommitted: dict[bytes, int] = {}
+        self.uncommitted: dict[bytes, int] = {}
+        """The number of the commit that a key has to wait for, where it may not be shown yet."""
 
     @property
     def failure(self) -> StorageError | None:
@@ -108,38 +109,39 @@ class ChangeWriter:
 
     def waits_for(self, key: bytes) -> int:
         """The number of the commit that ``key`` has to wait for; 0: it may be shown."""
-        return self._uncommitted.get(key, 0)
+        return self.uncommitted.get(key, 0)
 
     def waits_for_any(self) -> int:
         """The number of the last commit that any key waits for; 0: all may be shown."""
-        return self.submitted if self._uncommitted else 0
+        return self.submitted if self.uncommitted else 0
 
     def submit(self, changes: Sequence[Change], *, asked: bool = False) -> int:
         """Take ``changes``; the number of the commit that their answer waits for, 0 = none.
 
         ``asked``: the request wants its key kept; what came with it (expired keys) is not meant.
         """
-        if self.failure is not None:
+        committer = self.committer
+        if committer.failure is not None:
             # Only keys that expire get here: they are gone for readers, and the next start removes them for good.
             return 0
         if self._memory:
             if self._selects:
                 changes = self._selected(changes, asked=asked)
             # Once something waits, this change may not be told before it.
-            if not self._uncommitted and len(self._behind) + self._behind_running < _MAX_WRITE_BEHIND:
+            if not self.uncommitted and len(self._behind) + self._behind_running < _MAX_WRITE_BEHIND:
                 self._write_behind(changes)
                 return 0
             if self._behind:
                 self._flush()
-        if self._batch_of != self.committer.started:
+        if self._batch_of != committer.started:
             self.submitted += 1
             batch = self._batch = []
-            self._batch_of = self.committer.started
-            self.committer.submit(batch, partial(self._done, self.submitted, batch))
+            self._batch_of = committer.started
+            committer.submit(batch, partial(self._done, self.submitted, batch))
         number = self.submitted
         self._batch += changes
         for change in changes:
-            self._uncommitted[change.key] = number
+            self.uncommitted[change.key] = number
         return number
 
     def trim(self, floor: Hlc) -> None:
@@ -206,8 +208,8 @@ class ChangeWriter:
     def _done(self, number: int, changes: Sequence[Change], failure: StorageError | None) -> None:
         if failure is None:
             for change in changes:
-                if self._uncommitted.get(change.key) == number:
-                    del self._uncommitted[change.key]
+                if self.uncommitted.get(change.key) == number:
+                    del self.uncommitted[change.key]
         # After a failure the keys stay uncommitted for ever: the value in memory must never be shown.
         self._on_committed(number, failure)
         if failure is None and self._logs:

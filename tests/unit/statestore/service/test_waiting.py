@@ -5,35 +5,44 @@ from __future__ import annotations
 from penstock.statestore.service.waiting import Waiting
 
 
-class _Answer:
-    def __init__(self, client_id: str | None) -> None:
-        self.client_id = client_id
+class _Ended:
+    """What was let go, in order, since the last look."""
 
-    def release(self) -> None: ...
+    def __init__(self) -> None:
+        self.waiting = Waiting()
+        self._seen: list[tuple[str, bool]] = []
 
-    def fail(self) -> None: ...
+    def add(self, number: int, client_id: str | None, what: str) -> None:
+        self.waiting.add(number, client_id, self._let_go, what)
+
+    def _let_go(self, what: str, *, committed: bool) -> None:
+        self._seen.append((what, committed))
+
+    def end(self, number: int, *, committed: bool = True) -> list[tuple[str, bool]]:
+        self._seen = []
+        self.waiting.end(number, committed=committed)
+        return self._seen
 
 
 def test_an_answer_waits_for_the_one_before_it_to_the_same_client_alone() -> None:
-    waiting = Waiting()
+    ended = _Ended()
+    waiting = ended.waiting
     assert waiting.behind("a", 0) == 0
-    first, second, other = _Answer("a"), _Answer("a"), _Answer("b")
-    waiting.add(3, first)
+    ended.add(3, "a", "first")
     assert (waiting.behind("a", 0), waiting.behind("a", 4), waiting.behind("b", 0)) == (3, 4, 0)
-    waiting.add(4, second)
-    waiting.add(4, other)
+    ended.add(4, "a", "second")
+    ended.add(4, "b", "other")
     assert waiting.count == 3
-    assert waiting.take(3) == [first]
+    assert ended.end(3) == [("first", True)]
     assert waiting.behind("a", 0) == 4, "its last answer still waits"
-    assert waiting.take(4) == [second, other]
-    assert (waiting.count, waiting.behind("a", 0), waiting.take(5)) == (0, 0, [])
+    assert ended.end(4, committed=False) == [("second", False), ("other", False)]
+    assert (waiting.count, waiting.behind("a", 0), ended.end(5)) == (0, 0, [])
 
 
 def test_a_notification_keeps_its_place_and_nobody_waits_behind_it() -> None:
-    waiting = Waiting()
-    first, news, second = _Answer("a"), _Answer(None), _Answer("b")
-    for each in (first, news, second):
-        waiting.add(1, each)
-    assert waiting.count == 2
-    assert waiting.take(1) == [first, news, second]
-    assert waiting.count == 0
+    ended = _Ended()
+    for client_id, what in (("a", "first"), (None, "news"), ("b", "second")):
+        ended.add(1, client_id, what)
+    assert ended.waiting.count == 2
+    assert ended.end(1) == [("first", True), ("news", True), ("second", True)]
+    assert ended.waiting.count == 0
