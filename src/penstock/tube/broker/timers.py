@@ -1,4 +1,4 @@
-"""What a broker does at its time: the engine's deadlines, and once a minute the upkeep of the logs."""
+"""What a broker does at its time: the engine's deadlines, reading ahead, and once a minute the upkeep of the logs."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ class Timers:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
+        self._ahead: asyncio.Handle | None = None
         self._retention_timer = self._loop.call_later(_RETENTION_S, self._retain)
 
     def stop(self) -> None:
@@ -32,9 +33,13 @@ class Timers:
         self._retention_timer.cancel()
         if self._timer is not None:
             self._timer.cancel()
+        if self._ahead is not None:
+            self._ahead.cancel()
 
     def arm(self) -> None:
-        """Make sure that the timer runs for the engine's next deadline."""
+        """Make sure that the timer runs for the engine's next deadline, and that what is due to be read ahead is."""
+        if self._engine.reading.ahead.due and self._ahead is None:
+            self._ahead = self._loop.call_soon(self._read_ahead)
         deadline = self._engine.next_deadline()
         if deadline is None or (self._timer is not None and self._timer_at <= deadline):
             return
@@ -49,6 +54,14 @@ class Timers:
         self._commits.answer_ready()
         self._commits.changed()
         self.arm()
+
+    def _read_ahead(self) -> None:
+        """One read a turn, after the answers of the turn before have left."""
+        self._ahead = None
+        ahead = self._engine.reading.ahead
+        ahead.work()
+        if ahead.due:
+            self._ahead = self._loop.call_soon(self._read_ahead)
 
     def _retain(self) -> None:
         self._retention_timer = self._loop.call_later(_RETENTION_S, self._retain)

@@ -10,6 +10,7 @@ only what differs goes through protobuf.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import TypeVar
 
@@ -31,6 +32,7 @@ __all__ = [
     "encode_error",
     "encode_request",
     "encode_response",
+    "join_response",
     "payload_of",
     "response_head",
 ]
@@ -231,6 +233,11 @@ def payload_of(response: Response, method: int, peer: str) -> bytes:
 def encode_response(method: int, payload: bytes) -> bytes:
     """The frame body of a successful answer as the Java server writes it: version 3, no service type."""
     return response_head(method, len(payload)) + payload
+
+
+def join_response(method: int, parts: Sequence[bytes]) -> bytes:
+    """As :func:`encode_response`, of the payload that ``parts`` are; each is copied once."""
+    return b"".join([response_head(method, sum(map(len, parts))), *parts])
 
 
 @lru_cache(4096)

@@ -39,16 +39,16 @@ def get_failure(code: int, text: str, wait_ms: int = -1) -> bytes:
     ).SerializeToString()
 
 
-def get_success(messages: list[bytes], *, start: int, end: int, behind_bytes: int, slow: bool) -> bytes:
-    """``messages`` are encoded fields 4. ``start``: where the read began; ``behind_bytes``: data left behind it."""
+def get_success(messages: list[bytes], *, start: int, end: int, behind_bytes: int, slow: bool) -> list[bytes]:
+    """The answer, in parts. ``messages`` are encoded fields 4, read from ``start`` on; ``behind_bytes`` are left."""
     tail = pb.GetMessageResponseB2C(
         currOffset=start, minLimitTime=0, escFlowCtrl=False, currDataDlt=behind_bytes, requireSlow=slow, maxOffset=end
     ).SerializePartialToString()
-    return b"".join([_OK_HEAD, *messages, tail])
+    return [_OK_HEAD, *messages, tail]
 
 
-def answer_range(store: LogStore, partition_id: int, wanted: pb.RangeRequest) -> tuple[bytes, int]:
-    """The answer to a get with ``range`` and how many messages it holds; see the .proto file for the meaning."""
+def answer_range(store: LogStore, partition_id: int, wanted: pb.RangeRequest) -> tuple[list[bytes], int]:
+    """The answer to a get with ``range`` (see the .proto file), in parts, and how many messages it holds."""
     low, high = store.min_offset, store.durable_end
     epoch = store.epochs[-1][0] if store.epochs else 0
     answer = pb.RangeResponse(minOffset=low, maxOffset=high, logEpoch=epoch)
@@ -117,13 +117,13 @@ def _first_loss(store: LogStore, read: LogRead, start: int) -> tuple[int, int] |
     return first, read.damaged[bisect_left(read.damaged, good) - 1] + INDEX_RECORD_BYTES
 
 
-def _range_failure(code: int, text: str, answer: pb.RangeResponse) -> bytes:
-    return get_failure(code, text) + range_extension(answer)
+def _range_failure(code: int, text: str, answer: pb.RangeResponse) -> list[bytes]:
+    return [get_failure(code, text), range_extension(answer)]
 
 
-def _with_range(messages: list[bytes], answer: pb.RangeResponse) -> bytes:
+def _with_range(messages: list[bytes], answer: pb.RangeResponse) -> list[bytes]:
     # The extension first: whoever knows the columns can take the messages apart without a step for each.
-    return b"".join([_OK_HEAD, range_extension(answer), *messages])
+    return [_OK_HEAD, range_extension(answer), *messages]
 
 
 def range_extension(answer: pb.RangeResponse) -> bytes:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from penstock.tube.codec.codes import ErrCode
-from penstock.tube.codec.envelope import Request, encode_response
+from penstock.tube.codec.envelope import Request, join_response
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import java_trim
+from penstock.tube.engine.ahead import Ahead, Place
 from penstock.tube.engine.fetch import GET_BYTES, answer_range, get_failure, get_success, range_extension
 from penstock.tube.engine.flow import FlowRules
 from penstock.tube.engine.gate import OK, Answer, Gate, Refusal, answer
@@ -61,6 +62,8 @@ class Gets:
     def __init__(self, gate: Gate, topics: Topics, offsets: GroupOffsets, holdings: Holdings) -> None:
         self.rules = FlowRules()
         self.ready: list[Ready] = []
+        self.ahead = Ahead()
+        """What the shell has read when there is nothing else to do."""
         self.gets = 0
         self.messages = 0
         self._gate = gate
@@ -137,6 +140,7 @@ class Gets:
 
     def release(self, store: LogStore, now_ms: int) -> None:
         """``store`` is removed: whoever waits for it is told."""
+        self.ahead.forget(store)
         for parked in self._parked.pop(store, []):
             self._finish(parked, self._answer(parked.message, now_ms))
 
@@ -157,7 +161,7 @@ class Gets:
             return found
         if message.HasField("range"):
             body, _ = answer_range(found, message.partitionId, message.range)
-            return answer(MethodId.GET_MESSAGES, body)
+            return Answer(join_response(MethodId.GET_MESSAGES, body))
         return _failed(Refusal(ErrCode.NOT_FOUND, "The request offset reached maxOffset!"))
 
     def _try(self, message: pb.GetMessageRequestC2B, now_ms: int) -> Answer | LogStore:
@@ -206,7 +210,10 @@ class Gets:
             and store.durable_data_end - store.data_position(start) > _MAX_LAG_BYTES
         ):
             room //= 2
-        read = store.read(key[2], start, keys=holder.keys, max_bytes=room)
+        place = Place(store, key[2], start, holder.keys, room)
+        read = self.ahead.take(place) or place.read()
+        if read.from_disk and read.next_offset < end:
+            self.ahead.expect(place._replace(start=read.next_offset), now_ms)
         self._offsets.end_get(key, read.next_offset - start, empty=not read.messages, manual=manual)
         if not read.messages and read.next_offset >= end and message.maxWaitMs > 0:
             return store  # only what is not its own: the position has moved, nothing is to be told yet
@@ -221,8 +228,8 @@ class Gets:
             slow=holder.keys is not None and _near_the_head(topic, end - read.next_offset),
         )
         if message.wantOffsets:
-            body += self._offsets_of(store, read)
-        return answer(MethodId.GET_MESSAGES, body)
+            body.append(self._offsets_of(store, read))
+        return Answer(join_response(MethodId.GET_MESSAGES, body))
 
     def _offsets_of(self, store: LogStore, read: LogRead) -> bytes:
         offsets = read.offsets
@@ -258,7 +265,7 @@ class Gets:
         body, count = answer_range(store, message.partitionId, wanted)
         self.messages += count
         # Readers of ranges are ours, and ours read blocks of any length.
-        return Answer(encode_response(MethodId.GET_MESSAGES, body), one_block=True)
+        return Answer(join_response(MethodId.GET_MESSAGES, body), one_block=True)
 
     def commit(self, payload: bytes, now_ms: int) -> Answer:  # noqa: ARG002 - the commit does not refresh the session
         """Answer method 18."""

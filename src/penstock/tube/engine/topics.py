@@ -26,6 +26,7 @@ class LogRead(Protocol):
     next_offset: int
     data_end: int
     damaged: list[int]
+    from_disk: bool
 
     @property
     def offsets(self) -> list[int]:

@@ -32,7 +32,7 @@ _SCAN_RECORDS = 4096
 class Read:
     """What a read found: messages as field 4 of a get response, their offsets, and where the walk stopped."""
 
-    __slots__ = ("_places", "damaged", "data_end", "messages", "next_offset")
+    __slots__ = ("_places", "damaged", "data_end", "from_disk", "messages", "next_offset")
 
     def __init__(self) -> None:
         self.messages: list[bytes] = []
@@ -42,6 +42,8 @@ class Read:
         """Data offset up to which the log was walked."""
         self.damaged: list[int] = []
         """Offsets that were due but cannot be read (verification failed); they are not in ``offsets``."""
+        self.from_disk = False
+        """Whether any were no longer in memory."""
 
     @property
     def offsets(self) -> list[int]:
@@ -173,6 +175,7 @@ class LogReads:
         base, places, wire_from = segment.start, chosen.places, part.wire_from
         cold = bisect_left(places, wire_from)
         if cold:
+            read.from_disk = True
             wanted = _ordinals(part, places[:cold])
             messages, damaged = segment.fetch(self._files, wanted)
             if damaged:

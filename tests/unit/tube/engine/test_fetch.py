@@ -27,7 +27,9 @@ def test_slices_between_head_and_tail_are_one_message() -> None:
     )
     expected.messages.add(messageId=5, checkSum=6, payLoadData=b"data", flag=1)
     expected.messages.add(messageId=6, checkSum=8, payLoadData=b"more", flag=0)
-    assert get_success(messages, start=28, end=560, behind_bytes=99, slow=True) == expected.SerializeToString()
+    assert (
+        b"".join(get_success(messages, start=28, end=560, behind_bytes=99, slow=True)) == expected.SerializeToString()
+    )
 
 
 def test_a_failure_fills_what_clients_look_at() -> None:
@@ -37,7 +39,7 @@ def test_a_failure_fills_what_clients_look_at() -> None:
 
 def ranged(store: Store, **fields: int) -> tuple[pb.GetMessageResponseB2C, int]:
     body, count = answer_range(store, 0, pb.RangeRequest(**fields))  # type: ignore[arg-type]
-    return pb.GetMessageResponseB2C.FromString(body), count
+    return pb.GetMessageResponseB2C.FromString(b"".join(body)), count
 
 
 def flip(store: Store, position: int) -> None:
@@ -71,7 +73,7 @@ def test_a_damaged_message_is_lost_to_the_range_that_needs_it() -> None:
     assert (all_lost.range.lostStart, all_lost.range.lostEnd) == (28, 56)
     # Another partition misses nothing.
     body, count = answer_range(again, 1, pb.RangeRequest(startOffset=0))
-    assert (pb.GetMessageResponseB2C.FromString(body).success, count) == (True, 1)
+    assert (pb.GetMessageResponseB2C.FromString(b"".join(body)).success, count) == (True, 1)
 
 
 def test_lost_messages_of_unknown_partitions_are_lost_to_every_range_over_them() -> None:
@@ -85,9 +87,9 @@ def test_lost_messages_of_unknown_partitions_are_lost_to_every_range_over_them()
     again = Store(RecordedDisk(disk.files()), Path("/log/demo-0"), 0)
     for partition in range(3):
         body, _ = answer_range(again, partition, pb.RangeRequest(startOffset=0))
-        assert pb.GetMessageResponseB2C.FromString(body).range.nextOffset == 56
+        assert pb.GetMessageResponseB2C.FromString(b"".join(body)).range.nextOffset == 56
         body, _ = answer_range(again, partition, pb.RangeRequest(startOffset=56, endOffset=140))
-        answer = pb.GetMessageResponseB2C.FromString(body)
+        answer = pb.GetMessageResponseB2C.FromString(b"".join(body))
         assert (answer.errCode, answer.range.lostStart, answer.range.lostEnd) == (500, 56, 112)
         body, count = answer_range(again, partition, pb.RangeRequest(startOffset=112))
-        assert (pb.GetMessageResponseB2C.FromString(body).success, count) == (True, int(partition < 2))
+        assert (pb.GetMessageResponseB2C.FromString(b"".join(body)).success, count) == (True, int(partition < 2))

@@ -1,0 +1,73 @@
+"""What readers of old messages will ask for next, read while they work on what they got.
+
+A client of one thread asks, works, confirms, asks. Reading half a megabyte from disk and checking it takes as long as
+its work on that; so that both happen at once, the shell has the next read done when the answer has left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from typing import NamedTuple
+
+from penstock.tube.engine.topics import LogRead, LogStore
+
+__all__ = ["Ahead", "Place"]
+
+_MOST = 16
+"""Reads that wait for their reader, each of half a megabyte; with more readers some are served as they ask."""
+_GONE_MS = 2_000
+"""A reader that has not come by then leaves its place to another."""
+
+
+class Place(NamedTuple):
+    """A read of a store: from offset ``start``, messages with key codes in ``keys`` (None: all), ``room`` bytes."""
+
+    store: LogStore
+    partition_id: int
+    start: int
+    keys: frozenset[int] | None
+    room: int
+
+    def read(self) -> LogRead:
+        """Raises OSError for what may pass, as `LogStore.read`."""
+        return self.store.read(self.partition_id, self.start, keys=self.keys, max_bytes=self.room)
+
+
+class Ahead:
+    """Reads that were done ahead, and those that are ``due``. What is stored never changes, so none grows stale."""
+
+    def __init__(self) -> None:
+        self.due: deque[Place] = deque()
+        self._held: dict[Place, tuple[LogRead | None, int]] = {}
+        """By place, oldest first: what was read (None while it is due), and when it was expected."""
+
+    def take(self, place: Place) -> LogRead | None:
+        """What was read there, once; None: it has to be read."""
+        found = self._held.pop(place, None)
+        return None if found is None else found[0]
+
+    def expect(self, place: Place, now_ms: int) -> None:
+        """A reader will ask for ``place``. Dropped where too many others are expected already."""
+        held = self._held
+        if len(held) >= _MOST:
+            oldest = next(iter(held))
+            if now_ms - held[oldest][1] < _GONE_MS:
+                return
+            del held[oldest]
+        if place not in held:
+            held[place] = (None, now_ms)
+            self.due.append(place)
+
+    def work(self) -> None:
+        """Do the read that is due for longest, if its reader has not come meanwhile."""
+        place = self.due.popleft()
+        if place in self._held and place.start >= place.store.min_offset:
+            # What may pass is left to the reader, whose answer can say so.
+            with contextlib.suppress(OSError):
+                self._held[place] = (place.read(), self._held[place][1])
+
+    def forget(self, store: LogStore) -> None:
+        """``store`` is removed, with its files."""
+        for place in [place for place in self._held if place.store is store]:
+            del self._held[place]
