@@ -129,7 +129,7 @@ class RangeReader(BlockingBroker):
             DataLossError: part of the range is gone, or a message does not match its checksum.
             UnavailableError, RefusedError: as :meth:`bounds`.
         """
-        position, conditions = start, [encode_msg_type(name) for name in types]
+        position, conditions, stored = start, [encode_msg_type(name) for name in types], True
 
         def wanted(offset: int) -> broker_pb2.RangeRequest:
             return broker_pb2.RangeRequest(
@@ -138,6 +138,7 @@ class RangeReader(BlockingBroker):
                 maxBytes=self._batch_bytes,
                 filterCondStr=conditions,
                 asColumns=True,
+                asStored=stored,
             )
 
         following = wanted(position)
@@ -149,7 +150,12 @@ class RangeReader(BlockingBroker):
                     # The broker works on what follows while this is taken apart and used.
                     following = wanted(found.nextOffset)
                     self._ask_ahead(topic, partition, following)
-                batch = answer.batch(topic, partition)
+                batch = answer.stored() if answer.has_records else answer.batch(topic, partition)
+                if batch is None and answer.has_records:
+                    # Damaged on the disk or on the way: the broker looks at each message and says what is lost.
+                    stored = False
+                    following = wanted(position)
+                    continue
                 if batch is not None:
                     yield batch
                 if found.nextOffset <= position:

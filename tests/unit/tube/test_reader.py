@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import pytest
 
 from penstock.errors import ConfigError, DataLossError, RefusedError, RemoteProtocolError, UnavailableError
@@ -16,7 +17,7 @@ from penstock.spark.tube.offsets import Slice
 from penstock.tube.codec.envelope import Request, encode_response
 from penstock.tube.codec.message import check_sum, encode_stored
 from penstock.tube.codec.proto import broker_pb2
-from penstock.tube.codec.stored import describe
+from penstock.tube.codec.stored import describe, describe_records
 from penstock.tube.producer import Producer, SendResult
 from penstock.tube.reader import RangeReader
 from penstock.tube.record import Record
@@ -191,6 +192,29 @@ def answer(
         found.range.columns.CopyFrom(described)
     encoded: bytes = found.SerializeToString()
     return encoded + message
+
+
+async def test_records_that_are_not_what_was_stored_are_asked_for_as_messages() -> None:
+    asked: list[bool] = []
+    damaged = broker_pb2.GetMessageResponseB2C(success=True, errCode=200, records=bytes(60))
+    damaged.range.nextOffset = damaged.range.maxOffset = 28
+    damaged.range.columns.CopyFrom(
+        describe_records(np.array([0]), np.array([1]), np.array([0]), np.array([60]))  # zeros are no record
+    )
+
+    def reply(request: Request) -> bytes:
+        wanted = broker_pb2.GetMessageRequestC2B.FromString(request.payload).range
+        asked.append(wanted.asStored)
+        return encode_response(request.method, damaged.SerializeToString() if wanted.asStored else answer())
+
+    async with scripted(reply) as (port, _):
+
+        def check() -> None:
+            with RangeReader("127.0.0.1", port, timeout_s=1) as source:
+                assert [batch.payloads for batch in source.read("demo", 0, 0, 28)] == [[b"x"]]
+
+        await blocking(check)
+    assert asked == [True, False]
 
 
 @pytest.mark.parametrize(

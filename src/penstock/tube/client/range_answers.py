@@ -14,7 +14,16 @@ from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.schema import decode
-from penstock.tube.codec.stored import Numbers, messages_start, numbers_of, take_apart
+from penstock.tube.codec.stored import (
+    Columns,
+    Numbers,
+    messages_start,
+    numbers_of,
+    positions_of,
+    records_start,
+    take_apart,
+)
+from penstock.tube.storage.record import intact
 
 __all__ = ["Batch", "RangeAnswer", "Spans"]
 
@@ -80,6 +89,11 @@ class RangeAnswer:
             self.message = self.whole()
 
     @property
+    def has_records(self) -> bool:
+        """Whether there are records instead of messages, for :meth:`stored` and not :meth:`batch`."""
+        return bool(self.message.range.columns.HasField("positions"))
+
+    @property
     def messages(self) -> memoryview:
         """The messages, encoded."""
         return memoryview(self.payload)[self.start :]
@@ -136,6 +150,24 @@ class RangeAnswer:
                 do="read it with a consumer: penstock tube consume --group NAME",
             )
 
+    def stored(self) -> Batch | None:
+        """The messages of an answer that holds records; None where one of these is not what was stored.
+
+        Which of them, and what is lost, the broker says where it is asked for messages.
+        """
+        described, places = numbers_of(self.message.range.columns), positions_of(self.message.range.columns)
+        start = records_start(self.payload, self.start)
+        if described is None or places is None or start is None:
+            return None
+        offsets, times, sizes = described
+        found = intact(memoryview(self.payload)[start:], sizes, places)
+        columns = None if found is None else take_apart(self.payload, found[0] + start, found[1] + start)
+        return None if columns is None else self._batch(offsets, times, columns)
+
+    def _batch(self, offsets: Numbers, times: Numbers, columns: Columns) -> Batch:
+        spans = Spans(self.payload, columns.starts, columns.ends)
+        return Batch(offsets, times, columns.flags.astype(np.int64), spans)
+
     def batch(self, topic: str, partition: int) -> Batch | None:
         """The messages; None where there are none.
 
@@ -153,11 +185,12 @@ class RangeAnswer:
                 why="it was changed on its way",
             )
         offsets, times, sizes = described
-        columns = take_apart(self.payload, self.start, sizes)
+        ends = self.start + np.cumsum(sizes)
+        columns = None
+        if len(ends) and int(ends[-1]) == len(self.payload):
+            columns = take_apart(self.payload, ends - sizes, ends)
         if columns is not None:
-            return Batch(
-                offsets, times, columns.flags.astype(np.int64), Spans(self.payload, columns.starts, columns.ends)
-            )
+            return self._batch(offsets, times, columns)
         messages = self.whole().messages
         if len(messages) != len(offsets):
             raise RemoteProtocolError(f"tube: {self.peer} sent {len(messages)} messages and {len(offsets)} offsets")

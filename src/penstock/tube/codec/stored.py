@@ -4,6 +4,9 @@ A get response holds each message as field 4 (`message.encode_stored` writes it)
 them comes as columns (``range.columns``, which :func:`describe` makes), the numbers before the payloads are decoded as
 columns too, and one checksum covers all: a step per message costs more than everything else that a batch reader does.
 Whatever does not look exactly as our brokers write it is left to the protobuf parser.
+
+Instead of messages an answer may hold the records of the log's file, which nobody has looked at (``asStored``): then
+only whoever takes them apart pays for what they hold, and checks each by the checksum that it was stored with.
 """
 
 from __future__ import annotations
@@ -17,12 +20,26 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.tube.codec.proto.broker_pb2 import RangeColumns
+from penstock.tube.codec.varint import decode_varint, encode_varint
 
-__all__ = ["Columns", "Numbers", "describe", "messages_start", "numbers_of", "take_apart"]
+__all__ = [
+    "Columns",
+    "Numbers",
+    "describe",
+    "describe_records",
+    "messages_start",
+    "numbers_of",
+    "positions_of",
+    "records_head",
+    "records_start",
+    "take_apart",
+]
 
 _MESSAGES, _ID, _CHECKSUM, _PAYLOAD, _FLAG = 0x22, 0x08, 0x10, 0x1A, 0x20
 _MARKER = (0xC0, 0x3E)
 """The tag of field 1000, the only one that stands behind the flag (`message.encode_marker`)."""
+_RECORDS = b"\xca\x3e"
+"""The tag of field 1001 of a get response."""
 _LENGTH_DELIMITED = 2
 _ID_BYTES, _LENGTH_BYTES = 10, 4
 """Most bytes of the varints; payloads of 256 MiB and more do not occur."""
@@ -58,6 +75,36 @@ def describe(joined: bytes, sizes: Iterable[int], offsets: Sequence[int], times:
     )
 
 
+def describe_records(offsets: Numbers, times: Numbers, positions: Numbers, sizes: Numbers) -> RangeColumns:
+    """What ``range.columns`` says of records, whose data offsets are ``positions``."""
+    return RangeColumns(
+        offsets=offsets.astype("<i8").tobytes(),
+        appendTimes=times.astype("<i8").tobytes(),
+        messageBytes=sizes.astype("<i4").tobytes(),
+        positions=positions.astype("<i8").tobytes(),
+    )
+
+
+def records_head(size: int) -> bytes:
+    """What stands before records of ``size`` bytes in an encoded get response."""
+    return _RECORDS + encode_varint(size)
+
+
+def records_start(answer: bytes, position: int) -> int | None:
+    """Where the records begin whose field begins at ``position`` and ends the answer; None where none does."""
+    if not answer.startswith(_RECORDS, position):
+        return None
+    size, start = decode_varint(answer, position + len(_RECORDS))
+    return start if start + size == len(answer) else None
+
+
+def positions_of(columns: RangeColumns) -> Numbers | None:
+    """The data offsets of records; None where they are not of as many as the other columns."""
+    if 2 * len(columns.messageBytes) != len(columns.positions):
+        return None
+    return np.frombuffer(columns.positions, "<i8")
+
+
 def numbers_of(columns: RangeColumns) -> tuple[Numbers, Numbers, Numbers] | None:
     """Offsets, append times and sizes that ``columns`` says; None where they are not of equally many messages."""
     texts = (columns.offsets, columns.appendTimes, columns.messageBytes)
@@ -68,11 +115,14 @@ def numbers_of(columns: RangeColumns) -> tuple[Numbers, Numbers, Numbers] | None
 
 
 def messages_start(answer: bytes) -> int:
-    """Where the first field 4 of an encoded get response begins; its end where it has none, or is not understood."""
+    """Where the first message of an encoded get response begins, or the field of its records.
+
+    Its end where it has neither, or is not understood.
+    """
     position, end = 0, len(answer)
     while position < end:
         tag = answer[position]
-        if tag == _MESSAGES:
+        if tag == _MESSAGES or answer.startswith(_RECORDS, position):
             return position
         position += 1
         if tag >= 0x80:  # a field above 15: the number of the tag goes on
@@ -94,13 +144,12 @@ def messages_start(answer: bytes) -> int:
     return end
 
 
-def take_apart(answer: bytes, start: int, sizes: Numbers) -> Columns | None:
-    """The messages at ``start`` of an encoded get response, ``sizes[k]`` bytes each; None where they are not so."""
-    if not len(sizes) or int(sizes.min()) < _LEAST_BYTES or start + int(sizes.sum()) != len(answer):
+def take_apart(answer: bytes, begins: Numbers, ends: Numbers) -> Columns | None:
+    """The messages in ``[begins[k], ends[k])`` of an encoded get response, rising; None where they are not so."""
+    if not len(begins) or int((ends - begins).min()) < _LEAST_BYTES or int(ends[-1]) > len(answer):
         return None
     data = np.frombuffer(answer, np.uint8)
-    ends = start + np.cumsum(sizes)
-    begins = ends - sizes
+    start = begins[0]
     inner, after_length, ok = _varint(answer, begins + 1, _LENGTH_BYTES)
     ok &= (data[begins] == _MESSAGES) & (after_length + inner == ends)
     after_length = np.where(ok, after_length, start)  # the others are looked at no more, but somewhere they must stand

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.message import INDEX_RECORD_BYTES, filter_key
 from penstock.tube.codec.proto import broker_pb2 as pb
-from penstock.tube.codec.stored import describe
+from penstock.tube.codec.stored import describe, describe_records, records_head
 from penstock.tube.engine.topics import LogRead, LogStore
 
 __all__ = ["GET_BYTES", "answer_range", "get_failure", "get_success", "range_extension"]
@@ -75,6 +75,12 @@ def answer_range(store: LogStore, partition_id: int, wanted: pb.RangeRequest) ->
         return _with_range([], answer), 0
     room = min(wanted.maxBytes, _RANGE_BYTES) if wanted.maxBytes > 0 else GET_BYTES
     keys = frozenset(map(filter_key, wanted.filterCondStr)) if wanted.filterCondStr else None
+    if wanted.asStored and wanted.asColumns and keys is None:
+        found = store.records(partition_id, start, end=end, max_bytes=room, max_messages=most)
+        if found is not None:
+            answer.nextOffset = found.next_offset
+            answer.columns.CopyFrom(describe_records(found.offsets, found.times, found.positions, found.sizes))
+            return _with_range([records_head(len(found.data)), found.data], answer), len(found.offsets)
     read = store.read(partition_id, start, end=end, keys=keys, max_bytes=room, max_messages=most)
     messages, offsets = read.messages, read.offsets
     answer.nextOffset = read.next_offset

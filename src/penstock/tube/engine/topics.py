@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Protocol
 
+from penstock.tube.codec.stored import Numbers
 from penstock.tube.codec.strings import PARTITIONS_PER_STORE, DefaultConfig, TopicConfig
 
-__all__ = ["HISTORY_TOPIC", "LogRead", "LogStore", "Topic", "Topics"]
+__all__ = ["HISTORY_TOPIC", "LogRead", "LogRecords", "LogStore", "Topic", "Topics"]
 
 HISTORY_TOPIC = "__offset_history__"
 """The system topic: on every broker with 10 partitions, readable, never writable for clients."""
@@ -31,6 +32,23 @@ class LogRead(Protocol):
     @property
     def offsets(self) -> list[int]:
         """Offset of each message."""
+
+
+class LogRecords(Protocol):
+    """Records of a store's file; see `penstock.tube.storage.reads.Records`."""
+
+    @property
+    def data(self) -> bytes: ...
+    @property
+    def offsets(self) -> Numbers: ...
+    @property
+    def times(self) -> Numbers: ...
+    @property
+    def positions(self) -> Numbers: ...
+    @property
+    def sizes(self) -> Numbers: ...
+    @property
+    def next_offset(self) -> int: ...
 
 
 class LogStore(Protocol):
@@ -81,6 +99,10 @@ class LogStore(Protocol):
         max_bytes: int = ...,
         max_messages: int = ...,
     ) -> LogRead: ...
+
+    def records(
+        self, partition_id: int, start: int, *, end: int, max_bytes: int, max_messages: int
+    ) -> LogRecords | None: ...
 
     def first_gap(self, start: int, end: int) -> tuple[int, int] | None: ...
 

@@ -9,8 +9,10 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Set
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.runtime.files import Files
 from penstock.tube.storage.index import FILLER, INDEX_RECORD_BYTES
@@ -18,7 +20,7 @@ from penstock.tube.storage.recovery import Loss, Recovery, check_segment
 from penstock.tube.storage.segment import PartitionPart, Segment
 from penstock.tube.storage.selection import Chosen, choose
 
-__all__ = ["LogReads", "Read"]
+__all__ = ["LogReads", "Read", "Records"]
 
 # A filtered read looks at no more own messages than this, so that a filter that matches nothing cannot stop the loop
 # for long; the position it reached is returned all the same.
@@ -27,6 +29,8 @@ _FILTER_MOST = 262_144
 _INDEXES_KEPT = 4
 _DAMAGE_REMEMBERED = 10_000
 _SCAN_RECORDS = 4096
+
+Numbers = npt.NDArray[np.int64]
 
 
 class Read:
@@ -57,6 +61,20 @@ class Read:
         """Note ``messages``, which have these ``ordinals`` in the segment that starts at offset ``base``."""
         self._places.append((base, ordinals))
         self.messages += messages
+
+
+class Records(NamedTuple):
+    """Records of one partition as they stand in a data file, one after the other; nobody has checked them.
+
+    Of each its index offset, append time (ms), data offset and size.
+    """
+
+    data: bytes
+    offsets: Numbers
+    times: Numbers
+    positions: Numbers
+    sizes: Numbers
+    next_offset: int
 
 
 class LogReads:
@@ -154,6 +172,38 @@ class LogReads:
                     return self._reached(read, segment.start + reached * INDEX_RECORD_BYTES)
                 first = stop
         return self._reached(read, max(limit, start))
+
+    def records(self, partition_id: int, start: int, *, end: int, max_bytes: int, max_messages: int) -> Records | None:
+        """The records that :meth:`read` would read for the same, as far as they stand in one file.
+
+        None where there are none: in memory, in a file that cannot be read, or of messages one of which is lost.
+        """
+        limit = min(end, self.durable_end)
+        place = self._from(start)
+        segment = self._segments[place] if place < len(self._segments) else None
+        if segment is None or segment.start >= limit:
+            return None
+        part = segment.part(partition_id, growing=self._use(segment))
+        if part is None:
+            return None
+        first = bisect_left(part.ordinals, max(start - segment.start, 0) // INDEX_RECORD_BYTES)
+        last = bisect_left(part.ordinals, (min(limit, segment.end) - segment.start) // INDEX_RECORD_BYTES)
+        last = min(last, part.wire_from)
+        if first >= last:
+            return None
+        chosen, _ = choose(part, first, last, None, max_bytes, max_messages, started=False)
+        ordinals = _ordinals(part, chosen.places)
+        behind = first + len(ordinals)
+        following = part.ordinals[behind] if behind < len(part.ordinals) else segment.count
+        reached = min(limit, segment.start + following * INDEX_RECORD_BYTES)
+        found = segment.records(self._files, ordinals) if self.first_gap(start, reached) is None else None
+        if found is None:
+            return None
+        data, sizes, positions = found
+        numbers = np.asarray(ordinals, np.int64)
+        times = segment.index()["time"][numbers].astype(np.int64)
+        offsets = numbers * INDEX_RECORD_BYTES + segment.start
+        return Records(data, offsets, times, positions, sizes, reached)
 
     def _reached(self, read: Read, offset: int) -> Read:
         read.next_offset = offset

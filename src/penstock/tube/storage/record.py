@@ -46,6 +46,7 @@ __all__ = [
     "Stored",
     "encode_run",
     "find_record",
+    "intact",
     "messages_at",
     "scan",
 ]
@@ -63,6 +64,8 @@ _MIN_SIZE = REFERENCE_OVERHEAD
 _TIME_BITS = 11  # of the upper two bytes
 _TIME_MASK = (1 << _TIME_BITS) - 1
 _PADDING = [bytes(n) for n in range(64)]
+_HEAD = np.dtype([("sum", ">u4"), ("length", ">u4"), ("ordinal", ">u4")])
+"""How a header begins."""
 Numbers = npt.NDArray[np.int64]
 
 _MESSAGE_START = re.compile(rb"\x22[\x80-\xff]{0,3}[\x00-\x7f]\x08", re.DOTALL)
@@ -159,27 +162,63 @@ def find_record(buffer: bytes, position: int, data_start: int) -> Stored | None:
     return Stored(position, size, ordinal, partition, key_code, time_ms, message_end, acknowledged)
 
 
+class _Heads(NamedTuple):
+    """What the headers of records say, and whether that can be so."""
+
+    starts: Numbers
+    ends: Numbers
+    """Of the messages."""
+    sums: Numbers
+    ordinals: Numbers
+    can_be: npt.NDArray[np.bool_]
+
+
+def _heads(buffer: bytes | memoryview, positions: Numbers) -> _Heads:
+    """The headers of the records at ``positions``, all of them looked at together. The buffer has room for a record."""
+    readable = positions + _MIN_SIZE <= len(buffer)
+    at = np.where(readable, positions, 0)
+    anywhere = np.ndarray((len(buffer) - _HEAD.itemsize + 1,), _HEAD, buffer, strides=(1,))
+    heads = anywhere[at]
+    lengths = heads["length"].astype(np.int64)
+    sizes = lengths & _SIZE_MASK
+    ends = at + sizes - (lengths >> _SIZE_BITS)
+    can_be = readable & (sizes >= _MIN_SIZE) & (at + sizes <= len(buffer)) & (ends > at + HEADER_BYTES)
+    return _Heads(at, ends, heads["sum"].astype(np.int64), heads["ordinal"].astype(np.int64), can_be)
+
+
 def messages_at(buffer: bytes, positions: Numbers, ordinals: Sequence[int], places: Numbers) -> list[bytes | None]:
     """The encoded messages of the records at ``positions``; None where there is not the whole record ``ordinals[k]``.
 
-    ``places`` are their data offsets. As :func:`find_record` for each, with the headers of all looked at together:
-    readers of old data live on this.
+    ``places`` are their data offsets. As :func:`find_record` for each: readers of old data live on this.
     """
-    readable = positions + _MIN_SIZE <= len(buffer)
-    at = np.where(readable, positions, 0)
     if len(buffer) < _MIN_SIZE:
         return [None] * len(positions)
-    heads = np.frombuffer(buffer, np.uint8)[at[:, None] + np.arange(12)].view(">u4").astype(np.int64)
-    sizes = heads[:, 1] & _SIZE_MASK
-    ends = at + sizes - (heads[:, 1] >> _SIZE_BITS)
-    whole = readable & (sizes >= _MIN_SIZE) & (at + sizes <= len(buffer)) & (ends > at + HEADER_BYTES)
-    whole &= heads[:, 2] == np.asarray(ordinals, np.int64)
-    columns = (at.tolist(), ends.tolist(), heads[:, 0].tolist(), (places & 0xFFFFFFFF).tolist(), whole.tolist())
+    heads = _heads(buffer, positions)
+    whole = heads.can_be & (heads.ordinals == np.asarray(ordinals, np.int64))
+    seeds = (places & 0xFFFFFFFF).tolist()
+    columns = (heads.starts.tolist(), heads.ends.tolist(), heads.sums.tolist(), seeds, whole.tolist())
     view = memoryview(buffer)
     return [
         buffer[start + HEADER_BYTES : end] if good and crc32(view[start + 4 : end], seed) == crc else None
         for start, end, crc, seed, good in zip(*columns, strict=True)
     ]
+
+
+def intact(records: bytes | memoryview, sizes: Numbers, places: Numbers) -> tuple[Numbers, Numbers] | None:
+    """Start and end of each encoded message in ``records``, one after the other; None where one is not what was stored.
+
+    ``places`` are the data offsets of the records: a whole one that belongs elsewhere is none of them.
+    """
+    if not len(sizes) or int(sizes.min()) < _MIN_SIZE or int(sizes.sum()) != len(records):
+        return None
+    heads = _heads(records, np.cumsum(sizes) - sizes)
+    if not heads.can_be.all():
+        return None
+    view = memoryview(records)
+    seeds = (places & 0xFFFFFFFF).tolist()
+    columns = ((heads.starts + 4).tolist(), heads.ends.tolist(), seeds)
+    found = [crc32(view[start:end], seed) for start, end, seed in zip(*columns, strict=True)]
+    return (heads.starts + HEADER_BYTES, heads.ends) if found == heads.sums.tolist() else None
 
 
 def scan(buffer: bytes, data_start: int) -> Iterator[Stored]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ __all__ = ["PartitionPart", "Segment"]
 # than a call. Up to the second figure (of the file) is looked at together.
 _GAP_BYTES = 16 << 10
 _RUN_BYTES = 4 << 20
+_GONE = frozenset((errno.ENOENT, errno.EIO))
 
 Numbers = npt.NDArray[np.int64]
 
@@ -191,32 +193,64 @@ class Segment:
         A file that is gone or lies on bad sectors counts as damage of everything asked for. Raises OSError for what may
         pass (too many open files, no memory): a reader that took that for damage would skip what is there.
         """
-        chosen = self.index()[np.asarray(ordinals, dtype=np.int64)]
-        places = chosen["position"].astype(np.int64)
-        starts = places - self.data_start
-        ends = starts + chosen["size"]
-        del chosen
+        starts, ends = self._places(ordinals)
         out: list[bytes | None] = []
-        file = self.data_file
-        opened: File | None = None
         try:
-            if file is None:
-                file = opened = files.open(self.data_path)
-            at = 0
-            while at < len(starts):
-                # So many at a time; a large one alone.
-                stop = max(at + 1, int(np.searchsorted(ends, starts[at] + _RUN_BYTES, side="right")))
-                buffer, positions = _gather(file, starts[at:stop], ends[at:stop])
-                out += messages_at(buffer, positions, ordinals[at:stop], places[at:stop])
-                at = stop
+            with self._opened(files) as file:
+                at = 0
+                while at < len(starts):
+                    # So many at a time; a large one alone.
+                    stop = max(at + 1, int(np.searchsorted(ends, starts[at] + _RUN_BYTES, side="right")))
+                    buffer, positions = _gather(file, starts[at:stop], ends[at:stop])
+                    out += messages_at(buffer, positions, ordinals[at:stop], starts[at:stop] + self.data_start)
+                    at = stop
         except OSError as error:
-            if error.errno not in {errno.ENOENT, errno.EIO}:
+            if error.errno not in _GONE:
                 raise
             out.extend([None] * (len(starts) - len(out)))
-        finally:
-            if opened is not None:
-                opened.close()
         return out, out.count(None)
+
+    def records(self, files: Files, ordinals: Sequence[int]) -> tuple[bytes, Numbers, Numbers] | None:
+        """The records at ``ordinals`` (rising) one after the other, their sizes and their data offsets.
+
+        Nobody has looked at them: it is for the receiver to check them. None where the file is gone or cannot be read;
+        OSError as of :meth:`fetch`.
+        """
+        starts, ends = self._places(ordinals)
+        sizes = ends - starts
+        try:
+            with self._opened(files) as file:
+                buffer, positions = _gather(file, starts, ends)
+        except OSError as error:
+            if error.errno not in _GONE:
+                raise
+            return None
+        if len(buffer) != int(sizes.sum()):
+            # Records of others stand between them.
+            run = np.flatnonzero(positions[1:] != positions[:-1] + sizes[:-1]) + 1
+            firsts, lasts = np.concatenate(([0], run)), np.concatenate((run - 1, [len(sizes) - 1]))
+            pieces = zip(positions[firsts].tolist(), (positions[lasts] + sizes[lasts]).tolist(), strict=True)
+            view = memoryview(buffer)
+            buffer = b"".join([view[start:end] for start, end in pieces])
+        return buffer, sizes, starts + self.data_start
+
+    def _places(self, ordinals: Sequence[int]) -> tuple[Numbers, Numbers]:
+        """Start and end in the data file of the records at ``ordinals``."""
+        chosen = self.index()[np.asarray(ordinals, dtype=np.int64)]
+        starts = chosen["position"].astype(np.int64) - self.data_start
+        return starts, starts + chosen["size"]
+
+    @contextmanager
+    def _opened(self, files: Files) -> Iterator[File]:
+        """The data file; one that is opened for this is closed again."""
+        if self.data_file is not None:
+            yield self.data_file
+            return
+        file = files.open(self.data_path)
+        try:
+            yield file
+        finally:
+            file.close()
 
     def close(self) -> None:
         """Release the files."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from penstock.tube.client.range_answers import RangeAnswer
 from penstock.tube.codec.message import encode_stored
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.engine.fetch import answer_range, get_failure, get_success
-from penstock.tube.storage.store import Store
+from penstock.tube.storage.store import Store, StoreLimits
 from tests.unit.runtime.recorded_disk import RecordedDisk
 from tests.unit.tube.storage.test_store import commit, put
 
@@ -93,3 +96,99 @@ def test_lost_messages_of_unknown_partitions_are_lost_to_every_range_over_them()
         assert (answer.errCode, answer.range.lostStart, answer.range.lostEnd) == (500, 56, 112)
         body, count = answer_range(again, partition, pb.RangeRequest(startOffset=112))
         assert (pb.GetMessageResponseB2C.FromString(b"".join(body)).success, count) == (True, int(partition < 2))
+
+
+Row = tuple[int, int, int, bytes]
+
+
+def asked(store: Store, partition: int, start: int, **fields: int) -> RangeAnswer:
+    wanted = pb.RangeRequest(startOffset=start, asColumns=True, asStored=True, **fields)  # type: ignore[arg-type]
+    return RangeAnswer(b"".join(answer_range(store, partition, wanted)[0]), "broker")
+
+
+def rows(store: Store, partition: int, *, stored: bool, **fields: int) -> tuple[list[Row], list[bool]]:
+    """Offset, time, flag and data of all messages, and of each answer whether it held records."""
+    found: list[Row] = []
+    kinds = []
+    position = 0
+    while position < store.durable_end:
+        wanted = pb.RangeRequest(startOffset=position, asColumns=True, asStored=stored, **fields)  # type: ignore[arg-type]
+        body, count = answer_range(store, partition, wanted)
+        answer = RangeAnswer(b"".join(body), "broker")
+        kinds.append(answer.has_records)
+        batch = answer.stored() if answer.has_records else answer.batch("demo", partition)
+        assert count == (0 if batch is None else len(batch.offsets))
+        if batch is not None:
+            found += zip(
+                batch.offsets.tolist(), batch.append_times.tolist(), batch.flags.tolist(), batch.payloads, strict=True
+            )
+        position = answer.message.range.nextOffset
+    return found, kinds
+
+
+@pytest.mark.parametrize("limits", [StoreLimits(), StoreLimits(segment_records=7)], ids=["one file", "several"])
+@pytest.mark.parametrize("fields", [{}, {"maxBytes": 200}, {"maxMessages": 2}], ids=str)
+def test_records_are_the_messages_that_they_hold(limits: StoreLimits, fields: dict[str, int]) -> None:
+    disk = RecordedDisk()
+    store = Store(disk, Path("/log/demo-0"), 0, limits=limits)
+    for n in range(40):
+        if n == 30:  # what comes now stays in memory
+            store = Store(RecordedDisk(disk.files()), Path("/log/demo-0"), 0, limits=limits)
+        put(store, n % 3 if n % 5 else 0, b"%03d" % n * (n % 4 * 20 + 1), now=1000 + n)
+        commit(store)
+    for partition in range(3):
+        expected, plain = rows(store, partition, stored=False, **fields)
+        found, kinds = rows(store, partition, stored=True, **fields)
+        assert found == expected
+        assert not any(plain)
+        assert kinds[0]
+        assert not kinds[-1]
+    assert rows(store, 3, stored=True) == ([], [False])
+
+
+def cold(count: int) -> Store:
+    """A store with messages that are on the disk only."""
+    disk = RecordedDisk()
+    store = Store(disk, Path("/log/demo-0"), 0)
+    for n in range(count):
+        put(store, 0, b"message %d" % n)
+    commit(store)
+    return Store(RecordedDisk(disk.files()), Path("/log/demo-0"), 0)
+
+
+def test_records_that_changed_are_not_taken_and_the_broker_says_what_is_lost() -> None:
+    again = cold(4)
+    flip(again, 61 * 2 + 40)
+    answer = asked(again, 0, 0)
+    assert (answer.has_records, answer.stored()) == (True, None)
+    lost, _ = ranged(again, startOffset=56, asColumns=True)
+    assert (lost.errCode, lost.range.lostStart, lost.range.lostEnd) == (500, 56, 84)
+    sound = asked(again, 0, 0, endOffset=56).stored()
+    assert sound is not None
+    assert sound.payloads == [b"message 0", b"message 1"]
+
+
+def test_a_known_loss_or_a_file_that_is_gone_is_answered_with_messages_or_why() -> None:
+    disk = RecordedDisk()
+    store = Store(disk, Path("/log/demo-0"), 0)
+    for n in range(4):
+        put(store, 0, b"message %d" % n)
+        commit(store)
+    flip(store, 61 * 1 + 40)
+    again = Store(RecordedDisk(disk.files()), Path("/log/demo-0"), 0)
+    before = asked(again, 0, 0)
+    assert not before.has_records
+    assert before.message.range.nextOffset == 28
+    assert asked(again, 0, 28).message.errCode == 500
+    assert asked(again, 0, 56).has_records
+
+
+def test_an_answer_that_does_not_say_enough_of_its_records_is_not_taken() -> None:
+    answer = asked(cold(1), 0, 0)
+    assert answer.stored() is not None
+    for name in ("positions", "messageBytes", "offsets"):
+        less = RangeAnswer(answer.payload, "broker")
+        setattr(less.message.range.columns, name, b"")
+        assert less.stored() is None
+    assert RangeAnswer(answer.payload + b"\x28\x01", "broker").stored() is None
+    assert RangeAnswer(answer.payload[:-1], "broker").stored() is None

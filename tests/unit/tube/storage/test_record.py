@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.tube.codec.message import check_sum, encode_stored
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.storage.index import INDEX_RECORD
-from penstock.tube.storage.record import HEADER_BYTES, encode_run, find_record, messages_at, scan
+from penstock.tube.storage.record import HEADER_BYTES, encode_run, find_record, intact, messages_at, scan
 
 MESSAGE_ID = 1_795_249_426_525 << 20
 
@@ -118,3 +118,16 @@ def test_many_at_once_are_what_they_are_one_by_one(
         expected.append(whole[place + HEADER_BYTES : found.message_end] if there and found is not None else None)
     at = np.asarray(places, np.int64)
     assert messages_at(whole, at, wanted, at + start) == expected
+    sizes = np.diff([*places, len(buffer)])
+    spanned = intact(whole[len(junk) :], sizes, at + start)
+    alone = [find_record(whole, place, start) for place in places]
+    if len(whole) < len(buffer) or None in alone:
+        assert spanned is None
+    else:
+        assert spanned is not None
+        spans = [
+            (place - len(junk) + HEADER_BYTES, one.message_end - len(junk))
+            for place, one in zip(places, alone, strict=True)
+            if one
+        ]
+        assert list(zip(*spanned, strict=True)) == spans

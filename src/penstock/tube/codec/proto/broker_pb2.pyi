@@ -269,7 +269,7 @@ class HeartBeatResponseB2C(_message.Message):
     def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ..., hasPartFailure: bool = ..., failureInfo: _Optional[_Iterable[str]] = ..., requireAuth: bool = ...) -> None: ...
 
 class RangeRequest(_message.Message):
-    __slots__ = ("startOffset", "endOffset", "maxMessages", "maxBytes", "planOnly", "timeMs", "logEpoch", "filterCondStr", "asColumns")
+    __slots__ = ("startOffset", "endOffset", "maxMessages", "maxBytes", "planOnly", "timeMs", "logEpoch", "filterCondStr", "asColumns", "asStored")
     STARTOFFSET_FIELD_NUMBER: _ClassVar[int]
     ENDOFFSET_FIELD_NUMBER: _ClassVar[int]
     MAXMESSAGES_FIELD_NUMBER: _ClassVar[int]
@@ -279,6 +279,7 @@ class RangeRequest(_message.Message):
     LOGEPOCH_FIELD_NUMBER: _ClassVar[int]
     FILTERCONDSTR_FIELD_NUMBER: _ClassVar[int]
     ASCOLUMNS_FIELD_NUMBER: _ClassVar[int]
+    ASSTORED_FIELD_NUMBER: _ClassVar[int]
     startOffset: int
     endOffset: int
     maxMessages: int
@@ -288,19 +289,22 @@ class RangeRequest(_message.Message):
     logEpoch: int
     filterCondStr: _containers.RepeatedScalarFieldContainer[str]
     asColumns: bool
-    def __init__(self, startOffset: _Optional[int] = ..., endOffset: _Optional[int] = ..., maxMessages: _Optional[int] = ..., maxBytes: _Optional[int] = ..., planOnly: bool = ..., timeMs: _Optional[int] = ..., logEpoch: _Optional[int] = ..., filterCondStr: _Optional[_Iterable[str]] = ..., asColumns: bool = ...) -> None: ...
+    asStored: bool
+    def __init__(self, startOffset: _Optional[int] = ..., endOffset: _Optional[int] = ..., maxMessages: _Optional[int] = ..., maxBytes: _Optional[int] = ..., planOnly: bool = ..., timeMs: _Optional[int] = ..., logEpoch: _Optional[int] = ..., filterCondStr: _Optional[_Iterable[str]] = ..., asColumns: bool = ..., asStored: bool = ...) -> None: ...
 
 class RangeColumns(_message.Message):
-    __slots__ = ("offsets", "appendTimes", "messageBytes", "checkSum")
+    __slots__ = ("offsets", "appendTimes", "messageBytes", "checkSum", "positions")
     OFFSETS_FIELD_NUMBER: _ClassVar[int]
     APPENDTIMES_FIELD_NUMBER: _ClassVar[int]
     MESSAGEBYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
     offsets: bytes
     appendTimes: bytes
     messageBytes: bytes
     checkSum: int
-    def __init__(self, offsets: _Optional[bytes] = ..., appendTimes: _Optional[bytes] = ..., messageBytes: _Optional[bytes] = ..., checkSum: _Optional[int] = ...) -> None: ...
+    positions: bytes
+    def __init__(self, offsets: _Optional[bytes] = ..., appendTimes: _Optional[bytes] = ..., messageBytes: _Optional[bytes] = ..., checkSum: _Optional[int] = ..., positions: _Optional[bytes] = ...) -> None: ...
 
 class RangeResponse(_message.Message):
     __slots__ = ("nextOffset", "messageOffsets", "appendTimes", "minOffset", "maxOffset", "messageCount", "lostStart", "lostEnd", "timeOffset", "logEpoch", "truncatedTo", "columns")
@@ -375,7 +379,7 @@ class TransferedMessage(_message.Message):
     def __init__(self, messageId: _Optional[int] = ..., checkSum: _Optional[int] = ..., payLoadData: _Optional[bytes] = ..., flag: _Optional[int] = ..., producerId: _Optional[int] = ..., sequence: _Optional[int] = ..., batchCount: _Optional[int] = ...) -> None: ...
 
 class GetMessageResponseB2C(_message.Message):
-    __slots__ = ("success", "errCode", "errMsg", "messages", "currOffset", "minLimitTime", "escFlowCtrl", "currDataDlt", "requireSlow", "maxOffset", "range")
+    __slots__ = ("success", "errCode", "errMsg", "messages", "currOffset", "minLimitTime", "escFlowCtrl", "currDataDlt", "requireSlow", "maxOffset", "range", "records")
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     ERRCODE_FIELD_NUMBER: _ClassVar[int]
     ERRMSG_FIELD_NUMBER: _ClassVar[int]
@@ -387,6 +391,7 @@ class GetMessageResponseB2C(_message.Message):
     REQUIRESLOW_FIELD_NUMBER: _ClassVar[int]
     MAXOFFSET_FIELD_NUMBER: _ClassVar[int]
     RANGE_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
     success: bool
     errCode: int
     errMsg: str
@@ -398,7 +403,8 @@ class GetMessageResponseB2C(_message.Message):
     requireSlow: bool
     maxOffset: int
     range: RangeResponse
-    def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[TransferedMessage, _Mapping[str, object]]]] = ..., currOffset: _Optional[int] = ..., minLimitTime: _Optional[int] = ..., escFlowCtrl: bool = ..., currDataDlt: _Optional[int] = ..., requireSlow: bool = ..., maxOffset: _Optional[int] = ..., range: _Optional[_Union[RangeResponse, _Mapping[str, object]]] = ...) -> None: ...
+    records: bytes
+    def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[TransferedMessage, _Mapping[str, object]]]] = ..., currOffset: _Optional[int] = ..., minLimitTime: _Optional[int] = ..., escFlowCtrl: bool = ..., currDataDlt: _Optional[int] = ..., requireSlow: bool = ..., maxOffset: _Optional[int] = ..., range: _Optional[_Union[RangeResponse, _Mapping[str, object]]] = ..., records: _Optional[bytes] = ...) -> None: ...
 
 class CommitOffsetRequestC2B(_message.Message):
     __slots__ = ("clientId", "topicName", "partitionId", "groupName", "lastPackConsumed")
