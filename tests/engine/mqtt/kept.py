@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from penstock.mqtt.codec.packets import Packet, Subscription
 from penstock.mqtt.engine.access import Rights
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connection import BrokerConnection
@@ -16,7 +17,9 @@ from penstock.runtime.durability import Durability
 
 from .harness import Bench, Peer, RecordingService
 
-__all__ = ["KeptBench"]
+__all__ = ["HOUR", "KeptBench", "back", "reader"]
+
+HOUR = 3600
 
 WALL = 1_000_000
 """Wall clock minus the bench's clock, as its peers say it."""
@@ -80,3 +83,17 @@ class KeptBench(Bench):
         self.now += down_ms
         self.store = SessionStore(self.path, Durability.FLUSHED)
         self._start(*services)
+
+
+def reader(bench: KeptBench, qos: int = 2, client_id: str = "reader", **more: object) -> None:
+    """A kept session with a subscription to everything, offline."""
+    peer = bench.connect(client_id, expiry=HOUR, **more)  # type: ignore[arg-type]
+    peer.subscribe(Subscription("#", qos))
+    peer.drop()
+
+
+def back(bench: KeptBench, client_id: str = "reader") -> list[Packet]:
+    """The reader connects again; what it is sent."""
+    peer = bench.connect(client_id, clean_start=False, expiry=HOUR)
+    assert bench.connack.session_present
+    return peer.take()

@@ -9,7 +9,6 @@ from penstock.mqtt.codec.packets import (
     Connect,
     Disconnect,
     PingReq,
-    PingResp,
     PubAck,
     Publish,
     PubRec,
@@ -19,9 +18,8 @@ from penstock.mqtt.codec.packets import (
     Will,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.limits import BrokerLimits, QueueFull, TooFast
+from penstock.mqtt.engine.limits import BrokerLimits
 from tests.engine.mqtt.harness import Bench, Peer, RecordingService
-from tests.engine.mqtt.test_access import Gate
 
 TEXT = Properties(payload_format_indicator=1)
 NOT_TEXT = b"\xff\xfe"
@@ -230,44 +228,6 @@ def test_keep_alive_ends_a_stalled_client_first_where_it_is_shorter() -> None:
     assert peer.only() == Disconnect(0x8D)
 
 
-@pytest.mark.parametrize("policy", [QueueFull.DROP_NEWEST, QueueFull.DROP_OLDEST])
-def test_qos_0_makes_room_for_qos_1(policy: QueueFull) -> None:
-    bench = Bench(limits=BrokerLimits(max_queued_messages=2, when_queue_full=policy))
-    peer = bench.connect("s")
-    peer.subscribe("a", Subscription("b", 0))
-    peer.connection.pause(bench.now)
-    bench.connect("p").send(
-        *(Publish("b", b"%d" % n) for n in range(2)), *(Publish("a", b"%d" % n, 1, packet_id=n) for n in range(1, 3))
-    )
-    peer.connection.unpause(bench.now)
-    assert [(p.topic, p.payload) for p in peer.publishes()] == [("a", b"1"), ("a", b"2")]
-    assert bench.broker.stats.dropped_queue_full == 2
-
-
-@pytest.mark.parametrize("policy", [QueueFull.DROP_NEWEST, QueueFull.DROP_OLDEST])
-def test_qos_1_makes_no_room_for_qos_0(policy: QueueFull) -> None:
-    bench = Bench(limits=BrokerLimits(max_queued_messages=2, when_queue_full=policy))
-    peer = bench.connect("s")
-    peer.subscribe("a", Subscription("b", 0))
-    peer.connection.pause(bench.now)
-    bench.connect("p").send(
-        *(Publish("a", b"%d" % n, 1, packet_id=n) for n in range(1, 3)), *(Publish("b", b"%d" % n) for n in range(2))
-    )
-    peer.connection.unpause(bench.now)
-    assert [(p.topic, p.payload) for p in peer.publishes()] == [("a", b"1"), ("a", b"2")]
-
-
-def test_a_message_larger_than_the_queue_costs_no_other() -> None:
-    bench = Bench(limits=BrokerLimits(max_queued_bytes=1_000, when_queue_full=QueueFull.DROP_OLDEST))
-    peer = bench.connect("s", expiry=100)
-    peer.subscribe("a")
-    peer.drop()
-    bench.connect("p").send(
-        *(Publish("a", bytes(size), 1, packet_id=n) for n, size in enumerate((100, 100, 2_000), start=1))
-    )
-    assert len(bench.connect("s", clean_start=False).publishes()) == 2
-
-
 def test_a_client_that_takes_no_connack_gets_nothing_else_and_leaves_no_will() -> None:
     bench = Bench()
     bench.connect("c", expiry=100).subscribe("a")
@@ -361,105 +321,6 @@ def test_the_silence_of_a_client_that_is_not_read_is_not_its_own() -> None:
     assert peer.closed
 
 
-def numbered(count: int, size: int = 1) -> list[Publish]:
-    return [Publish("a", bytes(size), 1, packet_id=n) for n in range(1, count + 1)]
-
-
-def test_a_full_queue_may_refuse_the_publisher() -> None:
-    bench = Bench(limits=BrokerLimits(max_queued_messages=2, when_queue_full=QueueFull.REFUSE))
-    full, other = bench.connect("s", expiry=100), bench.connect("o")
-    for peer in (full, other):
-        peer.subscribe("a")
-    full.drop()
-    sender = bench.connect("p").send(*numbered(4), Publish("a", b"zero"))
-    assert sender.take() == [PubAck(1), PubAck(2), PubAck(3, 0x97), PubAck(4, 0x97)]
-    assert len(other.publishes()) == 3, "what is refused reaches nobody, QoS 0 who is there"
-    assert bench.broker.stats.refused_queue_full == 2
-    assert len(bench.connect("s", clean_start=False, expiry=100).publishes()) == 2
-    assert sender.send(Publish("a", b"", 1, packet_id=9)).only() == PubAck(9), "there is room again"
-
-
-def test_refusing_counts_a_shared_subscription_as_full_when_all_its_members_are() -> None:
-    bench = Bench(limits=BrokerLimits(max_queued_messages=1, when_queue_full=QueueFull.REFUSE))
-    members = [bench.connect(f"m{n}", expiry=100) for n in range(2)]
-    for peer in members:
-        peer.subscribe("$share/g/a")
-    for peer in members:
-        peer.drop()
-    sender = bench.connect("p").send(*numbered(3))
-    codes = [packet.reason_code for packet in sender.take() if isinstance(packet, PubAck)]
-    assert codes == [0, 0, 0x97]
-
-
-def test_a_full_queue_may_end_the_connection_of_the_slow_client() -> None:
-    bench = Bench(limits=BrokerLimits(max_queued_messages=2, when_queue_full=QueueFull.DISCONNECT))
-    slow, other = bench.connect("s", expiry=100, receive_maximum=1), bench.connect("o")
-    for peer in (slow, other):
-        peer.subscribe("a")
-    bench.connect("p").send(*numbered(4))
-    *messages, goodbye = slow.take()
-    assert len(messages) == 1
-    assert isinstance(goodbye, Disconnect)
-    assert goodbye.reason_code == 0x97
-    assert slow.closed
-    assert len(other.publishes()) == 4, "nobody else is disturbed"
-    assert len(bench.connect("s", clean_start=False, expiry=100).publishes()) == 3
-
-
-def test_nothing_follows_the_disconnect_of_a_publisher_whose_own_queue_is_full() -> None:
-    bench = Bench(limits=BrokerLimits(max_queued_messages=1, when_queue_full=QueueFull.DISCONNECT))
-    peer = bench.connect("c", receive_maximum=1)
-    peer.subscribe(Subscription("t", 1))
-    peer.send(*[Publish("t", b"", 1, packet_id=n) for n in (1, 2, 3)])
-    assert [type(packet) for packet in peer.take()] == [Publish, PubAck, PubAck, Disconnect]
-
-
-def test_a_session_that_ends_while_a_message_is_on_its_way_holds_nothing() -> None:
-    bench = Bench(limits=BrokerLimits(max_queued_messages=1, when_queue_full=QueueFull.DISCONNECT))
-    for name, will in (("a", Will("t", b"will", 1)), ("b", None)):
-        bench.connect(name, receive_maximum=1, will=will).subscribe(Subscription("t", 1))
-    sender = bench.connect("p")
-    for n in (1, 2, 3):  # the third ends a, whose will ends b before its turn comes
-        sender.send(Publish("t", b"", 1, packet_id=n))
-    assert sorted(bench.broker.sessions) == ["p"]
-    assert bench.broker.measure().queued == 0
-
-
-@pytest.mark.parametrize(
-    ("limits", "kept"),
-    [
-        (BrokerLimits(max_total_queued_messages=3), 3),
-        (BrokerLimits(max_total_queued_bytes=3 * 104), 3),
-        (BrokerLimits(max_total_queued_messages=3, when_queue_full=QueueFull.DROP_OLDEST), 3),
-    ],
-    ids=["messages", "bytes", "drop oldest"],
-)
-def test_what_waits_in_all_sessions_is_bounded(limits: BrokerLimits, kept: int) -> None:
-    bench = Bench(limits=limits)
-    for name in ("s1", "s2"):
-        peer = bench.connect(name, expiry=100)
-        peer.subscribe("a")
-        peer.drop()
-    bench.connect("p").send(*numbered(4, 100))
-    stats = bench.broker.measure()
-    assert (stats.queued, stats.queued_bytes, stats.dropped_queue_full) == (kept, kept * 104, 5)
-    for name in ("s1", "s2"):
-        peer = bench.connect(name, clean_start=False)
-        peer.send(*(PubAck(p.packet_id) for p in peer.publishes())).drop()
-    stats = bench.broker.measure()
-    assert (stats.queued, stats.queued_bytes) == (0, 0)
-
-
-def test_the_sizes_are_given_back_when_a_session_ends() -> None:
-    bench = Bench()
-    peer = bench.connect("s", expiry=100)
-    peer.subscribe("a")
-    peer.drop()
-    bench.connect("p").send(*numbered(4, 100))
-    bench.advance(100_000)
-    assert (bench.broker.measure().queued, bench.broker.measure().queued_bytes) == (0, 0)
-
-
 def test_subscriptions_of_all_sessions_are_bounded() -> None:
     bench = Bench(limits=BrokerLimits(max_total_subscriptions=3))
     one, two = bench.connect("1"), bench.connect("2")
@@ -479,116 +340,3 @@ def test_topics_and_filters_have_a_greatest_length(topic: str) -> None:
     will = bench.open().send(Connect("d", will=Will(topic, b""))).only()
     assert isinstance(will, ConnAck)
     assert will.reason_code == 0x90
-
-
-def burst(count: int, first: int = 1) -> list[Publish]:
-    return [Publish("a", b"", 1, packet_id=n) for n in range(first, first + count)]
-
-
-def test_a_client_that_publishes_too_fast_is_slowed_down_and_loses_nothing() -> None:
-    bench = Bench(limits=BrokerLimits(max_publish_rate=10, max_publish_burst=5))
-    peer, other = bench.connect("c", keep_alive=1), bench.connect("o")
-    peer.send(*burst(8))
-    assert len(peer.take()) == 8
-    assert peer.connection.holds == 1, "nothing is read"
-    other.send(*burst(3))
-    assert (len(other.take()), other.connection.holds) == (3, 0)
-    bench.advance(399)
-    assert peer.connection.holds == 1
-    bench.advance(1)
-    assert (peer.connection.holds, peer.closed) == (0, False), "its silence was ours"
-    assert bench.broker.stats.rate_exceeded == 3
-
-
-@pytest.mark.parametrize("policy", [TooFast.REFUSE, TooFast.DISCONNECT])
-def test_a_client_that_publishes_too_fast_is_refused_or_ended(policy: TooFast) -> None:
-    bench = Bench(limits=BrokerLimits(max_publish_rate=10, max_publish_burst=2, when_too_fast=policy))
-    peer = bench.connect("c")
-    peer.send(*burst(3), Publish("a", b""), PingReq())
-    packets = peer.take()
-    assert packets[:2] == [PubAck(1, 0x10), PubAck(2, 0x10)]
-    if policy is TooFast.REFUSE:
-        assert packets[2:] == [PubAck(3, 0x97), PingResp()]
-        bench.advance(100)
-        assert peer.send(*burst(2)).take() == [PubAck(1, 0x10), PubAck(2, 0x97)]
-    else:
-        assert packets[2:] == [Disconnect(0x96)]
-        assert peer.closed
-
-
-def test_high_priority_passes_the_rate() -> None:
-    bench = Bench(limits=BrokerLimits(max_publish_rate=1, when_too_fast=TooFast.REFUSE))
-    peer = bench.connect("c")
-    urgent = Properties(user_properties=[("$high_priority", "")])
-    peer.send(*burst(2), *(Publish("a", b"", 1, packet_id=n, properties=urgent) for n in (7, 8, 9)))
-    assert peer.take() == [PubAck(1, 0x10), PubAck(2, 0x97), *(PubAck(n, 0x10) for n in (7, 8, 9))]
-
-
-@pytest.mark.parametrize("qos", [1, 2])
-def test_bytes_in_flight_are_bounded(qos: int) -> None:
-    limits = BrokerLimits(max_inflight_bytes=10_000)
-    bench = Bench(limits=limits)
-    sender = bench.connect("p")
-    receiver = bench.connect("r", expiry=100)
-    receiver.subscribe(Subscription("t", qos))
-    sender.send(*(Publish("t", bytes(6_000), 1, packet_id=n) for n in range(1, 8)))
-    small = [Publish("t", bytes(10), 1, packet_id=n) for n in range(8, 11)]
-    first = receiver.publishes()
-    assert [len(message.payload) for message in first] == [6_000, 6_000], "the one that goes beyond still goes"
-    sender.send(*small)
-    assert receiver.publishes() == [], "what is behind keeps its place"
-    session = bench.broker.sessions["r"]
-    assert session.inflight.bytes == 12_000
-    receiver.send(PubAck(first[0].packet_id), PubAck(first[1].packet_id))
-    second = receiver.publishes()
-    assert len(second) == 2
-    receiver.drop()
-    receiver = bench.connect("r", expiry=100, clean_start=False)
-    again = receiver.publishes()
-    assert [message.packet_id for message in again] == [message.packet_id for message in second]
-    got = len(first) + len(second)
-    fresh = again
-    while fresh:
-        receiver.send(*(PubAck(message.packet_id) for message in fresh))
-        fresh = receiver.publishes()
-        got += len(fresh)
-    assert got == 10
-    assert session.inflight.bytes == 0
-
-
-def test_bytes_in_flight_end_with_pubrec() -> None:
-    bench = Bench()
-    sender, receiver = bench.connect("p"), bench.connect("r")
-    receiver.subscribe(Subscription("t", 2))
-    sender.send(Publish("t", bytes(5_000), 2, packet_id=1), Publish("t", bytes(5_000), 2, packet_id=2))
-    sender.take()
-    taken, refused = receiver.publishes()
-    inflight = bench.broker.sessions["r"].inflight
-    assert inflight.bytes == 10_000
-    receiver.send(PubRec(taken.packet_id), PubRec(taken.packet_id), PubRec(refused.packet_id, 0x80))
-    assert inflight.bytes == 0, "what is released holds no payload"
-
-
-URGENT = Properties(user_properties=[("$high_priority", "")])
-
-
-@pytest.mark.parametrize("policy", list(QueueFull))
-@pytest.mark.parametrize("allowed", [True, False])
-def test_a_message_that_may_hurry_passes_the_bounds_of_a_full_queue(policy: QueueFull, *, allowed: bool) -> None:
-    gate = Gate() if allowed else Gate(("hasty", "high_priority", "t"))
-    bench = Bench(limits=BrokerLimits(max_queued_messages=3, when_queue_full=policy), access=gate)
-    sender = bench.connect("p", username="hasty")
-    bench.connect("r", expiry=100, username="r").subscribe(Subscription("t", 1))
-    bench.peers[bench.broker.sessions["r"].connection].drop()  # type: ignore[index]
-    sender.send(*(Publish("t", b"%d" % n, 1, packet_id=n) for n in range(1, 4)))
-    sender.send(*(Publish("t", b"!%d" % n, 1, packet_id=n, properties=URGENT) for n in range(4, 9)))
-    codes = [packet.reason_code for packet in sender.take() if isinstance(packet, PubAck)]
-    got = [p.payload.decode() for p in bench.connect("r", expiry=100, clean_start=False, username="r").publishes()]
-    if policy is QueueFull.DROP_OLDEST:
-        assert got == ["!6", "!7", "!8"]
-    elif allowed:
-        assert got == ["1", "2", "3", "!4", "!5", "!6"], "twice the bound, and no further"
-    else:
-        assert got == ["1", "2", "3"]
-    refused = 0 if policy is not QueueFull.REFUSE else 2 if allowed else 5
-    assert codes == [0] * (8 - refused) + [0x97] * refused

@@ -1,0 +1,226 @@
+"""What a kept session is promised leaves after its commit, and after a failed one nothing more is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.mqtt.codec.packets import (
+    ConnAck,
+    Connect,
+    Disconnect,
+    Packet,
+    PubAck,
+    PubComp,
+    Publish,
+    PubRec,
+    PubRel,
+    SubAck,
+    Subscribe,
+    Subscription,
+    UnsubAck,
+    Unsubscribe,
+)
+from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.engine.limits import BrokerLimits
+
+from .kept import HOUR, KeptBench, reader
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> KeptBench:
+    return KeptBench(tmp_path)
+
+
+def test_a_puback_waits_for_the_commit_of_what_a_kept_session_gets(bench: KeptBench) -> None:
+    reader(bench)
+    writer = bench.connect("writer")
+    bench.stalled = True
+    writer.send(Publish("t", b"x", 1, packet_id=7), Publish("t", b"y", 2, packet_id=8))
+    assert writer.take() == []
+    bench.commit()
+    assert writer.take() == [PubAck(7), PubRec(8)]
+
+
+def test_without_a_kept_taker_nothing_is_recorded_and_nothing_waits(bench: KeptBench) -> None:
+    bench.stalled = True
+    live = bench.connect("live")
+    live.subscribe("#")
+    writer = bench.connect("writer")
+    writer.send(
+        Publish("t", b"x", 1, packet_id=7),
+        Publish("t", b"y", 2, packet_id=8),
+        PubRel(8),
+        Subscribe(9, [Subscription("a")]),
+        Unsubscribe(10, ["a"]),
+    )
+    assert writer.take() == [PubAck(7), PubRec(8), PubComp(8), SubAck(9, [1]), UnsubAck(10, [0])]
+    assert len(live.publishes()) == 2
+    live.drop()
+    writer.send(Disconnect())
+    assert (bench.journal.waiting, bench.journal.promises, bench.commits) == (0, 0, 0)
+
+
+def test_what_follows_a_promise_on_its_connection_waits_with_it_and_others_do_not(bench: KeptBench) -> None:
+    reader(bench)
+    writer, other = bench.connect("writer"), bench.connect("other")
+    bench.stalled = True
+    writer.send(Publish("t", b"x", 1, packet_id=7))
+    bench.flush()
+    writer.send(Publish("$private", b"x", 1, packet_id=8))
+    other.send(Publish("$private", b"x", 1, packet_id=9))
+    assert (writer.take(), other.take()) == ([], [PubAck(9, 0x10)])
+    bench.commit()
+    assert writer.take() == [PubAck(7), PubAck(8, 0x10)]
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer"),
+    [
+        (Subscribe(5, [Subscription("a")]), SubAck(5, [1])),
+        (Unsubscribe(6, ["a"]), UnsubAck(6, [0x11])),
+        (Publish("t", b"x", 1, retain=True, packet_id=4), PubAck(4)),
+        (PubRel(3), PubComp(3)),
+    ],
+    ids=["SUBACK", "UNSUBACK", "PUBACK of a retained message", "PUBCOMP"],
+)
+def test_answers_in_a_kept_session_wait_for_its_commit(bench: KeptBench, request_: Packet, answer: Packet) -> None:
+    peer = bench.connect("c", expiry=HOUR)
+    peer.send(Publish("none", b"", 2, packet_id=3))
+    assert peer.only() == PubRec(3, 0x10)
+    peer.send(Subscribe(2, [Subscription("b")]))
+    peer.take()
+    bench.stalled = True
+    peer.send(Publish("b", b"", 0), request_)  # something is recorded before the UNSUBSCRIBE too
+    if isinstance(request_, Unsubscribe):
+        peer.send(Unsubscribe(7, ["b"]))
+    assert answer not in peer.take()
+    bench.commit()
+    assert answer in peer.take()
+
+
+def test_connack_of_a_kept_session_waits_and_a_lost_one_was_never_promised(bench: KeptBench) -> None:
+    bench.stalled = True
+    peer = bench.open()
+    peer.send(Connect("c", properties=Properties(session_expiry_interval=HOUR)))
+    assert peer.take() == []
+    bench.crash()
+    assert bench.broker.sessions == {}
+    bench.stalled = True
+    peer = bench.open()
+    peer.send(Connect("c", properties=Properties(session_expiry_interval=HOUR)))
+    bench.commit()
+    assert isinstance(peer.only(), ConnAck)
+    bench.crash()
+    assert list(bench.broker.sessions) == ["c"]
+
+
+def test_a_qos_2_message_reaches_a_kept_session_only_with_a_committed_identifier(bench: KeptBench) -> None:
+    peer = bench.connect("reader", expiry=HOUR)
+    peer.subscribe(Subscription("#", 2))
+    writer = bench.connect("writer")
+    bench.stalled = True
+    writer.send(Publish("t", b"1", 1, packet_id=7))
+    assert [p.payload for p in peer.publishes()] == [b"1"], "QoS 1 may come twice: it need not wait"
+    writer.send(Publish("t", b"2", 2, packet_id=8))
+    assert peer.take() == []
+    bench.commit()
+    (publish,) = peer.publishes()
+    bench.stalled = True
+    peer.send(PubRec(publish.packet_id))
+    assert peer.take() == []
+    bench.commit()
+    assert peer.take() == [PubRel(publish.packet_id)]
+
+
+def test_a_message_that_was_acknowledged_before_its_commit_is_never_written(bench: KeptBench) -> None:
+    peer = bench.connect("reader", expiry=HOUR)
+    peer.subscribe("#")
+    writer = bench.connect("writer")
+    bench.stalled = True
+    writer.send(Publish("t", b"1", 1, packet_id=7))
+    (publish,) = peer.publishes()
+    peer.send(PubAck(publish.packet_id))
+    before = bench.commits
+    bench.commit()
+    assert (writer.take(), bench.commits) == ([PubAck(7)], before)
+
+
+def test_written_behind_only_who_asks_waits(tmp_path: Path) -> None:
+    bench = KeptBench(tmp_path, promise_all=False)
+    reader(bench)
+    writer = bench.connect("writer")
+    bench.stalled = True
+    writer.send(Publish("t", b"x", 1, packet_id=1), Publish("t", b"x", 1, retain=True, packet_id=2))
+    assert writer.take() == [PubAck(1), PubAck(2)]
+    asked = Properties(user_properties=[("aio-persistence", "true")])
+    writer.send(Publish("kept", b"x", 1, retain=True, packet_id=3, properties=asked))
+    assert writer.take() == []
+    bench.commit()
+    assert writer.take() == [PubAck(3)]
+    bench.stalled = False
+    reader(bench, client_id="asking", user_properties=[("aio-persistence", "true")])
+    bench.stalled = True
+    writer.send(Publish("t", b"x", 1, packet_id=4))
+    assert writer.take() == []
+    bench.commit()
+    assert writer.take() == [PubAck(4)]
+    bench.crash()
+    assert {row.client_id: row.promised for row in bench.found.sessions} == {"reader": False, "asking": True}
+
+
+def test_after_a_failed_commit_nothing_is_acknowledged_and_the_clients_are_told(bench: KeptBench) -> None:
+    reader(bench)
+    writer, idle = bench.connect("writer"), bench.connect("idle")
+    bench.stalled = True
+    writer.send(Publish("t", b"x", 1, packet_id=1))
+    bench.flush()
+    bench.journal.cut(0)
+    bench.journal.failure = "the disk is full"
+    bench.broker.storage_failed(bench.now)
+    (goodbye,) = writer.take()
+    assert isinstance(goodbye, Disconnect)
+    assert (goodbye.reason_code, writer.closed) == (0x83, True)
+    # Later ones too; what promises nothing goes on.
+    writer = bench.connect("writer")
+    writer.send(Publish("t", b"x", 1, packet_id=1))
+    (goodbye,) = writer.take()
+    assert isinstance(goodbye, Disconnect)
+    idle.send(Publish("$private", b"x", 1, packet_id=1))
+    assert idle.take() == [PubAck(1, 0x10)]
+    stranger = bench.open()
+    stranger.send(Connect("kept", properties=Properties(session_expiry_interval=HOUR)))
+    refusal = stranger.only()
+    assert isinstance(refusal, ConnAck)
+    assert refusal.reason_code == 0x88
+
+
+def test_a_connack_that_waited_when_the_disk_failed_is_no_connack(bench: KeptBench) -> None:
+    bench.stalled = True
+    peer = bench.open()
+    peer.send(Connect("c", properties=Properties(session_expiry_interval=HOUR)))
+    assert peer.take() == []
+    bench.journal.cut(0)
+    bench.journal.failure = "the disk is full"
+    bench.broker.storage_failed(bench.now)
+    assert (peer.take(), peer.closed) == ([], True)
+
+
+def test_output_that_waits_is_bounded(tmp_path: Path) -> None:
+    bench = KeptBench(tmp_path, limits=BrokerLimits(max_output_bytes=10_000))
+    peer = bench.connect("reader", expiry=HOUR)
+    peer.subscribe(Subscription("#", 2))
+    writer = bench.connect("writer")
+    bench.stalled = True
+    for n in range(20):
+        writer.send(Publish("t", bytes(4_000), 2, packet_id=n + 1))
+        bench.flush()
+    unpromised = peer.connection.unpromised
+    assert unpromised is not None
+    assert unpromised.bytes < 20_000
+    got = 0
+    for _ in range(20):
+        bench.commit()
+        got += len(peer.publishes())
+    assert got == 20
