@@ -8,8 +8,8 @@ import pytest
 
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Disconnect, PubAck, Publish, Subscription
-from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.codec.shapes import Form, LikeProperties, LikePublish
+from penstock.mqtt.codec.properties import LikeProperties, Properties
+from penstock.mqtt.codec.shapes import Form, LikePublish
 from penstock.mqtt.engine.answers import FORMS_KEPT
 from penstock.mqtt.engine.limits import BrokerLimits
 from penstock.mqtt.service import Inbound, Later, Requester

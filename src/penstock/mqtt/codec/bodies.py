@@ -39,7 +39,7 @@ from penstock.mqtt.codec.topics import SHARE_PREFIX, name_problem
 
 __all__ = ["BODIES", "decode_acknowledgement"]
 
-_Ack = TypeVar("_Ack", PubAck, PubRec, PubRel, PubComp)
+_Ack = TypeVar("_Ack", bound=PubAck | PubRec | PubRel | PubComp)
 
 
 def _connect(data: bytes, position: int, end: int) -> Connect:

@@ -15,11 +15,11 @@ from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.bodies import BODIES
 from penstock.mqtt.codec.packets import Connect, Disconnect, Packet, PubAck, PubComp, Publish, PubRec, PubRel
 from penstock.mqtt.codec.primitives import MAX_VARINT, Reader, malformed, protocol_error
-from penstock.mqtt.codec.properties import Properties, message_properties
+from penstock.mqtt.codec.properties import LikeProperties, Properties, message_properties
 from penstock.mqtt.codec.property_blocks import decode_properties
 from penstock.mqtt.codec.reasons import CLIENT_DISCONNECT, PacketType, reason_name
 from penstock.mqtt.codec.runs import PubAckRun, PublishRun, puback_run, publish_run
-from penstock.mqtt.codec.shapes import LONGEST, Learner, LikeProperties, LikePublish, Shape
+from penstock.mqtt.codec.shapes import LONGEST, Learner, LikePublish, Shape
 from penstock.mqtt.codec.topics import has_wildcard
 from penstock.mqtt.codec.version311 import BODIES_311
 

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.mqtt.codec.reasons import PacketType
+
+if TYPE_CHECKING:
+    from penstock.mqtt.codec.shapes import Shape
 
 __all__ = [
     "ALLOWED_IN",
     "BY_IDENTIFIER",
     "PROPERTIES",
     "WILL",
+    "LikeProperties",
     "Properties",
     "PropertySpec",
     "SparseProperties",
@@ -97,6 +101,14 @@ class SparseProperties(Properties):
         return all(getattr(self, field.name) == getattr(other, field.name) for field in fields(Properties))
 
     __hash__ = None  # type: ignore[assignment]
+
+
+class LikeProperties(SparseProperties):
+    """Properties that differ from those of ``shape.model`` in correlation data and user properties alone."""
+
+    __slots__ = ("shape",)
+
+    shape: Shape
 
 
 _NONE: Final = Properties()

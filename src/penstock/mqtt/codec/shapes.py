@@ -19,9 +19,9 @@ from typing import Any, Final
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.primitives import Reader, decode_text, encode_varint
-from penstock.mqtt.codec.properties import BY_IDENTIFIER, Properties, SparseProperties, WireType
+from penstock.mqtt.codec.properties import BY_IDENTIFIER, LikeProperties, Properties, WireType
 
-__all__ = ["Form", "Learner", "LikeProperties", "LikePublish", "Shape", "Value"]
+__all__ = ["Form", "Learner", "LikePublish", "Shape", "Value"]
 
 LONGEST: Final = 1024
 """Bytes of topic and properties above which nothing is learned: a connection keeps a copy of them."""
@@ -30,14 +30,6 @@ MOST_PATIENCE: Final = 4096
 
 _CORRELATION_DATA: Final = 0x09
 _USER_PROPERTY: Final = 0x26
-
-
-class LikeProperties(SparseProperties):
-    """Properties that differ from those of ``shape.model`` in correlation data and user properties alone."""
-
-    __slots__ = ("shape",)
-
-    shape: Shape
 
 
 class Shape:

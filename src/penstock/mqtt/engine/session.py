@@ -343,9 +343,9 @@ class Session(Timed):
         return True
 
     def withdraw(self, deliveries: list[Delivery]) -> None:
-        """Others deliver these."""
-        gone = set(map(id, deliveries))
-        for packet_id in [packet_id for packet_id, sent in self.inflight.items() if id(sent) in gone]:
+        """Others deliver these, which came by shared subscriptions."""
+        gone = {(delivery[0], delivery[4]) for delivery in deliveries}
+        for packet_id in [packet_id for packet_id, sent in self.inflight.items() if (sent[0], sent[4]) in gone]:
             if self.inflight.bytes:
                 self._landed(self.inflight[packet_id])
             del self.inflight[packet_id]

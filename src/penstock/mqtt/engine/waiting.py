@@ -134,13 +134,13 @@ class Waiting:
         return delivery
 
     def remove(self, unwanted: list[Delivery]) -> None:
-        """Take these out, wherever they stand."""
-        gone = set(map(id, unwanted))
+        """Take these out, wherever they stand: what brought the same message by the same group."""
+        gone = {(delivery[0], delivery[4]) for delivery in unwanted}
         for line in (self.reliable, self.qos0):
-            kept = [delivery for delivery in line if id(delivery) not in gone]
+            kept = [delivery for delivery in line if (delivery[0], delivery[4]) not in gone]
             if len(kept) < len(line):
                 for delivery in line:
-                    if id(delivery) in gone:
+                    if (delivery[0], delivery[4]) in gone:
                         self._forget(delivery)
                 line.clear()
                 line.extend(kept)

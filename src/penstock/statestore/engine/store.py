@@ -99,7 +99,7 @@ class Engine:
         self._strict_read = strict_read
         self._records: dict[bytes, Record] = {}
         self._deadlines: list[tuple[int, bytes]] = []
-        self._volatile = 0
+        self._expiring = 0
         self._observers = Observers(None if authorise is None else self._may_still_read)
         # Who observes, where somebody decides about it: asked for each key that changes, since prefixes hold keys of
         # all kinds and policies change while clients stay.
@@ -122,7 +122,7 @@ class Engine:
         kept = self._records = {record.key: record for record in records}
         self._deadlines = [(record.expires_at, key) for key, record in kept.items() if record.expires_at]
         heapify(self._deadlines)
-        self._volatile = len(self._deadlines)
+        self._expiring = len(self._deadlines)
         values = sum([len(record.value) for record in kept.values()])
         self.size = sum(map(len, kept)) + values + RECORD_BYTES * len(kept)
         greatest = max((record.version for record in kept.values()), default=_NEVER)
@@ -341,13 +341,13 @@ class Engine:
         version = self.clock = self.clock.following(timestamp, now_ms)
         expires_at = steady_ms + command.ttl_ms if command.ttl_ms else 0
         if record is not None and record.expires_at:
-            self._volatile -= 1
+            self._expiring -= 1
         new = Record(command.key, command.value, version, fence, expires_at)
         change = self._put(new, record, grown, context.client_id)
         if expires_at:
-            self._volatile += 1
+            self._expiring += 1
             heappush(self._deadlines, (expires_at, command.key))
-            if len(self._deadlines) > 2 * self._volatile + _HEAP_SLACK:
+            if len(self._deadlines) > 2 * self._expiring + _HEAP_SLACK:
                 self._rebuild_deadlines()
         changes.append(change)
         return Answer(_OK, version=version)
@@ -448,7 +448,7 @@ class Engine:
         del self._records[record.key]
         self.size -= RECORD_BYTES + len(record.key) + len(record.value)
         if record.expires_at:
-            self._volatile -= 1
+            self._expiring -= 1
         version = self.clock = self.clock.following(timestamp, now_ms)
         change = Change(record.key, None, version, self._observers.of(record.key), writer)
         if self.history is not None:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 from penstock.errors import LocalProtocolError
 from penstock.mqtt.codec.encoder import publish_head
 from penstock.mqtt.codec.primitives import encode_string, encode_varint
+from penstock.mqtt.codec.properties import LikeProperties
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.codec.shapes import Form, LikeProperties, LikePublish, Shape
+from penstock.mqtt.codec.shapes import Form, LikePublish, Shape
 from penstock.mqtt.codec.topics import validate_topic_name
 from penstock.mqtt.service import Encoded, Inbound, Later, Outlet, Requester
 from penstock.statestore.binding import Ask, answer_parts

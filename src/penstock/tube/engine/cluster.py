@@ -50,20 +50,20 @@ class Topic(NamedTuple):
 
     def config(self, default: DefaultConfig) -> TopicConfig:
         """As pushed to a broker: what equals its default is left blank."""
-
-        def unless(value: int, inherited: int) -> int | None:
-            return None if value == inherited else value
-
         return TopicConfig(
             self.name,
-            unless(self.partitions, default.partitions),
+            _unless(self.partitions, default.partitions),
             None if self.accept_publish else False,
             None if self.accept_subscribe else False,
             delete_policy=None if self.delete_policy == default.delete_policy else self.delete_policy,
-            stores=unless(self.stores, default.stores),
+            stores=_unless(self.stores, default.stores),
             status=self.status,
             max_message_bytes=self.max_message_bytes,
         )
+
+
+def _unless(value: int, inherited: int) -> int | None:
+    return None if value == inherited else value
 
 
 class Broker:

@@ -33,7 +33,7 @@ _MAX_LAG_BYTES = 14 << 30
 class Ready(NamedTuple):
     """The answer to a request that waited; ``address`` is what came with it."""
 
-    address: object
+    address: object | None
     serial: int
     answer: Answer
 

@@ -74,7 +74,7 @@ class LogStore(Protocol):
         key_code: int,
         message_id: int,
         now_ms: int,
-        marker: bytes = ...,
+        marker: bytes = b"",
     ) -> tuple[int, int]: ...
 
     def append_many(
@@ -86,7 +86,7 @@ class LogStore(Protocol):
         keys: Sequence[int],
         message_id: int,
         now_ms: int,
-        marker: bytes = ...,
+        marker: bytes = b"",
     ) -> tuple[int, int]: ...
 
     def read(

@@ -11,8 +11,8 @@ from penstock.mqtt.codec import decoder as decoders
 from penstock.mqtt.codec.decoder import Decoder, Role
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Publish
-from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.codec.shapes import Form, LikeProperties, LikePublish
+from penstock.mqtt.codec.properties import LikeProperties, Properties
+from penstock.mqtt.codec.shapes import Form, LikePublish
 
 _TEXTS = st.text(st.sampled_from("aé\x7f:0"), max_size=4)
 

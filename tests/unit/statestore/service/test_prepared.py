@@ -9,8 +9,8 @@ import pytest
 from penstock.mqtt.codec.decoder import Decoder, Role
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Publish
-from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.codec.shapes import LikeProperties, LikePublish
+from penstock.mqtt.codec.properties import LikeProperties, Properties
+from penstock.mqtt.codec.shapes import LikePublish
 from penstock.mqtt.service import Inbound
 from penstock.statestore.binding import INVOKE
 from penstock.statestore.codec.resp3 import encode_array
