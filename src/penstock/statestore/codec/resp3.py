@@ -127,7 +127,7 @@ def decode_array(payload: bytes) -> list[bytes]:
     sizes = _SIZES
     for _ in range(count):  # `_bulk`, in place: every request comes through here, and a call an element would show
         start = payload.find(b"\n", position, position + 4 + _MAX_DIGITS) + 1
-        size = sizes.get(payload[position:start])
+        size = sizes.get(payload[position:start]) if start else None
         if size is None:
             size, start = _header(payload, position, _BULK)
         end = start + size
@@ -157,7 +157,7 @@ def plain_places(payload: bytes) -> list[tuple[int, int]]:
     end = 13
     for _ in range(sizes):
         start = payload.find(b"\n", end, end + 7) + 1
-        size = _SIZES.get(payload[end:start])
+        size = _SIZES.get(payload[end:start]) if start else None
         if size is None or payload[start + size : start + size + 2] != b"\r\n":
             return []
         places.append((start, start + size))
@@ -264,7 +264,7 @@ def _header(payload: bytes, position: int, kind: int) -> tuple[int, int]:
     if position >= len(payload) or payload[position] != kind:
         raise _malformed(payload, position, f"{chr(kind)!r} expected")
     end = payload.find(b"\r\n", position + 1, position + 3 + _MAX_DIGITS)
-    digits = payload[position + 1 : max(end, 0)]
+    digits = payload[position + 1 : end] if end > 0 else b""
     # bytes.isdigit() knows the ASCII digits only, and refuses the empty string, signs and blanks.
     if not digits.isdigit() or (len(digits) > 1 and digits[0] == 0x30):
         raise _malformed(payload, position + 1, f"a length of at most {_MAX_DIGITS} digits and CRLF expected")
@@ -274,7 +274,7 @@ def _header(payload: bytes, position: int, kind: int) -> tuple[int, int]:
 def _bulk(payload: bytes, position: int) -> tuple[bytes, int]:
     """The bulk string at ``position``, and where the next byte after it is."""
     start = payload.find(b"\n", position, position + 4 + _MAX_DIGITS) + 1
-    size = _SIZES.get(payload[position:start])
+    size = _SIZES.get(payload[position:start]) if start else None
     if size is None:
         size, start = _header(payload, position, _BULK)
     end = start + size

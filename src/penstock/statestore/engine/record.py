@@ -51,7 +51,13 @@ class Record:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Record):
             return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+        return (
+            self.key == other.key
+            and self.value == other.value
+            and self.version == other.version
+            and self.fence == other.fence
+            and self.expires_at == other.expires_at
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
