@@ -2,7 +2,8 @@
 
 The store logs a change in the same transaction that makes it; what is in the log goes into one partition of the topic,
 in order. After a restart the last record of the partition says where to go on, so nothing is lost or written twice,
-wherever the process died. While the tube takes nothing the log grows on disk, and the store goes on.
+wherever the process died. While the tube takes nothing the log grows on disk, and the store goes on: a bounded part of
+what waits is kept in memory, the rest is read from the log when its turn comes.
 
 A record carries the value as its body (empty for a delete) and these attributes:
 
@@ -23,17 +24,29 @@ A record carries the value as its body (empty for a delete) and these attributes
 from __future__ import annotations
 
 import logging
-from collections import deque
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
-from penstock.errors import PenstockError, RefusedError
+from penstock.errors import PenstockError, RefusedError, StorageError
+from penstock.node.backlog import Backlog
+from penstock.runtime.clock import wall_clock_ms
 from penstock.statestore.engine.record import Change
 from penstock.statestore.hlc import Hlc, parse
+from penstock.statestore.service.ports import LogPage, LogTail, ReadLog
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.record import Record
 
-__all__ = ["CAPTURE_PARTITION", "AppendRun", "CaptureStats", "ChangeCapture", "Later", "record_of", "version_of"]
+__all__ = [
+    "CAPTURE_PARTITION",
+    "MAX_WAITING_BYTES",
+    "AppendRun",
+    "CaptureStats",
+    "ChangeCapture",
+    "Later",
+    "record_of",
+    "version_of",
+]
 
 _log = logging.getLogger("penstock.capture")
 
@@ -44,6 +57,12 @@ _AT_ONCE: Final = 256
 """Changes appended in one go; the next go starts when the tube's commit has them."""
 
 _RETRY_S: Final = 1.0
+
+MAX_WAITING_BYTES: Final = 64 << 20
+"""Of changes in memory that the tube has not taken yet: some seconds of the fastest writers. The log alone has more."""
+
+_STUCK_S: Final = 10.0
+"""How long nothing may move before it is called a warning: a disk that stalls is back by then."""
 
 _RUN = Sequence[tuple[bytes, int, str | None]]
 
@@ -66,86 +85,147 @@ class Later(Protocol):
 
 
 class CaptureStats:
-    """Counters since the start; ``waiting`` falls again."""
+    """Counters since the start."""
 
-    __slots__ = ("captured", "failures", "waiting")
+    __slots__ = ("captured", "failures")
 
     def __init__(self) -> None:
         self.captured = 0
         self.failures = 0
-        """Times that the tube did not take what was offered; it is offered again."""
-        self.waiting = 0
+        """Times that the tube did not take what was offered, or the log could not be read; it is tried again."""
 
 
 class ChangeCapture:
-    """Carries changes into ``partition`` of ``topic``. ``last``: the version of the last record there, None = none."""
+    """Carries changes into ``partition`` of ``topic``. ``last``: the version of the last record there, None = none.
 
-    def __init__(self, topic: str, partition: int, append: AppendRun, later: Later, *, last: Hlc | None) -> None:
+    It does one thing at a time: it waits for the tube to take a run, or for a page of the log, or to try again.
+    ``max_bytes`` of changes are kept in memory; the others wait in the log.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        append: AppendRun,
+        later: Later,
+        *,
+        last: Hlc | None,
+        max_bytes: int = MAX_WAITING_BYTES,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.stats = CaptureStats()
+        self.last = last or Hlc(0, 0, "")
         self._topic = topic
         self._partition = partition
         self._append = append
         self._later = later
-        self._last = last
-        self._waiting: deque[Change] = deque()
+        self._now = now
+        self._backlog = Backlog(self.last, max_bytes)
         self._too_large = False
         """The first that waits is refused with its value: offer it without."""
         self._busy = False
-        self._failing = False
+        self._moved_at = 0.0
+        """When there was something to do at last after there was not, or some of it was done."""
+        self._error: PenstockError | None = None
+        """Why it does not go on; None while it does."""
+        self._read: ReadLog = _no_log
         self._trim: Callable[[Hlc], None] = lambda _: None
 
-    def resume(self, changes: Sequence[Change], trim: Callable[[Hlc], None]) -> None:
-        """Take up the log as it was found; what the topic has already is left out."""
-        self._trim = trim
-        last = self._last
-        self.take(
-            change
-            for change in changes
-            if last is None or (change.version.wall_ms, change.version.counter) > (last.wall_ms, last.counter)
+    @property
+    def waiting(self) -> int:
+        """How many changes wait for the tube, in memory or in the log alone."""
+        return len(self._backlog)
+
+    def figures(self) -> dict[str, int | float]:
+        """For the metrics; ``oldest_age_seconds``: how long ago the first that waits was made."""
+        first = self._backlog.first(1)
+        age_ms = max(0, wall_clock_ms() - first[0].version.wall_ms) if first else 0
+        return {
+            "captured": self.stats.captured,
+            "failures": self.stats.failures,
+            "waiting": self.waiting,
+            "waiting_memory_bytes": self._backlog.held_bytes,
+            "oldest_age_seconds": age_ms / 1000,
+        }
+
+    def warning(self) -> str | None:
+        """What an operator should know: that nothing has moved for a while, and why; None where all is well."""
+        stuck_s = self._now() - self._moved_at
+        if not self._busy or stuck_s < _STUCK_S:
+            return None
+        why = "it does not answer" if self._error is None else self._error.what
+        return (
+            f"capture: topic '{self._topic}' has taken no change of the state store for {stuck_s:.0f} s,"
+            f" {self.waiting} wait in the store's log: {why}"
         )
 
+    def resume(self, tail: LogTail, read: ReadLog, trim: Callable[[Hlc], None]) -> None:
+        """Take up the log where the topic ends [Capture]."""
+        self._read = read
+        self._trim = trim
+        self._backlog.resume(tail)
+        self._start()
+
     def take(self, changes: Iterable[Change]) -> None:
-        """More changes, in order."""
-        self._waiting.extend(changes)
-        self.stats.waiting = len(self._waiting)
+        """More changes, in order [Capture]."""
+        self._backlog.announce(changes)
+        self._start()
+
+    def _start(self) -> None:
         if not self._busy:
+            self._moved_at = self._now()
             self._go_on()
 
     def _go_on(self) -> None:
-        self._busy = bool(self._waiting)
-        if not self._busy:
-            return
+        self._busy = True
         if self._too_large:
-            run = [record_of(self._waiting[0], with_value=False).encode()]
+            run = [record_of(change, with_value=False).encode() for change in self._backlog.first(1)]
         else:
-            run = [record_of(self._waiting[n]).encode() for n in range(min(len(self._waiting), _AT_ONCE))]
-        self._append(self._topic, self._partition, run, self._done)
+            run = [record_of(change).encode() for change in self._backlog.first(_AT_ONCE)]
+        if run:
+            self._append(self._topic, self._partition, run, self._done)
+        elif self._backlog.is_behind:
+            self._read(self._backlog.ask(), self._found)
+        else:
+            self._busy = False
+
+    def _found(self, page: LogPage | StorageError) -> None:
+        if isinstance(page, StorageError):
+            self._fail(page, "the log of the state store's changes cannot be read; they wait")
+            return
+        self._backlog.add(page)
+        self._moved_at = self._now()
+        self._error = None
+        self._go_on()
 
     def _done(self, stored: int, error: PenstockError | None) -> None:
-        last = None
-        for _ in range(stored):
-            last = self._waiting.popleft()
-        self.stats.captured += stored
-        self.stats.waiting = len(self._waiting)
-        if last is not None:
-            self._trim(last.version)
+        if stored:
+            self._backlog.drop(stored)
+            self.stats.captured += stored
+            self._trim(self._backlog.last_taken)
+            self._moved_at = self._now()
         if error is None:
-            self._too_large = self._failing = False
+            self._too_large = False
+            self._error = None
             self._go_on()
-            return
-        if isinstance(error, RefusedError) and error.code == ErrCode.BAD_REQUEST and not self._too_large:
+        elif isinstance(error, RefusedError) and error.code == ErrCode.BAD_REQUEST and not self._too_large:
             self._too_large = True
             self._go_on()
-            return
-        if not self._failing:  # once for a series
-            self._failing = True
-            _log.warning(
-                "the tube did not take changes of the state store; they wait: %s",
-                error.what,
-                extra={"fields": {"topic": self._topic, "waiting": len(self._waiting)}},
-            )
+        else:
+            self._fail(error, "the tube did not take changes of the state store; they wait")
+
+    def _fail(self, error: PenstockError, what: str) -> None:
+        if self._error is None:  # once for a series
+            fields = {"topic": self._topic, "waiting": self.waiting}
+            _log.warning("%s: %s", what, error.what, extra={"fields": fields})
+        self._error = error
         self.stats.failures += 1
         self._later(_RETRY_S, self._go_on)
+
+
+def _no_log(version: Hlc, done: Callable[[LogPage | StorageError], None]) -> None:
+    """Before :meth:`ChangeCapture.resume` nothing waits in the log alone."""
+    raise AssertionError(f"resume() comes before {done} can be told of what is after {version}")
 
 
 def record_of(change: Change, *, with_value: bool = True) -> Record:

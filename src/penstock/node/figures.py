@@ -165,6 +165,8 @@ FIGURES: Final[Mapping[str, Mapping[str, Figure]]] = {
         "captured": _counter("Changes of the state store that are in their tube topic."),
         "failures": _counter("Times the tube did not take changes; they are offered again."),
         "waiting": _gauge("Changes that are not in their tube topic yet."),
+        "waiting_memory_bytes": _gauge("Memory that those of them take which do not wait on disk alone."),
+        "oldest_age_seconds": _gauge("Age of the oldest change that waits for its tube topic; 0 where none does."),
     },
     "bridge": {
         "connected": _gauge("1 while the bridge is connected to the other broker."),

@@ -85,6 +85,7 @@ class Node:
         self._state = "starting"
         self._started = time.time()
         self._failures: list[Callable[[], str | None]] = []
+        self._warnings: list[Callable[[], str | None]] = []
         self._tube_broker: TubeBroker | None = None
         self._tube_user = (f"penstock-broker-{config.tube.broker_id}", secrets.token_urlsafe(24))
 
@@ -100,7 +101,8 @@ class Node:
         broken = [] if failure is None else [f"the last reload changed nothing: {failure}"]
         late = [] if self._tube_broker is None else self._tube_broker.upkeep.undecided.late
         stuck = [f"tube: batch {item.batch} of query {item.query} is prepared, nobody decides it" for item in late]
-        return broken + self.security.expiring(time.time()) + stuck
+        told = [warning for tell in self._warnings if (warning := tell()) is not None]
+        return broken + self.security.expiring(time.time()) + stuck + told
 
     @property
     def open_to_all(self) -> frozenset[str]:
@@ -349,7 +351,8 @@ class Node:
         last = None if newest is None else version_of(*newest)
         later = asyncio.get_running_loop().call_later
         capture = ChangeCapture(topic, CAPTURE_PARTITION, broker.append_run, later, last=last)
-        show_figures(self.metrics, "capture", lambda: figures(capture.stats), labels={"topic": topic})
+        show_figures(self.metrics, "capture", capture.figures, labels={"topic": topic})
+        self._warnings.append(capture.warning)
         return capture
 
     def _show(self, service: RuleService) -> None:

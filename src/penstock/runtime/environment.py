@@ -8,6 +8,7 @@ cache, fsynced when the kernel likes, when somebody asks for it and on :meth:`En
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from struct import Struct
@@ -62,6 +63,8 @@ class Environment:
         self._map_bytes = map_bytes
         self._is, self._has, self._it = ("are", "have", "them") if many else ("is", "has", "it")
         self._env: lmdb.Environment | None = None
+        self._lock = threading.Lock()
+        """One transaction at a time: the map must not grow while another thread looks at it."""
 
     def open(self, load: Callable[[lmdb.Transaction[bytes]], T]) -> T:
         """Open, check the schema and give what ``load`` reads, in a transaction that may write (again where what it
@@ -145,23 +148,24 @@ class Environment:
 
     def _carry_out(self, write: Callable[[lmdb.Transaction[bytes]], T]) -> T:
         assert self._env is not None
-        while True:
-            try:
-                with self._env.begin(write=True) as transaction:
-                    return write(transaction)
-            except lmdb.MapFullError:
-                self._map_bytes *= 2
-                self._env.set_mapsize(self._map_bytes)
+        with self._lock:
+            while True:
+                try:
+                    with self._env.begin(write=True) as transaction:
+                        return write(transaction)
+                except lmdb.MapFullError:
+                    self._map_bytes *= 2
+                    self._env.set_mapsize(self._map_bytes)
 
     def read(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T:
-        """What ``look`` reads in one transaction.
+        """What ``look`` reads in one transaction, during which nothing is written; from any thread.
 
         Raises:
             StorageError: it cannot be read.
         """
         assert self._env is not None, "open() comes first"
         try:
-            with self._env.begin() as transaction:
+            with self._lock, self._env.begin() as transaction:
                 return look(transaction)
         except lmdb.Error as error:
             raise StorageError(

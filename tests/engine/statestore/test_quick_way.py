@@ -105,7 +105,7 @@ class _NoStorage:
         self.path = path
 
     def open(self) -> Recovered:
-        return Recovered([], None, [], [], [], None, None)
+        return Recovered([], None, [], [], None, None)
 
     def close(self) -> None: ...
 
@@ -130,7 +130,7 @@ class _Node:
         )
         self.committer.on_failure = service._failed
         service._writer.committer = cast("GroupCommitter[Sequence[Change]]", self.committer)
-        service._storage = cast("Storage", _NoStorage(path))
+        service._storage = service._changelog._storage = cast("Storage", _NoStorage(path))
         await service.start(self.outlet)
         broker = self.outlet.broker = Broker(
             self.limits,

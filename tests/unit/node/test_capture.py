@@ -7,13 +7,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from penstock.errors import PenstockError, RefusedError, UnavailableError
+from penstock.errors import PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.node.capture import ChangeCapture, record_of, version_of
 from penstock.runtime.durability import Durability
 from penstock.statestore.engine.record import Change
 from penstock.statestore.engine.record import Record as Kept
 from penstock.statestore.hlc import Hlc
+from penstock.statestore.service.ports import LogPage, LogTail
 from penstock.statestore.service.service import StateStoreService
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.codes import ErrCode
@@ -28,6 +32,39 @@ def change(number: int, value: bytes | None = b"v") -> Change:
     version = Hlc(number, 0, "StateStore")
     record = None if value is None else Kept(b"k", value, version)
     return Change(b"k", record, version, writer="c")
+
+
+NOTHING = LogTail(0, Hlc(0, 0, ""))
+
+
+def no_log(version: Hlc, done: Callable[[LogPage | StorageError], None]) -> None:
+    raise AssertionError(f"everything after {version} is in memory, {done} waits for nothing")
+
+
+class Outbox:
+    """The store's log of changes, read when the test says so; ``page`` changes at once."""
+
+    def __init__(self, changes: Sequence[Change] = (), page: int = 3) -> None:
+        self.changes = list(changes)
+        self.page = page
+        self.asked: list[tuple[Hlc, Callable[[LogPage | StorageError], None]]] = []
+
+    def after(self, version: Hlc) -> LogTail:
+        rest = [change for change in self.changes if change.version[:2] > version[:2]]
+        return LogTail(len(rest), rest[-1].version if rest else version)
+
+    def read(self, version: Hlc, done: Callable[[LogPage | StorageError], None]) -> None:
+        self.asked.append((version, done))
+
+    def answer(self, error: StorageError | None = None) -> None:
+        """Read as the log is now."""
+        version, done = self.asked.pop()
+        if error is not None:
+            done(error)
+            return
+        rest = [change for change in self.changes if change.version[:2] > version[:2]]
+        found = rest[: self.page]
+        done(LogPage(found, found[-1].version if found else version, len(rest) <= self.page))
 
 
 class Log:
@@ -86,31 +123,36 @@ def test_changes_go_out_in_order_one_run_at_a_time() -> None:
     log = Log()
     trimmed: list[Hlc] = []
     capture = ChangeCapture("changes", 0, log.append_run, log.call_later, last=None)
-    capture.resume([change(1), change(2)], trimmed.append)
+    capture.resume(NOTHING, no_log, trimmed.append)
+    capture.take([change(1), change(2)])
     capture.take([change(3, None)])
     assert len(log.offered) == 1
     log.take()
     log.take()
     assert log.ids == [1, 2, 3]
     assert [version.wall_ms for version in trimmed] == [2, 3]
-    assert (capture.stats.captured, capture.stats.waiting) == (3, 0)
+    assert (capture.stats.captured, capture.waiting) == (3, 0)
     capture.take([change(4)])
     log.take()
     assert log.ids[-1] == 4
 
 
 def test_what_the_topic_has_is_left_out_after_a_restart() -> None:
-    log = Log()
+    log, outbox = Log(), Outbox([change(1), change(2), change(3), change(4)])
     capture = ChangeCapture("changes", 0, log.append_run, log.call_later, last=Hlc(2, 0, "StateStore"))
-    capture.resume([change(1), change(2), change(3)], lambda _: None)
+    assert capture.last == Hlc(2, 0, "StateStore")
+    capture.resume(outbox.after(capture.last), outbox.read, lambda _: None)
+    assert capture.waiting == 2
+    outbox.answer()
     log.take()
-    assert log.ids == [3]
+    assert log.ids == [3, 4]
 
 
 def test_what_is_not_taken_is_offered_again_and_nothing_passes_it(caplog: pytest.LogCaptureFixture) -> None:
     log = Log()
     capture = ChangeCapture("changes", 0, log.append_run, log.call_later, last=None)
-    capture.resume([change(n) for n in range(1, 5)], lambda _: None)
+    capture.resume(NOTHING, no_log, lambda _: None)
+    capture.take([change(n) for n in range(1, 5)])
     slow = UnavailableError("the disk does not keep up", applied=False)
     log.take(2, slow)
     capture.take([change(5)])
@@ -118,7 +160,7 @@ def test_what_is_not_taken_is_offered_again_and_nothing_passes_it(caplog: pytest
     log.later.pop()()
     log.take()
     assert log.ids == [1, 2, 3, 4, 5]
-    assert (capture.stats.failures, capture.stats.waiting) == (1, 0)
+    assert (capture.stats.failures, capture.waiting) == (1, 0)
     capture.take([change(6)])
     for _ in range(2):
         log.take(0, slow)
@@ -129,7 +171,8 @@ def test_what_is_not_taken_is_offered_again_and_nothing_passes_it(caplog: pytest
 def test_a_value_that_the_topic_never_takes_is_left_out_and_named() -> None:
     log = Log()
     capture = ChangeCapture("changes", 0, log.append_run, log.call_later, last=None)
-    capture.resume([change(1), change(2, b"x" * 9), change(3)], lambda _: None)
+    capture.resume(NOTHING, no_log, lambda _: None)
+    capture.take([change(1), change(2, b"x" * 9), change(3)])
     refused = RefusedError("too large", code=ErrCode.BAD_REQUEST, text="", peer="broker")
     log.take(1, refused)
     assert len(log.offered[0][0]) == 1
@@ -139,11 +182,185 @@ def test_a_value_that_the_topic_never_takes_is_left_out_and_named() -> None:
     assert (log.stored[1].value, dict(log.stored[1].headers)["omitted"]) == (b"", "9")
 
 
+def test_what_does_not_fit_waits_in_the_log() -> None:
+    log, outbox = Log(), Outbox()
+    size = change(1).held_bytes
+    capture = ChangeCapture("changes", 0, log.append_run, log.call_later, last=None, max_bytes=2 * size)
+    capture.resume(NOTHING, outbox.read, lambda _: None)
+    for number in range(1, 8):
+        outbox.changes.append(change(number))
+        capture.take(outbox.changes[-1:])
+    figures = capture.figures()
+    assert (figures["waiting"], figures["waiting_memory_bytes"]) == (7, 2 * size)
+    assert figures["oldest_age_seconds"] > 1e9  # these are of 1970
+    log.take()  # the first alone, which was offered before the others came
+    log.take()
+    assert (log.ids, log.offered) == ([1, 2], [])
+    outbox.changes.append(change(8))
+    outbox.answer()  # 3 to 5
+    capture.take([change(8)])
+    assert capture.waiting == 6
+    log.take()
+    outbox.answer()  # 6 to 8, which is more than fits
+    outbox.changes.append(change(9))
+    capture.take([change(9)])
+    log.take()
+    outbox.answer()
+    capture.take([change(10)])
+    log.take()
+    log.take()
+    assert log.ids == list(range(1, 11))
+    assert (capture.waiting, capture.figures()["waiting_memory_bytes"], outbox.asked) == (0, 0, [])
+
+
+def test_a_change_that_a_page_brings_before_it_is_announced_is_taken_once() -> None:
+    log, outbox = Log(), Outbox([change(1), change(2), change(3)])
+    capture = ChangeCapture("changes", 0, log.append_run, log.call_later, last=None)
+    capture.resume(LogTail(1, change(1).version), outbox.read, lambda _: None)
+    outbox.answer()
+    assert capture.waiting == 3
+    capture.take([change(2), change(3), change(4)])
+    log.take()
+    log.take()
+    assert log.ids == [1, 2, 3, 4]
+    assert capture.waiting == 0
+
+
+def test_a_damaged_end_of_the_log_does_not_keep_it_reading() -> None:
+    log, outbox = Log(), Outbox([change(1)])
+    capture = ChangeCapture("changes", 0, log.append_run, log.call_later, last=None)
+    capture.resume(LogTail(2, change(2).version), outbox.read, lambda _: None)
+    outbox.answer()
+    log.take()
+    assert (log.ids, capture.waiting, outbox.asked, log.offered) == ([1], 0, [], [])
+    capture.take([change(3)])
+    log.take()
+    assert log.ids == [1, 3]
+
+
+def test_a_log_that_cannot_be_read_is_read_again(caplog: pytest.LogCaptureFixture) -> None:
+    log, outbox = Log(), Outbox([change(1)])
+    capture = ChangeCapture("changes", 0, log.append_run, log.call_later, last=None)
+    capture.resume(LogTail(1, change(1).version), outbox.read, lambda _: None)
+    for _ in range(2):
+        outbox.answer(StorageError("state store x cannot be read"))
+        capture.take([change(2)])
+        log.later.pop()()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the log of the state store's changes cannot be read; they wait: state store x cannot be read"
+    ]
+    outbox.changes.append(change(2))
+    outbox.answer()
+    log.take()
+    assert (log.ids, capture.waiting, capture.stats.failures) == ([1, 2], 0, 2)
+
+
+def test_a_capture_that_does_not_move_says_so() -> None:
+    log, clock = Log(), [100.0]
+    capture = ChangeCapture("changes", 0, log.append_run, log.call_later, last=None, now=lambda: clock[0])
+    capture.resume(NOTHING, no_log, lambda _: None)
+    clock[0] += 100
+    assert capture.warning() is None, "nothing to do"
+    capture.take([change(1), change(2), change(3)])
+    clock[0] += 9
+    assert capture.warning() is None
+    clock[0] += 3
+    silent = "capture: topic 'changes' has taken no change of the state store for 12 s, 3 wait in the store's log: "
+    assert capture.warning() == silent + "it does not answer"
+    log.take(0, UnavailableError("the disk is full", applied=False))
+    assert capture.warning() == silent + "the disk is full"
+    log.later.pop()()
+    log.take(1, UnavailableError("the disk is full", applied=False))
+    assert capture.warning() is None, "it moves, if slowly"
+    log.later.pop()()
+    log.take()
+    clock[0] += 100
+    assert capture.warning() is None
+
+
+class CaptureMachine(RuleBasedStateMachine):
+    """A store that makes changes, a tube that takes some, now and then, and restarts; memory for few of them.
+
+    The log has a change before the capture is told of it, and pages are read at any moment between.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outbox = Outbox(page=8)
+        self.topic: list[int] = []
+        self.number = 0
+        self.restart()
+
+    @rule()
+    def restart(self) -> None:
+        self.log = Log()
+        last = Hlc(self.topic[-1], 0, "StateStore") if self.topic else None
+        size = change(1).held_bytes
+        self.capture = ChangeCapture(
+            "changes", 0, self.log.append_run, self.log.call_later, last=last, max_bytes=3 * size
+        )
+        self.outbox.asked.clear()
+        self.told = self.number
+        self.capture.resume(self.outbox.after(self.capture.last), self.outbox.read, self.trim)
+
+    def trim(self, version: Hlc) -> None:
+        assert version.wall_ms == self.topic[-1]
+        self.outbox.changes = [change for change in self.outbox.changes if change.version > version]
+
+    @rule(count=st.integers(1, 5))
+    def make(self, count: int) -> None:
+        for _ in range(count):
+            self.number += 1
+            self.outbox.changes.append(change(self.number))
+
+    @rule(count=st.integers(1, 5))
+    def tell(self, count: int) -> None:
+        told = range(self.told + 1, min(self.told + count, self.number) + 1)
+        self.told += len(told)
+        self.capture.take([change(number) for number in told])
+
+    @rule(count=st.integers(0, 4), fails=st.booleans())
+    def go_on(self, count: int, *, fails: bool) -> None:
+        """What the capture waits for happens, or fails: there is one thing at most."""
+        if self.outbox.asked:
+            self.outbox.answer(StorageError("no") if fails else None)
+        elif self.log.later:
+            self.log.later.pop()()
+        elif self.log.offered:
+            run, done = self.log.offered.pop()
+            stored = run[:count] if fails else run
+            self.topic += [int((Record.decode(data, flag).id or "").split(":")[0]) for data, flag, _ in stored]
+            done(len(stored), UnavailableError("no", applied=False) if fails else None)
+
+    @invariant()
+    def every_change_is_there_once_and_in_order(self) -> None:
+        assert self.topic == list(range(1, len(self.topic) + 1))
+        figures = self.capture.figures()
+        # What was announced, and what a page brought before it was.
+        assert self.told - len(self.topic) <= figures["waiting"] <= self.number - len(self.topic)
+        page = self.outbox.page
+        assert figures["waiting_memory_bytes"] <= max(4, page) * change(1).held_bytes
+        assert len(self.log.offered) + len(self.log.later) + len(self.outbox.asked) <= 1, "one thing at a time"
+
+    def teardown(self) -> None:
+        self.tell(self.number)
+        while self.outbox.asked or self.log.offered or self.log.later:
+            self.go_on(0, fails=False)
+        assert self.topic == list(range(1, self.number + 1))
+        assert self.capture.waiting == 0
+
+
+TestCaptureMachine = CaptureMachine.TestCase
+TestCaptureMachine.settings = settings(max_examples=50, stateful_step_count=30)
+
+
 class Node:
     """A store and a log in one directory, as the node puts them together."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, durability: Durability = Durability.FLUSHED, max_bytes: int = 1 << 20) -> None:
         self.path = path
+        self.durability = durability
+        self.max_bytes = max_bytes
 
     async def start(self) -> Peer:
         self.broker = TubeBroker(self.path)
@@ -157,8 +374,9 @@ class Node:
             self.broker.append_run,
             loop.call_later,
             last=None if newest is None else version_of(*newest),
+            max_bytes=self.max_bytes,
         )
-        self.store = StateStoreService(self.path / "statestore", Durability.FLUSHED, capture=self.capture)
+        self.store = StateStoreService(self.path / "statestore", self.durability, capture=self.capture)
         outlet = FakeOutlet()
         await self.store.start(outlet)
         self.outlet = outlet
@@ -220,7 +438,7 @@ async def test_a_crash_between_commit_and_capture_loses_and_doubles_nothing(tmp_
         while len(node.outlet.settled) < 5:
             await asyncio.sleep(0.001)
     stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    run = [record_of(c).encode() for c in list(node.capture._waiting)[:taken]]
+    run = [record_of(c).encode() for c in node.capture._backlog.first(taken)]
     if run:
         node.broker.append_run("changes", 0, run, lambda count, _: stored.set_result(count))
         assert await stored == taken
@@ -231,6 +449,48 @@ async def test_a_crash_between_commit_and_capture_loses_and_doubles_nothing(tmp_
     values = [record.value for record in node.records()]
     await node.close()
     assert values == [b"0", b"1", b"2", b"3", b"4"]
+
+
+@pytest.mark.parametrize("durability", Durability)
+async def test_a_tube_that_takes_nothing_for_a_while_gets_everything_then(
+    tmp_path: Path, durability: Durability
+) -> None:
+    """Far more than fits into memory comes meanwhile; one restart lies within, and one comes after."""
+    node = Node(tmp_path, durability, max_bytes=10_000)
+    full = UnavailableError("the disk is full", applied=False)
+    expected = [b"%d" % number for number in range(600)]
+
+    async def changes(peer: Peer, of: range) -> None:
+        def refused(topic: str, partition: int, messages: Run, done: Done) -> None:
+            asyncio.get_running_loop().call_soon(done, 0, full)
+
+        node.capture._append = refused
+        before = node.capture.waiting
+        for number in of:
+            peer.send(f"SET k{number % 7} {number}")
+        async with asyncio.timeout(20):
+            while node.capture.waiting < before + len(of):
+                await asyncio.sleep(0.001)
+
+    peer = await node.start()
+    await changes(peer, range(300))
+    assert node.capture.figures()["waiting_memory_bytes"] < 12_000
+    await node.close()
+    peer = await node.start()
+    await changes(peer, range(300, 600))
+    node.capture._append = node.broker.append_run
+    node.capture._later = lambda _, callback: asyncio.get_running_loop().call_soon(callback)
+    if not node.capture._busy:
+        pytest.fail("it offers what it has again and again")
+    peer.send("SET last v")
+    await node.captured(601)
+    assert node.capture.waiting == 0
+    await node.close()
+    await node.start()
+    assert node.capture.waiting == 0
+    values = [record.value for record in node.records()]
+    await node.close()
+    assert values == [*expected, b"v"]
 
 
 async def test_the_newest_message_of_a_partition(tmp_path: Path) -> None:

@@ -9,15 +9,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
-from typing import Final
 
 from penstock.statestore.engine.record import Change, Record
 from penstock.statestore.hlc import Hlc
 
 __all__ = ["History", "OutOfReach"]
-
-_ENTRY_BYTES: Final = 400
-"""What an entry is counted with beside key and value: its objects."""
 
 
 class OutOfReach(Exception):  # noqa: N818 - not an error of ours: the answer to a question too far back
@@ -25,10 +21,7 @@ class OutOfReach(Exception):  # noqa: N818 - not an error of ours: the answer to
 
 
 class History:
-    """At most ``max_changes`` changes of together at most ``max_bytes``; ``floor``: version of the newest one dropped.
-
-    Neither limit is enforced on what a restart brings back until the next change.
-    """
+    """At most ``max_changes`` changes of at most ``max_bytes`` together; ``floor``: version of the last dropped one."""
 
     def __init__(self, floor: Hlc, max_changes: int, max_bytes: int) -> None:
         self.floor = floor
@@ -47,14 +40,14 @@ class History:
         for change in changes:
             if change.version > self.floor:
                 self._append(change)
+        self._drop()
 
     def add(self, change: Change, before: Record | None) -> None:
         """A change came; ``before`` is what the key was."""
         if change.key not in self._of_key:
             self._before[change.key] = before
         self._append(change)
-        while len(self._changes) > self._max_changes or self.size > self._max_bytes:
-            self._drop_first()
+        self._drop()
 
     def since(self, version: Hlc, name: bytes, *, prefix: bool) -> list[Change]:
         """The changes after ``version`` to the key, or to all keys under the prefix, in order.
@@ -96,12 +89,16 @@ class History:
     def _append(self, change: Change) -> None:
         self._changes.append(change)
         self._of_key.setdefault(change.key, []).append(change)
-        self.size += _size(change)
+        self.size += change.held_bytes
+
+    def _drop(self) -> None:
+        while len(self._changes) > self._max_changes or self.size > self._max_bytes:
+            self._drop_first()
 
     def _drop_first(self) -> None:
         change = self._changes.popleft()
         self.floor = change.version
-        self.size -= _size(change)
+        self.size -= change.held_bytes
         changes = self._of_key[change.key]
         del changes[0]
         if changes:
@@ -114,7 +111,3 @@ class History:
 def _order(version: Hlc) -> tuple[int, int]:
     """Versions of the store differ in wall clock and counter; the node id of who asks does not matter."""
     return version.wall_ms, version.counter
-
-
-def _size(change: Change) -> int:
-    return _ENTRY_BYTES + len(change.key) + (len(change.record.value) if change.record is not None else 0)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.statestore.codec.dialects import Dialect
 
 __all__ = [
+    "CHANGE_BYTES",
     "RECORD_BYTES",
     "Change",
     "Observer",
@@ -28,6 +29,9 @@ __all__ = [
 
 RECORD_BYTES: Final = 260
 """What a key takes in memory beside key and value: record, version, entry of the table (measured, CPython 3.11)."""
+
+CHANGE_BYTES: Final = 400
+"""What a change takes in memory beside key and value: its objects."""
 
 Observer = tuple[str, "Dialect"]
 """Who is told of a change: client id, and the dialect of the KEYNOTIFY that made the observation."""
@@ -91,6 +95,11 @@ class Change:
         self.writer = writer
         self.floor = floor
         self.kept = record is not None
+
+    @property
+    def held_bytes(self) -> int:
+        """What it takes in memory, about."""
+        return CHANGE_BYTES + len(self.key) + (len(self.record.value) if self.record is not None else 0)
 
     def __repr__(self) -> str:
         return f"<Change {'SET' if self.record is not None else 'DELETE'} {self.key!r} {self.version}>"

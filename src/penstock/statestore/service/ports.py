@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from penstock.errors import StorageError
 from penstock.statestore.codec.commands import Access
 from penstock.statestore.engine.answer import Context
 from penstock.statestore.engine.record import Change
 from penstock.statestore.hlc import Hlc
 
-__all__ = ["Capture", "Policy", "Stats"]
+__all__ = ["Capture", "LogPage", "LogTail", "Policy", "ReadLog", "Stats"]
 
 
 class Stats:
@@ -63,13 +64,46 @@ class Policy(Protocol):
         ...
 
 
+class LogTail(NamedTuple):
+    """Of the log of changes what comes after a version: how many, and the version of the last (or that version)."""
+
+    length: int
+    newest: Hlc
+
+
+class LogPage(NamedTuple):
+    """Some of the log of changes, in order: all up to the version ``through``, but those that are ``damaged``.
+
+    ``complete``: there were no more when it was read.
+    """
+
+    changes: Sequence[Change]
+    through: Hlc
+    complete: bool
+    damaged: Sequence[str] = ()
+
+
+class ReadLog(Protocol):
+    """Reads the log of changes after ``version`` in a thread; ``done`` gets the page, or why there is none."""
+
+    def __call__(self, version: Hlc, done: Callable[[LogPage | StorageError], None]) -> None: ...
+
+
 class Capture(Protocol):
     """Takes every change of the store, in order and once the log on disk has it."""
 
-    def resume(self, changes: Sequence[Change], trim: Callable[[Hlc], None]) -> None:
-        """The log as it was found on start; ``trim(version)`` tells the store what is no longer needed."""
+    @property
+    def last(self) -> Hlc:
+        """The version of the last change that was captured before the start."""
+        ...
+
+    def resume(self, tail: LogTail, read: ReadLog, trim: Callable[[Hlc], None]) -> None:
+        """What the log had after ``last`` on start, and how to read it, now and later.
+
+        ``trim(version)`` tells the store what is no longer needed.
+        """
         ...
 
     def take(self, changes: Sequence[Change]) -> None:
-        """More changes."""
+        """More changes. They are in the log, so it may forget them and read them there."""
         ...

@@ -37,11 +37,11 @@ from penstock.statestore.binding import (
 )
 from penstock.statestore.codec.commands import Command, StoreError, Verb, parse_payload
 from penstock.statestore.engine.answer import Answer, AnswerKind
-from penstock.statestore.engine.history import History
 from penstock.statestore.engine.record import Change
 from penstock.statestore.engine.store import Engine
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.options import StoreOptions
+from penstock.statestore.service.changelog import ChangeLog
 from penstock.statestore.service.ports import Capture, Policy, Stats
 from penstock.statestore.service.prepared import QuickWay
 from penstock.statestore.service.storage import NODE, Recovered, Storage
@@ -103,7 +103,6 @@ class StateStoreService:
         self._steady = self._given_steady or steady_clock()
         self._forced = dialect_named(options.dialect)
         self._policy = policy
-        self._capture = capture
         self._engine = Engine(
             node=NODE,
             max_keys=options.max_keys,
@@ -113,16 +112,16 @@ class StateStoreService:
             extensions=options.extensions,
             secret=secrets.token_bytes(16),
         )
-        self._logs = options.keeps_history or capture is not None
         self._storage = Storage(path, durability)
+        self._changelog = ChangeLog(self._storage, self._engine, options, capture, self._trim)
         self._writer = ChangeWriter(
             self._storage,
             durability,
             options.persistence,
-            logs=self._logs,
+            logs=self._changelog.wanted,
             clock=lambda: self._engine.clock,
             on_committed=self._committed,
-            on_logged=self._logged,
+            on_logged=self._changelog.logged,
             on_failure=self._failed,
         )
         self._asks = (options.persistence.property_name, options.persistence.property_value)
@@ -186,7 +185,7 @@ class StateStoreService:
         engine.restore(recovered.records, recovered.clock)
         engine.fences.restore(recovered.fences)
         self._keep_time(recovered)
-        self._open_log(recovered)
+        await self._changelog.open(recovered.floor)
         self.stats.recovered = len(recovered.records)
         self.stats.quarantined = len(recovered.quarantined)
         for name in recovered.quarantined:
@@ -220,23 +219,6 @@ class StateStoreService:
             self._storage.note_steady(boot, offset)
         self._steady = lambda: boot_ms() + offset
 
-    def _open_log(self, recovered: Recovered) -> None:
-        """Take up the log of changes where it ended, or end it where nothing reads it any more."""
-        engine, options = self._engine, self.options
-        if not self._logs:
-            if recovered.floor is not None:
-                self._storage.end_log()
-            return
-        floor = recovered.floor
-        if floor is None:
-            floor = engine.clock
-            self._storage.trim(floor)
-        if options.keeps_history:
-            engine.history = History(floor, options.history_changes, options.history_bytes)
-            engine.history.restore(recovered.changes)
-        if self._capture is not None:
-            self._capture.resume(recovered.changes, self._trim)
-
     async def close(self) -> None:
         """Commit what is under way, let its answers go, close the files; may be called twice."""
         self._serving = False
@@ -245,6 +227,7 @@ class StateStoreService:
             self._timer.cancel()
             self._timer = None
         await self._writer.close()
+        await self._changelog.close()
         self._voice.outlet = self._quick.outlet = None
         await asyncio.to_thread(self._storage.close)
 
@@ -339,17 +322,8 @@ class StateStoreService:
     def _committed(self, number: int, failure: StorageError | None) -> None:
         self._waiting.end(number, committed=failure is None)
 
-    def _logged(self, changes: Sequence[Change]) -> None:
-        """Changes are in the log on disk: what reads the log may go on, and its start is dropped now and then."""
-        if self._capture is not None:
-            self._capture.take(changes)
-        elif self._engine.history is not None:
-            self._trim(self._engine.history.floor)
-
-    def _trim(self, done: Hlc) -> None:
-        """Changes up to ``done`` are captured: drop what nobody reads any more, with the next commit."""
-        history = self._engine.history
-        self._writer.trim(done if history is None else min(done, history.floor))
+    def _trim(self, floor: Hlc) -> None:
+        self._writer.trim(floor)
 
     def _failed(self, failure: StorageError) -> None:
         self._engine.read_only = True

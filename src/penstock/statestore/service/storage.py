@@ -28,6 +28,7 @@ from penstock.runtime.environment import INITIAL_MAP_BYTES
 from penstock.runtime.wal.environment import LoggedEnvironment
 from penstock.runtime.wal.frames import DELETE, DROP, PUT, Operation
 from penstock.statestore.engine.record import (
+    CHANGE_BYTES,
     Change,
     Record,
     decode_change,
@@ -37,6 +38,7 @@ from penstock.statestore.engine.record import (
     encode_record,
 )
 from penstock.statestore.hlc import Hlc
+from penstock.statestore.service.ports import LogPage, LogTail
 
 __all__ = ["NODE", "SCHEMA", "Recovered", "Storage"]
 
@@ -52,6 +54,9 @@ _META: Final = 1
 _FENCES: Final = 3
 _CHANGES: Final = 4
 
+PAGE_BYTES: Final = 4 << 20
+"""Of the log of changes, what is read at once: nothing is written meanwhile."""
+
 _CLOCK: Final = Struct(">QQI")  # wall clock, counter, crc32 of both
 _POSITION: Final = Struct(">QQ")  # key of a change: its version, so that they lie in order
 _GREATEST_POSITION: Final = b"\xff" * _POSITION.size
@@ -61,15 +66,14 @@ _STEADY: Final = Struct(">qI")  # offset of the steady clock, crc32 of boot id a
 class Recovered(NamedTuple):
     """What was found on start. ``quarantined`` are the digests (hex) of values that did not pass their checksum.
 
-    ``changes`` are the log, in order, complete after the version ``floor`` (None: there is no log). ``steady`` is the
-    boot id and the offset in ms that :meth:`Storage.note_steady` was given last.
+    The log of changes is complete after the version ``floor`` (None: there is no log). ``steady`` is the boot id and
+    the offset in ms that :meth:`Storage.note_steady` was given last.
     """
 
     records: list[Record]
     clock: Hlc | None
     quarantined: list[str]
     fences: list[tuple[bytes, Hlc]]
-    changes: list[Change]
     floor: Hlc | None
     steady: tuple[str, int] | None
 
@@ -93,7 +97,7 @@ class Storage:
         self._tables = self._environment.tables
 
     def open(self) -> Recovered:
-        """Open, check the schema and load everything.
+        """Open, check the schema and load everything but the log of changes, which is checked.
 
         Raises:
             StorageError: already open in this process, made by a newer version, or not readable as a whole.
@@ -143,6 +147,51 @@ class Storage:
         """
         self._environment.commit(_dropped(floor), "trimming the log of changes")
 
+    def log_after(self, version: Hlc) -> LogTail:
+        """How much of the log comes after ``version``; from any thread, as :meth:`changes_after`.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+        return self._environment.read(lambda transaction: self._tail(transaction, version))
+
+    def changes_after(self, version: Hlc, *, max_bytes: int = PAGE_BYTES) -> LogPage:
+        """The changes in the log after ``version``, in order, in memory about ``max_bytes`` and at least one.
+
+        Raises:
+            StorageError: it cannot be read.
+        """
+
+        def look(transaction: lmdb.Transaction[bytes]) -> tuple[list[tuple[bytes, bytes]], bool]:
+            rows: list[tuple[bytes, bytes]] = []
+            size = 0
+            for position, stored in self._changes_from(transaction, version):
+                if size >= max_bytes:
+                    return rows, False
+                rows.append((position, stored))
+                size += CHANGE_BYTES + len(stored)
+            return rows, True
+
+        rows, complete = self._environment.read(look)
+        changes: list[Change] = []
+        damaged: list[str] = []
+        for position, stored in rows:
+            change = decode_change(stored, NODE)
+            if change is None:
+                damaged.append(position.hex())
+            else:
+                changes.append(change)
+        return LogPage(changes, _version_at(rows[-1][0]) if rows else version, complete, damaged)
+
+    def _tail(self, transaction: lmdb.Transaction[bytes], version: Hlc) -> LogTail:
+        length = sum(1 for _ in self._changes_from(transaction, version))
+        cursor = transaction.cursor(db=self._tables["changes"])
+        return LogTail(length, _version_at(cursor.key()) if length and cursor.last() else version)
+
+    def _changes_from(self, transaction: lmdb.Transaction[bytes], version: Hlc) -> Iterator[tuple[bytes, bytes]]:
+        cursor = transaction.cursor(db=self._tables["changes"])
+        return cursor.iternext() if cursor.set_range(_position(version) + b"\0") else iter(())
+
     def end_log(self) -> None:
         """Forget the log: nothing is written to it any more, so it would have a gap."""
         operations = [(DROP, _CHANGES, _GREATEST_POSITION, b""), (DELETE, _META, b"floor", b"")]
@@ -184,22 +233,17 @@ class Storage:
             fences.append((record.key, record.version))
         clock = _decode_clock(transaction.get(b"clock", db=self._tables["meta"]))
         floor = _decode_clock(transaction.get(b"floor", db=self._tables["meta"]))
-        changes: list[Change] = []
         damaged: list[tuple[bytes, bytes]] = []
         for position, stored in transaction.cursor(db=self._tables["changes"]):
-            change = decode_change(stored, NODE)
-            if change is None:
+            if decode_change(stored, NODE) is None:
                 damaged.append((position, stored))
-                wall, counter = _POSITION.unpack(position)
-                floor = Hlc(wall, counter, NODE)  # what resumes from before it would miss it
-                continue
-            changes.append(change)
+                floor = _version_at(position)  # what resumes from before it would miss it
         for position, stored in damaged:
             transaction.put(position, stored, db=self._tables["quarantine"])
             transaction.delete(position, db=self._tables["changes"])
         steady = _decode_steady(transaction.get(b"steady", db=self._tables["meta"]))
         quarantined = [name.hex() for name, _ in corrupt + damaged]
-        return Recovered(records, clock, quarantined, fences, changes, floor, steady)
+        return Recovered(records, clock, quarantined, fences, floor, steady)
 
 
 @contextmanager
@@ -216,6 +260,11 @@ def _without_collections() -> Iterator[None]:
 
 def _position(version: Hlc) -> bytes:
     return _POSITION.pack(version.wall_ms, version.counter)
+
+
+def _version_at(position: bytes) -> Hlc:
+    wall_ms, counter = _POSITION.unpack(position)
+    return Hlc(wall_ms, counter, NODE)
 
 
 def _dropped(floor: Hlc) -> list[Operation]:

@@ -14,9 +14,12 @@ from penstock.errors import StorageError
 from penstock.runtime.durability import Durability
 from penstock.runtime.environment import Environment
 from penstock.runtime.files import DirectFile
+from penstock.runtime.wal.frames import PUT
 from penstock.statestore.engine.record import Change, Record, digest_of
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.service.storage import Recovered, Storage
+from penstock.statestore.service.storage import NODE, Recovered, Storage
+
+START = Hlc(0, 0, "")
 
 
 def put(key: bytes, value: bytes, number: int, *, expires_at: int = 0) -> Change:
@@ -43,7 +46,7 @@ def edit(path: Path, database: bytes, key: bytes, value: bytes) -> None:
 @pytest.mark.parametrize("durability", Durability)
 def test_what_was_committed_comes_back(tmp_path: Path, durability: Durability) -> None:
     storage = Storage(tmp_path / "deep" / "store", durability)
-    assert storage.open() == Recovered([], None, [], [], [], None, None)
+    assert storage.open() == Recovered([], None, [], [], None, None)
     huge = b"\x00\xff" * 600
     storage.commit([put(b"a", b"1", 1), put(huge, b"", 2, expires_at=99), put(b"b", b"2", 3)])
     storage.commit([put(b"a", b"3", 4), delete(b"b", 5), delete(b"never there", 6)])
@@ -185,10 +188,10 @@ def test_the_log_of_changes(tmp_path: Path) -> None:
 
     def logged() -> tuple[list[tuple[bytes, bytes | None, int, str]], Hlc | None]:
         found = storage.open()
+        changes = storage.changes_after(START).changes
         storage.close()
         return [
-            (c.key, c.record.value if c.record is not None else None, c.version.wall_ms, c.writer)
-            for c in found.changes
+            (c.key, c.record.value if c.record is not None else None, c.version.wall_ms, c.writer) for c in changes
         ], found.floor
 
     writer = changes[0].writer
@@ -208,6 +211,38 @@ def test_the_log_of_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durability", Durability)
+def test_the_log_is_read_page_by_page(tmp_path: Path, durability: Durability) -> None:
+    storage = Storage(tmp_path, durability)
+    storage.open()
+    assert storage.log_after(START) == (0, START)
+    assert storage.changes_after(START) == ([], START, True, [])
+    storage.commit([put(b"k", bytes(size), n) for n, size in enumerate((0, 5000, 10, 10, 10), 1)], log=True)
+    assert storage.log_after(START) == (5, Hlc(5, 0, NODE))
+    assert storage.log_after(Hlc(3, 0, "")) == (2, Hlc(5, 0, NODE))
+    assert storage.log_after(Hlc(5, 0, "")) == (0, Hlc(5, 0, ""))
+    seen: list[list[int]] = []
+    after, complete = START, False
+    while not complete:
+        page = storage.changes_after(after, max_bytes=1000)
+        seen.append([change.version.wall_ms for change in page.changes])
+        assert page.through == page.changes[-1].version
+        after, complete = page.through, page.complete
+    assert seen == [[1, 2], [3, 4, 5]]
+    edit_while_open(storage, (4).to_bytes(8, "big") + bytes(8))
+    page = storage.changes_after(Hlc(3, 0, NODE))
+    assert ([change.version.wall_ms for change in page.changes], page.through.wall_ms) == ([5], 5)
+    assert page.damaged == [f"{4:016x}{0:016x}"]
+    edit_while_open(storage, (5).to_bytes(8, "big") + bytes(8))
+    assert storage.changes_after(Hlc(3, 0, NODE))[:3] == ([], Hlc(5, 0, NODE), True)
+    storage.close()
+
+
+def edit_while_open(storage: Storage, position: bytes) -> None:
+    """Damage a change on disk."""
+    storage._environment.commit([(PUT, 4, position, b"damaged")], "damaging")
+
+
+@pytest.mark.parametrize("durability", Durability)
 def test_after_an_abrupt_end_everything_is_there(tmp_path: Path, durability: Durability) -> None:
     storage = Storage(tmp_path / "store")
     storage._environment._follow = lambda: None  # type: ignore[method-assign]  # nothing changes while it is copied
@@ -224,10 +259,10 @@ def test_after_an_abrupt_end_everything_is_there(tmp_path: Path, durability: Dur
     for name, chosen in (("store", Durability.DURABLE), ("killed", durability)):
         storage = Storage(tmp_path / name, chosen)
         found[name] = storage.open()
+        assert [change.version.wall_ms for change in storage.changes_after(START).changes] == [2, 3, 4]
         storage.close()
     killed = found["killed"]
     assert {record.key: record.value for record in killed.records} == {b"b": b"2", b"c": b"3"}
-    assert [change.version.wall_ms for change in killed.changes] == [2, 3, 4]
     assert (killed.clock, killed.floor) == (Hlc(9, 9, ""), Hlc(1, 0, ""))
     assert (killed.fences, killed.steady) == ([(b"line/", Hlc(5, 6, "n"))], ("boot", 7))
     # As after an orderly end.
