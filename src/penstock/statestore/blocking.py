@@ -218,6 +218,7 @@ class Client:
 
     get = _waiting(StateStoreClient.get)
     get_many = _waiting(StateStoreClient.get_many)
+    get_values = _waiting(StateStoreClient.get_values)
     expiry = _waiting(StateStoreClient.expiry)
     set = _waiting(StateStoreClient.set)
     delete = _waiting(StateStoreClient.delete)

@@ -44,6 +44,7 @@ async def test_reading(store: StateStoreClient) -> None:
     assert second.version is not None
     assert snapshot.entries == {b"a": (b"2", second.version), b"none": None}
     assert snapshot.version >= second.version
+    assert await store.get_values(["a", b"none"]) == {b"a": b"2", b"none": None}
     assert await store.get("a", as_of=first) == (b"1", first)
     left = await store.expiry("a")
     assert left.exists

@@ -62,9 +62,14 @@ def lookups_in(get: Get, name: str) -> WithLookup:
 
         def look(keys: pa.Array[Any], wanted: pa.Array[Any]) -> pa.Array[Any]:
             texts = [None if key is None else str(key) for key in keys.to_pylist()]
-            kind = pa.struct([("value", pa.binary()), ("code", pa.string()), ("reason", pa.string())])
             values: list[Any] = wanted.to_pylist()
-            return pa.array([_row(each) for each in found_in(get, name, lookup, texts, values)], kind)
+            found = found_in(get, name, lookup, texts, values)
+            # Column by column: a row's own dictionary would cost more than its look-up.
+            fields = [
+                pa.array([each[place] for each in found], kind)
+                for place, kind in enumerate((pa.binary(), pa.string(), pa.string()))
+            ]
+            return pa.StructArray.from_arrays(fields, ["value", "code", "reason"])
 
         # Spark tells the kind of function by these, and cannot resolve the texts that annotations are here.
         look.__annotations__ = {"keys": pa.Array, "wanted": pa.Array, "return": pa.Array}
@@ -75,10 +80,6 @@ def lookups_in(get: Get, name: str) -> WithLookup:
         return rows.withColumn(lookup.into, function(sf.col(lookup.key), wanted))
 
     return look_up
-
-
-def _row(found: Found) -> dict[str, Any]:
-    return dict(zip(("value", "code", "reason"), found, strict=True))
 
 
 def found_in(

@@ -148,8 +148,8 @@ class KeyReader:
             self._store = await opened.__aenter__()
             self._open = opened
             self._many = ManyKeys(self._store)
-        found = await self._many.read(keys)
-        return {key: None if (entry := found.get(key)) is None else entry.value for key in keys}
+        found = await self._many.values(keys)
+        return {key: found.get(key) for key in keys}
 
     async def _disconnect(self) -> None:
         opened, self._open, self._store = self._open, None, None
@@ -180,7 +180,7 @@ def values_of(keys: pa.Array[Any], broker: str, *, refresh_ms: int, timeout_ms: 
     """The values (binary) of ``keys`` (string or binary), in order; null for null and for keys that do not exist."""
     import pyarrow as pa
 
-    wanted = [key.encode() if isinstance(key, str) else key for key in keys.to_pylist()]
-    distinct = {key for key in wanted if key is not None}
+    encoded = keys.dictionary_encode()  # only what is done for each distinct key takes a step in Python
+    distinct: list[Any] = encoded.dictionary.cast(pa.binary()).to_pylist()
     values = _reader(broker).values(distinct, refresh_ms=refresh_ms, timeout_ms=timeout_ms) if distinct else {}
-    return pa.array([None if key is None else values[key] for key in wanted], pa.binary())
+    return pa.array([values[key] for key in distinct], pa.binary()).take(encoded.indices)

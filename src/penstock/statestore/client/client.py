@@ -293,6 +293,24 @@ class StateStoreClient:
 
     async def get_many(self, keys: Iterable[bytes | str], *, timeout_s: float | None = None) -> Snapshot:
         """The values and versions of ``keys``, all at one version of the store (an extension of penstock)."""
+        names, found, version = await self._get_many(keys, timeout_s)
+        entries: dict[bytes, Entry | None] = {}
+        for name, value, text in zip(names, found[::2], found[1::2], strict=True):
+            at = parse(text.decode("utf-8", "replace")) if text is not None else None
+            entries[name] = None if value is None or at is None else Entry(value, at)
+        return Snapshot(entries, version)
+
+    async def get_values(
+        self, keys: Iterable[bytes | str], *, timeout_s: float | None = None
+    ) -> dict[bytes, bytes | None]:
+        """As :meth:`get_many`, for who needs no versions: to read those costs more than the values."""
+        names, found, _ = await self._get_many(keys, timeout_s)
+        return dict(zip(names, found[::2], strict=True))
+
+    async def _get_many(
+        self, keys: Iterable[bytes | str], timeout_s: float | None
+    ) -> tuple[list[bytes], list[bytes | None], Hlc | None]:
+        """The names of ``keys``, value and version of each in turn, and the store's version."""
         names = [_key(key) for key in keys]
         if not names:
             raise LocalProtocolError("state store: MGET without a key", do="name at least one")
@@ -300,11 +318,7 @@ class StateStoreClient:
         found = decode_values(payload)
         if len(found) != 2 * len(names):
             raise RemoteProtocolError(f"state store: answer to MGET of {len(names)} keys has {len(found)} elements")
-        entries: dict[bytes, Entry | None] = {}
-        for name, value, text in zip(names, found[::2], found[1::2], strict=True):
-            at = parse(text.decode("utf-8", "replace")) if text is not None else None
-            entries[name] = None if value is None or at is None else Entry(value, at)
-        return Snapshot(entries, version)
+        return names, found, version
 
     async def expiry(self, key: bytes | str, *, timeout_s: float | None = None) -> Expiry:
         """Whether ``key`` exists, and when it expires (an extension of penstock)."""

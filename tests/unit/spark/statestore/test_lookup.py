@@ -64,6 +64,10 @@ class FakeStore:
         found = {key: self.data.get(key) for key in keys}
         return Snapshot({key: None if v is None else Entry(v, VERSION) for key, v in found.items()}, VERSION)
 
+    async def get_values(self, keys: Sequence[bytes], /) -> dict[bytes, bytes | None]:
+        entries = (await self.get_many(keys)).entries
+        return {key: None if entry is None else entry.value for key, entry in entries.items()}
+
 
 class Clock:
     def __init__(self) -> None:

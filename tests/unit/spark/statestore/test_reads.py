@@ -33,6 +33,10 @@ class FakeStore:
             raise InvalidRequestError("no such command", text="unknown command")
         return Snapshot({key: await self._answer(keys, key) for key in keys}, VERSION)
 
+    async def get_values(self, keys: Sequence[bytes], /) -> dict[bytes, bytes | None]:
+        entries = (await self.get_many(keys)).entries
+        return {key: None if entry is None else entry.value for key, entry in entries.items()}
+
     async def _answer(self, piece: Sequence[bytes], key: bytes) -> Entry | None:
         if key == piece[0]:
             self.pieces.append(len(piece))
@@ -59,6 +63,7 @@ async def test_what_exists_is_found(count: int, has_mget: bool) -> None:
     wanted = keys(count) if count else []
     found = await ManyKeys(store).read(wanted)
     assert sorted(found) == sorted(wanted[1:])
+    assert await ManyKeys(store).values(wanted) == {key: entry.value for key, entry in found.items()}
     if count == 700:
         assert max(store.pieces) == (store_reads.KEYS_A_REQUEST if has_mget else 1)
 
