@@ -191,7 +191,7 @@ class TubeBroker:
         disk, engine, upkeep = self.disk, self.engine, self.upkeep
         self._commits = Commits(
             disk, engine, upkeep, name=f"tube-{self.broker_id}", clock=self.clock,
-            durability_of=self.durability_of, failed=self._failed, lost=self._lost,
+            failed=self._failed, lost=self._lost,
         )  # fmt: skip
         self._timers = Timers(engine, self._commits, upkeep, self.clock)
         self._orders = OrderDesk(disk, engine, upkeep, self._commits, self.broker_id, self.clock)
@@ -362,7 +362,9 @@ class TubeBroker:
 
     def _store(self, topic: str, number: int) -> Store:
         store = self.disk.open_store(topic, number)
-        store.immediate = self.durability_of(topic) is Durability.MEMORY
+        durability = self.durability_of(topic)
+        store.immediate = durability is Durability.MEMORY
+        store.synced = durability is Durability.DURABLE
         return store
 
     def _stored_config(self) -> BrokerConfig:

@@ -16,7 +16,6 @@ from typing import Final
 
 from penstock.errors import PenstockError, StorageError
 from penstock.runtime.committer import GroupCommitter
-from penstock.runtime.durability import Durability
 from penstock.tube.broker.connection import BrokerConnection
 from penstock.tube.broker.upkeep import Upkeep
 from penstock.tube.codec.codes import ErrCode
@@ -27,7 +26,7 @@ from penstock.tube.engine.publishing import Publication
 from penstock.tube.engine.topics import LogStore
 from penstock.tube.storage.disk import Commit, Disk
 from penstock.tube.storage.meta import GroupOffset
-from penstock.tube.storage.store import Store, Work
+from penstock.tube.storage.store import Store
 
 __all__ = ["AppendDone", "Commits"]
 
@@ -60,29 +59,27 @@ class _Waiting:
 class _Round:
     """One commit; filled when it begins, with all that came until then."""
 
-    __slots__ = ("commit", "decided", "waiting", "works")
+    __slots__ = ("commit", "decided", "waiting")
 
-    def __init__(self) -> None:
-        self.commit = Commit()
-        self.works: list[tuple[Store, Work]] = []
-        self.waiting = _Waiting()
-        self.decided: list[Publication] = []
+    commit: Commit
+    waiting: _Waiting
+    decided: list[Publication]
 
     def small(self) -> bool:
         """Whether it only appends few bytes to files that have room for them."""
-        return (
-            sum(work.size for _, work in self.works) <= _INLINE_BYTES
-            and len(self.commit.offsets) <= _INLINE_POSITIONS
-            and all(store.has_room(work) for store, work in self.works)
-            and self.commit.only_appends
-        )
+        commit = self.commit
+        size = 0
+        for store, work, _ in commit.works:
+            size += work.size
+            if size > _INLINE_BYTES or not store.has_room(work):
+                return False
+        return len(commit.offsets) <= _INLINE_POSITIONS and commit.only_appends
 
 
 class Commits:
     """The commits of one broker; made in the loop that they run in.
 
-    ``durability_of`` says what an acknowledgement of a topic's messages means. ``failed`` hears of the first failure,
-    ``lost`` of what of staged rows turned out to be lost.
+    ``failed`` hears of the first failure, ``lost`` of what of staged rows turned out to be lost.
     """
 
     def __init__(
@@ -93,7 +90,6 @@ class Commits:
         *,
         name: str,
         clock: Callable[[], int],
-        durability_of: Callable[[str], Durability],
         failed: Callable[[StorageError], None],
         lost: Callable[[str], None],
     ) -> None:
@@ -105,7 +101,6 @@ class Commits:
         self._engine = engine
         self._upkeep = upkeep
         self._clock = clock
-        self._durability_of = durability_of
         self._failed = failed
         self._lost = lost
         self._path = str(disk.directory)
@@ -241,18 +236,17 @@ class Commits:
         engine, upkeep = self._engine, self._upkeep
         one.commit, self.next = self.next, Commit()
         commit = one.commit
+        now = self._clock()
         if self.failure is None:
-            self._publish()
+            self._publish(now)
         one.decided = upkeep.take_staged(commit)
         if engine.sending.producers.changed:
             upkeep.note_producers(commit)
         # A dict keeps the order of first use, so the same run writes the same way again.
         for store in engine.dirty_stores:
             assert isinstance(store, Store)
-            one.works.append((store, store.take()))
+            commit.works.append((store, store.take(), store.synced))
         engine.dirty_stores.clear()
-        commit.works += [(store, work, self._must_sync(store)) for store, work in one.works]
-        now = self._clock()
         if self.snapshot_due:
             self.snapshot_due = False
             upkeep.snapshot_producers(commit, now)
@@ -261,28 +255,25 @@ class Commits:
             commit.offsets = [GroupOffset(*key, offset, now) for key, offset in engine.offsets.take_dirty()]
         one.waiting, self._waiting = self._waiting, _Waiting()
         self._answer_published(one.waiting)
-        self._show([store for store, _ in one.works if store.immediate])
+        immediate = [store for store, _, _ in commit.works if store.immediate]
+        if immediate:
+            self._show(immediate)
 
     def _show(self, stores: Sequence[LogStore]) -> None:
         """Readers of ``stores`` see more than before; answer the gets that wait no more."""
-        if stores:
-            self._engine.readable(stores, self._clock())
+        self._engine.readable(stores, self._clock())
         touched: dict[BrokerConnection, None] = {}
         self._collect_ready(touched)
         for connection in touched:
             connection.flush()
 
-    def _publish(self) -> None:
+    def _publish(self, now_ms: int) -> None:
         try:
-            self._engine.transactions.publish(self._clock())
+            self._engine.transactions.publish(now_ms)
         except OSError as error:
             # Decided, and not to be read: nothing may come behind it; a restart carries it out.
             what = f"tube: staged rows cannot be read: {error.strerror}"
             self._fail(StorageError(what, path=str(error.filename or self._path)))
-
-    def _must_sync(self, store: Store) -> bool:
-        topic = store.directory.name.rpartition("-")[0]
-        return self._durability_of(topic) is Durability.DURABLE
 
     def _answer_published(self, waiting: _Waiting) -> None:
         """Answers to commits of staged rows leave with the commit of their last rows."""
@@ -298,16 +289,15 @@ class Commits:
             publishing.lost.clear()
 
     def _done(self, one: _Round, error: StorageError | None) -> None:
-        engine, works, waiting = self._engine, one.works, one.waiting
+        engine, commit, waiting = self._engine, one.commit, one.waiting
+        now = self._clock()
         if error is None:
-            for store, work in works:
+            for store, work, _ in commit.works:
                 store.written(work)
-            self._upkeep.staged(one.commit, one.decided)
+            self._upkeep.staged(commit, one.decided)
             if engine.transactions.dirty:
                 self.schedule()
-        now = self._clock()
-        if error is None and works:
-            engine.readable([store for store, _ in works], now)
+            engine.readable([store for store, _, _ in commit.works], now)
         touched: dict[BrokerConnection, None] = {}
         self._collect_ready(touched)
         for connection, serials, method, bodies, expires_ms in waiting.replies:

@@ -193,9 +193,11 @@ class Upkeep:
         transactions = self._engine.transactions
         staging = transactions.staging
         assert staging is not None, "a broker has one"
-        commit.staged, commit.unstaged = self._disk.shelf.take()
-        commit.notes.update(staging.notes)
-        staging.notes = {}
+        if self._disk.shelf.dirty:
+            commit.staged, commit.unstaged = self._disk.shelf.take()
+        if staging.notes:
+            commit.notes.update(staging.notes)
+            staging.notes = {}
         return transactions.take_decided()
 
     def staged(self, commit: Commit, decided: list[Publication]) -> None:

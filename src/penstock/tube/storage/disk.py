@@ -165,11 +165,12 @@ class Disk:
 
         Offsets come last: a group never stands behind the end of what is stored.
         """
+        if any(commit.early_notes for commit in commits):
+            self.meta.commit([], notes=_merged(commit.early_notes for commit in commits))
         last: dict[Store, Work] = {}
-        early = _merged(commit.early_notes for commit in commits)
-        if early:
-            self.meta.commit([], notes=early)
+        appends = True
         for commit in commits:
+            appends = appends and commit.only_appends and not commit.offsets
             for store, work, sync in commit.works:
                 store.write(work)
                 # One that writes nothing (segments expired) must not stand for an earlier one that did.
@@ -177,6 +178,8 @@ class Disk:
                     last[store] = work
         for store, work in last.items():
             store.sync(work)
+        if appends:
+            return
         staged = [work for commit in commits for work in commit.staged]
         if staged:
             write_staged(self.files, self.shelf.directory, staged)

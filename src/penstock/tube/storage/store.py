@@ -102,6 +102,8 @@ class Store(LogReads):
         self.limits = limits
         self.immediate = False
         """Whether readers see messages before they are written (durability "memory")."""
+        self.synced = True
+        """Whether a commit syncs what it writes (durability "durable")."""
         self.epochs: list[tuple[int, int]] = []
         """(epoch, end of the log when it began), rising: a restart began one when messages that had been readable may
         be gone. Kept by whoever opens the store."""
@@ -255,9 +257,10 @@ class Store(LogReads):
 
     def has_room(self, work: Work) -> bool:
         """Whether the file that ``work`` goes to exists, with zeros where it goes. While no commit runs."""
-        return all(
-            piece.segment.data_file is not None and piece.data_from + work.size <= self._filled for piece in work.pieces
-        )
+        for piece in work.pieces:
+            if piece.segment.data_file is None or piece.data_from + work.size > self._filled:
+                return False
+        return True
 
     def write(self, work: Work) -> None:
         """Write ``work`` to the files (page cache). Committing thread.
