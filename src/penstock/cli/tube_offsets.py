@@ -220,7 +220,7 @@ def _standings(group: str, topic: str | None, asked: Iterable[BrokerRow], *, new
     if not found:
         raise RefusedError(
             f"group {group!r} has no position" + (f" in topic {topic!r}" if topic else ""),
-            do="look at the groups (penstock tube groups)",
+            do="look at the groups (penstock tube groups); Apache's brokers tell of a new one after some seconds",
         )
     return sorted(found, key=lambda s: (s.topic, s.broker.id, s.partition))
 

@@ -86,8 +86,7 @@ class Consumer:
     ) -> None:
         names = list(topics)
         _check(start, balance, bound)
-        shared = () if isinstance(filters, Mapping) else tuple(filters)
-        by_topic = filters if isinstance(filters, Mapping) else dict.fromkeys(names, shared)
+        by_topic = filters if isinstance(filters, Mapping) else dict.fromkeys(names, tuple(filters))
         self.client_id = check_client_id(client_id if client_id is not None else new_client_id("consumer", group))
         self.received = 0
         shown = credentials(user, password)
@@ -107,14 +106,10 @@ class Consumer:
         if start_offsets is None and bound is not None:
             start_offsets = bound.offsets
         settings = ReadSettings(
-            start=Start[start.upper()],
-            timeout_s=request_timeout_s,
-            most_wait_ms=most_wait_ms,
-            long_poll_ms=long_poll_ms,
-            want_offsets=with_offsets,
-            start_offset=_start_offset(start_offsets),
-            own_positions=callable(start_offsets),
-        )
+            start=Start[start.upper()], timeout_s=request_timeout_s, most_wait_ms=most_wait_ms,
+            long_poll_ms=long_poll_ms, want_offsets=with_offsets,
+            start_offset=_start_offset(start_offsets), own_positions=callable(start_offsets),
+        )  # fmt: skip
         self._links = links if links is not None else Links(tls)
         self._fetcher = Fetcher(self._member, settings, self._links, self._deliver, self._lost)
         self._auto_confirm = auto_confirm

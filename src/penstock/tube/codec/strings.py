@@ -15,6 +15,7 @@ from penstock.errors import LocalProtocolError, RemoteProtocolError
 __all__ = [
     "DEFAULT_BROKER_PORT",
     "DEFAULT_BROKER_TLS_PORT",
+    "GROUP_RULE",
     "PARTITIONS_PER_STORE",
     "UNDEFINED",
     "BrokerInfo",
@@ -48,6 +49,8 @@ UNDEFINED = -2  # "not set", everywhere in this protocol
 _BLANK = "".join(map(chr, range(0x21)))
 _TOPIC = re.compile(r"[a-zA-Z]\w+", re.ASCII)
 _GROUP = re.compile(r"[a-zA-Z][\w-]+", re.ASCII)
+GROUP_RULE = "a letter, then letters, digits, '_' and '-': 2 to 1,024 in all"
+"""What `valid_group` asks for, in words."""
 
 
 def java_trim(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from penstock.errors import LocalProtocolError
 from penstock.tube.codec.proto import broker_pb2, master_pb2, shared_pb2
-from penstock.tube.codec.strings import UNDEFINED, Partition, valid_group, valid_topic
+from penstock.tube.codec.strings import GROUP_RULE, UNDEFINED, Partition, valid_group, valid_topic
 from penstock.tube.engine.credentials import Credentials
 from penstock.tube.record import encode_msg_type
 
@@ -43,7 +43,7 @@ class GroupMember:
         self.host = host
         self.priority = priority
         if not valid_group(group):
-            raise LocalProtocolError(f"tube: {group!r} cannot be a group: a letter, then letters, digits, '_' and '-'")
+            raise LocalProtocolError(f"tube: {group!r} cannot be a group: {GROUP_RULE}")
         wrong = [topic for topic in self.topics if not valid_topic(topic) and topic != "__offset_history__"]
         if wrong or not self.topics:
             raise LocalProtocolError(f"tube: topics {wrong or self.topics} cannot be consumed")

@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.proto import shared_pb2
-from penstock.tube.codec.strings import UNDEFINED, DefaultConfig, java_trim, valid_group
+from penstock.tube.codec.strings import GROUP_RULE, UNDEFINED, DefaultConfig, java_trim, valid_group
 from penstock.tube.engine.access import Access, Passed
 from penstock.tube.engine.cluster import Cluster
 from penstock.tube.engine.settings import Controls
@@ -142,9 +142,7 @@ def group_name_of(text: str) -> str:
     """A group name that can be used. Raises RefusedRequest."""
     name = java_trim(text)
     if not valid_group(name):
-        raise RefusedRequest(
-            ErrCode.BAD_REQUEST, f"{name!r} cannot be a group: a letter, then letters, digits, '_' and '-'"
-        )
+        raise RefusedRequest(ErrCode.BAD_REQUEST, f"{name!r} cannot be a group: {GROUP_RULE}")
     return name
 
 

@@ -109,3 +109,9 @@ def test_words_to_the_broker() -> None:
 def test_subscription_that_cannot_be(group: str, topics: list[str], filters: dict[str, list[str]]) -> None:
     with pytest.raises(LocalProtocolError):
         Membership("c", "h", group, topics, filters, 0)
+
+
+@pytest.mark.parametrize("group", ["g", "7up", "a b", "x" * 1025])
+def test_a_group_that_cannot_be_is_told_the_whole_rule(group: str) -> None:
+    with pytest.raises(LocalProtocolError, match="a letter, then letters, digits, '_' and '-': 2 to 1,024 in all"):
+        Membership("c", "h", group, ["demo"], {}, 5)
