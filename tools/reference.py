@@ -112,7 +112,8 @@ def configuration() -> str:
         (
             "`penstock up` reads `penstock.yaml` in the working directory, or the file that `--config` names. A flag "
             "goes before a variable of the environment, that before the file, that before the default. `${VAR}` and "
-            "`${VAR:-default}` in the file are filled in from the environment. A listener may be written short: "
+            "`${VAR:-default}` in the file are filled in from the environment, "
+            "`${file:PATH}` with the first line of that file, which is for secrets. A listener may be written short: "
             "`mqtt: 127.0.0.1:1883`."
         ),
         "",
@@ -125,7 +126,14 @@ def configuration() -> str:
 
 def pipeline_file() -> str:
     lines = ["# Pipeline file", "", NOTE, ""]
-    lines += ["One YAML file describes a pipeline; `penstock pipeline validate FILE` checks it without Spark.", ""]
+    lines += [
+        (
+            "One YAML file describes a pipeline; `penstock pipeline validate FILE` checks it without Spark. `${VAR}` "
+            "and `${VAR:-default}` are filled in from the environment, `${file:PATH}` with the first line of a file: "
+            "for secrets, no message shows it. A path that is not absolute begins beside the pipeline file."
+        ),
+        "",
+    ]
     return "\n".join([*lines, *model_tables(pipeline.Pipeline, "The file")])
 
 

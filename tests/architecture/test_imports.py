@@ -95,7 +95,12 @@ RULES = [
         Rule(f"penstock.pipelines.{layer}", (*(f"pipelines.{below}" for below in (layer, *lower)), *public), never)
         for layer, lower, public, never in (
             ("model", ("checks.pipeline",), ("mqtt.url", "runtime.addresses", "runtime.config"), SPARK | IO),
-            ("checks", ("model",), ("spark.tube.options", "spark.mqtt.options", "spark.tube.sink_options"), SPARK | IO),
+            (
+                "checks",
+                ("model",),
+                ("spark.login_options", "spark.mqtt.options", "spark.tube.options", "spark.tube.sink_options"),
+                SPARK | IO,
+            ),
             ("state", ("model",), ("spark.tube.offsets",), SPARK | IO),
             (
                 "store",

@@ -6,12 +6,15 @@ import asyncio
 import json
 import socket
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import trustme
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
+from penstock.pipelines.books.dead import Letter, redrive
+from penstock.pipelines.model.sources import Options, TubeSource
 from penstock.runtime.login import ANYBODY, Login
 from penstock.runtime.tls import TlsOptions
 from penstock.spark.tube.cluster import Tube
@@ -148,3 +151,17 @@ def test_commands(node: Secured) -> None:
     done = node.penstock("tube", "consume", "round", "--username", "edge")
     assert done.returncode == 2
     assert b"password file" in done.stderr
+
+
+def test_dead_letters_are_sent_again_by_who_reads_the_source(node: Secured, tmp_path: Path) -> None:
+    node.out("tube", "topics", "create", "mended")
+    at = datetime(2024, 5, 1, tzinfo=UTC)
+    letter = Letter("p", "parse.not_json", "why", "id-1", "", "mended", 1, 0, 0, at, b"k", [], b"nope")
+    options: Options = {"tubemq.user": "edge", "tubemq.passwordFile": str(node.directory / "secret")}
+    master = str(node.ready["tube_master"])
+    nobody = TubeSource(topics=["mended"], master=master)
+    with pytest.raises(RefusedError, match="authentication failed"):
+        asyncio.run(redrive(tmp_path, [letter], {"source": nobody}, tmp_path))
+    somebody = TubeSource(topics=["mended"], master=master, options=options)
+    assert asyncio.run(redrive(tmp_path, [letter], {"source": somebody}, tmp_path)) == 1
+    assert [row["value"] for row in node.rows("tube", "consume", "mended", *node.user)] == ["nope"]

@@ -80,6 +80,7 @@ def _config_error(error: ValidationError, document: Document, model: type[BaseMo
     found: dict[str, tuple[str, str, str | None]] = {}
     for detail in error.errors(include_url=False):
         where, option, text, do = _explain(detail, document, schema)
+        text = document.without_secrets(text)
         # The branches of a union repeat themselves; one line each is enough.
         found.setdefault(f"{where}: option {option!r}: {text}" if option else f"{where}: {text}", (where, option, do))
     lines = list(found)

@@ -7,6 +7,8 @@ long after reading can point at it; and scalars mean what YAML 1.2's core schema
 ``${NAME}`` and ``${NAME:-default}`` in a value are replaced from the environment, ``$${`` stays ``${``. The value is
 typed after the replacement, so that ``port: ${PORT:-1883}`` is a number, unless it is quoted. What is put in is always
 one scalar: a variable cannot add keys or lists.
+
+``${file:PATH}`` is the first line of a file, for secrets: always text, and never shown.
 """
 
 from __future__ import annotations
@@ -35,7 +37,11 @@ _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _NULL = frozenset(("", "~", "null", "Null", "NULL"))
 _BOOL = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_VARIABLE = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-[^}]*)?\}|\$\{")
+_VARIABLE = re.compile(
+    r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<default>:-[^}]*)?\}|\$\{file:(?P<file>[^}]+)\}|\$\{"
+)
+_VARIABLE_FILE = "${file:"
+MAX_SECRET_BYTES = 65_536
 _TAGS = {f"tag:yaml.org,2002:{name}": name for name in ("str", "int", "float", "bool", "null", "map", "seq")}
 
 
@@ -44,12 +50,20 @@ class Document:
     """The values of one file and where each stands.
 
     ``places`` maps the path of a value to ``file:line:column``; ``keys`` does so for the key that introduces it.
+    ``secrets`` are texts that came out of files, which no message may repeat.
     """
 
     name: str
     data: dict[str, Value]
     places: dict[Location, str] = field(default_factory=dict)
     keys: dict[Location, str] = field(default_factory=dict)
+    secrets: set[str] = field(default_factory=set)
+
+    def without_secrets(self, text: str) -> str:
+        """``text``, a message, without what came out of files."""
+        for secret in sorted(self.secrets, key=len, reverse=True):
+            text = text.replace(secret, "***")
+        return text
 
     def where(self, location: Location) -> str:
         """The place of the value at ``location``, or of the nearest value around it that the file has."""
@@ -90,15 +104,18 @@ def read_document(path: Path, environment: Mapping[str, str]) -> Document:
         raise ConfigError(
             f"{path}: byte {error.start} is not UTF-8", where=str(path), do="save the file as UTF-8"
         ) from error
-    return parse_document(text, str(path), environment)
+    return parse_document(text, str(path), environment, path.parent)
 
 
-def parse_document(text: str, name: str, environment: Mapping[str, str]) -> Document:
-    """Parse ``text``; ``name`` stands for the file in messages. An empty text is an empty mapping."""
+def parse_document(text: str, name: str, environment: Mapping[str, str], directory: Path = Path()) -> Document:
+    """Parse ``text``; ``name`` stands for the file in messages. An empty text is an empty mapping.
+
+    ``directory`` is where paths of ``${file:PATH}`` begin.
+    """
     document = Document(name, {})
     try:
         # Event by event, so that the bounds below also end the parser, which is quadratic in the depth.
-        root = _Builder(document, iter(YAML(typ="safe", pure=True).parse(text)), environment).document()
+        root = _Builder(document, iter(YAML(typ="safe", pure=True).parse(text)), environment, directory).document()
     except MarkedYAMLError as error:
         raise _syntax_error(name, error, text) from error
     except (YAMLError, RecursionError) as error:
@@ -121,8 +138,11 @@ def parse_document(text: str, name: str, environment: Mapping[str, str]) -> Docu
 class _Builder:
     """Turns the events of one document into values. Recursion is bounded by ``MAX_DEPTH``."""
 
-    def __init__(self, document: Document, events: Iterator[Any], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, document: Document, events: Iterator[Any], environment: Mapping[str, str], directory: Path
+    ) -> None:
         self.out = document
+        self.directory = directory
         self.events = events
         self.environment = environment
         self.anchors: dict[str, Value] = {}
@@ -227,7 +247,8 @@ class _Builder:
         text = self._substitute(event.value, self._place(event), at)
         tag = self._check_tag(event, "scalar", at)
         if tag is None:
-            return _plain(text) if event.style is None else text
+            is_text = event.style is not None or _VARIABLE_FILE in event.value
+            return text if is_text else _plain(text)
         if tag == "str":
             return text
         value = _plain(text)
@@ -236,7 +257,8 @@ class _Builder:
         fits = {"int": int, "float": float, "bool": bool, "null": type(None)}[tag]
         if type(value) is not fits:
             place = self._place(event)
-            raise ConfigError(f"{place}: {text!r} is not of the type !!{tag} written before it", where=place)
+            shown = self.out.without_secrets(repr(text))
+            raise ConfigError(f"{place}: {shown} is not of the type !!{tag} written before it", where=place)
         return value
 
     def _check_tag(self, event: Any, kind: str, at: Location) -> str | None:
@@ -262,6 +284,8 @@ class _Builder:
             if match[0] == "$${":
                 return "${"
             name, default = match["name"], match["default"]
+            if match["file"] is not None:
+                return self._secret(match["file"], place, at)
             if name is None:
                 raise ConfigError(
                     f"{place}: option {path_text(at)!r}: '${{' begins no ${{NAME}} or ${{NAME:-default}}",
@@ -281,6 +305,32 @@ class _Builder:
             return value or (default[2:] if default else "")
 
         return _VARIABLE.sub(replace, text)
+
+    def _secret(self, name: str, place: str, at: Location) -> str:
+        """The first line of the file ``name``."""
+        why: str | None = None
+        try:
+            with (self.directory / name).open("rb") as file:
+                content = file.read(MAX_SECRET_BYTES + 1)
+            if len(content) > MAX_SECRET_BYTES:
+                why = f"it has more than {MAX_SECRET_BYTES} bytes"
+            else:
+                text = content.partition(b"\n")[0].removesuffix(b"\r").decode()
+                if not text:
+                    why = "its first line is empty"
+        except OSError as error:
+            why = error.strerror
+        except UnicodeDecodeError:
+            why = "it is not UTF-8"
+        if why is not None:
+            raise ConfigError(
+                f"{place}: option {path_text(at)!r}: the file {str(self.directory / name)!r} cannot be used: {why}",
+                option=path_text(at),
+                where=place,
+                do="write the secret into its first line; a path that is not absolute begins beside this file",
+            )
+        self.out.secrets.add(text)
+        return text
 
     def _place(self, event: Any) -> str:
         mark = event.start_mark

@@ -100,6 +100,39 @@ def test_a_variable_cannot_add_structure() -> None:
     assert value_of("${A}", A="{b: 1}\nc: 2") == "{b: 1}\nc: 2"
 
 
+def test_a_secret_is_the_first_line_of_a_file_and_is_text(tmp_path: Path) -> None:
+    (tmp_path / "pin").write_bytes(b"0042\r\nmore\n")
+    (tmp_path / "f.yaml").write_text(f"x: ${{file:pin}}\ny: 'mqtt://${{WHO}}:${{file:{tmp_path / 'pin'}}}@host'\n")
+    document = read_document(tmp_path / "f.yaml", {"WHO": "ann"})
+    assert document.data == {"x": "0042", "y": "mqtt://ann:0042@host"}
+    assert document.without_secrets("got '0042'") == "got '***'"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (None, "No such file or directory"),
+        (b"", "its first line is empty"),
+        (b"\nx", "its first line is empty"),
+        (b"\xff", "it is not UTF-8"),
+        (b"x" * 70_000, "it has more than 65536 bytes"),
+    ],
+)
+def test_a_secret_that_cannot_be_read(tmp_path: Path, content: bytes | None, why: str) -> None:
+    if content is not None:
+        (tmp_path / "pin").write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        parse_document("a: ${file:pin}", "f.yaml", {}, tmp_path)
+    assert caught.value.what == f"f.yaml:1:4: option 'a': the file '{tmp_path / 'pin'}' cannot be used: {why}"
+
+
+def test_a_secret_of_the_wrong_type_is_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "pin").write_text("hush")
+    with pytest.raises(ConfigError) as caught:
+        parse_document("a: !!int ${file:pin}", "f.yaml", {}, tmp_path)
+    assert "'***' is not of the type !!int" in caught.value.what
+
+
 def test_aliases_copy_values_and_point_at_themselves() -> None:
     document = parse_document("a: &x {b: [1]}\nc: *x\n", "f.yaml", {})
     assert document.data["c"] == {"b": [1]}

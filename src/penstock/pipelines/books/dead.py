@@ -24,6 +24,7 @@ from penstock.pipelines.sinks.table import files
 from penstock.pipelines.state import layout
 from penstock.pipelines.state.durable import read_json, sync_directory, write_json
 from penstock.spark.tube.headers import record_of
+from penstock.spark.tube.options import SourceOptions
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
 
@@ -105,7 +106,7 @@ async def redrive(path: Path, chosen: Sequence[Letter], inputs: Mapping[str, Sou
     for name, mine in by_source.items():
         source = inputs[name]
         if isinstance(source, TubeOptions):
-            await _into_topics(source.master, mine)
+            await _into_topics(source, mine)
         else:
             _into_inbox(layout.inbox(state, name), mine)
     note = path / "_redriven" / f"{time.time_ns()}.json"
@@ -130,8 +131,9 @@ def _check_takes_back(name: str, inputs: Mapping[str, Source]) -> None:
         raise ConfigError(f"the source {name!r} takes no records back: it is made of the {source.format}")
 
 
-async def _into_topics(masters: str, letters: Sequence[Letter]) -> None:
-    async with Producer(masters) as producer:
+async def _into_topics(source: TubeOptions, letters: Sequence[Letter]) -> None:
+    login = SourceOptions.parse(source.all_options()).login
+    async with Producer(source.master, **login.client()) as producer:
         by_topic: dict[str, list[Record]] = {}
         for letter in letters:
             by_topic.setdefault(letter.topic, []).append(_again(letter))

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from penstock.errors import ConfigError
 from penstock.pipelines.checks.problem import Problem
 from penstock.pipelines.model import MqttSink, Pipeline, TubeOptions, TubeSink
+from penstock.pipelines.model.sources import as_texts
 from penstock.pipelines.model.values import lease_key, pieces
+from penstock.spark.login_options import LOGIN_OPTIONS
 from penstock.spark.mqtt.options import MqttWriteOptions
 from penstock.spark.tube.sink_options import SinkOptions
 
@@ -52,13 +54,19 @@ def _start(template: str) -> str:
 
 
 def _tube(pipeline: Pipeline, sink: TubeSink, where: tuple[str | int, ...]) -> Iterator[Problem]:
-    if sink.master is not None:
-        try:
-            SinkOptions.parse({"tubemq.master": sink.master})
-        except ConfigError as error:
-            yield Problem((*where, "master"), sink.master, f"{error.what}; {error.do}" if error.do else error.what)
-    elif pipeline.master is None:
+    of_pipeline = [name for name in sink.options if not name.lower().startswith("tubemq.")]
+    if sink.master is None and pipeline.master is None:
         yield Problem((*where, "master"), None, "expected the masters of a tube: no source of this file names any")
+    elif of_pipeline:
+        known = ", ".join(LOGIN_OPTIONS)
+        yield Problem((*where, "options", of_pipeline[0]), of_pipeline[0], f"expected one of {known}")
+    elif sink.master is not None or sink.options:
+        try:
+            SinkOptions.parse({"tubemq.master": sink.master or pipeline.master or "", **as_texts(sink.options)})
+        except ConfigError as error:
+            part = "options" if sink.options and error.option != "tubemq.master" else "master"
+            text = f"{error.what}; {error.do}" if error.do else error.what
+            yield Problem((*where, part), getattr(sink, part), text)
     parts = pieces(sink.topic)
     if any(part.column for part in parts):
         return

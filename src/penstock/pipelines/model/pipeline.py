@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from penstock.pipelines.model.part import Part, directory
-from penstock.pipelines.model.sinks import Sink
-from penstock.pipelines.model.sources import SOURCE, Source, TubeOptions
+from penstock.pipelines.model.sinks import Sink, TubeSink
+from penstock.pipelines.model.sources import SOURCE, Source, TubeOptions, as_texts
 from penstock.pipelines.model.steps import Step
 from penstock.pipelines.model.values import BrokerUrl, Duration, Name
 from penstock.runtime import config
@@ -58,6 +58,16 @@ class Pipeline(Part):
     def master(self) -> str | None:
         """The tube masters of the first source that reads a tube: where sinks send to that name no other."""
         return next((source.master for source in self.inputs.values() if isinstance(source, TubeOptions)), None)
+
+    def tube_options(self, sink: TubeSink) -> dict[str, str]:
+        """Where the tube of ``sink`` is, and who the pipeline is there: the same as at the source of that tube.
+
+        Without a master where neither the sink nor a source names one.
+        """
+        master = sink.master or self.master
+        same = (s.login() for s in self.inputs.values() if isinstance(s, TubeOptions) and s.master == master)
+        given = as_texts(sink.options) if sink.options else next(same, {})
+        return given if master is None else {"tubemq.master": master, **given}
 
     @model_validator(mode="after")
     def _one_way_to_name_sources(self) -> Pipeline:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from penstock.pipelines.model.part import Part
+from penstock.pipelines.model.sources import Options
 from penstock.pipelines.model.values import BrokerUrl, Expression, KeyTemplate, Name, Stream
 
 __all__ = [
@@ -86,6 +87,11 @@ class TubeSink(Messages):
     """Rows as records of a tube. A row without a topic or a value becomes a dead letter."""
 
     master: str | None = Field(default=None, description="tube masters; those of the source when left out")
+    options: Options = Field(
+        default_factory=dict,
+        description="who it is at the tube: tubemq.user, tubemq.passwordFile, tubemq.tls, ... as in the options of a "
+        "source; those of the source of the same tube when left out",
+    )
     key: KeyTemplate | None = Field(default=None, description="equal keys go to one partition, in order")
     headers: dict[str, KeyTemplate] = Field(default_factory=dict)
 

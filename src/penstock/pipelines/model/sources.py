@@ -13,11 +13,13 @@ __all__ = [
     "SOURCE_FORMATS",
     "FilesSource",
     "MqttSource",
+    "Options",
     "RateSource",
     "Source",
     "StateStoreSource",
     "TubeOptions",
     "TubeSource",
+    "as_texts",
 ]
 
 SOURCE = "source"
@@ -25,6 +27,13 @@ SOURCE = "source"
 
 _MASTER = "127.0.0.1:8715"
 Options = dict[str, str | int | bool]
+_LOGIN = ("tubemq.user", "tubemq.passwordfile", "tubemq.tls")
+"""How the names of options begin that say who reads, and whom it trusts."""
+
+
+def as_texts(options: Options) -> dict[str, str]:
+    """``options`` as Spark takes them."""
+    return {name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in options.items()}
 
 
 class TubeOptions(Part):
@@ -37,7 +46,7 @@ class TubeOptions(Part):
 
     def all_options(self) -> dict[str, str]:
         """What the ``tubemq`` source is given: what the file says, and what every pipeline needs of it."""
-        given = {name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in self.options.items()}
+        given = as_texts(self.options)
         # Unlike a bare stream: a pipeline that is set up after the first record came should have that one too.
         starting = {} if "startingoffsets" in map(str.lower, given) else {"startingOffsets": "earliest"}
         return {
@@ -47,6 +56,10 @@ class TubeOptions(Part):
             "subscribe": ",".join(self.tube_topics()),
             "includeHeaders": "true",
         }
+
+    def login(self) -> dict[str, str]:
+        """Of its options those that say who it is at the tube, for others who go there."""
+        return {name: text for name, text in as_texts(self.options).items() if name.lower().startswith(_LOGIN)}
 
     def tube_topics(self) -> list[str]:
         """The topics of the tube that are read."""

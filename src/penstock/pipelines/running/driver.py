@@ -76,17 +76,26 @@ def spark_of(name: str, master: str, conf: Mapping[str, str] | None, state: Path
 
 @contextmanager
 def own_words() -> Iterator[None]:
-    """Inside, Py4J does not print the traceback of a lost connection, which is told in our words."""
-    root = logging.getLogger()
+    """Inside, Py4J prints no traceback of a lost connection, and the store's client not that a lease is lost.
+
+    A run tells of both in its own words, and what it does about it.
+    """
+    root, store = logging.getLogger(), logging.getLogger("penstock.statestore")
     root.addFilter(_is_not_of_py4j)
+    store.addFilter(_is_not_of_a_lease)
     try:
         yield
     finally:
         root.removeFilter(_is_not_of_py4j)
+        store.removeFilter(_is_not_of_a_lease)
 
 
 def _is_not_of_py4j(record: logging.LogRecord) -> bool:
     return Path(record.pathname).parent.name != "py4j"
+
+
+def _is_not_of_a_lease(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("lease lost")
 
 
 def has_ended(error: BaseException) -> bool:

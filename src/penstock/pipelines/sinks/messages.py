@@ -74,10 +74,8 @@ def send(rows: DataFrame, sink: Sink, pipeline: Pipeline, count: int, write: Wri
         ordered = rows.coalesce(1)
     selected = as_messages(ordered, sink, pipeline, batch=write.batch if windows else None)
     if sink.tubemq is not None:
-        master = sink.tubemq.master or pipeline.master
-        assert master is not None, "checked when the file was read"
         options = {
-            "tubemq.master": master,
+            **pipeline.tube_options(sink.tubemq),
             "txnAppId": f"{pipeline.name}/{sink.name}/{write.query}",
             "txnVersion": str(write.batch),
             "fencingToken": write.token,

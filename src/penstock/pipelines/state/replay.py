@@ -117,6 +117,14 @@ def plan_replay(pipeline: Pipeline, into: Path, begin: str | None, end: str | No
     """
     into = into.resolve()
     span = Span(place(begin or "earliest", "--from"), place(end or "latest", "--to"))
+    times = [wanted.at for wanted in span if isinstance(wanted, Times) and isinstance(wanted.at, int)]
+    if len(times) == 2 and times[0] >= times[1]:
+        raise ConfigError(
+            f"--to {end!r} is not after --from {begin!r}",
+            option="--to",
+            why="the end is not part of the stretch, so it would be empty",
+            do="name a later end, or leave --to out",
+        )
     for sink in pipeline.sinks:
         if sink.table is not None and _is_within(Path(sink.table.path).resolve(), into):
             raise ConfigError(

@@ -145,7 +145,7 @@ class Tube:
                     raise ConfigError(
                         f"topic {topic!r} does not exist at tube master {self._masters}",
                         option="subscribe",
-                        do="create it (penstock tube topics lists what there is), or correct subscribe or assign",
+                        do=f"create it (penstock tube topics create {topic}), or correct the name",
                     )
                 found.extend(partitions)
             missing = sorted(set(required) - set(found))

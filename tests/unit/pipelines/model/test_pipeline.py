@@ -27,6 +27,18 @@ def test_variables_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert load(path).sinks[0].table == TableSink(path="/elsewhere/rows")
 
 
+def test_secrets_come_out_of_files_and_into_no_message(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("hush\n")
+    path = tmp_path / "p.yaml"
+    path.write_text('statestore: {broker: "mqtt://ann:${file:secret}@edge"}\n' + FILE)
+    assert load(path).statestore.broker == "mqtt://ann:hush@edge"
+    path.write_text(path.read_text().replace("mqtt://ann:", "mqtt:"))
+    with pytest.raises(ConfigError) as raised:
+        load(path)
+    assert "statestore.broker" in str(raised.value)
+    assert "hush" not in str(raised.value)
+
+
 def test_a_file_is_checked_without_spark() -> None:
     code = f"import sys; from penstock.pipelines.model import load; load({str(example('pipeline.yaml'))!r})"
     code += "; sys.exit(bool({'pyspark', 'pyarrow', 'asyncio'} & sys.modules.keys()))"
@@ -96,3 +108,19 @@ def test_the_schema_names_options_as_the_file_writes_them() -> None:
     assert {"name", "source", "steps", "sinks"} <= schema["properties"].keys()
     assert {"from", "parse", "window"} <= schema["$defs"]["Step"]["properties"].keys()
     assert "schema" in schema["$defs"]["Parse"]["properties"]
+
+
+def test_a_tube_sink_is_at_the_tube_of_a_source_who_the_source_is() -> None:
+    login = {"tubemq.user": "edge", "tubemq.passwordFile": "secret", "tubemq.tls": "true"}
+    source = "source: {topics: [t], master: 'a:1', options: {tubemq.user: edge, tubemq.passwordFile: secret, "
+    text = source + "tubemq.tls: true, maxOffsetsPerTrigger: 9}}\nname: p\nsinks:\n"
+    for sink, expected in [
+        ("{topic: o}", {"tubemq.master": "a:1", **login}),
+        ("{topic: o, master: 'a:1'}", {"tubemq.master": "a:1", **login}),
+        # Elsewhere it is nobody unless the file says who.
+        ("{topic: o, master: 'b:1'}", {"tubemq.master": "b:1"}),
+        ("{topic: o, options: {tubemq.tls: false}}", {"tubemq.master": "a:1", "tubemq.tls": "false"}),
+    ]:
+        pipeline = parse(f"{text}  - {{name: s, tubemq: {sink}}}\n")
+        assert pipeline.sinks[0].tubemq is not None
+        assert pipeline.tube_options(pipeline.sinks[0].tubemq) == expected

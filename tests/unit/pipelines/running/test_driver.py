@@ -79,3 +79,12 @@ def test_tracebacks_of_py4j_are_left_out_and_others_are_not(caplog: pytest.LogCa
         for path in ("/site-packages/py4j/java_gateway.py", "/site-packages/other/of.py"):
             root.handle(root.makeRecord("root", logging.ERROR, path, 1, "lost", (), None))
     assert [record.pathname for record in caplog.records] == ["/site-packages/other/of.py"]
+
+
+def test_of_a_lost_lease_the_run_tells_itself(caplog: pytest.LogCaptureFixture) -> None:
+    store = logging.getLogger("penstock.statestore")
+    with driver.own_words():
+        store.warning("lease lost name=%s: %s", "n", "why")
+        store.warning("lease not released name=%s: %s", "n", "why")
+    store.warning("lease lost name=%s: %s", "n", "afterwards")
+    assert caplog.messages == ["lease not released name=n: why", "lease lost name=n: afterwards"]

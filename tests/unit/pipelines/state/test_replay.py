@@ -70,6 +70,13 @@ def test_with_live_targets_it_is_the_pipelines_run(tmp_path: Path) -> None:
     assert begun(parse(), replay(tmp_path / "other").state.parent).lease == replay(tmp_path / "other").lease
 
 
+def test_a_stretch_that_is_empty_is_refused(tmp_path: Path) -> None:
+    for begin, end in (("2024-05-02", "2024-05-01"), ("2024-05-01", "2024-05-01T00:00Z")):
+        with pytest.raises(ConfigError, match=f"--to '{end}' is not after --from '{begin}'"):
+            plan_replay(parse(), tmp_path / "a", begin, end, live=False)
+    assert not (tmp_path / "a").exists()
+
+
 def test_the_same_again_goes_on_and_anything_else_is_refused(tmp_path: Path) -> None:
     assert replay(tmp_path / "a") == replay(tmp_path / "a")
     for changed in ({"begin": None}, {"live": True}):
