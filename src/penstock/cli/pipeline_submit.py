@@ -17,6 +17,7 @@ from penstock.cli.pipeline_options import Conf, File, Json, Metrics, Once, State
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
+    from penstock.pipelines.model import Pipeline
     from penstock.pipelines.running.submit import Line
 
 __all__ = ["submit"]
@@ -82,7 +83,10 @@ def submit(
     from penstock.pipelines.running.submit import Request, submit_line
     from penstock.spark.session import quiet_java_options
 
-    pipeline = load(file)
+    variables, spark_conf = _variables(env or []), options_of_spark(conf or [])
+    pipeline = load(file, {**os.environ, **_of_secrets(spark_conf), **variables})
+    if deploy_mode == "cluster":
+        _refuse_relative_paths(pipeline, state_dir)
     if deploy_mode not in {"client", "cluster"}:
         raise ConfigError(
             f"--deploy-mode {deploy_mode!r} is not known", option="deploy-mode", do="choose client or cluster"
@@ -100,15 +104,16 @@ def submit(
             archive=archive,
             java_home=java_home,
             image=image,
-            conf=options_of_spark(conf or []),
+            conf=spark_conf,
             # Spark would take the python3 of the search path, or one that only executors have.
             driver_python=sys.executable,
             java_options=quiet_java_options("", "FATAL"),
-            environment=_variables(env or []),
+            environment=variables,
             arguments=_of_run(state_dir, metrics, once=once, as_json=as_json and not dry_run),
         )
     )
     if not dry_run:
+        _check_files(spark_master, wheel, archive)
         _hand_over(line)
     elif as_json:
         print_json({"environment": line.environment, "argv": line.argv})
@@ -122,6 +127,42 @@ def _of_run(state_dir: Path | None, metrics: str | None, *, once: bool, as_json:
     options += ["--once"] if once else []
     options += ["--metrics", metrics] if metrics is not None else []
     return [*options, "--json"] if as_json else options
+
+
+def _of_secrets(conf: dict[str, str]) -> dict[str, str]:
+    """The variables that Kubernetes will fill in from its secrets, with a word in the place of each."""
+    start = "spark.kubernetes.driver.secretKeyRef."
+    return {name.removeprefix(start): "secret" for name in conf if name.startswith(start)}
+
+
+def _refuse_relative_paths(pipeline: Pipeline, state_dir: Path | None) -> None:
+    """A driver that runs elsewhere begins in a directory that goes with it."""
+    paths = {"--state-dir": str(state_dir or "penstock-pipelines")}
+    paths |= {f"sink {sink.name!r}": sink.table.path for sink in pipeline.sinks if sink.table is not None}
+    paths |= {f"source {name!r}": source.path for name, source in pipeline.inputs.items() if source.format == "files"}
+    paths |= {} if pipeline.dead_letters is None else {"dead_letters": pipeline.dead_letters.path}
+    for what, path in paths.items():
+        if not Path(path).is_absolute():
+            raise ConfigError(
+                f"{what}: {path!r} is no absolute path",
+                option=what.removeprefix("--"),
+                why="with --deploy-mode cluster the driver runs on another machine, and its directory goes with it",
+                do="write a path on the file system that driver and executors share",
+            )
+
+
+def _check_files(master: str, wheel: str | None, archive: str | None) -> None:
+    """What spark-submit would tell in a Java trace."""
+    for option, path in (("wheel", wheel), ("archive", archive)):
+        if path is not None and "://" not in path and not Path(path).is_file():
+            raise ConfigError(f"--{option} {path!r} is no file here", option=option, do="correct the path")
+    if master == "yarn" and not (os.environ.get("HADOOP_CONF_DIR") or os.environ.get("YARN_CONF_DIR")):
+        raise ConfigError(
+            "neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set",
+            option="spark-master",
+            why="the files in that directory say where YARN is",
+            do="export HADOOP_CONF_DIR=DIRECTORY, that of the cluster's client files",
+        )
 
 
 def _hand_over(line: Line) -> NoReturn:

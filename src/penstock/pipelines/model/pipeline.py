@@ -8,6 +8,7 @@ is built, before anything is read.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +87,17 @@ class Pipeline(Part):
         return self
 
 
-def load(path: Path | str) -> Pipeline:
+def load(path: Path | str, environment: Mapping[str, str] | None = None) -> Pipeline:
     """The pipeline of the file at ``path``, with ``${VAR:-default}`` filled in from the environment.
+
+    ``environment``: another than the process's own.
 
     Raises:
         ConfigError: names file, line, column and option, what stands there and what is accepted.
     """
     before = directory.set(Path(path).parent)
     try:
-        return config.load(path, Pipeline)
+        return config.load(path, Pipeline, environment=environment)
     finally:
         directory.reset(before)
 

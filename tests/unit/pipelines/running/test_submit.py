@@ -138,3 +138,56 @@ def test_the_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     for more, words in [(["--env", "A"], "is not NAME=VALUE"), (["--deploy-mode", "x"], "is not known")]:
         assert main([*command, *more]) == 2
         assert words in capsys.readouterr().err
+
+
+def test_a_driver_elsewhere_needs_paths_that_it_finds_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LAKE", "WORD"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "p.yaml"
+    file.write_text(
+        'name: p\nsource: {topics: [t]}\nstatestore: {broker: "mqtt://a:${WORD:-x}@edge"}\n'
+        "sinks: [{name: rows, table: {path: '${LAKE}/rows'}}]\n"
+    )
+    command = ["pipeline", "submit", str(file), "--spark-master", "yarn", "--deploy-mode", "cluster", "--dry-run"]
+    state = ["--state-dir", "/shared/state"]
+    # The variables are those that the driver will have, not those of this process.
+    for more, words in [
+        (state, "the environment variable LAKE is not set"),
+        (["--env", "LAKE=/shared"], "--state-dir: 'penstock-pipelines' is no absolute path"),
+        (["--env", "LAKE=lake", *state], "sink 'rows': 'lake/rows' is no absolute path"),
+    ]:
+        assert main([*command, *more]) == 2
+        assert words in capsys.readouterr().err
+    assert main([*command, "--env", "LAKE=/shared", *state]) == 0
+    file.write_text(file.read_text().replace("${WORD:-x}", "${WORD}"))
+    assert main([*command, "--env", "LAKE=/shared", *state]) == 2
+    # Kubernetes will fill it in.
+    on_kubernetes = [
+        "--spark-master",
+        "k8s://https://h:1",
+        "--image",
+        "i",
+        "--conf",
+        "spark.kubernetes.file.upload.path=u",
+    ]
+    secret = ["--conf", "spark.kubernetes.driver.secretKeyRef.WORD=water:password"]
+    assert main([*command, *on_kubernetes, *secret, "--env", "LAKE=/shared", *state]) == 0
+    assert "secret@edge" not in capsys.readouterr().out
+
+
+def test_what_spark_submit_would_trace_is_told_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path / "none"))
+    for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    command = ["pipeline", "submit", str(example("pipeline.yaml")), "--spark-master", "yarn"]
+    assert main([*command, "--archive", "none.tar.gz"]) == 2
+    assert "--archive 'none.tar.gz' is no file here" in capsys.readouterr().err
+    assert main(command) == 2
+    assert "neither HADOOP_CONF_DIR nor YARN_CONF_DIR is set" in capsys.readouterr().err
+    monkeypatch.setenv("YARN_CONF_DIR", "/etc/hadoop")
+    assert main(command) == 2
+    assert "there is no" in capsys.readouterr().err
