@@ -17,26 +17,21 @@ Source: state store protocol, "Supported commands", "Versioning and hybrid logic
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from heapq import heapify, heappop, heappush
 from typing import Final
 
 from penstock.statestore.codec.commands import Access, Command, Condition, Extension, StoreError, Verb
-from penstock.statestore.codec.glob import Glob
-from penstock.statestore.codec.resp3 import MISSING, encode_array, encode_bulk, encode_integer
+from penstock.statestore.codec.resp3 import MISSING, encode_bulk, encode_integer
 from penstock.statestore.engine.answer import Answer, AnswerKind, Context
-from penstock.statestore.engine.fences import MAX_PREFIX_BYTES, Fences
+from penstock.statestore.engine.claims import fence_error, fence_prefix, read_claims
+from penstock.statestore.engine.expiries import Expiries
+from penstock.statestore.engine.fences import Fences
 from penstock.statestore.engine.history import History, OutOfReach
-from penstock.statestore.engine.keyspace import KeyIndex
 from penstock.statestore.engine.observers import Observers
-from penstock.statestore.engine.page_tokens import PageTokens
 from penstock.statestore.engine.record import RECORD_BYTES, Change, Record
-from penstock.statestore.hlc import Hlc, parse
+from penstock.statestore.engine.scanning import Scanner
+from penstock.statestore.hlc import Hlc
 
 __all__ = ["UNUSUAL", "Answer", "AnswerKind", "Authorise", "Context", "Engine"]
-
-# A heap holds an item for every SET with PX, also for keys set again since; it is rebuilt when more than half is stale.
-_HEAP_SLACK: Final = 1024
-
 
 Authorise = Callable[[Context, Access, bytes], bool]
 """Whether a client may do this to a key; of several flags all must be granted. Asked once a key, before any look-up."""
@@ -98,14 +93,13 @@ class Engine:
         self._authorise = authorise
         self._strict_read = strict_read
         self._records: dict[bytes, Record] = {}
-        self._deadlines: list[tuple[int, bytes]] = []
-        self._expiring = 0
+        self._expiries = Expiries(self._records)
         self._observers = Observers(None if authorise is None else self._may_still_read)
         # Who observes, where somebody decides about it: asked for each key that changes, since prefixes hold keys of
         # all kinds and policies change while clients stay.
         self._observing: dict[str, Context] = {}
-        self._index: KeyIndex | None = None
-        self._tokens = PageTokens(secret)
+        self._secret = secret
+        self._scanner = Scanner(self._records, secret)
 
     @property
     def keys(self) -> int:
@@ -120,9 +114,8 @@ class Engine:
         """
         # Passes that run in C: there may be millions.
         kept = self._records = {record.key: record for record in records}
-        self._deadlines = [(record.expires_at, key) for key, record in kept.items() if record.expires_at]
-        heapify(self._deadlines)
-        self._expiring = len(self._deadlines)
+        self._expiries = Expiries(kept)
+        self._scanner = Scanner(kept, self._secret)
         values = sum([len(record.value) for record in kept.values()])
         self.size = sum(map(len, kept)) + values + RECORD_BYTES * len(kept)
         greatest = max((record.version for record in kept.values()), default=_NEVER)
@@ -137,35 +130,17 @@ class Engine:
         neither value, expiry nor fence, and does not move the clock.
         """
         spec = command.spec
-        prefix = None
-        if spec.needs_timestamp and "__fencePrefix" in context.user:
-            if not self.extensions & Extension.PREFIX_FENCE:
-                return _ERRORS[StoreError.SYNTAX], []
-            prefix = context.user["__fencePrefix"].encode()
-            if not 0 < len(prefix) <= MAX_PREFIX_BYTES or context.fencing_token is None:
-                return _ERRORS[StoreError.FENCE_PREFIX], []
+        prefix = fence_prefix(command, context, self.extensions) if context.user else None
+        if isinstance(prefix, StoreError):
+            return _ERRORS[prefix], []
         if self._authorise is not None and not self._is_authorised(command, context, prefix):
             return _ERRORS[StoreError.NOT_AUTHORIZED], []
         if self.read_only and spec.checks_fence:
             return _ERRORS[StoreError.READ_ONLY], []
-        timestamp = None
-        if context.timestamp is not None:
-            timestamp = parse(context.timestamp)
-            if timestamp is None:
-                return _ERRORS[StoreError.TIMESTAMP_MALFORMED], []
-            # Before the clock is touched: a client with a fast clock must not push it.
-            if timestamp.is_too_far_ahead(now_ms):
-                return _ERRORS[StoreError.TIMESTAMP_TOO_FAR_AHEAD], []
-        elif spec.needs_timestamp:
-            return _ERRORS[StoreError.TIMESTAMP_MISSING], []
-
-        token = None
-        if spec.checks_fence and context.fencing_token is not None:
-            token = parse(context.fencing_token)
-            if token is None:
-                return _ERRORS[StoreError.TIMESTAMP_MALFORMED], []
-            if token.is_too_far_ahead(now_ms):
-                return _ERRORS[StoreError.FENCE_TOO_FAR_AHEAD], []
+        claims = read_claims(command, context, now_ms)
+        if isinstance(claims, StoreError):
+            return _ERRORS[claims], []
+        timestamp, token = claims
 
         changes: list[Change] = []
         record = self._records.get(command.key)
@@ -173,19 +148,9 @@ class Engine:
             changes.append(self._expire(record, now_ms))
             record = None
         if spec.checks_fence:
-            fence = record.fence if record is not None else None
-            floor = None
-            if self.fences.floors:
-                floor = self.fences.floor_of(command.key)
-                if prefix is not None and (lifted := self.fences.floors.get(prefix)) is not None:
-                    floor = lifted if floor is None else max(floor, lifted)
-            if floor is not None and (fence is None or floor > fence):
-                fence = floor
-            if fence is not None:
-                if token is None:
-                    return _ERRORS[StoreError.FENCE_REQUIRED], changes
-                if token < fence:
-                    return _ERRORS[StoreError.FENCE_LOWER], changes
+            error = fence_error(command.key, record, token, self.fences, prefix)
+            if error is not None:
+                return _ERRORS[error], changes
 
         verb = command.verb
         if verb is _GET:
@@ -213,21 +178,14 @@ class Engine:
 
     def next_deadline(self) -> int | None:
         """The ``steady_ms`` at which the next key expires; None where none ever will."""
-        deadlines = self._deadlines
-        while deadlines:
-            expires_at, key = deadlines[0]
-            record = self._records.get(key)
-            if record is not None and record.expires_at == expires_at:
-                return expires_at
-            heappop(deadlines)
-        return None
+        due = self._expiries.next()
+        return None if due is None else due[0]
 
     def tick(self, now_ms: int, steady_ms: int, *, limit: int = 0) -> list[Change]:
         """Expire what is due, in the order of the instants; at most ``limit`` keys (0 = all)."""
         changes: list[Change] = []
-        while (deadline := self.next_deadline()) is not None and deadline <= steady_ms:
-            _, key = heappop(self._deadlines)
-            changes.append(self._expire(self._records[key], now_ms))
+        while (due := self._expiries.next()) is not None and due[0] <= steady_ms:
+            changes.append(self._expire(self._records[due[1]], now_ms))
             if len(changes) == limit:
                 break
         return changes
@@ -286,31 +244,13 @@ class Engine:
         return Answer(AnswerKind.PAYLOAD, value=b"".join(parts), version=self.clock)
 
     def _scan(self, command: Command, context: Context, steady_ms: int) -> Answer:
-        """A page of keys, and where the next one begins."""
-        token, pattern = command.value, command.key
-        after = None
-        if token:
-            after = self._tokens.read(pattern, token)
-            if after is None:
-                return _ERRORS[StoreError.BAD_TOKEN]
-        if self._index is None:
-            self._index = KeyIndex(self._records)
-        else:
-            self._index.compact(self._records)
         authorise = self._authorise
-
-        def present(key: bytes) -> bool:
-            if self._present(key, steady_ms) is None:
-                return False
-            return authorise is None or authorise(context, Access.READ, key)
-
-        keys, last = self._index.page(Glob(pattern), after, present)
-        page = encode_array(keys)
-        if last is None:
-            return Answer(AnswerKind.PAYLOAD, value=b"*1\r\n" + page)
-        readable = authorise is None or authorise(context, Access.READ, last)
-        next_page = self._tokens.write(pattern, last, readable=readable)
-        return Answer(AnswerKind.PAYLOAD, value=b"*2\r\n" + page + encode_bulk(next_page))
+        page = self._scanner.page(
+            command,
+            lambda key: self._present(key, steady_ms) is not None,
+            lambda key: authorise is None or authorise(context, Access.READ, key),
+        )
+        return _ERRORS[page] if isinstance(page, StoreError) else Answer(AnswerKind.PAYLOAD, value=page)
 
     def _present(self, key: bytes, steady_ms: int) -> Record | None:
         """The record of ``key`` unless it is past its expiry, whether or not the timer has come to it."""
@@ -341,14 +281,11 @@ class Engine:
         version = self.clock = self.clock.following(timestamp, now_ms)
         expires_at = steady_ms + command.ttl_ms if command.ttl_ms else 0
         if record is not None and record.expires_at:
-            self._expiring -= 1
+            self._expiries.went()
         new = Record(command.key, command.value, version, fence, expires_at)
         change = self._put(new, record, grown, context.client_id)
         if expires_at:
-            self._expiring += 1
-            heappush(self._deadlines, (expires_at, command.key))
-            if len(self._deadlines) > 2 * self._expiring + _HEAP_SLACK:
-                self._rebuild_deadlines()
+            self._expiries.came(expires_at, command.key)
         changes.append(change)
         return Answer(_OK, version=version)
 
@@ -358,10 +295,8 @@ class Engine:
         key = new.key
         self._records[key] = new
         self.size += grown
-        if record is None and self._index is not None:
-            self._index.add(key)
-            if self._index.abandoned:
-                self._index = None
+        if record is None:
+            self._scanner.added(key)
         observers = self._observers
         change = Change(key, new, new.version, observers.of(key) if observers.by_client else (), writer)
         if self.history is not None:
@@ -448,7 +383,7 @@ class Engine:
         del self._records[record.key]
         self.size -= RECORD_BYTES + len(record.key) + len(record.value)
         if record.expires_at:
-            self._expiring -= 1
+            self._expiries.went()
         version = self.clock = self.clock.following(timestamp, now_ms)
         change = Change(record.key, None, version, self._observers.of(record.key), writer)
         if self.history is not None:
@@ -458,15 +393,6 @@ class Engine:
     def _expire(self, record: Record, now_ms: int) -> Change:
         self.expired += 1
         return self._remove(record, None, now_ms)
-
-    def _rebuild_deadlines(self) -> None:
-        records = self._records
-        self._deadlines = [
-            deadline
-            for deadline in set(self._deadlines)
-            if (record := records.get(deadline[1])) is not None and record.expires_at == deadline[0]
-        ]
-        heapify(self._deadlines)
 
 
 def _growth(record: Record | None, key: bytes, value: bytes) -> int:

@@ -257,7 +257,7 @@ def test_tick_takes_the_earliest_first_and_no_more_than_asked(store: Store) -> N
 def test_deadlines_of_renewed_keys_do_not_pile_up(store: Store) -> None:
     for n in range(5000):
         store.ask(f"SET k v PX {n + 1}")
-    assert len(store.engine._deadlines) < 1100
+    assert len(store.engine._expiries._heap) < 1100
     assert store.engine.next_deadline() == NOW + 5000
 
 

@@ -1,0 +1,77 @@
+"""What a request claims of time and fences: its time stamp, its token and the prefix it fences, read and checked.
+
+Source: state store protocol, "Versioning and hybrid logical clocks", "Fencing Token Algorithm".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from penstock.statestore.codec.commands import Command, Extension, StoreError
+from penstock.statestore.engine.answer import Context
+from penstock.statestore.engine.fences import MAX_PREFIX_BYTES, Fences
+from penstock.statestore.engine.record import Record
+from penstock.statestore.hlc import Hlc, parse
+
+__all__ = ["Claims", "fence_error", "fence_prefix", "read_claims"]
+
+
+class Claims(NamedTuple):
+    """None where the request has none; none of the instants is too far ahead."""
+
+    timestamp: Hlc | None
+    token: Hlc | None
+
+
+def fence_prefix(command: Command, context: Context, extensions: Extension) -> bytes | StoreError | None:
+    """The prefix whose floor a SET raises (extension)."""
+    if not command.spec.needs_timestamp or "__fencePrefix" not in context.user:
+        return None
+    if not extensions & Extension.PREFIX_FENCE:
+        return StoreError.SYNTAX
+    prefix = context.user["__fencePrefix"].encode()
+    if not 0 < len(prefix) <= MAX_PREFIX_BYTES or context.fencing_token is None:
+        return StoreError.FENCE_PREFIX
+    return prefix
+
+
+def read_claims(command: Command, context: Context, now_ms: int) -> Claims | StoreError:
+    """Time stamp and token, or the first error in them.
+
+    The clock has not been touched before: a client with a fast clock must not push it.
+    """
+    spec = command.spec
+    timestamp = token = None
+    if context.timestamp is not None:
+        timestamp = parse(context.timestamp)
+        if timestamp is None:
+            return StoreError.TIMESTAMP_MALFORMED
+        if timestamp.is_too_far_ahead(now_ms):
+            return StoreError.TIMESTAMP_TOO_FAR_AHEAD
+    elif spec.needs_timestamp:
+        return StoreError.TIMESTAMP_MISSING
+    if spec.checks_fence and context.fencing_token is not None:
+        token = parse(context.fencing_token)
+        if token is None:
+            return StoreError.TIMESTAMP_MALFORMED
+        if token.is_too_far_ahead(now_ms):
+            return StoreError.FENCE_TOO_FAR_AHEAD
+    return Claims(timestamp, token)
+
+
+def fence_error(
+    key: bytes, record: Record | None, token: Hlc | None, fences: Fences, prefix: bytes | None
+) -> StoreError | None:
+    """Why the fence of ``key``, or a floor above it, keeps out who has ``token``; None where nothing does."""
+    fence = record.fence if record is not None else None
+    if fences.floors:
+        floor = fences.floor_of(key)
+        if prefix is not None and (lifted := fences.floors.get(prefix)) is not None:
+            floor = lifted if floor is None else max(floor, lifted)
+        if floor is not None and (fence is None or floor > fence):
+            fence = floor
+    if fence is None:
+        return None
+    if token is None:
+        return StoreError.FENCE_REQUIRED
+    return StoreError.FENCE_LOWER if token < fence else None
