@@ -273,6 +273,8 @@ class MqttServer:
         if not self._closing and self._receiving and (link.vouched_for or not link.anchor):
             connection = self._open(link)
         if connection is not None:
+            if self._joins_writes:
+                connection.sink = link
             self._links[connection] = link
             self._empty.clear()
             self._arm()
@@ -387,8 +389,6 @@ class MqttServer:
     def _known(self, link: Link) -> None:
         """Its CONNECT was accepted."""
         link.stranger = False
-        if self._joins_writes and link.connection is not None:
-            link.connection.sink = link
         logger.debug("%r connected", link.connection)
         for admission in (link.listener.admission, self.admission):
             admission.authenticated(link, link.group)

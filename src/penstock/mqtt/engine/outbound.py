@@ -67,7 +67,7 @@ class Outbound:
             sink.send_now(data)
 
     def flush(self, now: int) -> list[Output]:
-        """What is to be written, one piece a connection [Broker.flush]; what concerns nobody but a sink is written."""
+        """What is to be written, one piece a connection [Broker.flush]."""
         if self.ended:
             ended, self.ended = self.ended, []
             for connection in ended:
@@ -85,7 +85,6 @@ class Outbound:
             self._committed = committed
             self._keep_promises(outputs)
         for connection in dirty:
-            sink = connection.sink
             data = b"".join(connection.out)
             connection.out.clear()
             connection.out_bytes = 0
@@ -97,10 +96,7 @@ class Outbound:
             connection.gate = 0
             if connection.throttled:
                 self._throttled.append(connection)
-            if sink is not None and data and not connection.closing and not connection.was_held:
-                sink.send_now(data)
-            else:
-                outputs.append((connection, data, connection.closing))
+            outputs.append((connection, data, connection.closing))
         if self._throttled:
             self._wake()
         return outputs

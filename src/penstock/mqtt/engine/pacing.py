@@ -26,11 +26,11 @@ class Pacing(Answers):
     __slots__ = (
         "_full_since",
         "_resume_at",
+        "_was_held",
         "connected_at",
         "keep_alive_ms",
         "last_received",
         "rate",
-        "was_held",
     )
 
     def __init__(self, broker: Broker, now: int) -> None:
@@ -40,7 +40,7 @@ class Pacing(Answers):
         self.last_received = now
         self._full_since: int | None = None
         """When the transport became full; None while it is not."""
-        self.was_held = False
+        self._was_held = False
         """Whether it was held since the last look at its keep alive."""
         self.connected_at = now
         self.keep_alive_ms = 0
@@ -94,8 +94,8 @@ class Pacing(Answers):
                 self.release()
             else:
                 self.broker.timers.arm(self, self._resume_at)
-        if self.was_held:  # its silence was ours
-            self.was_held = self.holds > 0
+        if self._was_held:  # its silence was ours
+            self._was_held = self.holds > 0
             self.last_received = now
         if self.keep_alive_ms:
             deadline = self.last_received + self.keep_alive_ms
@@ -114,7 +114,7 @@ class Pacing(Answers):
     def hold(self) -> None:
         """Have the shell read nothing more until :meth:`release` was called as often."""
         self.holds += 1
-        self.was_held = True
+        self._was_held = True
 
     def release(self) -> None:
         """Undo one :meth:`hold`."""

@@ -18,7 +18,7 @@ rebuilt when more than half of it is stale."""
 class Expiries:
     """The instants of ``records``, which is its owner's: it tells of each record with an expiry that comes or goes."""
 
-    __slots__ = ("_heap", "_records", "_expiring")
+    __slots__ = ("_expiring", "_heap", "_records")
 
     def __init__(self, records: Mapping[bytes, Record]) -> None:
         self._records = records
