@@ -24,6 +24,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 import penstock
 from penstock.runtime.addresses import Address, bind_error
@@ -35,6 +36,12 @@ _log = logging.getLogger("penstock.http")
 
 MAX_FORM_BYTES = 1024 * 1024
 """Bound of a POST form: TubeMQ's lists have 500 items at most, and nobody else posts here."""
+
+MAX_CONNECTIONS = 256
+"""Connections of one listener; scrapers, health checks and administrators are few."""
+
+FIRST_REQUEST_S = 10.0
+"""How long a connection may take to the end of its first request's head."""
 
 _PLACES: Final = {
     "/livez": "the event loop turns",
@@ -198,6 +205,32 @@ def _failure(message: str) -> Response:
     return JSONResponse({"result": False, "errCode": 400, "errMsg": message})
 
 
+class _Connection(H11Protocol):
+    """A connection that ends where nobody asks: uvicorn waits for a first request for ever.
+
+    Descriptors are shared with the MQTT and tube listeners, whose clients must not lose theirs to connections here.
+    """
+
+    _first: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn types it
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.close()
+        else:
+            self._first = self.loop.call_later(FIRST_REQUEST_S, self._close_if_silent)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._first is not None:
+            self._first.cancel()
+        super().connection_lost(exc)
+
+    def _close_if_silent(self) -> None:
+        # The library knows no request before the head of one is whole.
+        if getattr(self, "cycle", None) is None:
+            self.transport.close()
+
+
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: the node ends it."""
 
@@ -224,7 +257,7 @@ class HttpServer:
         bound = Address(address.host, listener.getsockname()[1])
         config = uvicorn.Config(
             self._app,
-            http="h11",
+            http=_Connection,
             ws="none",
             lifespan="off",
             log_config=None,

@@ -10,6 +10,7 @@ from html import unescape
 
 import pytest
 
+import penstock.node.http
 from penstock.errors import UnavailableError
 from penstock.node.http import HttpServer, broker_app, master_app, names_of
 from penstock.runtime.addresses import Address
@@ -166,6 +167,39 @@ async def test_forms_are_bounded_and_bad_ones_refused(node: Node) -> None:
     assert json.loads(text)["errMsg"] == "the form is longer than 1048576 bytes"
     _, _, text = await ask(node.address, "/webapi.htm", "&".join(f"a{n}=1" for n in range(2000)))
     assert json.loads(text)["errMsg"].startswith("the form cannot be read")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /livez HTT", b"GET /livez HTTP/1.1\r\nHost: x\r\n"])
+async def test_who_asks_nothing_is_cut_off(node: Node, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
+    monkeypatch.setattr(penstock.node.http, "FIRST_REQUEST_S", 0.05)
+    reader, writer = await asyncio.open_connection(*node.address)
+    writer.write(sent)
+    assert await asyncio.wait_for(reader.read(), 10) == b""
+    writer.close()
+    await writer.wait_closed()
+    assert (await ask(node.address, "/livez"))[0] == 200
+
+
+async def test_connections_are_bounded(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(penstock.node.http, "MAX_CONNECTIONS", 2)
+    held = [await asyncio.open_connection(*node.address) for _ in range(2)]
+    for _, writer in held:
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+    for reader, _ in held:
+        assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"ok\n"), 10)
+    reader, writer = await asyncio.open_connection(*node.address)
+    assert await asyncio.wait_for(reader.read(), 10) == b""
+    for _, each in [*held, (reader, writer)]:
+        each.close()
+        await each.wait_closed()
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                status, _, _ = await ask(node.address, "/livez")
+            except (ConnectionError, ValueError):
+                continue  # the server has not seen their ends yet
+            break
+    assert status == 200
 
 
 async def test_the_broker_page_answers_under_any_path() -> None:
