@@ -21,12 +21,14 @@ MAX_PATTERN: Final = 4096
 class Glob:
     """One pattern, compiled. ``prefix`` is what every matching key begins with."""
 
-    __slots__ = ("_match", "exact", "prefix")
+    __slots__ = ("_match", "effort", "exact", "prefix")
 
     def __init__(self, pattern: bytes) -> None:
         pieces, self.prefix = _translate(pattern)
         self.exact = len(self.prefix) == len(pattern)
         """Whether the pattern is a key and matches that one alone."""
+        self.effort = 1 + max(map(len, pieces[1:-1]), default=0)
+        """Comparisons for each byte of a key at most: a piece between two stars is tried at every place."""
         # Between two stars the first place where a piece fits is as good as any later one, so nothing before it is ever
         # tried again: with atomic groups no pattern makes matching exponential.
         expression = b"".join(pieces[0])

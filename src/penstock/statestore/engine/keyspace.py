@@ -12,13 +12,15 @@ from typing import Final, NamedTuple
 
 from penstock.statestore.codec.glob import Glob
 
-__all__ = ["PAGE_BYTES", "PAGE_KEYS", "PAGE_LOOKED_AT", "KeyIndex", "Page"]
+__all__ = ["PAGE_BYTES", "PAGE_EFFORT", "PAGE_KEYS", "PAGE_LOOKED_AT", "KeyIndex", "Page"]
 
 PAGE_KEYS: Final = 1000
 PAGE_BYTES: Final = 64 * 1024
 """Bytes of keys in a page: well below the smallest packet size that a client of ours or of the SDKs sets."""
 PAGE_LOOKED_AT: Final = 10_000
 """Keys compared for one page, some 5 ms; a pattern that matches little gives short or empty pages with a token."""
+PAGE_EFFORT: Final = 10_000_000
+"""Comparisons of bytes for one page, some 10 ms: long keys and a pattern made for them would hold up the node."""
 
 _UNMERGED: Final = 4096
 _IDLE_KEYS: Final = 1_000_000
@@ -58,11 +60,15 @@ class KeyIndex:
             start = max(start, bisect_right(keys, after))
         found: list[bytes] = []
         size = 0
+        effort = PAGE_EFFORT
         end = min(len(keys), start + PAGE_LOOKED_AT)
         for position in range(start, end):
             key = keys[position]
             if not key.startswith(prefix):
                 return Page(found, None)
+            effort -= len(key) * glob.effort
+            if effort < 0 and position > start:
+                return Page(found, keys[position - 1])
             if glob.matches(key) and present(key):
                 found.append(key)
                 size += len(key)

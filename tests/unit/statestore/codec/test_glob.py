@@ -64,9 +64,9 @@ def test_the_prefix_is_what_every_match_begins_with() -> None:
 
 @pytest.mark.parametrize("pattern", [b"*a" * 200 + b"*b", b"*" + b"a?" * 100 + b"*[!a]?c", b"*a*a*a*a*a*a*c"])
 def test_no_pattern_makes_matching_slow(pattern: bytes) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     Glob(pattern).matches(b"a" * 60_000)
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
 
 
 @given(
