@@ -152,3 +152,24 @@ async def test_a_durable_topic_does_not_wait_for_the_moment(tmp_path: Path, monk
         async with asyncio.timeout(20):
             assert (await client.answer(client.send(b"synced", topic="safe"))).success
         assert broker.stats["unwritten_bytes"] == 0
+
+
+async def test_only_commits_of_durable_topics_are_synced(tmp_path: Path) -> None:
+    files = Watched()
+    kinds = {"safe": Durability.DURABLE, "quick": Durability.MEMORY}
+    async with running(tmp_path, durability=Durability.FLUSHED, topic_durability=kinds, files=files) as (
+        broker,
+        client,
+    ):
+        for topic in kinds:
+            broker.create_topic(topic)
+
+        async def synced(topic: str) -> int:
+            await client.answer(client.send(b"makes the files, or goes to those that are there", topic=topic))
+            await broker.committed()
+            count = len(files.threads)
+            await client.answer(client.send(b"goes to the files that are there", topic=topic))
+            await broker.committed()
+            return len(files.threads) - count
+
+        assert [await synced(topic) for topic in ("demo", "safe", "quick")] == [0, 1, 0]
