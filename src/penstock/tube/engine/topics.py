@@ -96,8 +96,8 @@ class LogStore(Protocol):
         *,
         end: int | None = None,
         keys: Set[int] | None = None,
-        max_bytes: int = ...,
-        max_messages: int = ...,
+        max_bytes: int = 512 << 10,
+        max_messages: int = 1 << 31,
     ) -> LogRead: ...
 
     def records(
