@@ -15,15 +15,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import DataLossError, PenstockError, UnavailableError
+from penstock.errors import PenstockError, UnavailableError
 from penstock.pipelines.books.ledger import Ledger
 from penstock.pipelines.model import Pipeline
 from penstock.pipelines.model.values import duration_ms
 from penstock.pipelines.running.batches import Context, Finished, Gate
-from penstock.pipelines.running.build import BuiltQuery, build
+from penstock.pipelines.running.build import build
 from penstock.pipelines.running.causes import cause, is_named_by_spark, whole
 from penstock.pipelines.running.driver import BROKEN, DRAIN_S, ended, has_ended, own_words, spark_of
 from penstock.pipelines.running.metrics import serve
+from penstock.pipelines.running.queries import RunningQuery, check_nothing_dropped
 from penstock.pipelines.running.watch import Watch, now_text
 from penstock.pipelines.sinks.delivery import Targets
 from penstock.pipelines.sources.sources import Sources
@@ -62,25 +63,6 @@ LONGEST_PAUSE_S = 5.0
 POLL_S = 0.1
 
 
-@dataclass(slots=True)
-class _Running:
-    """One query and how it fares."""
-
-    built: BuiltQuery
-    query: StreamingQuery | None = None
-    failing_since: float | None = None
-    pause_s: float = 0.25
-    restart_at: float = 0.0
-    restarts: int = 0
-    strange: int = 0
-    ended: bool = False
-
-    def progressed(self) -> None:
-        self.failing_since = None
-        self.strange = 0
-        self.pause_s = 0.25
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """How to run a pipeline; see :func:`run`."""
@@ -110,7 +92,7 @@ class _Run:
         self._gate = Gate()
         self._ledger = Ledger(layout.ledger(state))
         self._source = Sources(pipeline, state, options.span)
-        self._queries: dict[str, _Running] = {}
+        self._queries: dict[str, RunningQuery] = {}
         self._run = uuid.uuid4().hex[:12]
         self._store = WriteBack(
             pipeline.statestore.broker, options.lease or pipeline.name, run_id=self._run, told=self._warn
@@ -218,7 +200,7 @@ class _Run:
         )
         state, why = FAILED, ""
         try:
-            self._queries = {q.name: _Running(q) for q in build(pipeline, spark, self._state, context)}
+            self._queries = {q.name: RunningQuery(q) for q in build(pipeline, spark, self._state, context)}
             self._tell_event(
                 "started",
                 fencing_token=str(token),
@@ -235,7 +217,7 @@ class _Run:
             self._drain()
             self._report()
             for running in self._queries.values():
-                _check_nothing_dropped(running)
+                check_nothing_dropped(running)
             state = STOPPED
         except PenstockError as error:
             why = error.what
@@ -293,7 +275,7 @@ class _Run:
         """Whether the run was told to stop, here or through the state store."""
         return self._stop.is_set() or self._store.stop_asked.is_set()
 
-    def _look_after(self, running: _Running) -> None:
+    def _look_after(self, running: RunningQuery) -> None:
         if running.ended:
             return
         if running.query is None:
@@ -310,7 +292,7 @@ class _Run:
             return
         self._failed(running, whole(error))
 
-    def _failed(self, running: _Running, text: str) -> None:
+    def _failed(self, running: RunningQuery, text: str) -> None:
         """Start the query again after a pause where what it needs was away; otherwise the run is over."""
         kind, words = cause(text)
         name = running.built.name
@@ -361,7 +343,7 @@ class _Run:
             entry = found.entry
             running = self._queries[entry.sink]
             running.progressed()
-            _check_nothing_dropped(running)
+            check_nothing_dropped(running)
             self._watch.finished(entry)
             shown = {name: value for name, value in asdict(entry).items() if name not in {"start", "end"}}
             self._emit({"event": "batch", **shown, "took_s": round(found.took_s, 3)})
@@ -379,31 +361,10 @@ class _Run:
             query.stop()
 
     @staticmethod
-    def _is_settled(running: _Running, query: StreamingQuery) -> bool:
+    def _is_settled(running: RunningQuery, query: StreamingQuery) -> bool:
         """Whether Spark has committed the last batch that went through the gate, or never will."""
         last = running.built.batches.last_finished
         return last is None or running.built.checkpoint.is_committed(last) or not query.isActive
-
-
-def _check_nothing_dropped(running: _Running) -> None:
-    """Spark drops a record whose arrival lies before the dedupe's watermark; for a lake that is a loss.
-
-    It can happen where partitions are read far apart: one that is read from days ago while another, up to date, has
-    moved the watermark on. It is told by the batch after, or at the end; the records are still in the log.
-    """
-    if running.built.plan.windowed or running.query is None:
-        return
-    dropped = sum(
-        operator.numRowsDroppedByWatermark
-        for progress in running.query.recentProgress
-        for operator in progress.stateOperators
-    )
-    if dropped:
-        raise DataLossError(
-            f"sink {running.built.name!r}: {dropped} records arrived longer than `within` before others already read",
-            why="one partition is read far behind another, and the dedupe took its records for too old",
-            do="raise the dedupe's `within` above that distance, and run again with a new state directory and table",
-        )
 
 
 def run(

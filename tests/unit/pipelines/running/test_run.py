@@ -13,6 +13,7 @@ import pytest
 from penstock.errors import PenstockError, UnavailableError
 from penstock.pipelines.running import run
 from penstock.pipelines.running.build import BuiltQuery
+from penstock.pipelines.running.queries import RunningQuery
 from penstock.pipelines.running.watch import Watch
 from tests.unit.pipelines.files import FILE, parse
 
@@ -35,7 +36,7 @@ def test_what_spark_has_no_name_for_is_tried_longer(text: str, tries: int, tmp_p
     loop = run._Run(parse(), events.append, threading.Event(), run.Options(), tmp_path)
     restarted: list[str] = []
     loop._watch = cast(Watch, SimpleNamespace(restarted=restarted.append))
-    running = run._Running(cast(BuiltQuery, SimpleNamespace(name="rows")))
+    running = RunningQuery(cast(BuiltQuery, SimpleNamespace(name="rows")))
     for _ in range(tries):
         loop._failed(running, text)
     assert [event["event"] for event in events] == ["retry"] * tries
