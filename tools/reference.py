@@ -232,6 +232,15 @@ def state_store() -> str:
     ]
     rows = [line for line in (capture.__doc__ or "").splitlines() if line.startswith("``")]
     lines += [f"| {' | '.join(part.replace('``', '`') for part in row.split(None, 1))} |" for row in rows]
+    lines += [
+        "",
+        (
+            "While the tube takes nothing (no room, a failed disk) the store goes on: changes wait in its log on disk, "
+            f"{capture.MAX_WAITING_BYTES >> 20} MiB of them in memory too. Then `/readyz` says among its `warnings` "
+            "for how long nothing has moved, and why. `penstock_capture_waiting` is how many changes the topic does "
+            "not have yet, `penstock_capture_oldest_age_seconds` how old the first of them is."
+        ),
+    ]
     return "\n".join([*lines, ""])
 
 

@@ -30,16 +30,10 @@ class Store:
     """A store whose log is on a recorded disk; LMDB follows when it is told to, or when the log has no place."""
 
     def __init__(self, path: Path, disk: RecordedDisk) -> None:
-        self.environment = LoggedEnvironment(
-            path,
-            "rows",
-            "owner of them",
-            ("meta", "rows"),
-            schema=1,
-            durability=Durability.DURABLE,
-            files=disk,
-            segment_bytes=6 * SECTOR,
+        environment = Environment(
+            path, "rows", "owner of them", ("meta", "rows"), schema=1, durability=Durability.DURABLE
         )
+        self.environment = LoggedEnvironment(environment, files=disk, segment_bytes=6 * SECTOR)
         self.environment._follow = lambda: None  # type: ignore[method-assign]
         self.found: Rows = dict(self.environment.open(self._load))
 

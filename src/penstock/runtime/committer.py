@@ -109,6 +109,11 @@ class GroupCommitter(Generic[Op]):
         self._idle_clear()
         self._schedule()
 
+    def fail_soon(self, failure: StorageError) -> None:
+        """From any thread: something else showed that nothing can be committed any more; as after a failed commit."""
+        assert self._loop is not None, "start() comes first"
+        self._loop.call_soon_threadsafe(self._fail, failure)
+
     async def close(self) -> None:
         """Commit what was submitted, call its ``done``, then stop the thread."""
         if self._thread is None or self._idle is None:
@@ -183,16 +188,20 @@ class GroupCommitter(Generic[Op]):
             failure.__cause__ = error
         return failure, self._clock() - started
 
+    def _fail(self, failure: StorageError) -> None:
+        if self.failure is None:
+            self.failure = failure
+            if self._on_failure is not None:
+                self._on_failure(failure)
+
     def _finish(self, failure: StorageError | None, seconds: float = 0.0) -> None:
         batch, self._running = self._running, []
         self._expected_s = max(seconds, self._expected_s * _FADES)
         if failure is None:
             self.commits += 1
             self.committed += len(batch)
-        elif self.failure is None:
-            self.failure = failure
-            if self._on_failure is not None:
-                self._on_failure(failure)
+        else:
+            self._fail(failure)
         # The next commit starts before the replies are built: the disk never waits for Python. One that will run in the
         # loop comes after them.
         if self.failure is None and not (self._last_small and self._quick) and self._begin():

@@ -55,11 +55,12 @@ class Environment:
         self.path = path.resolve()
         self.tables: dict[str, lmdb._Database] = {}
         """By name, once it is open."""
+        self.label = name
+        self.names = tuple(tables)
+        self.durability = durability
         self._name = f"{name} {self.path}"
         self._owner = owner
-        self._wanted = tables
         self._schema = schema
-        self._durability = durability
         self._map_bytes = map_bytes
         self._is, self._has, self._it = ("are", "have", "them") if many else ("is", "has", "it")
         self._env: lmdb.Environment | None = None
@@ -86,8 +87,8 @@ class Environment:
             env = self._env = lmdb.open(
                 str(self.path),
                 map_size=self._map_bytes,
-                max_dbs=len(self._wanted),
-                sync=self._durability is Durability.DURABLE,
+                max_dbs=len(self.names),
+                sync=self.durability is Durability.DURABLE,
                 writemap=False,
                 mode=0o640,
             )
@@ -97,7 +98,7 @@ class Environment:
             self._map_bytes = max(self._map_bytes, env.info()["map_size"])
             # LMDB syncs what its files hold; that they are there must last as well.
             files.sync_dir(self.path)
-            self.tables.update({name: env.open_db(name.encode()) for name in self._wanted})
+            self.tables.update({name: env.open_db(name.encode()) for name in self.names})
 
             def look(transaction: lmdb.Transaction[bytes]) -> T:
                 self._check_schema(transaction)

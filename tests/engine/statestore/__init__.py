@@ -141,6 +141,10 @@ class ManualCommitter:
     def start(self) -> None:
         """Nothing to start."""
 
+    def fail_soon(self, failure: StorageError) -> None:
+        """Nothing fails but what the test lets fail."""
+        raise failure
+
     async def close(self) -> None:
         self.finish()
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.errors import StorageError
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, PubAck, Publish, Subscribe, Subscription
 from penstock.mqtt.codec.properties import Properties
@@ -110,6 +111,8 @@ class _NoStorage:
     def close(self) -> None: ...
 
     def trim(self, floor: Hlc) -> None: ...
+
+    def when_failed(self, tell: Callable[[StorageError], None]) -> None: ...
 
 
 class _Node:

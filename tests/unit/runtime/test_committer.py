@@ -153,6 +153,19 @@ async def test_after_a_failure_nothing_is_acknowledged() -> None:
     assert "No space left" in str(results[0])
 
 
+async def test_a_failure_that_another_thread_saw_is_as_final() -> None:
+    told: list[StorageError] = []
+    committer: GroupCommitter[int] = GroupCommitter(lambda _: None, name="store", on_failure=told.append)
+    committer.start()
+    seen = StorageError("the disk is full")
+    for _ in range(2):
+        await asyncio.to_thread(committer.fail_soon, seen)
+    results: list[StorageError | None] = []
+    committer.submit(1, results.append)
+    await committer.close()
+    assert (committer.failure, told, results, committer.commits) == (seen, [seen], [seen], 0)
+
+
 async def test_an_answer_that_fails_keeps_no_other_waiting(caplog: pytest.LogCaptureFixture) -> None:
     committer: GroupCommitter[int] = GroupCommitter(lambda _: None, name="test")
     committer.start()

@@ -17,7 +17,6 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple, TypeVar
 from zlib import crc32
@@ -26,7 +25,7 @@ import lmdb
 
 from penstock.errors import StorageError
 from penstock.runtime.durability import Durability
-from penstock.runtime.environment import INITIAL_MAP_BYTES, Environment
+from penstock.runtime.environment import Environment
 from penstock.runtime.files import DirectFiles, Files
 from penstock.runtime.wal.frames import DROP, PUT, Operation, decode_operations, encode_frame
 from penstock.runtime.wal.segments import SEGMENT_BYTES, Segments
@@ -56,35 +55,23 @@ class _State(NamedTuple):
 
 
 class LoggedEnvironment:
-    """An :class:`~penstock.runtime.environment.Environment` whose durable commits go through a log beside it.
+    """``environment``, which is not open yet, with a log beside it that its durable commits go through.
 
-    The parameters are those there; operations name ``tables`` by their place, so one may be added at the end only. Keys
-    have 1 to 511 bytes, as LMDB wants them. The log has segments of ``segment_bytes``. One thread at a time calls
-    :meth:`commit`.
+    Operations name its tables by their place, so one may be added at the end only. Keys have 1 to 511 bytes, as LMDB
+    wants them. The log has segments of ``segment_bytes``. One thread at a time calls :meth:`commit`.
     """
 
     def __init__(
-        self,
-        path: Path,
-        name: str,
-        owner: str,
-        tables: Sequence[str],
-        *,
-        schema: int,
-        durability: Durability,
-        map_bytes: int = INITIAL_MAP_BYTES,
-        many: bool = False,
-        files: Files | None = None,
-        segment_bytes: int = SEGMENT_BYTES,
+        self, environment: Environment, *, files: Files | None = None, segment_bytes: int = SEGMENT_BYTES
     ) -> None:
-        self._environment = Environment(
-            path, name, owner, tables, schema=schema, durability=durability, map_bytes=map_bytes, many=many
-        )
-        self.path = self._environment.path
-        self.tables = self._environment.tables
-        self._name = name
-        self._names = tables
-        self._logged = durability is Durability.DURABLE
+        self._environment = environment
+        self.path = environment.path
+        self.tables = environment.tables
+        self.on_failure: Callable[[StorageError], None] = lambda _: None
+        """Told, in a thread of the log, that LMDB cannot follow any more: every later commit fails."""
+        self._name = environment.label
+        self._names = environment.names
+        self._logged = environment.durability is Durability.DURABLE
         self._files = files or DirectFiles()
         self._segments = Segments(self._files, self.path, size=segment_bytes)
         self._haste_bytes = segment_bytes
@@ -212,6 +199,7 @@ class LoggedEnvironment:
                 self._apply("bringing the log into LMDB")
             except StorageError as error:
                 _log.critical("read-only path=%s: %s", self.path, error)
+                self.on_failure(error)
                 return
             # On a disk without room every commit is in haste: it is tried again when there is time.
             if self._segments.is_scarce() and not (hasty and self._roomless):

@@ -13,7 +13,7 @@ the kernel likes and on :meth:`Storage.close`.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from struct import Struct
@@ -24,7 +24,7 @@ import lmdb
 
 from penstock.errors import StorageError
 from penstock.runtime.durability import Durability
-from penstock.runtime.environment import INITIAL_MAP_BYTES
+from penstock.runtime.environment import INITIAL_MAP_BYTES, Environment
 from penstock.runtime.wal.environment import LoggedEnvironment
 from penstock.runtime.wal.frames import DELETE, DROP, PUT, Operation
 from penstock.statestore.engine.record import (
@@ -85,13 +85,15 @@ class Storage:
         self, path: Path, durability: Durability = Durability.DURABLE, *, map_bytes: int = INITIAL_MAP_BYTES
     ) -> None:
         self._environment = LoggedEnvironment(
-            path,
-            "state store",
-            "store that is open",
-            _TABLES,
-            schema=SCHEMA,
-            durability=durability,
-            map_bytes=map_bytes,
+            Environment(
+                path,
+                "state store",
+                "store that is open",
+                _TABLES,
+                schema=SCHEMA,
+                durability=durability,
+                map_bytes=map_bytes,
+            )
         )
         self.path = self._environment.path
         self._tables = self._environment.tables
@@ -134,6 +136,10 @@ class Storage:
             operations += _dropped(floor)
         operations.append((PUT, _META, b"clock", _encode_clock(clock or changes[-1].version)))
         self._environment.commit(operations, f"commit of {len(changes)} changes")
+
+    def when_failed(self, tell: Callable[[StorageError], None]) -> None:
+        """Have a failure that no commit shows told at once, in another thread."""
+        self._environment.on_failure = tell
 
     def may_wait(self) -> bool:
         """Whether the next commit may take long: the log of commits is nearly full."""

@@ -99,6 +99,7 @@ class ChangeWriter:
         if self._selects:
             self._on_disk.update(record.key for record in recovered)
         self.committer.start()
+        self._storage.when_failed(self.committer.fail_soon)
 
     async def close(self) -> None:
         """Commit what was submitted, call what waits for it, stop."""

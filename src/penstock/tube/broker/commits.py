@@ -120,6 +120,7 @@ class Commits:
             small=lambda one: one.small() and not (one.commit.offsets and disk.meta.may_wait()),
         )  # fmt: skip
         self._committer.start()
+        disk.meta.when_failed(self._committer.fail_soon)
 
     @property
     def count(self) -> int:

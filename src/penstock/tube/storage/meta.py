@@ -9,13 +9,15 @@ name. Every value begins with a CRC-32 of the rest. Removed offsets are deleted.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
+from penstock.errors import StorageError
 from penstock.runtime.durability import Durability
+from penstock.runtime.environment import Environment
 from penstock.runtime.wal.environment import LoggedEnvironment
 from penstock.runtime.wal.frames import DELETE, PUT, Operation
 
@@ -51,12 +53,17 @@ class MetaStore:
         self.damaged: list[str] = []
         """What was found damaged when it was read, in words; such entries are skipped."""
         # Always fsynced: what is kept here are promises, few bytes each, in the same commit as the log's own fsync.
-        self._environment = LoggedEnvironment(
+        environment = Environment(
             path, "tube notes", "broker that has them", _TABLES, schema=SCHEMA, durability=Durability.DURABLE,
-            map_bytes=map_bytes, segment_bytes=_LOG_BYTES, many=True,
+            map_bytes=map_bytes, many=True,
         )  # fmt: skip
+        self._environment = LoggedEnvironment(environment, segment_bytes=_LOG_BYTES)
         self._tables = self._environment.tables
         self._environment.open(lambda _: None)
+
+    def when_failed(self, tell: Callable[[StorageError], None]) -> None:
+        """Have a failure that no commit shows told at once, in another thread."""
+        self._environment.on_failure = tell
 
     def offsets(self) -> list[GroupOffset]:
         """Every stored position."""

@@ -31,15 +31,8 @@ class _Store:
     """An environment and its rows; closed at the end of the test."""
 
     def __init__(self, path: Path, durability: Durability = Durability.DURABLE, *, follows: bool = False) -> None:
-        self.environment = LoggedEnvironment(
-            path,
-            "notes",
-            "owner of them",
-            ("meta", "rows"),
-            schema=1,
-            durability=durability,
-            segment_bytes=SEGMENT,
-        )
+        environment = Environment(path, "notes", "owner of them", ("meta", "rows"), schema=1, durability=durability)
+        self.environment = LoggedEnvironment(environment, segment_bytes=SEGMENT)
         if not follows:
             # LMDB is then as it was when the environment was opened, until a commit or the end brings it up to date.
             self.environment._follow = lambda: None  # type: ignore[method-assign]
@@ -241,6 +234,8 @@ def test_after_lmdb_failed_nothing_is_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, large: bool
 ) -> None:
     store = _Store(tmp_path / "a", follows=not large)
+    told: list[StorageError] = []
+    store.environment.on_failure = told.append
 
     def is_full(*_: object, **__: object) -> None:
         raise StorageError("notes: the disk is full")
@@ -258,6 +253,7 @@ def test_after_lmdb_failed_nothing_is_committed(
             thread.join(20)
             assert not thread.is_alive()
             assert "read-only" in caplog.text
+            assert [error.what for error in told] == ["notes: the disk is full"]
         with pytest.raises(StorageError, match="disk is full"):
             store.put(a="2")
     with pytest.raises(StorageError, match="disk is full"):

@@ -9,6 +9,7 @@ import pytest
 
 from penstock.errors import StorageError
 from penstock.runtime.durability import Durability
+from penstock.runtime.environment import Environment
 from penstock.statestore.engine.record import Change, Record
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.options import Persistence
@@ -28,6 +29,27 @@ class _Disk(Storage):
         super().commit(changes, **options)  # type: ignore[arg-type]
 
 
+async def test_a_log_that_lmdb_cannot_follow_fails_the_store_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody has to write for it to be known."""
+
+    def is_full(*_: object, **__: object) -> None:
+        raise StorageError("state store: the disk is full")
+
+    async with _Writing(tmp_path, Durability.DURABLE) as writing:
+        monkeypatch.setattr(Environment, "transact", is_full)
+        writing.set(b"k")
+        async with asyncio.timeout(20):
+            while not writing.ended:
+                await asyncio.sleep(0.001)
+            writing.disk._environment._haste.set()
+            while writing.writer.failure is None:
+                await asyncio.sleep(0.001)
+    assert writing.writer.failure.what == "state store: the disk is full"
+    assert writing.failed == [writing.writer.failure]
+
+
 class _Writing:
     """A writer over a disk, and what it told."""
 
@@ -35,6 +57,7 @@ class _Writing:
         self.disk = _Disk(path, durability)
         self.clock = Hlc(1, 0, NODE)
         self.ended: list[int] = []
+        self.failed: list[StorageError] = []
         self.writer = ChangeWriter(
             self.disk,
             durability,
@@ -43,7 +66,7 @@ class _Writing:
             clock=lambda: self.clock,
             on_committed=self._ended,
             on_logged=lambda _: None,
-            on_failure=lambda _: None,
+            on_failure=self.failed.append,
         )
 
     async def __aenter__(self) -> _Writing:
