@@ -6,6 +6,7 @@ import base64
 import binascii
 import contextlib
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,6 +32,7 @@ from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
     from penstock.statestore.client.client import StateStoreClient
+    from penstock.statestore.client.observation import Observation
 
 __all__ = ["app"]
 
@@ -213,7 +215,8 @@ def watch_command(
 
     A line is the operation (SET or DELETE), the version and the value; with --prefix the key stands before the value. A
     lost connection is opened again, and a change that happened meanwhile is printed then (with --json: "missed" is
-    true). LOST says that changes under a prefix may have been missed.
+    true). LOST says that changes under a prefix may have been missed. Standard error tells of lost connections, and
+    once they are back whether changes may have been missed and what KEY holds.
     """
     name = _key(key, key_base64)
 
@@ -221,6 +224,7 @@ def watch_command(
         seen = 0
         async with store.observe_prefix(name) if prefix else store.observe(name) as changes:
             note(f"watching '{shown(name)}{'*' if prefix else ''}', Ctrl-C ends")
+            _tell_outages(store, name, None if prefix else changes)
             async for change in changes:
                 version = None if change.version is None else str(change.version)
                 if as_json:
@@ -240,6 +244,36 @@ def watch_command(
 
     with contextlib.suppress(KeyboardInterrupt):
         _finish(options, watch)
+
+
+def _tell_outages(store: StateStoreClient, name: bytes, observation: Observation | None) -> None:
+    """Say on standard error when the connection is lost, and how things are once it is back; None: of a prefix."""
+    lost_at: float | None = None
+
+    def lost(error: PenstockError) -> None:
+        nonlocal lost_at
+        if lost_at is None:
+            lost_at = time.monotonic()
+            note(f"{escape(error.what)}; connecting again")
+
+    def restored(whole: bool) -> None:
+        nonlocal lost_at
+        seconds = 0.0 if lost_at is None else time.monotonic() - lost_at
+        lost_at = None
+        if whole:
+            missed = "no change was missed"
+        elif observation is None:
+            missed = f"changes may have been missed; penstock kv scan '{shown(name)}*' prints the keys there are now"
+        else:
+            missed = "changes that were overwritten meanwhile are not printed"
+        note(f"connected again after {seconds:.1f} s: {missed}")
+        if observation is not None:
+            entry = observation.entry
+            now = "does not exist" if entry is None else f"holds {shown(entry.value)}  {escape(str(entry.version))}"
+            note(f"'{shown(name)}' now {now}")
+
+    store.on_lost(lost)
+    store.on_restored(restored)
 
 
 @app.command(name="scan")

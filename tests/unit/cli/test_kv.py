@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.errors import RefusedError, UnavailableError
+from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.statestore.client import client as statestore
 from penstock.statestore.client.client import Change, Condition, Entry, SetResult
+from penstock.statestore.client.observation import Observation
 from penstock.statestore.hlc import Hlc
 from tests.unit.cli.conftest import Command
 
@@ -61,15 +63,27 @@ class Store:
         return self.deleted
 
     @contextlib.asynccontextmanager
-    async def observe(self, key: bytes) -> AsyncIterator[AsyncIterator[Change]]:
+    async def observe(self, key: bytes) -> AsyncIterator[Observation]:
         self.calls.append(("observe", key))
+        observation = _Interrupted(self.entry)
+        for change in self.changes:
+            observation.put(change)
+        yield observation
 
-        async def changes() -> AsyncIterator[Change]:
-            for change in self.changes:
-                yield change
+    def on_lost(self, hook: Callable[[PenstockError], None]) -> None:
+        self.lost = hook
+
+    def on_restored(self, hook: Callable[[bool], None]) -> None:
+        self.restored = hook
+
+
+class _Interrupted(Observation):
+    """Ends with Ctrl-C."""
+
+    async def __anext__(self) -> Change:
+        if not self._changes:
             raise KeyboardInterrupt
-
-        yield changes()
+        return await super().__anext__()
 
 
 @pytest.fixture
@@ -176,6 +190,29 @@ def test_watch_prints_changes_until_it_is_interrupted(store: Store, penstock: Co
         {"key": "k", "operation": "SET", "value": "a\nb", "version": TEXT, "missed": False},
         {"key": "k", "operation": "DELETE", "value": None, "version": None, "missed": True},
     ]
+
+
+def test_watch_tells_of_outages_on_standard_error(
+    store: Store, penstock: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store.entry = Entry(b"a\nb", VERSION)
+    assert penstock("kv", "watch", "k").status == 0
+    for _ in range(2):  # a connection that is lost again before all is observed is one outage
+        store.lost(UnavailableError("mqtt: the connection was lost"))
+    store.restored(True)
+    store.lost(UnavailableError("mqtt: the connection was lost"))
+    store.restored(False)
+    holds = f"'k' now holds a\\nb  {TEXT}\n"
+    assert re.sub(r"after [\d.]+ s", "after N s", capsys.readouterr().err) == (
+        "mqtt: the connection was lost; connecting again\n"
+        f"connected again after N s: no change was missed\n{holds}"
+        "mqtt: the connection was lost; connecting again\n"
+        f"connected again after N s: changes that were overwritten meanwhile are not printed\n{holds}"
+    )
+    store.entry = None
+    assert penstock("kv", "watch", "k").status == 0
+    store.restored(False)
+    assert capsys.readouterr().err.endswith("'k' now does not exist\n")
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,8 @@ class StateStoreClient:
         self._watches = Watches(self._exchange, self.get)
         self._restoring: asyncio.Task[None] | None = None
         self._unlisten: list[Callable[[], None]] = []
+        self._on_lost: list[Callable[[PenstockError], None]] = []
+        self._on_restored: list[Callable[[bool], None]] = []
         self._open = False
 
     @classmethod
@@ -362,6 +364,17 @@ class StateStoreClient:
         """
         return self._watches.observe(_key(prefix), prefix=True)
 
+    def on_lost(self, hook: Callable[[PenstockError], None]) -> None:
+        """Call ``hook(why)`` whenever the connection was lost and is being opened again."""
+        self._on_lost.append(hook)
+
+    def on_restored(self, hook: Callable[[bool], None]) -> None:
+        """Call ``hook(whole)`` once the connection is back and all is observed again.
+
+        ``whole``: every change that came meanwhile is told. Otherwise those that were overwritten are not.
+        """
+        self._on_restored.append(hook)
+
     async def _count(self, args: list[bytes], fencing_token: Hlc | None, timeout_s: float | None) -> int:
         reply, _ = await self._request(args, fencing_token, timeout_s=timeout_s)
         if reply.kind is not ReplyKind.INTEGER:
@@ -385,12 +398,22 @@ class StateStoreClient:
             return
         if self._restoring is not None:
             self._restoring.cancel()
-        self._restoring = asyncio.create_task(self._watches.restore(), name="statestore restore")
+        self._restoring = asyncio.create_task(self._restore(), name="statestore restore")
+
+    async def _restore(self) -> None:
+        whole = await self._watches.restore()
+        for restored in self._on_restored:
+            restored(whole)
 
     def _disconnected(self, error: PenstockError | None) -> None:
         """The connection ended; with an error that is not worth a retry it stays so."""
-        if self._open and error is not None and not (self._reconnect and error.retriable):
+        if not self._open or error is None:
+            return
+        if not (self._reconnect and error.retriable):
             self._give_up(error)
+            return
+        for lost in self._on_lost:
+            lost(error)
 
 
 def as_bytes(text: bytes | str) -> bytes:

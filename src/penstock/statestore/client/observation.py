@@ -41,8 +41,8 @@ class Change(NamedTuple):
 class Observation:
     """The changes of one key, in order; an asynchronous iterator that ends when the client is closed.
 
-    ``entry`` is what the key held when the observation began (None: it did not exist), ``dropped`` counts changes that
-    were lost because nobody read them in time.
+    ``entry`` is what the key held when the observation began, or began again after a lost connection (None: it did not
+    exist), ``dropped`` counts changes that were lost because nobody read them in time.
     """
 
     def __init__(self, entry: Entry | None = None) -> None:

@@ -68,22 +68,27 @@ class Watches:
             watched.users -= 1
             await self._end(watched)
 
-    async def _begin(self, watched: Watched) -> None:
+    async def _begin(self, watched: Watched) -> bool:
+        """Observe it at the store; whether no change since it was observed before can have been missed."""
         again = watched.active
         if again and watched.version is not None and await self._resume(watched, watched.version):
-            return
+            return True
         payload, version = await self._exchange.call(_words(watched))
         if decode_reply(payload).kind not in (ReplyKind.OK, ReplyKind.INTEGER):
             raise RemoteProtocolError(f"state store: answer to KEYNOTIFY was {payload[:100]!r}")
+        whole = False
         if not watched.prefix:
             # What there is now is where the differences after a reconnect are counted from.
-            watched.found(await self._read(watched.key))
+            known, entry = watched.version, await self._read(watched.key)
+            watched.found(entry)
+            whole = entry is not None and entry.version == known
         else:
             if again:
                 watched.accept(Change(watched.key, "LOST", None, None, missed=True))
             if version is not None and (watched.version is None or version > watched.version):
                 watched.version = version
         watched.active = True
+        return whole
 
     async def _resume(self, watched: Watched, version: Hlc) -> bool:
         """Observe again and have the store send what was missed since ``version``; False where it cannot."""
@@ -131,15 +136,21 @@ class Watches:
         for watched in told:
             watched.accept(Change(key, operation, value, version))
 
-    async def restore(self) -> None:
-        """Observe again what was observed: the store dropped it with the connection. What was missed is told."""
+    async def restore(self) -> bool:
+        """Observe again what was observed: the store dropped it with the connection. What was missed is told.
+
+        True where that is every change; False where some may have been overwritten meanwhile.
+        """
         todo = deque(self._watched.values())
+        whole = True
         while todo:
             watched = todo[0]
             try:
                 async with watched.lock:
                     if watched.active:
-                        await self._begin(watched)
+                        whole &= await self._begin(watched)
+                        for observation in watched.observations:
+                            observation.entry = watched.entry
             except UnavailableError as error:
                 # A further reconnect starts all of this again.
                 _log.warning("observation not restored yet key=%s: %s", as_text(watched.key), error.what)
@@ -149,6 +160,7 @@ class Watches:
                 for observation in watched.observations:
                     observation.close(error)
             todo.popleft()
+        return whole
 
     def give_up(self, error: PenstockError | None) -> None:
         """No change will come any more."""

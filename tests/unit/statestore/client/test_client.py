@@ -14,7 +14,7 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.service import Inbound
 from penstock.runtime.clock import wall_clock_ms
-from penstock.statestore.client.client import Change, Condition, Observation, SetResult, StateStoreClient
+from penstock.statestore.client.client import Change, Condition, Entry, Observation, SetResult, StateStoreClient
 from penstock.statestore.codec.resp3 import decode_array
 from penstock.statestore.errors import ClockSkewError
 from penstock.statestore.hlc import Hlc
@@ -228,6 +228,29 @@ async def test_an_observer_that_comes_while_the_last_one_leaves(node: StoreNode)
             await asyncio.gather(look(), look(), look())
         assert node.service.observations == 0
         assert store._watches._watched == {}
+
+
+async def test_an_outage_is_told_and_whether_changes_may_have_been_missed(node: StoreNode) -> None:
+    async with connect(node) as store:
+        kept = await store.set("kept", "v")
+        lost: list[str] = []
+        restored: asyncio.Queue[bool] = asyncio.Queue()
+        store.on_lost(lambda error: lost.append(error.what))
+        store.on_restored(restored.put_nowait)
+        async with store.observe("kept") as observation:
+            await node.close()
+            await node.start()
+            async with asyncio.timeout(20):
+                assert await restored.get(), "it has the version that it had"
+            assert lost
+            assert kept.version is not None
+            assert observation.entry == Entry(b"v", kept.version)
+        async with store.observe("never there") as observation:
+            await node.close()
+            await node.start()
+            async with asyncio.timeout(20):
+                assert not await restored.get(), "it may have come and gone"
+            assert observation.entry is None
 
 
 async def test_an_observation_survives_a_restart_and_tells_what_was_missed(node: StoreNode) -> None:
