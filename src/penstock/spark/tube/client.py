@@ -66,42 +66,85 @@ class Batch(Protocol):
     """
 
     @property
-    def offsets(self) -> Numbers: ...
+    def offsets(self) -> Numbers:
+        """Offset of each message."""
+        ...
+
     @property
-    def append_times(self) -> Numbers: ...
+    def append_times(self) -> Numbers:
+        """When the broker took each, in milliseconds since 1970."""
+        ...
+
     @property
-    def flags(self) -> Numbers: ...
+    def flags(self) -> Numbers:
+        """The flag of each: whether its payload begins with attributes."""
+        ...
+
     @property
-    def payloads(self) -> Sequence[bytes]: ...
+    def payloads(self) -> Sequence[bytes]:
+        """Attributes and body of each, as they were sent."""
+        ...
+
     @property
-    def spans(self) -> tuple[bytes, npt.NDArray[np.int64], npt.NDArray[np.int64]] | None: ...
+    def spans(self) -> tuple[bytes, npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+        """The piece of memory, and where in it each payload begins and ends."""
+        ...
+
     @property
-    def message_ids(self) -> Sequence[int] | None: ...
+    def message_ids(self) -> Sequence[int] | None:
+        """The broker's id of each, where it has no ranges."""
+        ...
+
     @property
-    def reached(self) -> int: ...
+    def reached(self) -> int:
+        """Offset up to which the partition was read."""
+        ...
 
 
 class PartitionInfo(Protocol):
     """A partition as a master announces it."""
 
     @property
-    def broker_id(self) -> int: ...
+    def broker_id(self) -> int:
+        """Number of the broker that has it."""
+        ...
+
     @property
-    def host(self) -> str: ...
+    def host(self) -> str:
+        """Where that broker is."""
+        ...
+
     @property
-    def port(self) -> int: ...
+    def port(self) -> int:
+        """Its port for consumers."""
+        ...
+
     @property
-    def partition(self) -> int: ...
+    def partition(self) -> int:
+        """Number on the wire: store * 10000 + partition."""
+        ...
 
 
 class Reader(Protocol):
     """A connection to one broker; see :class:`penstock.tube.reader.RangeReader`."""
 
     @property
-    def http(self) -> str: ...
-    def bounds(self, topic: str, partition: int) -> tuple[int, ...]: ...
-    def offset_at(self, topic: str, partition: int, time_ms: int) -> int: ...
-    def plan(self, topic: str, partition: int, start: int, end: int, max_messages: int) -> tuple[int, int]: ...
+    def http(self) -> str:
+        """Administration of a broker without ranges; "" of ours."""
+        ...
+
+    def bounds(self, topic: str, partition: int) -> tuple[int, ...]:
+        """Offsets of the oldest message and behind the newest; further figures as the broker has them."""
+        ...
+
+    def offset_at(self, topic: str, partition: int, time_ms: int) -> int:
+        """Offset of the first message taken at ``time_ms`` or later."""
+        ...
+
+    def plan(self, topic: str, partition: int, start: int, end: int, max_messages: int) -> tuple[int, int]:
+        """(end, count) of the longest range from ``start``, up to ``end``, with at most ``max_messages`` messages."""
+        ...
+
     def read(
         self,
         topic: str,
@@ -111,17 +154,36 @@ class Reader(Protocol):
         *,
         types: Collection[str] = (),
         data_start: int | None = None,
-    ) -> Iterator[Batch]: ...
-    def close(self) -> None: ...
+    ) -> Iterator[Batch]:
+        """The messages of ``start`` to ``end``, of ``types`` alone where there are any.
+
+        ``data_start``: where the data of the range began when it was planned, at a broker without ranges.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the connection."""
+        ...
 
 
 class Client(Protocol):
     """What is needed of :mod:`penstock.tube`."""
 
-    def partitions(self, masters: str, topic: str) -> Sequence[PartitionInfo]: ...
-    def topics(self) -> Sequence[str]: ...
-    def connect(self, address: Address, partition: Partition) -> Reader: ...
-    def stand_at(self, address: Address, partition: Partition, group: str, position: int) -> None: ...
+    def partitions(self, masters: str, topic: str) -> Sequence[PartitionInfo]:
+        """All partitions of ``topic``."""
+        ...
+
+    def topics(self) -> Sequence[str]:
+        """The names of all topics."""
+        ...
+
+    def connect(self, address: Address, partition: Partition) -> Reader:
+        """A reader for the broker at ``address``, which holds ``partition``."""
+        ...
+
+    def stand_at(self, address: Address, partition: Partition, group: str, position: int) -> None:
+        """Put ``group`` at ``position`` of ``partition``."""
+        ...
 
 
 class TubeClient:

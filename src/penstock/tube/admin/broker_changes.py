@@ -14,6 +14,7 @@ __all__ = ["clone", "remove", "set_by_time", "set_current", "set_offset"]
 
 
 def set_current(desk: Desk, params: Params) -> list[Answer]:
+    """Put a group at ``manualOffset`` of one partition: the record that it falls into."""
     key, store = desk.place(params)
     wanted = params.number("manualOffset")
     if not store.min_offset <= wanted <= store.durable_end:
@@ -24,6 +25,7 @@ def set_current(desk: Desk, params: Params) -> list[Answer]:
 
 
 def set_offset(desk: Desk, params: Params) -> list[Answer]:
+    """Put groups at given offsets (``manualSet``, ``offsetJsonInfo``), within bounds, or at the end of topics."""
     groups = params.items("groupName") or [params.required("groupName")]
     targets: list[tuple[str, int, int | None]] = []
     if params.flag("manualSet", default=False):
@@ -84,6 +86,7 @@ def set_by_time(desk: Desk, params: Params) -> list[Answer]:
 
 
 def clone(desk: Desk, params: Params) -> list[Answer]:
+    """Put the groups of ``targetGroupName`` where ``sourceGroupName`` stands."""
     source = params.required("sourceGroupName")
     targets = params.items("targetGroupName") or [params.required("targetGroupName")]
     topics = set(params.items("topicName"))
@@ -98,6 +101,7 @@ def clone(desk: Desk, params: Params) -> list[Answer]:
 
 
 def remove(desk: Desk, params: Params) -> list[Answer]:
+    """Forget the positions of groups; a partition that a consumer holds keeps its own, and the answer says so."""
     groups = set(params.items("groupName") or [params.required("groupName")])
     topics = set(params.items("topicName"))
     memory_only = params.flag("onlyMemory", default=False)

@@ -31,6 +31,7 @@ MAX_SNAPSHOT = 500
 
 
 def consumers(desk: Desk, params: Params) -> list[Answer]:
+    """Who holds which partition, since when, by which filters, and where it stands; ``groupName`` narrows it down."""
     wanted = set(params.items("groupName"))
     rows: list[Answer] = []
     for key, holder in desk.engine.holdings:
@@ -63,6 +64,7 @@ def consumers(desk: Desk, params: Params) -> list[Answer]:
 
 
 def stores(desk: Desk, params: Params) -> list[Answer]:
+    """Bounds and sizes of each store of the topics asked for (``topicName``), offsets and sizes in bytes."""
     rows: list[Answer] = []
     for topic in desk.topics(params):
         stores = []
@@ -87,6 +89,7 @@ def stores(desk: Desk, params: Params) -> list[Answer]:
 
 
 def store_stats(desk: Desk, params: Params) -> list[Answer]:
+    """Sizes of the stores alone, by topic."""
     details = ("storeId", "sizeInBytes", "unwrittenSize")
     return [
         {
@@ -98,6 +101,7 @@ def store_stats(desk: Desk, params: Params) -> list[Answer]:
 
 
 def pubinfo(desk: Desk, params: Params) -> list[Answer]:
+    """Bounds of each partition of the topics asked for, in the index and in the data."""
     rows = []
     for topic in desk.topics(params):
         parts = []
@@ -117,6 +121,7 @@ def pubinfo(desk: Desk, params: Params) -> list[Answer]:
 
 
 def group_offset(desk: Desk, params: Params) -> list[Answer]:
+    """Where one group stands in one partition; ``zkOffset`` is what it confirmed, -1 = nothing."""
     key, store = desk.place(params)
     offsets = desk.engine.offsets
     committed = offsets.committed(key)
@@ -141,6 +146,7 @@ def group_offset(desk: Desk, params: Params) -> list[Answer]:
 
 
 def offsets(desk: Desk, params: Params) -> list[Answer]:
+    """Where groups stand in each partition, and how far behind its end, in bytes of index and of data."""
     groups: dict[str, dict[str, list[Answer]]] = {}
     for key, offset in desk.positions(params):
         store = desk.store(key)
@@ -169,6 +175,7 @@ def offsets(desk: Desk, params: Params) -> list[Answer]:
 
 
 def groups(desk: Desk, params: Params) -> list[Answer]:
+    """Names of the groups; ``divide``: those with a consumer now apart from those without."""
     divide = params.flag("divide", default=False)
     known = {key[0] for key, _ in desk.engine.offsets.items()}
     online = {key[0] for key, _ in desk.engine.holdings}
@@ -177,6 +184,7 @@ def groups(desk: Desk, params: Params) -> list[Answer]:
 
 
 def registrations(desk: Desk, params: Params) -> list[Answer]:
+    """Which consumer holds which partition; ``groupName`` narrows it down."""
     wanted = set(params.items("groupName"))
     return [
         {
@@ -190,10 +198,12 @@ def registrations(desk: Desk, params: Params) -> list[Answer]:
 
 
 def metrics(desk: Desk, params: Params) -> list[Answer]:
+    """The counters of the broker, as they are now."""
     return [{"probeTime": format_time(desk.now_ms), "nodeRole": "Broker", "metrics": dict(desk.stats())}]
 
 
 def backup(desk: Desk, params: Params) -> list[Answer]:
+    """The confirmed positions of groups, in the form that ``admin_set_offset`` takes."""
     if params.text("backupPath"):
         raise BadParameter("backupPath: nothing is written on the broker's machine; leave it out, the answer has it")
     found: dict[str, dict[str, int]] = {}

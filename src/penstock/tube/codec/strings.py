@@ -91,14 +91,17 @@ class BrokerInfo(NamedTuple):
 
     @property
     def address(self) -> str:
+        """``id:host:port``, the port always written."""
         return f"{self.id}:{self.host}:{self.port}"
 
     def format(self, default_port: int = DEFAULT_BROKER_PORT) -> str:
+        """The text of the messages; ``default_port`` is what both sides take a blank for."""
         # The blank stays: the Java client needs three pieces.
         return f"{self.id}:{self.host}: " if self.port == default_port else self.address
 
     @classmethod
     def parse(cls, text: str, default_port: int = DEFAULT_BROKER_PORT) -> BrokerInfo:
+        """From that text, also without its last piece."""
         pieces = text.split(":")
         if len(pieces) not in {2, 3} or not pieces[1].strip():
             raise RemoteProtocolError(f"tube: {text!r} is not brokerId:host:port")
@@ -141,10 +144,12 @@ class Subscribed(NamedTuple):
     partition: Partition
 
     def format(self) -> str:
+        """The text of the messages."""
         return f"{self.consumer}@{self.group}#{self.partition.full}"
 
     @classmethod
     def parse(cls, text: str) -> Subscribed:
+        """From that text."""
         owner, separator, rest = text.partition("#")
         consumer, at, group = owner.partition("@")
         if not separator or not at:
@@ -168,11 +173,13 @@ class TopicInfo(NamedTuple):
     max_message_bytes: int | None
 
     def format(self) -> str:
+        """The text of the messages."""
         brokers = ",".join(f"{b.broker_id}:{b.partitions}:{b.stores}" for b in self.brokers)
         return f"{self.topic}#{brokers}#{'' if self.max_message_bytes is None else self.max_message_bytes}"
 
     @classmethod
     def parse(cls, text: str) -> TopicInfo:
+        """From that text, also without a size."""
         pieces = text.split("#")
         if len(pieces) not in {2, 3} or not pieces[0].strip():
             raise RemoteProtocolError(f"tube: {text!r} is not topic#brokerId:partitions:stores#maxMsgSize")
@@ -199,11 +206,13 @@ class TopicMeta(NamedTuple):
     brokers: tuple[tuple[BrokerTopic, bool], ...]
 
     def format(self) -> str:
+        """The text of the messages."""
         brokers = ",".join(f"{b.broker_id}:{b.stores}:{b.partitions}:{int(open_)}" for b, open_ in self.brokers)
         return f"{self.topic}#{brokers}"
 
     @classmethod
     def parse(cls, text: str) -> TopicMeta:
+        """From that text."""
         topic, separator, rest = text.partition("#")
         if not separator or not topic.strip():
             raise RemoteProtocolError(f"tube: {text!r} is not topic#brokerId:stores:partitions:status")
@@ -277,11 +286,13 @@ class DefaultConfig(NamedTuple):
     mem_cache_flush_ms: int = 20_000
 
     def format(self) -> str:
+        """The text of the messages: 12 items."""
         items = _items(self)
         return ":".join([*items[:5], " ", *items[5:]])  # deleteWhen is gone and stays as one blank
 
     @classmethod
     def parse(cls, text: str) -> DefaultConfig:
+        """From that text; none of its items may be blank."""
         items = text.split(":")
         if len(items) != 12:
             raise RemoteProtocolError(f"tube: {text!r} has {len(items)} items, a broker's default setting has 12")
@@ -310,6 +321,7 @@ class TopicConfig(NamedTuple):
     max_message_bytes: int | None = None
 
     def format(self) -> str:
+        """The text of the messages: 15 items, a blank for what the broker's default says."""
         items = _items(self)
         return ":".join([*items[:6], " ", *items[6:]])
 
