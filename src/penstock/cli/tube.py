@@ -12,7 +12,7 @@ from penstock.cli import tube_broker, tube_offsets, tube_records, tube_staged
 from penstock.cli.groups import command_group
 from penstock.cli.output import Cell, note, print_json, print_table
 from penstock.cli.tube_common import TOKEN, WEB, AdminToken, BrokerHttp, Json, Topic, Web, brokers, running
-from penstock.errors import RefusedError
+from penstock.errors import ConfigError, RefusedError
 
 __all__ = ["app"]
 
@@ -108,6 +108,18 @@ def topics_describe(topic: Topic, http: Web = WEB, broker_http: BrokerHttp = Non
     print_table(rows, columns, as_json=as_json)
 
 
+def _agreed(question: str) -> bool:
+    """Whether whoever sits at the terminal says yes.
+
+    Raises:
+        ConfigError: nobody answers.
+    """
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort:  # also for Ctrl-C, which comes before anything was done
+        raise ConfigError("nothing is deleted: the question was not answered", do="--yes deletes without one") from None
+
+
 @topics.command("delete")
 def topics_delete(
     topic: Topic,
@@ -124,8 +136,9 @@ def topics_delete(
         raise RefusedError(
             f"the master has no topic {topic!r}", peer=http, do="look at the names (penstock tube topics)"
         )
-    if not yes:
-        typer.confirm(f"Delete topic {topic} and all its records on {len(states)} broker(s)?", abort=True, err=True)
+    if not (yes or _agreed(f"Delete topic {topic} and all its records on {len(states)} broker(s)?")):
+        note(f"topic {topic} is not deleted")
+        raise typer.Exit(1)
     common = {"topicName": topic, "modifyUser": "penstock", "confModAuthToken": admin_token}
     closed = {"acceptPublish": "false", "acceptSubscribe": "false"}
     # The reference's order: closed to clients, marked as deleted, removed with its data. Each step goes to the brokers

@@ -32,6 +32,9 @@ class Stdin:
     def isatty(self) -> bool:
         return self._terminal
 
+    def readline(self) -> str:
+        return self.buffer.readline().decode()
+
 
 @pytest.fixture
 def penstock(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:

@@ -125,6 +125,19 @@ def test_topics_delete(web: Web, penstock: Command, monkeypatch: pytest.MonkeyPa
     assert penstock("tube", "topics", "delete", "other", "--yes").status == 1
 
 
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [(b"", "the question was not answered"), (b"no\n", "topic water is not deleted")],
+    ids=["nobody", "no"],
+)
+def test_a_topic_is_deleted_only_for_a_yes(web: Web, penstock: Command, answer: bytes, words: str) -> None:
+    web.answers["admin_query_topic_info"] = [{"topicName": "water", "topicInfo": [{"brokerId": 1}]}]
+    done = penstock("tube", "topics", "delete", "water", stdin=answer)
+    assert done.status != 0
+    assert words in done.err
+    assert all("query" in method for _, method, _ in web.calls)
+
+
 def test_brokers_and_groups(web: Web, penstock: Command) -> None:
     web.answers["admin_query_broker_run_status"] = [{**BROKER, "brokerId": 2, "brokerWebPort": 7}, BROKER]
     done = penstock("tube", "brokers")
