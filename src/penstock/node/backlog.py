@@ -41,11 +41,6 @@ class Backlog:
         return len(self._held) + self._left
 
     @property
-    def held(self) -> int:
-        """How many changes are in memory."""
-        return len(self._held)
-
-    @property
     def is_behind(self) -> bool:
         """Whether there are changes that the log alone has."""
         return _order(self._through) < _order(self._newest)

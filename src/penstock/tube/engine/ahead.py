@@ -62,10 +62,12 @@ class Ahead:
     def work(self) -> None:
         """Do the read that is due for longest, if its reader has not come meanwhile."""
         place = self.due.popleft()
-        if place in self._held and place.start >= place.store.min_offset:
+        read, expected_at = self._held.get(place, (None, None))
+        # A reader that came first and is expected at the same place again has it due twice.
+        if expected_at is not None and read is None and place.start >= place.store.min_offset:
             # What may pass is left to the reader, whose answer can say so.
             with contextlib.suppress(OSError):
-                self._held[place] = (place.read(), self._held[place][1])
+                self._held[place] = (place.read(), expected_at)
 
     def forget(self, store: LogStore) -> None:
         """``store`` is removed, with its files."""

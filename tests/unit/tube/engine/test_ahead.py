@@ -54,6 +54,20 @@ def test_a_reader_that_was_quicker_is_not_read_for() -> None:
     assert (ahead.take(place), len(ahead.due)) == (None, 0)
 
 
+def test_a_reader_that_comes_back_to_its_place_is_read_for_once() -> None:
+    ahead, place = Ahead(), Place(stored(b"one"), 0, 0, None, 1000)
+    ahead.expect(place, 0)
+    assert ahead.take(place) is None
+    ahead.expect(place, 5)
+    assert len(ahead.due) == 2
+    ahead.work()
+    found, expected_at = ahead._held[place]
+    ahead.work()
+    assert found is not None
+    assert ahead._held[place][0] is found
+    assert expected_at == 5
+
+
 def test_many_readers_are_not_expected_and_those_who_stay_away_make_room() -> None:
     ahead, store = Ahead(), stored(b"one")
     places = [Place(store, 0, 0, None, room) for room in range(1, 19)]
