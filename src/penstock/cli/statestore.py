@@ -149,6 +149,7 @@ async def _serve(
         async with AsyncExitStack() as stack:
             async with options.explained("start the broker, or name its address: --broker mqtt://HOST:PORT"):
                 attachment = await stack.enter_async_context(attach(directory.statestore))
+            directory.keep([directory.statestore])
             ready()
             stopping = asyncio.create_task(stop.wait())
             await asyncio.wait((stopping, attachment.ended), return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,8 @@
 """The data directory: one process at a time, and a format that later versions can tell.
 
 ``lock`` is held by flock as long as the process lives, so that a killed node leaves no stale lock behind; the process
-id in it is for people only. ``format.json`` says what layout the directory has.
+id in it is for people only. ``format.json`` says what layout the directory has, and which environments of LMDB were
+made in it: one that is missing later was lost, and is not made anew without a word.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import contextlib
 import fcntl
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import StorageError, UnavailableError
 from penstock.runtime.files import DirectFiles
@@ -22,16 +25,20 @@ FORMAT = 1
 
 
 class DataDirectory:
-    """The directory at ``path``, ours alone until ``close``. Context manager."""
+    """The directory at ``path``, ours alone until ``close``. Context manager.
+
+    Who has opened environments in it notes them with ``keep``.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Make it where it is missing, lock it and check its format.
+        """Make it where it is missing, lock it and check its format and that nothing of it is lost.
 
         Raises:
-            StorageError: it cannot be made, written, or has a format this version does not know.
+            StorageError: it cannot be made, written, has a format this version does not know, or lost an environment.
             UnavailableError: another process holds it; names its id.
         """
         self.path = path.absolute()
+        self._format = self.path / "format.json"
         try:
             DirectFiles().make_dir(self.path)
             self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
@@ -39,7 +46,8 @@ class DataDirectory:
             raise _cannot_write(self.path, error) from error
         try:
             self._take()
-            self._check_format()
+            self._kept = self._read_format()
+            self._check_kept()
         except BaseException:
             os.close(self._lock)
             raise
@@ -58,6 +66,24 @@ class DataDirectory:
     def tube(self) -> Path:
         """Where the tube keeps its stores and offsets."""
         return self.path / "tube"
+
+    @property
+    def tube_master(self) -> Path:
+        """Where the tube's master keeps topics and settings."""
+        return self.tube / "master"
+
+    def keep(self, environments: Iterable[Path]) -> None:
+        """Note that these directories have their environment now: a start without one of them is refused from here on.
+
+        Written only where it says something new.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        kept = sorted({*self._kept, *(str(path.relative_to(self.path)) for path in environments)})
+        if kept != self._kept:
+            self._write_format(kept)
+            self._kept = kept
 
     def close(self) -> None:
         """Let another process have it. The file stays: removing it would race with whoever opens it next."""
@@ -90,33 +116,49 @@ class DataDirectory:
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{os.getpid()}\n".encode("ascii"), 0)
 
-    def _check_format(self) -> None:
-        path = self.path / "format.json"
+    def _read_format(self) -> list[str]:
+        """Check the format, in a new directory write it; the environments that are noted there."""
         try:
-            text = path.read_bytes()
+            text = self._format.read_bytes()
         except FileNotFoundError:
-            self._write_format(path)
-            return
+            self._refuse_strangers()
+            self._write_format([])
+            return []
         except OSError as error:
             raise _cannot_write(self.path, error) from error
         try:
-            found = json.loads(text)["format"]
-        except (ValueError, TypeError, KeyError) as error:
+            content: dict[str, Any] = json.loads(text)
+            found = content["format"]
+            kept = [str(name) for name in content.get("environments", [])]  # earlier versions noted none
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise StorageError(
-                f"{path} does not say which format the directory has",
-                path=str(path),
+                f"{self._format} does not say which format the directory has",
+                path=str(self._format),
                 why="it was damaged, or the directory belongs to something else",
                 do=f'if penstock wrote the directory, put {{"format": {FORMAT}}} there',
             ) from error
         if found != FORMAT:
             raise StorageError(
                 f"data directory {self.path} has format {found!r}, this version knows {FORMAT}",
-                path=str(path),
+                path=str(self._format),
                 why="another version of penstock wrote it",
                 do="start that version, or choose another directory: --data-dir PATH",
             )
+        return kept
 
-    def _write_format(self, path: Path) -> None:
+    def _check_kept(self) -> None:
+        for name in self._kept:
+            file = self.path / name / "data.mdb"
+            if not file.is_file():
+                raise StorageError(
+                    f"data directory {self.path} has lost {name}/data.mdb",
+                    path=str(file),
+                    why="an earlier start made it; without it the node would begin anew, and all it held would be gone",
+                    do=f"restore the whole directory from one copy; or, to go on without what it held, take {name!r} "
+                    f"out of the list in {self._format}",
+                )
+
+    def _refuse_strangers(self) -> None:
         # Nothing is taken over silently: a directory with other people's files is not ours.
         strangers = sorted(p.name for p in self.path.iterdir() if p.name not in {"lock", "format.json.new"})
         if strangers:
@@ -125,13 +167,16 @@ class DataDirectory:
                 path=str(self.path),
                 do="choose an empty or a new directory: --data-dir PATH",
             )
-        new = path.with_name("format.json.new")
+
+    def _write_format(self, kept: list[str]) -> None:
+        new = self._format.with_name("format.json.new")
+        content = {"format": FORMAT} | ({"environments": kept} if kept else {})
         try:
             with new.open("w", encoding="utf-8") as file:
-                json.dump({"format": FORMAT}, file)
+                json.dump(content, file)
                 file.flush()
                 os.fsync(file.fileno())
-            new.replace(path)
+            new.replace(self._format)
             DirectFiles().sync_dir(self.path)
         except OSError as error:
             raise _cannot_write(self.path, error) from error

@@ -130,7 +130,7 @@ class Node:
         directory = DataDirectory(config.data_dir)
         self._parts.callback(directory.close)
         token = config.admin_token or kept_token(directory.tube / "admin-token")
-        master = TubeMaster(directory.tube / "master", admin_token=token, access=self._tube_access())
+        master = TubeMaster(directory.tube_master, admin_token=token, access=self._tube_access())
         names = names_of(config.http.bind, config.http.advertise)
         pages = master_app(self.problems, self.metrics, master.webapi, warnings=self.warnings, names=names)
         http = await self._http("http", config.http, HttpServer(pages))
@@ -149,6 +149,7 @@ class Node:
         master.on_change = broker.poke
         await self._topics(master)
         mqtt = await self._mqtt(server, directory, master, broker)
+        directory.keep([directory.mqtt, directory.statestore, directory.tube_master, broker.disk.meta.path])
         faults = await self._faults(mqtt[DEFAULT_LISTENER])
         show_figures(self.metrics, "node", self._figures)
         self._state = "ready"

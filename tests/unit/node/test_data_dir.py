@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,11 +34,7 @@ def test_what_the_node_keeps_is_not_for_every_user(tmp_path: Path) -> None:
     umask = os.umask(0)
     try:
         with DataDirectory(path) as directory:
-            environment = Environment(
-                directory.statestore, "keys", "store", ["meta"], schema=1, durability=Durability.MEMORY
-            )
-            environment.open(lambda _: None)
-            environment.close()
+            environment(directory.statestore)
     finally:
         os.umask(umask)
     assert {entry.name: entry.stat().st_mode & 0o777 for entry in (path, *directory.statestore.iterdir())} == {
@@ -78,6 +75,7 @@ def test_a_directory_of_something_else_is_not_taken_over(tmp_path: Path) -> None
         ('{"format": "x"}', "has format 'x', this version knows 1"),
         ("{}", "does not say which format"),
         ("[]", "does not say which format"),
+        ('{"format": 1, "environments": 4}', "does not say which format"),
         ("{", "does not say which format"),
     ],
 )
@@ -88,6 +86,54 @@ def test_an_unknown_format_is_left_alone(tmp_path: Path, text: str, message: str
     assert (tmp_path / "format.json").read_text() == text
     (tmp_path / "format.json").write_text('{"format": 1}')
     DataDirectory(tmp_path).close()
+
+
+def environment(path: Path) -> None:
+    made = Environment(path, "keys", "store", ["meta"], schema=1, durability=Durability.MEMORY)
+    made.open(lambda _: None)
+    made.close()
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["the file", "its directory"])
+def test_a_lost_environment_is_no_new_one(tmp_path: Path, *, whole: bool) -> None:
+    with DataDirectory(tmp_path) as directory:
+        master = directory.tube_master
+        environment(directory.mqtt)
+        environment(master)
+        directory.keep([master, directory.mqtt])
+    if whole:
+        shutil.rmtree(master)
+    else:
+        (master / "data.mdb").unlink()
+    for _ in range(2):
+        with pytest.raises(StorageError, match=r"has lost tube/master/data\.mdb") as caught:
+            DataDirectory(tmp_path)
+    assert not (master / "data.mdb").exists()
+    assert f"take 'tube/master' out of the list in {tmp_path / 'format.json'}" in str(caught.value.do)
+    # As the operator is told.
+    (tmp_path / "format.json").write_text('{"format": 1, "environments": ["mqtt"]}')
+    with DataDirectory(tmp_path) as directory:
+        environment(master)
+        directory.keep([master, directory.mqtt])
+    assert json.loads((tmp_path / "format.json").read_text())["environments"] == ["mqtt", "tube/master"]
+
+
+def test_what_is_kept_is_written_once_and_stays_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A directory of an earlier version, which notes nothing.
+    (tmp_path / "format.json").write_text('{"format": 1}')
+    with DataDirectory(tmp_path) as directory:
+        environment(directory.mqtt)
+        directory.keep([directory.mqtt])
+    text = (tmp_path / "format.json").read_text()
+    assert json.loads(text) == {"format": 1, "environments": ["mqtt"]}
+    with DataDirectory(tmp_path) as directory:
+        monkeypatch.setattr(os, "fsync", lambda _: pytest.fail("it was known"))
+        directory.keep([directory.mqtt])
+        monkeypatch.undo()
+        # The state store may have the directory for itself in between.
+        environment(directory.statestore)
+        directory.keep([directory.statestore])
+    assert json.loads((tmp_path / "format.json").read_text())["environments"] == ["mqtt", "statestore"]
 
 
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,19 @@ async def test_a_directory_in_use_or_of_a_newer_version_stops_the_start(tmp_path
     with pytest.raises(StorageError, match="has format 99"):
         await node.start()
     await node.close()
+
+
+@pytest.mark.parametrize("lost", ["mqtt", "statestore", "tube/master", "tube/broker-1/meta"])
+async def test_a_lost_environment_stops_the_start_and_nothing_is_made_in_its_place(tmp_path: Path, lost: str) -> None:
+    node = Node(config(tmp_path))
+    await node.start()
+    await node.close()
+    shutil.rmtree(tmp_path / lost)
+    node = Node(config(tmp_path))
+    with pytest.raises(StorageError, match=rf"has lost {lost}/data\.mdb"):
+        await node.start()
+    await node.close()
+    assert not (tmp_path / lost).exists()
 
 
 def test_everywhere_is_told_as_the_name_of_the_machine() -> None:

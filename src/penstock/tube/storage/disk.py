@@ -83,10 +83,11 @@ class Disk:
         files: Files | None = None,
         limits: StoreLimits | None = None,
         on_loss: Callable[[Loss], None] = lambda _: None,
+        without_meta: bool = False,
     ) -> None:
-        """Take the directory. Raises StorageError when another process has it or it cannot be used.
+        """Take the directory. Raises StorageError when another process has it, it cannot be used or lost its ``meta``.
 
-        ``on_loss`` hears of all that is found lost, whenever it is found.
+        ``on_loss`` hears of all that is found lost, whenever it is found. ``without_meta``: go on without that.
         """
         self.directory = directory
         self.files = files or DirectFiles()
@@ -107,6 +108,14 @@ class Disk:
         self._lock = DirectoryLock(directory)
         noted = (directory / "meta").is_dir()
         try:
+            if not noted and not without_meta and self.present():
+                raise StorageError(
+                    f"tube: {directory} has lost its directory meta",
+                    path=str(directory / "meta"),
+                    why="it has messages; where its consumer groups were with them, nothing says any more",
+                    do="restore the whole directory from one copy; or, to go on with the messages alone: "
+                    f"penstock tube fsck {directory} --repair",
+                )
             self.meta = MetaStore(directory / "meta")
         except BaseException:
             self._lock.close()

@@ -91,7 +91,7 @@ def repair(directory: Path) -> Report:
     Raises StorageError when a process uses the directory or the disk fails.
     """
     before = check(directory)
-    disk = Disk(directory)
+    disk = Disk(directory, without_meta=True)
     try:
         for topic, number in disk.present():
             disk.open_store(topic, number, deep=True)

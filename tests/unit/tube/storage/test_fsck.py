@@ -119,6 +119,19 @@ def test_damage_is_set_aside_by_repair_and_named_ever_after(directory: Path) -> 
     assert (report.ok, report.messages) == (True, COUNT - 1)
 
 
+def test_lost_positions_stop_a_broker_until_repair_goes_on_without_them(directory: Path) -> None:
+    shutil.rmtree(directory / "meta")
+    with pytest.raises(StorageError, match="has lost its directory meta") as caught:
+        Disk(directory)
+    assert f"penstock tube fsck {directory} --repair" in str(caught.value.do)
+    assert ([finding.kind for finding in check(directory).findings], check(directory).ok) == (["meta"], False)
+    assert repair(directory).lost == 0
+    assert check(directory).ok
+    disk = Disk(directory)
+    assert (disk.meta.offsets(), disk.open_store("demo", 0).recovery.losses) == ([], [])
+    disk.close(clean=True)
+
+
 def test_a_torn_tail_after_an_abrupt_end_is_no_damage(directory: Path) -> None:
     disk = Disk(directory, limits=LIMITS)
     disk.run({})
