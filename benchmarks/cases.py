@@ -15,6 +15,7 @@ from benchmarks.mqtt import mqtt
 from benchmarks.spark import spark_source
 from benchmarks.statestore import many_keys, state_store
 from benchmarks.tube import tube
+from tests.ports import free_port
 
 __all__ = ["CASES", "Figure", "Settings"]
 
@@ -47,14 +48,14 @@ def _tls_connections(settings: Settings, count: int) -> list[Figure]:
         tls = ssl.create_default_context(cafile=made.authority)
 
         def ours() -> float:
-            address = f"127.0.0.1:{servers.free_port()}"
+            address = f"127.0.0.1:{free_port()}"
             files = {"certificate": made.server, "key": made.server}
             listeners = {"listeners": {"secure": {"bind": address, "transport": "tls", "tls": files}}}
             with servers.penstock("memory", mqtt=listeners) as ready:
                 return memory_of_connections(address, int(ready["pid"]), count, tls=tls)
 
         def theirs() -> float:
-            port = servers.free_port()
+            port = free_port()
             listener = f"listener {port} 127.0.0.1\ncertfile {made.server}\nkeyfile {made.server}\n"
             with servers.mosquitto_process(listener) as (_, pid):
                 return memory_of_connections(f"127.0.0.1:{port}", pid, count, tls=tls)

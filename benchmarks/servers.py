@@ -16,11 +16,12 @@ from typing import NamedTuple
 
 import trustme
 
+from tests.ports import free_port
+
 __all__ = [
     "Certificates",
     "certificates",
     "find",
-    "free_port",
     "mosquitto",
     "mosquitto_process",
     "penstock",
@@ -28,13 +29,6 @@ __all__ = [
     "redis",
     "redis_process",
 ]
-
-
-def free_port() -> int:
-    """A loopback port that nobody listens on now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def find(program: str) -> str | None:

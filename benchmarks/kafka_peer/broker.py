@@ -20,9 +20,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.servers import ended, free_port, wait_for
+from benchmarks.servers import ended, wait_for
 from penstock.errors import PenstockError
 from penstock.spark.java import find_java
+from tests.ports import free_port
 
 __all__ = ["KafkaPeer", "kafka", "prepare"]
 

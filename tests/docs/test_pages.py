@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,22 +17,12 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from tests.docs.pages import ROOT, Block, blocks, commands, matches, page_paths
+from tests.ports import free_ports
 
 READY_SECONDS = 60
 NIGHTLY = "<!-- test: nightly -->\n"
 WELL_KNOWN = ("8883", "8083", "8084")
 """Ports that pages name where there is no setting with a variable: MQTT over TLS and over WebSocket."""
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [int(s.getsockname()[1]) for s in sockets]
-    finally:
-        for s in sockets:
-            s.close()
 
 
 def reader_environment() -> dict[str, str]:

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.ports import free_ports
+
 __all__ = ["RunningNode", "environment", "wait_until"]
 
 PENSTOCK = [sys.executable, "-c", "import sys; from penstock.cli.main import main; sys.exit(main())"]
@@ -31,24 +33,26 @@ def environment(**more: str) -> dict[str, str]:
 class RunningNode:
     """``penstock up --json`` on free ports in ``directory`` (its data directory is ``directory/data``).
 
-    The ports of the first start are kept for the next ones, so that clients find the node again.
+    The ports are the same at every start, so that clients find the node again.
     """
 
     def __init__(self, directory: Path, config: str = "", *flags: str) -> None:
         self.directory = directory
         self.flags = list(flags)
         self.ready: dict[str, Any] = {}
+        self._listen = [
+            part for name, port in zip(LISTENERS, free_ports(len(LISTENERS)), strict=True)
+            for part in (f"--{name}", f"127.0.0.1:{port}")
+        ]  # fmt: skip
         self.log = directory / "node.log"
         self.process: subprocess.Popen[str] | None = None
         (directory / "penstock.yaml").write_text("data_dir: data\n" + config, encoding="utf-8")
 
     def start(self) -> RunningNode:
         """Start the process and wait for its ready line."""
-        addresses = [self.ready.get(name.replace("-", "_"), "127.0.0.1:0") for name in LISTENERS]
-        listen = [part for name, at in zip(LISTENERS, addresses, strict=True) for part in (f"--{name}", at)]
         with self.log.open("a", encoding="utf-8") as log:
             self.process = subprocess.Popen(
-                [*PENSTOCK, "up", "--json", *listen, *self.flags],
+                [*PENSTOCK, "up", "--json", *self._listen, *self.flags],
                 cwd=self.directory,
                 env=environment(),
                 stdin=subprocess.DEVNULL,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +22,7 @@ from penstock.tube.consumer import Consumer
 from penstock.tube.producer import Producer
 from penstock.tube.reader import RangeReader, partitions
 from tests.end_to_end.nodes import RunningNode
+from tests.ports import free_ports
 
 CONFIG = """
 tube:
@@ -30,14 +30,6 @@ tube:
   access: {{users: users}}
   tls: {{certificate: server.pem, key: server.key, client_ca: ca.pem, master_port: {}, broker_port: {}}}
 """
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(server.getsockname()[1]) for server in sockets]
-    for server in sockets:
-        server.close()
-    return ports
 
 
 class Secured(RunningNode):

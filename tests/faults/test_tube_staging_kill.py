@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -20,6 +19,7 @@ from penstock.tube.producer import Producer
 from penstock.tube.reader import RangeReader
 from penstock.tube.record import Record
 from penstock.tube.staging import Batch, Staged, Stager
+from tests.ports import free_port
 
 _BROKER = """
 import asyncio, sys
@@ -40,12 +40,6 @@ asyncio.run(main())
 """
 
 ROWS = 300
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
 
 
 def start_broker(path: Path, port: int, master: str) -> subprocess.Popen[str]:

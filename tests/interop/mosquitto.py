@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from pathlib import Path
 
+from tests.ports import free_ports
 from tests.tools import require_tool
 
 __all__ = ["Mosquitto"]
@@ -20,7 +20,7 @@ class Mosquitto:
     """
 
     def __init__(self, folder: Path, *settings: str, persistent: bool = False) -> None:
-        self.ports = [_free_port() for _ in settings or ("",)]
+        self.ports = free_ports(len(settings) or 1)
         self._folder = folder
         lines = ["per_listener_settings false", "allow_anonymous true", "set_tcp_nodelay true", "user root"]
         if persistent:
@@ -67,9 +67,3 @@ class Mosquitto:
             self._process.terminate()
             await self._process.wait()
         self._process = None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
 
 import pytest
@@ -13,6 +12,7 @@ from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish, Subscription
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.server import MqttServer
+from tests.ports import free_port
 from tests.tools import require_tool
 
 DEADLINE_S = 15
@@ -146,9 +146,7 @@ async def test_mosquitto_is_told_what_is_wrong(server: tuple[MqttServer, list[st
 async def mosquitto(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[str, int]]:
     """A real Mosquitto broker on a free port."""
     program = require_tool("mosquitto")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     config = tmp_path_factory.mktemp("mosquitto") / "mosquitto.conf"
     config.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\nset_tcp_nodelay true\n")
     process = await asyncio.create_subprocess_exec(

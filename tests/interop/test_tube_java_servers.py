@@ -15,7 +15,8 @@ from penstock.tube.record import Record
 from penstock.tube.staging import Batch, Stager
 from tests.interop.tube_java.clients import JavaClients, body, number
 from tests.interop.tube_java.jars import Jars
-from tests.interop.tube_java.server import JavaTube, free_ports, start_broker
+from tests.interop.tube_java.server import JavaTube, start_broker
+from tests.ports import free_ports
 from tests.unit.tube.servers import Tube, until
 
 COUNT = 300

@@ -19,6 +19,7 @@ from penstock.statestore.codec.resp3 import encode_array
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.options import StoreOptions
 from penstock.statestore.service.service import StateStoreService
+from tests.ports import free_port
 
 __all__ = ["PlainClient", "StoreNode"]
 
@@ -32,7 +33,7 @@ class StoreNode:
         self.path = path
         self.durability = durability
         self.options = options or StoreOptions()
-        self.port = 0
+        self.port = free_port()
 
     @property
     def url(self) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -20,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.interop.tube_java.jars import Jars
+from tests.ports import free_ports
 
-__all__ = ["JavaTube", "free_ports", "start_broker"]
+__all__ = ["JavaTube", "start_broker"]
 
 TOKEN = "interop"
 READY_S = 100
@@ -40,15 +40,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody uses now."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports: list[int] = [item.getsockname()[1] for item in sockets]
-    for item in sockets:
-        item.close()
-    return ports
 
 
 def start_broker(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from penstock.mqtt.server import MqttServer
 from penstock.node.bridges import BridgeEntry
 from penstock.node.config import load_config
 from penstock.node.node import Node
+from tests.ports import free_port
 from tests.unit.node.test_node import config, http
 
 DEADLINE_S = 20
@@ -111,9 +111,7 @@ async def test_a_node_with_a_bridge(tmp_path: Path) -> None:
 
 
 async def test_what_waits_for_the_other_side_survives_a_restart(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     bridge = {"name": "cloud", "url": f"mqtt://127.0.0.1:{port}", "topics": [{"filter": "line/#"}]}
     node = Node(config(tmp_path, bridges=[bridge]))
     ready = await node.start()

@@ -13,6 +13,7 @@ from penstock.tube.codec.envelope import Request, decode_request
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.engine.access import Access
 from penstock.tube.master.master import TubeMaster
+from tests.ports import free_port
 
 BROKER_USER = ("brokers", "of the cluster")
 
@@ -35,7 +36,7 @@ class Tube:
         self.tls = tls
         self.users = users
         self.groups = groups
-        self.port = 0
+        self.port = free_port()
         self.master: TubeMaster | None = None
         self.brokers: dict[int, TubeBroker] = {}
         self.ports: dict[int, int] = {}
@@ -60,7 +61,8 @@ class Tube:
             self.path / str(number), broker_id=number, masters=[self.masters], heartbeat_s=0.05,
             access=self._access(), master_user=None if self.users is None else BROKER_USER,
         )  # fmt: skip
-        _, self.ports[number] = await broker.start("127.0.0.1", self.ports.get(number, 0), tls=self.tls, tls_port=0)
+        port = self.ports.setdefault(number, free_port())
+        await broker.start("127.0.0.1", port, tls=self.tls, tls_port=0)
         self.brokers[number] = broker
         return broker
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 
 import pytest
 
@@ -13,6 +12,7 @@ from penstock.tube.codec.envelope import Request, encode_error, encode_response
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.link import Link, MasterLink, new_client_id
+from tests.ports import free_port
 from tests.unit.tube.servers import scripted
 
 OK = pb.CloseResponseM2P(success=True, errCode=200, errMsg="OK!")
@@ -95,13 +95,6 @@ async def test_bytes_that_are_no_frame_end_the_connection() -> None:
             await ask(link)
         assert link.closed
         assert transports
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def test_nobody_there() -> None:

@@ -17,6 +17,7 @@ from penstock.mqtt.password_checks import PasswordChecks
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.service import Inbound
 from penstock.security.policy_file import parse_policy
+from tests.ports import free_port
 
 DEADLINE_S = 15
 STATE = "$SYS/broker/bridge/plant/state"
@@ -48,7 +49,7 @@ class Sites:
         self.here = MqttServer(services=[self.service])
         self.there = MqttServer()
         self.bridge: Bridge | None = None
-        self.port = 0
+        self.port = free_port()
 
     async def start(self) -> None:
         _, here = await self.here.start("127.0.0.1", 0)

@@ -14,6 +14,7 @@ from penstock.mqtt.codec.packets import Publish, Subscription
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.server import BrokerLimits, MqttServer
 from penstock.mqtt.service import Inbound
+from tests.ports import free_port
 
 DEADLINE_S = 10
 
@@ -134,12 +135,8 @@ async def test_misuse_is_told_before_anything_is_sent(broker: tuple[MqttServer, 
 
 
 async def test_nobody_there() -> None:
-    probe = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)
-    port = probe.sockets[0].getsockname()[1]
-    probe.close()
-    await probe.wait_closed()
     with pytest.raises(UnavailableError) as caught:
-        await MqttClient("127.0.0.1", port).connect()
+        await MqttClient("127.0.0.1", free_port()).connect()
     assert caught.value.applied is False
 
 

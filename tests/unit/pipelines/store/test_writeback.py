@@ -17,6 +17,7 @@ from penstock.runtime.loop_thread import LoopThread
 from penstock.statestore.errors import FencingError, InvalidRequestError
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.service.service import StateStoreService
+from tests.ports import free_port
 
 
 class Store:
@@ -103,7 +104,7 @@ class Node:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._thread = LoopThread("node")
-        self._port = 0
+        self._port = free_port()
         self.start()
 
     @property
