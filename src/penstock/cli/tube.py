@@ -11,7 +11,7 @@ import typer
 from penstock.cli import tube_broker, tube_offsets, tube_records, tube_staged
 from penstock.cli.groups import command_group
 from penstock.cli.output import Cell, note, print_json, print_table
-from penstock.cli.tube_common import TOKEN, WEB, AdminToken, BrokerHttp, Json, Topic, Web, brokers, running
+from penstock.cli.tube_common import TOKEN, WEB, AdminToken, BrokerHttp, Json, Topic, Web, ask_each, brokers
 from penstock.errors import ConfigError, RefusedError
 
 __all__ = ["app"]
@@ -85,8 +85,9 @@ def topics_describe(topic: Topic, http: Web = WEB, broker_http: BrokerHttp = Non
     from penstock.tube.client.web import call_broker
 
     rows: list[dict[str, Cell]] = []
-    for broker in running(http, broker_http):
-        for entry in call_broker(broker.web, "admin_query_pubinfo", {"topicName": topic}):
+    named = {"topicName": topic}
+    for broker, entries in ask_each(http, broker_http, lambda b: call_broker(b.web, "admin_query_pubinfo", named)):
+        for entry in entries:
             rows += [
                 {
                     "broker": broker.id,
@@ -210,8 +211,8 @@ def list_groups(http: Web = WEB, broker_http: BrokerHttp = None, as_json: Json =
         found = group(entry["consumeGroup"])
         found["members"] = int(entry["consumerNum"])
         found["topics"] |= set(entry["topicSet"])
-    for broker in running(http, broker_http):
-        for entry in call_broker(broker.web, "admin_query_offset", {}):
+    for broker, entries in ask_each(http, broker_http, lambda b: call_broker(b.web, "admin_query_offset", {})):
+        for entry in entries:
             found = group(entry["groupName"])
             found["topics"] |= {sub["topicName"] for sub in entry["subInfo"]}
             found["brokers"].add(broker.id)

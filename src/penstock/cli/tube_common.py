@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
@@ -29,11 +30,14 @@ __all__ = [
     "Topic",
     "Web",
     "announced",
+    "ask_each",
     "brokers",
     "logs_in",
     "partitions",
     "running",
 ]
+
+T = TypeVar("T")
 
 Master = Annotated[
     str,
@@ -181,8 +185,43 @@ def running(http: str, broker_http: str | None) -> list[BrokerRow]:
     known = brokers(http, broker_http)
     away = [broker for broker in known if broker.row.get("runStatus") != RUNNING]
     for broker in away:
-        note(f"broker {broker.id} at {broker.host}:{broker.port} is away: what it has is not shown")
+        _note_away(broker)
     return [broker for broker in known if broker not in away]
+
+
+def ask_each(
+    http: str, broker_http: str | None, ask: Callable[[BrokerRow], T], away: list[int] | None = None
+) -> list[tuple[BrokerRow, T]]:
+    """What ``ask`` finds at each broker of the master at ``http``; who is away is named, left out, and in ``away``.
+
+    The master notices half a minute late that a broker was killed, so one that it believes running may be away too.
+
+    Raises:
+        UnavailableError: of all that the master believes running none answers.
+    """
+    found: list[tuple[BrokerRow, T]] = []
+    gone: list[int] = []
+    last: UnavailableError | None = None
+    for broker in brokers(http, broker_http):
+        if broker.row.get("runStatus") != RUNNING:
+            _note_away(broker)
+            gone.append(broker.id)
+            continue
+        try:
+            found.append((broker, ask(broker)))
+        except UnavailableError as error:
+            last = error
+            gone.append(broker.id)
+            note(f"broker {broker.id}: {error.what}: {error.why or 'no answer'}; what it has is not shown")
+    if last is not None and not found:
+        raise last
+    if away is not None:
+        away += gone
+    return found
+
+
+def _note_away(broker: BrokerRow) -> None:
+    note(f"broker {broker.id} at {broker.host}:{broker.port} is away: what it has is not shown")
 
 
 def announced(masters: str, topic: str, client: ClientOptions) -> list[PartitionInfo]:

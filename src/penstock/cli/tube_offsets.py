@@ -20,9 +20,9 @@ from penstock.cli.tube_common import (
     Json,
     LoginOptions,
     Web,
+    ask_each,
     brokers,
     logs_in,
-    running,
 )
 from penstock.cli.tube_records import parse_time
 from penstock.errors import ConfigError, PenstockError, RefusedError
@@ -66,7 +66,7 @@ def offsets_show(
     """Show where GROUP stands in every partition."""
     rows: list[dict[str, Cell]] = [
         {**_place(s), "offset": s.offset, "first": s.first, "end": s.end}
-        for s in _standings(group, topic, running(http, broker_http))
+        for s in _standings(group, topic, ask_each(http, broker_http, _asking(group, topic)))
     ]
     print_table(rows, ["topic", "broker", "partition", "offset", "first", "end"], as_json=as_json)
 
@@ -98,7 +98,9 @@ def offsets_reset(
     """
     from penstock.tube.client.web import call_broker
 
-    standings = _standings(group, topic, brokers(http, broker_http), new=topic is not None)
+    ask = _asking(group, topic)
+    told = [(broker, ask(broker)) for broker in brokers(http, broker_http)]  # each has to answer: none is left behind
+    standings = _standings(group, topic, told, new=topic is not None)
     chosen = [s for s in standings if partition is None or s.partition == partition]
     if not chosen:
         raise RefusedError(
@@ -137,7 +139,8 @@ def lag(
         float | None, typer.Option(help="Again every so many seconds, until Ctrl-C.", min=0.1, metavar="SECONDS")
     ] = None,
     fail_above: Annotated[
-        int | None, typer.Option(help="Exit status 1 where more messages wait in all.", min=0, metavar="N")
+        int | None,
+        typer.Option(help="Exit status 1 where more messages wait in all, or a broker is away.", min=0, metavar="N"),
     ] = None,
     http: Web = WEB,
     broker_http: BrokerHttp = None,
@@ -150,9 +153,11 @@ def lag(
     Penstock's brokers count a partition's own messages; of Apache's, those of the store are shown, and no seconds.
     Bytes are those of the store.
     """
+    away: list[int] = []
 
     def look() -> list[dict[str, Cell]]:
-        return list(_lag_rows(_standings(group, topic, running(http, broker_http)), login))
+        told = ask_each(http, broker_http, _asking(group, topic), away)
+        return list(_lag_rows(_standings(group, topic, told), login))
 
     if watch is not None:
         try:
@@ -161,7 +166,7 @@ def lag(
             return
     rows = look()
     _print_lag(rows, as_json=as_json)
-    if fail_above is not None and sum(int(row["messages"] or 0) for row in rows) > fail_above:
+    if fail_above is not None and (away or sum(int(row["messages"] or 0) for row in rows) > fail_above):
         raise typer.Exit(1)
 
 
@@ -191,21 +196,41 @@ def _print_lag(rows: Sequence[dict[str, Cell]], *, as_json: bool) -> None:
     print_table([{"time": now, **row} for row in rows], columns, as_json=as_json)
 
 
-def _standings(group: str, topic: str | None, asked: Iterable[BrokerRow], *, new: bool = False) -> list[Standing]:
-    """Where ``group`` stands, by topic, broker and partition; ``new``: also in partitions where it has no position."""
+class Told(NamedTuple):
+    """Rows of a broker's administration: its topics, and where a group stands."""
+
+    topics: list[dict[str, Any]]
+    groups: list[dict[str, Any]]
+
+
+def _asking(group: str, topic: str | None) -> Callable[[BrokerRow], Told]:
     from penstock.tube.client.web import call_broker
 
+    narrowed = {} if topic is None else {"topicName": topic}
+
+    def ask(broker: BrokerRow) -> Told:
+        return Told(
+            call_broker(broker.web, "admin_query_pubinfo", narrowed),
+            call_broker(broker.web, "admin_query_offset", {"groupName": group, **narrowed}),
+        )
+
+    return ask
+
+
+def _standings(
+    group: str, topic: str | None, told: Iterable[tuple[BrokerRow, Told]], *, new: bool = False
+) -> list[Standing]:
+    """Where ``group`` stands, by topic, broker and partition; ``new``: also in partitions where it has no position."""
     found: list[Standing] = []
     topics: set[str] = set()
-    narrowed = {} if topic is None else {"topicName": topic}
-    for broker in asked:
+    for broker, rows in told:
         firsts: dict[tuple[str, int], tuple[int, int]] = {}
-        for entry in call_broker(broker.web, "admin_query_pubinfo", narrowed):
+        for entry in rows.topics:
             topics.add(entry["topicName"])
             for part in entry["offsetInfo"]:
                 firsts[entry["topicName"], part["partitionId"]] = (part["offsetMin"], part["offsetMax"])
         known: dict[tuple[str, int], Any] = {}
-        for entry in call_broker(broker.web, "admin_query_offset", {"groupName": group, **narrowed}):
+        for entry in rows.groups:
             for sub in entry["subInfo"] if entry["groupName"] == group else ():
                 for part in sub["offsets"]:
                     known[sub["topicName"], part["partitionId"]] = part

@@ -243,11 +243,19 @@ class ServerConnection(asyncio.Protocol):
 
 
 class AnsweringProtocol(ServerConnection):
-    """Answers each request at once, by ``answer(request, peer) -> body``."""
+    """Answers each request at once, by ``answer(request, peer) -> body``; ``lost(connection)`` when it has ended."""
 
-    def __init__(self, answer: Callable[[Request, Peer], bytes], peers: Peers) -> None:
+    def __init__(
+        self, answer: Callable[[Request, Peer], bytes], peers: Peers, lost: Callable[[str], None] | None = None
+    ) -> None:
         super().__init__(peers)
         self._answer = answer
+        self._lost = lost
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._lost is not None:
+            self._lost(self.place)
 
     def receive(self, serial: int, body: bytes) -> None:
         try:

@@ -192,6 +192,21 @@ def test_a_second_broker_with_a_number_that_is_taken_is_refused() -> None:
     assert ask(engine, MethodId.BROKER_REGISTER, again).success, "it said goodbye: nobody has the number"
 
 
+def test_a_broker_that_was_killed_comes_back_at_another_address_at_once() -> None:
+    engine = master()
+    join_broker(engine, connection="old")
+    engine.disconnected("some client's")
+    with pytest.raises(AssertionError):
+        join_broker(engine, port=9999, connection="new")
+    engine.disconnected("old")
+    assert engine.cluster.brokers[1].online, "a connection may break while the broker serves its clients"
+    join_broker(engine, port=9999, connection="new")
+    assert engine.cluster.broker_infos() == ["1:10.0.0.1:9999"]
+    engine.disconnected("old")
+    with pytest.raises(AssertionError):
+        join_broker(engine, connection="third")
+
+
 def test_broker_that_stopped_writing_is_announced_to_consumers_only() -> None:
     engine = master()
     join_broker(engine)

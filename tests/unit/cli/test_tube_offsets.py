@@ -171,3 +171,51 @@ def test_watching_goes_on_after_a_failure(penstock: Command, monkeypatch: pytest
     times = {datetime.fromisoformat(json.loads(line)["time"]).utcoffset() for line in done.out.splitlines()}
     assert len(times) == 1, "what was found afterwards, each row with its time"
     assert None not in times
+
+
+def _second_broker_is_gone(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was killed, and its session at the master has not ended yet."""
+    second = {**BROKER, "brokerId": 2, "brokerPort": 8125, "brokerWebAddress": "127.0.0.1:9"}
+    web.answers["admin_query_broker_run_status"] = [{**BROKER, "brokerWebAddress": "127.0.0.1:7"}, second]
+
+    def call(address: str, method: str, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
+        if address == "127.0.0.1:9":
+            raise UnavailableError("no administration", applied=False, why="nothing listens there")
+        return web.call(address, method, parameters)
+
+    monkeypatch.setattr("penstock.tube.client.web.call_broker", call)
+
+
+@pytest.mark.parametrize(
+    "command", [["lag", "lake"], ["offsets", "show", "lake"], ["topics", "describe", "water"], ["groups"]]
+)
+def test_what_the_other_brokers_have_is_shown(
+    web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    _second_broker_is_gone(web, monkeypatch)
+    web.answers["admin_query_sub_info"] = []
+    for part in web.answers["admin_query_pubinfo"][0]["offsetInfo"]:
+        part.update(dataMin=0, dataMax=9)
+    done = penstock("tube", *command)
+    assert done.status == 0
+    assert len(done.out.splitlines()) > 1
+    assert done.err == "broker 2: no administration: nothing listens there; what it has is not shown\n"
+
+
+def test_a_check_fails_where_a_broker_is_away(web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    _second_broker_is_gone(web, monkeypatch)
+    assert penstock("tube", "lag", "lake", "--fail-above", "100").status == 1
+
+
+def test_a_group_is_moved_on_all_brokers_or_none(web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    _second_broker_is_gone(web, monkeypatch)
+    done = penstock("tube", "offsets", "reset", "lake", "--to", "earliest")
+    assert (done.status, "nothing listens there" in done.err) == (1, True)
+    assert "admin_set_offset" not in [method for _, method, _ in web.calls]
+
+
+def test_no_broker_answers(web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    _second_broker_is_gone(web, monkeypatch)
+    del web.answers["admin_query_broker_run_status"][0]
+    done = penstock("tube", "lag", "lake")
+    assert (done.status, "penstock: no administration" in done.err) == (1, True)

@@ -18,10 +18,11 @@ TIMEOUT_S = 10.0
 _MASTER = ("master", "/webapi.htm")
 _BROKER = ("broker", "/broker.htm")
 
-_DO = {
-    "illegal access, unauthorized request!": "give the token for changes: --admin-token, or PENSTOCK_ADMIN_TOKEN; "
+_UNAUTHORIZED = "illegal access, unauthorized request!"
+_DO_AUTHORIZE = (
+    "give the token for changes: --admin-token, or PENSTOCK_ADMIN_TOKEN; "
     "a node that does not listen on loopback keeps it in tube/admin-token of its data directory"
-}
+)
 
 
 def call(
@@ -66,37 +67,52 @@ def _ask(
             urlencode({"method": method, **parameters}),
             {"Content-Type": "application/x-www-form-urlencoded"},
         )
-        answer = json.loads(connection.getresponse().read())
-        rows: list[Any] = answer.get("dataSet" if "dataSet" in answer else "data", [])
-        ok: bool = answer["result"]
-    except (OSError, http.client.HTTPException, ValueError, KeyError, AttributeError) as error:
-        raise UnavailableError(
-            f"no administration of a tube {server} answers at {address}",
+        response = connection.getresponse()
+        body = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise _absent(
+            server,
+            address,
+            option,
+            unreachable(error, host, tls=False).why if isinstance(error, OSError) else "what answers there is no HTTP",
             applied=False if isinstance(error, ConnectionRefusedError) else None,
-            why=unreachable(error, host, tls=False).why if isinstance(error, OSError) else str(error) or repr(error),
-            do=f"start a node (penstock up), or name its HTTP listener: {option} HOST:PORT",
         ) from error
     finally:
         connection.close()
+    try:
+        answer = json.loads(body)
+        rows: list[Any] = answer.get("dataSet" if "dataSet" in answer else "data", [])
+        ok: bool = answer["result"]
+    except (ValueError, KeyError, AttributeError) as error:
+        why = f"what answers there has no such thing (HTTP status {response.status})"
+        raise _absent(server, address, option, why) from error
     if not ok:
-        text = str(answer.get("errMsg", ""))
-        do = _DO.get(text)
-        if text.startswith("Unsupported method"):
-            text = text.partition(";")[0]  # what else it knows helps nobody here
-            do = f"name the administration of a {server}: {option} HOST:PORT"
-        raise RefusedError(
-            f"the {server} refused {method}: {text}",
-            code=int(answer.get("errCode", 0)),
-            text=text,
-            peer=address,
-            do=do,
-        )
+        raise _refusal(server, address, option, int(answer.get("errCode", 0)), str(answer.get("errMsg", "")))
     for row in rows:
         if isinstance(row, dict) and row.get("success") is False:  # some rows are bare names
-            raise RefusedError(
-                f"the {server} refused {method}: {row.get('errInfo')}",
-                code=int(row.get("errCode", 0)),
-                text=str(row.get("errInfo", "")),
-                peer=address,
-            )
+            raise _refusal(server, address, option, int(row.get("errCode", 0)), str(row.get("errInfo", "")))
     return rows
+
+
+def _absent(
+    server: str, address: str, option: str, why: str | None, *, applied: bool | None = None
+) -> UnavailableError:
+    return UnavailableError(
+        f"no administration of a tube {server} answers at {address}",
+        applied=applied,
+        why=why,
+        do=f"start a node (penstock up), or name its HTTP listener: {option} HOST:PORT",
+    )
+
+
+def _refusal(server: str, address: str, option: str, code: int, text: str) -> RefusedError:
+    """The words are the server's; the names of its methods mean nothing to who gave a command."""
+    what, do = f"the {server} refuses: {text.removeprefix('tube: ')}", None
+    if text == _UNAUTHORIZED:
+        what, do = f"the {server} refuses: the token is wrong", _DO_AUTHORIZE
+    elif text.startswith("Unsupported method"):
+        what, do = (
+            f"what answers at {address} is not the administration of a tube {server}, or an older one",
+            (f"name that of a {server}: {option} HOST:PORT"),
+        )
+    return RefusedError(what, code=code, text=text, peer=address, do=do)

@@ -72,6 +72,7 @@ class Broker:
     __slots__ = (
         "check_sum",
         "config_id",
+        "connected",
         "connection",
         "info",
         "last_seen",
@@ -94,6 +95,7 @@ class Broker:
         self.web_address = ""  # of its administration; blank where it does not say
         self.online = False  # has a session: registered and neither closed nor expired
         self.connection = ""  # on which it registered
+        self.connected = False  # that connection is open
         self.last_seen = 0
         self.config_id = config_id
         self.check_sum = 0

@@ -149,6 +149,10 @@ class MasterEngine:
             self._clients.leave(group, client_id)
         return pb.CloseResponseM2C(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
 
+    def disconnected(self, connection: str) -> None:
+        """The connection ended: a broker that registered on it may come back from another address."""
+        self._brokers.disconnected(connection)
+
     @property
     def shortest_session_ms(self) -> int:
         """No session that begins now, and no group, needs `tick` earlier than after so long."""

@@ -56,6 +56,7 @@ class BrokerDesk:
             _check_setting(setting, info, request.tlsPort)
         broker = cluster.register(info, now)
         broker.connection = self._hall.connection
+        broker.connected = True
         self.order(broker)
         broker.tls_port = request.tlsPort
         broker.web_address = request.webAddress if len(request.webAddress) <= _MAX_ADDRESS else ""
@@ -123,13 +124,24 @@ class BrokerDesk:
             self._hall.cluster.lost(broker)
         return pb.CloseResponseM2B(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
 
+    def disconnected(self, connection: str) -> None:
+        """The broker that registered on ``connection`` has to register again, from wherever it is then.
+
+        Its session goes on until then or its end: a connection may break while the broker serves its clients.
+        """
+        for broker in self._hall.cluster.brokers.values():
+            if broker.connection == connection:
+                broker.connected = False
+
     def _check_unique(self, info: BrokerInfo) -> None:
         """Two brokers of one number would take each other's clients and positions. Raises RefusedRequest.
 
-        A broker that moved to another address without saying goodbye comes in once its old session has ended.
+        One whose connection ended (its process was killed) may come back at another address at once; one whose machine
+        vanished, so that nothing closed the connection, once its old session has ended.
         """
         known = self._hall.cluster.brokers.get(info.id)
-        if known is not None and known.online and (known.info.host, known.info.port) != (info.host, info.port):
+        there = known is not None and known.online and known.connected
+        if known is not None and there and (known.info.host, known.info.port) != (info.host, info.port):
             raise RefusedRequest(
                 ErrCode.BAD_REQUEST,
                 f"broker {info.id} is registered from {known.info.host}:{known.info.port}: "

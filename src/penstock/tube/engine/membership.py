@@ -162,7 +162,7 @@ class Membership:
                 code=answer.errCode,
                 text=answer.errMsg,
                 peer="master",
-                do="give the broker the id, address and TLS port that the master has configured for it",
+                do="give each broker a number of its own, and the address and TLS port that the master has for it",
             )
         self.registered = self._online = True
         orders = self._common(answer)

@@ -67,7 +67,7 @@ class TubeMaster:
         self._store: SettingStore | None = None
         self._committer: GroupCommitter[Setting | Removal] | None = None
         self._peers = Peers("master")
-        self._listeners = Listeners(lambda: AnsweringProtocol(self._answer, self._peers))
+        self._listeners = Listeners(lambda: AnsweringProtocol(self._answer, self._peers, self._lost))
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
@@ -244,6 +244,9 @@ class TubeMaster:
         if self._waiters:
             self._wake()
         return body
+
+    def _lost(self, connection: str) -> None:
+        self.engine.disconnected(connection)
 
     def _forget_removed(self) -> None:
         """Topics whose data are gone everywhere leave the disk too."""

@@ -66,19 +66,23 @@ def test_a_refusal_carries_code_and_words(address: str, answer: dict[str, object
 
 def test_refusals_say_what_to_do(address: str) -> None:
     Master.answer = json.dumps({"result": False, "errMsg": "Unsupported method: 'm'; known: a, b, c"}).encode()
-    with pytest.raises(RefusedError, match="Unsupported method: 'm'\n") as caught:
+    with pytest.raises(RefusedError, match=f"{address} is not the administration of a tube master") as caught:
         call(address, "m", {})
-    assert caught.value.do == "name the administration of a master: --http HOST:PORT"
+    assert caught.value.do == "name that of a master: --http HOST:PORT"
     Master.answer = json.dumps({"result": False, "errMsg": "illegal access, unauthorized request!"}).encode()
-    with pytest.raises(RefusedError, match="--admin-token"):
+    with pytest.raises(RefusedError, match=r"the token is wrong\n.*--admin-token"):
         call(address, "m", {})
+    Master.answer = json.dumps({"result": False, "errMsg": "tube: topic 'x' exists"}).encode()
+    with pytest.raises(RefusedError, match=r"^the master refuses: topic 'x' exists$"):
+        call(address, "admin_add_new_topic_record", {})
 
 
 @pytest.mark.parametrize("answer", [b"", b"<html>", b"[]", b"{}"])
 def test_somebody_else_answers_there(address: str, answer: bytes) -> None:
     Master.answer = answer
-    with pytest.raises(UnavailableError, match="no administration of a tube master answers at"):
+    with pytest.raises(UnavailableError, match="no administration of a tube master answers at") as caught:
         call(address, "m", {})
+    assert caught.value.why == "what answers there has no such thing (HTTP status 200)"
 
 
 def test_nobody_answers() -> None:

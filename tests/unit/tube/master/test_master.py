@@ -108,6 +108,27 @@ async def test_a_later_session_may_end_earlier(tmp_path: Path) -> None:
     await master.close()
 
 
+async def test_a_killed_broker_registers_from_another_port_at_once(tmp_path: Path) -> None:
+    master = TubeMaster(tmp_path)
+    address = await master.start("127.0.0.1", 0)
+
+    async def register(link: Link, port: int) -> pb.RegisterResponseM2B:
+        request = pb.RegisterRequestB2M(
+            clientId=f"1:127.0.0.1:{port}:2.4.0", brokerOnline=False, enableTls=False, readStatusRpt=0,
+            writeStatusRpt=0, curBrokerConfId=0, confCheckSumId=0, brokerDefaultConfInfo="",
+        )  # fmt: skip
+        return await link.call(1, MethodId.BROKER_REGISTER, request, pb.RegisterResponseM2B)
+
+    first, second = await Link.connect(address), await Link.connect(address)
+    assert (await register(first, 1)).success
+    assert "registered from 127.0.0.1:1" in (await register(second, 2)).errMsg
+    await first.close()  # nobody said goodbye: the process is gone
+    await until(lambda: not master.engine.cluster.brokers[1].connected)
+    assert (await register(second, 2)).success
+    await second.close()
+    await master.close()
+
+
 async def test_webapi_stores_before_it_answers(tmp_path: Path) -> None:
     async with tube(tmp_path) as running:
         assert running.master is not None
