@@ -28,9 +28,9 @@ _PROBLEM = re.compile(r".*?:(?P<line>\d+):(?P<column>\d+): (?:option '(?P<option
 def validate(file: File, as_json: Json = False) -> None:
     """Check a pipeline file without Spark.
 
-    Options, values, names, references, schemas, and the step that a statement reads; a mistake is reported with line
-    and column. SQL and the columns that it names are checked when the pipeline is run. Exit status 2 where the file
-    cannot be used; with --json its problems are on standard output, too.
+    Options, values, names, references, schemas, columns, and the step that a statement reads; a mistake is reported
+    with line and column. SQL, and which columns come out of a sql step, are checked when the pipeline is run. Exit
+    status 2 where the file cannot be used; with --json its problems are on standard output, too.
     """
     from penstock.pipelines.model import load
     from penstock.pipelines.model.plan import plan

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from pydantic_core import InitErrorDetails
 
 from penstock.errors import ConfigError
+from penstock.pipelines.checks.columns import column_names
 from penstock.pipelines.checks.problem import Problem
 from penstock.pipelines.checks.sinks import fence_prefixes, message_sinks
 from penstock.pipelines.checks.steps import step_texts
@@ -37,6 +38,7 @@ def problems(pipeline: Pipeline) -> list[Problem]:
     found = [*sources, *_names(pipeline), *_references(pipeline)]
     return found or [
         *step_texts(pipeline),
+        *column_names(pipeline),
         *message_sinks(pipeline),
         *fence_prefixes(pipeline),
         *_chains(pipeline),

@@ -1,8 +1,8 @@
 """A pipeline as data: what the YAML file may say, checked without Spark.
 
 ``load`` gives a ``Pipeline`` whose references are known to hold: every step reads one that stands before it, names are
-unique, durations are durations. What only Spark can know (a column that does not exist) is found when the pipeline
-is built, before anything is read.
+unique, durations are durations. What only Spark can know (a column that an expression names) is found when the
+pipeline is built, before anything is read.
 """
 
 from __future__ import annotations

@@ -65,6 +65,11 @@ class TubeOptions(Part):
         """The topics of the tube that are read."""
         raise NotImplementedError
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that rows have before anything is parsed."""
+        return ()
+
 
 class TubeSource(TubeOptions):
     """Topics of a tube, with the options of the ``tubemq`` source."""
@@ -89,6 +94,10 @@ class MqttSource(TubeOptions):
     def tube_topics(self) -> list[str]:
         return [self.tube_topic]
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("mqtt_topic",)
+
 
 class StateStoreSource(TubeOptions):
     """What changes in a state store, out of the tube topic that `statestore.capture_topic` of its node names.
@@ -108,6 +117,10 @@ class StateStoreSource(TubeOptions):
 
     def tube_topics(self) -> list[str]:
         return [self.tube_topic]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return ("state_key", "operation", "version", "writer", "expires_at")
 
 
 class FilesSource(Part):
@@ -133,6 +146,11 @@ class FilesSource(Part):
     skip_lines: int = Field(default=0, ge=0, le=1_000, description="lines to leave out at the top: 1 for a CSV header")
     max_files: int = Field(default=100, ge=1, description="how many new files one batch reads")
 
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """As of the others."""
+        return ("file",)
+
     @model_validator(mode="after")
     def _options_are_of_the_content(self) -> FilesSource:
         if self.skip_lines and self.content != "lines":
@@ -150,6 +168,11 @@ class RateSource(Part):
     rows: int | None = Field(
         default=None, ge=1, description="so many at once and no more; records of the clock, without end, when left out"
     )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """As of the others."""
+        return ()
 
 
 SOURCE_FORMATS = ("tubemq", "mqtt", "statestore", "files", "rate")

@@ -174,7 +174,7 @@ sources:
   clock: {format: rate}
   plant: {format: mqtt, tube_topic: plant, topic_filter: plant/+/flow}
 steps:
-  - {name: parsed, from: meters, parse: {schema: flow DOUBLE}}
+  - {name: parsed, from: meters, parse: {schema: "flow DOUBLE, at TIMESTAMP"}}
   - {name: old, from: history, parse: {format: csv, schema: flow DOUBLE}}
   - {name: all, concat: [parsed, old]}
   - {name: hours, window: {time: at, duration: 1 hour, watermark: 1 hour, aggregates: {n: count(*)}, emit: closed}}

@@ -19,7 +19,7 @@ sources:
   a: {topics: [a]}
   b: {format: files, path: "in/<b> & 'c'/*.csv"}
 steps:
-  - {name: low, from: a, filter: "true"}
+  - {name: low, from: a, map: {compute: {b: value, t: now()}}}
   - {name: high, from: a, filter: "true"}
   - {name: both, concat: [low, high, b]}
   - name: hours
@@ -54,11 +54,11 @@ def test_everything_is_in_it_from_the_left_to_the_right() -> None:
     svg = as_svg(parse(GRAPH))
     placed = boxes(svg)
     assert list(placed) == [
-        *("a: tubemq", "b: files", "low: filter", "high: filter", "both: concat", "hours: window"),
+        *("a: tubemq", "b: files", "low: map", "high: filter", "both: concat", "hours: window"),
         *("hours: parquet table", "late: parquet table", "sent: mqtt"),
         "dead letters: a <&> path that is much too long for a box",
     ]
-    chain = ["a: tubemq", "low: filter", "both: concat", "hours: window", "hours: parquet table"]
+    chain = ["a: tubemq", "low: map", "both: concat", "hours: window", "hours: parquet table"]
     assert [placed[name][0] for name in chain] == sorted({placed[name][0] for name in chain})
     assert {placed[name][0] for name in list(placed)[6:]} == {placed["hours: parquet table"][0]}
     looks = Counter(re.findall(r'<path class="(\w*)"', svg))

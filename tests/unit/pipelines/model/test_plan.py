@@ -41,7 +41,7 @@ sources:
   a: {topics: [a]}
   b: {format: rate}
 steps:
-  - {name: low, from: a, filter: x < 1}
+  - {name: low, from: a, map: {compute: {t: now()}}}
   - {name: high, from: a, filter: x >= 1}
   - {name: both, concat: [high, low, b]}
   - {name: hours, window: {time: t, duration: 1 hour, watermark: 1 hour, aggregates: {n: count(*)}}}

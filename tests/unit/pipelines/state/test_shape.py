@@ -41,7 +41,7 @@ def test_other_changes_go_on(tmp_path: Path, old: str, new: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "what"),
     [
-        ("by: [branch], ", "", "sink 'alarms': its window"),
+        ("by: [branch]", "by: [branch, flow]", "sink 'alarms': its window"),
         ("{n: count(*)}", "{n: count(*), m: max(flow)}", "sink 'alarms': its window"),
         ("duration: 3 hours", "duration: 1 hour", "sink 'alarms': its window"),
         ("    from: once\n", "    from: plausible\n", "sink 'rows': its dedupe"),

@@ -1,0 +1,115 @@
+"""Names of columns that the file alone shows to be wrong, and those that are not looked at."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from penstock.errors import ConfigError
+from tests.unit.pipelines.files import FILE, parse
+
+FULL = """\
+name: full
+sources:
+  live: {topics: [telemetry]}
+  old: {format: files, path: in}
+  plant: {format: mqtt, tube_topic: plant}
+  keys: {format: statestore, tube_topic: changes}
+steps:
+  - {name: read, from: live, parse: {schema: "machine STRING, at TIMESTAMP, place STRUCT<hall: INT>, `a b.c` INT"}}
+  - name: shaped
+    map: {rename: {machine: id, place.hall: nr}, compute: {place.floor: "1", twice: "2 * place.nr"}, drop: [place.nr]}
+  - {name: limited, enrich: {key: "limits/{id}/{place.floor}", as: limit, schema: high INT, match: {m: TWICE}}}
+  - {name: once, dedupe: {key: id, on: event}}
+  - {name: hours, window: {time: at, duration: 1 hour, watermark: 1 hour, by: [id], aggregates: {n: count(*)}}}
+  - {name: lines, from: old, parse: {format: raw, schema: line STRING}}
+  - {name: asked, from: lines, sql: "SELECT *, 1 AS one FROM lines"}
+  - {name: all, concat: [lines, shaped]}
+sinks:
+  - name: limited
+    from: limited
+    table: {format: delta, path: a, mode: merge, keys: [id, "a b.c", "`a b.c`"], order_by: limit.high}
+  - name: hours
+    from: hours
+    mqtt: {topic: "hours/{id}", value: [n, window_start, window_end], order_by: n, properties: {of: "{id}"}}
+  - {name: late, from: hours.late, tubemq: {topic: late, key: "{id}", value: limit, headers: {twice: "{twice}"}}}
+  - {name: asked, from: asked, tubemq: {topic: "{one}/{whatever}", value: [what, ever]}}
+  - {name: all, from: all, statestore: {order_by: file, entries: [{key: "{line}{twice}", value: [file, id]}]}}
+  - {name: plant, from: plant, console: {}}
+  - {name: messages, from: plant, mqtt: {topic: "again/{mqtt_topic}", value: _id}}
+  - name: keys
+    from: keys
+    statestore: {order_by: version, entries: [{key: "copy/{state_key}", value: [operation, writer, expires_at]}]}
+"""
+
+
+def test_columns_that_are_there_are_found_whatever_made_them() -> None:
+    assert len(parse(FULL).sinks) == 8
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "machine: id",
+            "machin: id",
+            "steps[1].map.rename.machin': got 'machin', expected a column of 'read': machine",
+        ),
+        ("place.floor: ", "plac.floor: ", "map.compute.plac.floor': got 'plac.floor', expected a column of 'read': id"),
+        (
+            "drop: [place.nr]",
+            "drop: [machine]",
+            "map.drop[0]': got 'machine', expected a column of 'read': id, at, place",
+        ),
+        ("limits/{id}", "limits/{ib}", "enrich.key': got 'ib', expected a column of 'shaped': id, at"),
+        ("{m: TWICE}", "{m: thrice}", "enrich.match.m': got 'thrice'"),
+        ("{key: id, on: event}", "{key: it, on: event}", "dedupe.key': got 'it'"),
+        ("time: at", "time: att", "(did you mean 'at'?)"),
+        ("by: [id]", "by: [id, machine]", "window.by[1]': got 'machine'"),
+        ("order_by: limit.high", "order_by: limits.high", "(did you mean 'limit.high'?)"),
+        ('"a b.c"', '"a c.b"', "table.keys[1]': got 'a c.b'"),
+        (
+            "hours/{id}",
+            "hours/{at}",
+            "mqtt.topic': got 'at', expected a column of 'hours': window_start, window_end, id, n",
+        ),
+        ("order_by: n,", "order_by: m,", "mqtt.order_by': got 'm'"),
+        ('{of: "{id}"}', '{of: "{limit.high}"}', "mqtt.properties.of': got 'limit.high'"),
+        (
+            'key: "{id}", value: limit',
+            'key: "{n}", value: limit',
+            "tubemq.key': got 'n', expected a column of 'hours.late'",
+        ),
+        ("value: limit,", "value: n,", "tubemq.value': got 'n'"),
+        ('twice: "{twice}"', 'twice: "{once}"', "tubemq.headers.twice': got 'once'"),
+        (
+            "[file, id]",
+            "[file, one]",
+            "sinks[4].statestore.entries[0].value[1]': got 'one', expected a column of 'all'",
+        ),
+        (
+            "{mqtt_topic}",
+            "{topic}",
+            "got 'topic', expected a column of 'plant': mqtt_topic (did you mean 'mqtt_topic'?)",
+        ),
+        ("order_by: version", "order_by: at", "expected a column of 'keys': state_key, operation, version, writer"),
+    ],
+)
+def test_a_name_that_is_not_among_the_columns_is_told_with_place_and_remedy(old: str, new: str, message: str) -> None:
+    assert old in FULL
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse(FULL.replace(old, new, 1))
+
+
+def test_before_a_payload_is_parsed_a_tube_has_no_columns() -> None:
+    unparsed = FILE.replace("from: once\n    table: {path: lake/rows}", 'from: source\n    mqtt: {topic: "a/{branch}"}')
+    with pytest.raises(ConfigError, match="got 'branch', expected a column of 'source': it has none"):
+        parse(unparsed)
+
+
+def test_a_schema_that_cannot_be_read_is_the_only_thing_told() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse(FILE.replace("flow DOUBLE", "flow DUBLE"))
+    assert "did you mean DOUBLE" in caught.value.what
+    assert "expected a column" not in caught.value.what
