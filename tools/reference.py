@@ -24,6 +24,7 @@ from penstock.spark.statestore import options as store
 from penstock.spark.tube import options as spark
 from penstock.spark.tube import sink_options as sink
 from penstock.statestore.codec import commands, dialects
+from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.hlc import Hlc
 from penstock.tube import record
 
@@ -219,7 +220,7 @@ def state_store() -> str:
     for title, show in DIALECT_ROWS.items():
         lines.append(f"| {title} | " + " | ".join(show(dialect) for dialect in dialects.DIALECTS.values()) + " |")
     lines += ["", "## Errors", "", "After `-ERR `, exactly; where several apply, the first of the order below:", ""]
-    lines += [f"* `{error}`" for error in commands.StoreError]
+    lines += [f"* `{error}`" for error in StoreError]
     lines += ["", error_order, "", request_rules, "", extension_forms, "", "## Change capture", ""]
     lines += [
         (

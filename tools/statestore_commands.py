@@ -18,11 +18,11 @@ from penstock.statestore.codec.commands import (
     CommandSpec,
     Condition,
     Extension,
-    StoreError,
     Verb,
     parse_payload,
 )
 from penstock.statestore.codec.dialects import DIALECTS, SDK, Dialect
+from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import encode_array
 from penstock.statestore.engine.answer import Answer, AnswerKind
 from penstock.statestore.engine.history import History
@@ -47,6 +47,7 @@ OFFERED: Final = {
     Extension.SCAN: "unless `scan: false`",
     Extension.MGET: "extension `mget`",
     Extension.TTL: "extension `ttl`",
+    Extension.BATCH: "extension `batch`",
 }
 
 
@@ -150,6 +151,12 @@ CASES: Final[dict[Verb, Sequence[Case]]] = {
         Case("it does not", a("PTTL k"), K, EVERYTHING),
         Case("not there", a("PTTL k"), (), EVERYTHING),
     ),
+    Verb.BATCH: (
+        Case("set two, delete one that is not there", a("BATCH 3 SET k v 5 SET l v PX 5000 2 DEL m"), (), EVERYTHING),
+        Case("a condition that is not met", a("BATCH 4 SET k w NX 3 VDEL k x"), K, EVERYTHING),
+        Case("one fenced with a higher token, one not", a("BATCH 3 SET k w 3 SET l w", ft=LOWER), FENCED, EVERYTHING),
+        Case("the same key twice", a("BATCH 3 SET k w 2 DEL k"), K, EVERYTHING),
+    ),
 }
 
 
@@ -221,6 +228,23 @@ REFUSED: Final[dict[Verb, Sequence[Case]]] = {
     ),
     Verb.MGET: (*_refused(Verb.MGET, "MGET k"), Case("not offered", a("MGET k"))),
     Verb.PTTL: (*_refused(Verb.PTTL, "PTTL k"), Case("not offered", a("PTTL k"))),
+    Verb.BATCH: (
+        Case("not RESP3", a(b"BATCH 2 DEL k\r\n")),
+        Case("mixed case", a("Batch 2 DEL k"), extensions=EVERYTHING),
+        Case("too few arguments", a("BATCH 1 DEL"), extensions=EVERYTHING),
+        Case("too few of one command", a("BATCH 2 SET k 2 DEL k"), extensions=EVERYTHING),
+        Case("a number of words that is not there", a("BATCH 3 DEL k"), extensions=EVERYTHING),
+        Case("another command in it", a("BATCH 2 GET k"), extensions=EVERYTHING),
+        Case("empty key in one command", a("BATCH 2 DEL k 2 DEL ''"), extensions=EVERYTHING),
+        *(replace(case, extensions=EVERYTHING) for case in _stamped("BATCH 3 SET k v", needed=True)),
+        *(replace(case, extensions=EVERYTHING) for case in _fenced("BATCH 3 SET k w")[:2]),
+        Case(
+            "a prefix fence, which it does not raise",
+            a("BATCH 3 SET k v", ft=TOKEN, fence_prefix="out/"),
+            extensions=EVERYTHING,
+        ),
+        Case("not offered", a("BATCH 2 DEL k")),
+    ),
 }
 
 

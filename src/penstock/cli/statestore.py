@@ -44,6 +44,7 @@ class _Extension(StrEnum):
     RESUME = "resume"
     AS_OF = "as-of"
     PREFIX_FENCE = "prefix-fence"
+    BATCH = "batch"
 
 
 class _Level(StrEnum):

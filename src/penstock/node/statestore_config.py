@@ -27,6 +27,7 @@ class ExtensionName(StrEnum):
     RESUME = "resume"
     AS_OF = "as-of"
     PREFIX_FENCE = "prefix-fence"
+    BATCH = "batch"
 
 
 _EXTENSIONS: Final = {
@@ -36,6 +37,7 @@ _EXTENSIONS: Final = {
     ExtensionName.RESUME: Extension.RESUME,
     ExtensionName.AS_OF: Extension.AS_OF,
     ExtensionName.PREFIX_FENCE: Extension.PREFIX_FENCE,
+    ExtensionName.BATCH: Extension.BATCH,
 }
 
 

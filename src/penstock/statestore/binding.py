@@ -32,8 +32,8 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.primitives import encode_varint
 from penstock.mqtt.codec.properties import Properties, SparseProperties
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.statestore.codec.commands import StoreError
 from penstock.statestore.codec.dialects import DIALECTS, OLDER, PUBLISHED, SDK, Dialect
+from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import MISSING, OK, encode_array, encode_bulk, encode_error, encode_integer
 from penstock.statestore.engine.answer import Answer, AnswerKind, Context
 from penstock.statestore.engine.record import Change

@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.errors import RefusedError, UnavailableError
-from penstock.statestore.codec.commands import StoreError
+from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.hlc import Hlc
 
 __all__ = [

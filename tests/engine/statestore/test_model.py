@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -9,8 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from penstock.statestore.codec.commands import Command, Extension, StoreError, parse
+from penstock.statestore.codec.commands import Command, Extension, parse
 from penstock.statestore.codec.dialects import SDK
+from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import decode_page
 from penstock.statestore.engine import keyspace
 from penstock.statestore.engine.answer import Answer, AnswerKind, Context
@@ -227,6 +229,72 @@ class StoreMachine(RuleBasedStateMachine):
             del self.model.keys[key]
             self.model.changed(key, None)
         assert self.told() == self.model.told
+
+    @rule(
+        client=CLIENTS,
+        writes=st.lists(
+            st.tuples(st.sampled_from([b"SET", b"NX", b"NEX", b"DEL", b"VDEL"]), KEYS, VALUES, TTLS), min_size=1
+        ),
+        token=TOKENS,
+        skew=SKEWS,
+    )
+    def write_many(
+        self, client: str, writes: list[tuple[bytes, bytes, bytes, int | None]], token: int | None, skew: int
+    ) -> None:
+        words = [b"BATCH"]
+        for verb, key, value, ttl in writes:
+            one = [b"DEL", key] if verb == b"DEL" else [b"SET", key, value]
+            if verb == b"VDEL":
+                one = [b"VDEL", key, value]
+            elif verb != b"DEL":
+                one += [] if verb == b"SET" else [verb]
+                one += [] if ttl is None else [b"PX", b"%d" % ttl]
+            words += [b"%d" % len(one), *one]
+        answer, timestamp = self.ask(client, words, skew, token)
+        if self.refused_for_skew(answer, skew):
+            return
+        # What expired has no writer.
+        made = [change for change in self.changes if change.writer]
+        versions = iter([(change.version.wall_ms, change.version.counter) for change in made])
+        expected = b"".join([self.comes_to(*write, token, versions) for write in writes])
+        assert answer.value == b"*%d\r\n" % len(writes) + expected
+        assert next(versions, None) is None
+        assert all(change.version > timestamp for change in made)
+        assert answer.version == (made[-1].version if made else None)
+        assert self.told() == self.model.told
+
+    def comes_to(
+        self,
+        verb: bytes,
+        key: bytes,
+        value: bytes,
+        ttl: int | None,
+        token: int | None,
+        versions: Iterator[tuple[int, int]],
+    ) -> bytes:
+        """What one write of a batch comes to, taking its version from the changes that the engine made."""
+        kept = self.model.keys.get(key)
+        error = self.model.fence_error(key, token)
+        if error is not None:
+            return b"-ERR %b\r\n" % error.encode()
+        if verb in (b"DEL", b"VDEL"):
+            if kept is None:
+                return b":0\r\n"
+            if verb == b"VDEL" and kept.value != value:
+                return b":-1\r\n"
+            next(versions)
+            del self.model.keys[key]
+            self.model.changed(key, None)
+            return b":1\r\n"
+        if kept is not None and (verb == b"NX" or (verb == b"NEX" and kept.value != value)):
+            return b":-1\r\n"
+        if self.model.is_full(key, value):
+            return b"-ERR the quota has been exceeded\r\n"
+        tokens = [t for t in (kept.token if kept else None, token) if t is not None]
+        deadline = None if ttl is None else self.steady + ttl
+        self.model.keys[key] = Kept(value, next(versions), max(tokens, default=None), deadline)
+        self.model.changed(key, value)
+        return b"+OK\r\n"
 
     @rule(client=CLIENTS, key=KEYS, skew=SKEWS)
     def get(self, client: str, key: bytes, skew: int) -> None:

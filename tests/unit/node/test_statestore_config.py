@@ -38,7 +38,7 @@ statestore:
   max_bytes: 1000
   max_waiting: 7
   scan: false
-  extensions: [mget, ttl, prefix-observe, resume, as-of, prefix-fence]
+  extensions: [mget, ttl, prefix-observe, resume, as-of, prefix-fence, batch]
   history_changes: 10
   history_bytes: 1000
   capture_topic: changes

@@ -25,8 +25,8 @@ from penstock.statestore.binding import (
     status_response,
     topic_fits,
 )
-from penstock.statestore.codec.commands import StoreError
 from penstock.statestore.codec.dialects import DIALECTS, OLDER, PUBLISHED, SDK, Dialect
+from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import encode_array
 from penstock.statestore.engine.answer import Answer, AnswerKind, Context
 from penstock.statestore.engine.record import Change, Record

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import RefusedError
-from penstock.statestore.codec.commands import StoreError
+from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.errors import (
     ClockSkewError,
     FencingError,

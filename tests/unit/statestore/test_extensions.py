@@ -14,7 +14,7 @@ from penstock.statestore.errors import FencingError, InvalidRequestError, LockHe
 from penstock.statestore.options import extensions_named
 from penstock.testing import LocalNode
 
-ALL = ["mget", "ttl", "prefix-observe", "resume", "as-of", "prefix-fence"]
+ALL = ["mget", "ttl", "prefix-observe", "resume", "as-of", "prefix-fence", "batch"]
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ async def store(node: LocalNode) -> AsyncIterator[StateStoreClient]:
 
 
 def test_extensions_have_names() -> None:
-    assert len(list(extensions_named(ALL))) == 7
+    assert len(list(extensions_named(ALL))) == 8
     with pytest.raises(ValueError, match="extension 'x' is not one of scan, mget, ttl"):
         extensions_named(["x"])
 

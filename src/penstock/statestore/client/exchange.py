@@ -13,7 +13,7 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.statestore.binding import request
 from penstock.statestore.client.request_clock import RequestClock
-from penstock.statestore.codec.commands import StoreError
+from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import decode_reply
 from penstock.statestore.errors import as_text, refusal, status_refusal
 from penstock.statestore.hlc import Hlc

@@ -14,6 +14,7 @@ from enum import Enum, Flag, StrEnum
 from typing import Final, NamedTuple
 
 from penstock.errors import RemoteProtocolError
+from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.glob import MAX_PATTERN
 from penstock.statestore.codec.resp3 import decode_array
 from penstock.statestore.hlc import Hlc
@@ -22,51 +23,16 @@ from penstock.statestore.hlc import parse as parse_hlc
 __all__ = [
     "COMMANDS",
     "MAX_KEYS_AT_ONCE",
+    "MAX_WRITES_AT_ONCE",
     "Access",
     "Command",
     "CommandSpec",
     "Condition",
     "Extension",
-    "StoreError",
     "Verb",
     "parse",
     "parse_payload",
 ]
-
-
-class StoreError(StrEnum):
-    """Error texts, exactly as clients compare them; on the wire ``-ERR <text>``.
-
-    The first twelve are the document's, in its order. It prints ``lower version that`` in the fourth; the SDKs compare
-    with ``than``, and the published dialect prints it as the document does. Those after the twelfth are ours: clients
-    must handle texts they do not know.
-    """
-
-    TIMESTAMP_TOO_FAR_AHEAD = (
-        "the request timestamp is too far in the future; ensure that the client and broker system clocks are "
-        "synchronized"
-    )
-    FENCE_REQUIRED = "a fencing token is required for this request"
-    FENCE_TOO_FAR_AHEAD = (
-        "the request fencing token timestamp is too far in the future; ensure that the client and broker system clocks "
-        "are synchronized"
-    )
-    FENCE_LOWER = "the request fencing token is a lower version than the fencing token protecting the resource"
-    QUOTA = "the quota has been exceeded"
-    SYNTAX = "syntax error"
-    NOT_AUTHORIZED = "not authorized"
-    UNKNOWN_COMMAND = "unknown command"
-    ARITY = "wrong number of arguments"
-    TIMESTAMP_MISSING = "missing timestamp"
-    TIMESTAMP_MALFORMED = "malformed timestamp"
-    KEY_EMPTY = "the key length is zero"
-
-    TOPIC_TOO_LONG = "the notification topic for this key would be longer than 65535 bytes"
-    READ_ONLY = "the state store is read-only after a storage failure; nothing was changed"
-    NOT_CONNECTED = "an observation needs a network connection; a will has none"
-    BAD_TOKEN = "the continuation token is not one of this pattern"  # noqa: S105 - a text, no secret
-    HISTORY = "the history does not reach that version"
-    FENCE_PREFIX = "the fence prefix must have 1 to 4096 bytes and a fencing token"
 
 
 class Verb(StrEnum):
@@ -80,6 +46,7 @@ class Verb(StrEnum):
     SCAN = "SCAN"
     MGET = "MGET"
     PTTL = "PTTL"
+    BATCH = "BATCH"
 
     __hash__ = str.__hash__  # the enum's own is Python code, and runs for every request
 
@@ -98,6 +65,7 @@ class Extension(Flag):
     RESUME = 16
     AS_OF = 32
     PREFIX_FENCE = 64
+    BATCH = 128
 
 
 class Condition(Enum):
@@ -118,10 +86,10 @@ class Access(Flag):
 class Command:
     """One parsed request.
 
-    ``key`` is the pattern of SCAN, the first key of MGET and the prefix where ``prefix`` is true. ``value`` is the
-    value of SET, the expected one of VDEL and the continuation token of SCAN; ``expected`` the value that lets NEX
-    apply; ``ttl_ms`` 0 = without expiry; ``stop`` = end the observation; ``keys`` those of MGET; ``version`` the one
-    that GET goes back to and that an observation resumes after.
+    ``key`` is the pattern of SCAN, the first key of MGET and BATCH and the prefix where ``prefix`` is true. ``value``
+    is the value of SET, the expected one of VDEL and the continuation token of SCAN; ``expected`` the value that lets
+    NEX apply; ``ttl_ms`` 0 = without expiry; ``stop`` = end the observation; ``keys`` those of MGET; ``writes`` the
+    commands of BATCH; ``version`` the one that GET goes back to and that an observation resumes after.
     """
 
     __slots__ = (
@@ -136,6 +104,7 @@ class Command:
         "value",
         "verb",
         "version",
+        "writes",
     )
 
     def __init__(
@@ -149,6 +118,7 @@ class Command:
         ttl_ms: int = 0,
         stop: bool = False,
         keys: tuple[bytes, ...] = (),
+        writes: tuple[Command, ...] = (),
         version: Hlc | None = None,
         prefix: bool = False,
     ) -> None:
@@ -161,6 +131,7 @@ class Command:
         self.ttl_ms = ttl_ms
         self.stop = stop
         self.keys = keys
+        self.writes = writes
         self.version = version
         self.prefix = prefix
 
@@ -215,6 +186,9 @@ _PREFIX = (b"PREFIX", b"prefix")
 MAX_KEYS_AT_ONCE: Final = 10_000
 """Keys of one MGET, some 10 ms."""
 
+MAX_WRITES_AT_ONCE: Final = 1000
+"""Commands of one BATCH, some 10 ms."""
+
 
 def parse_payload(payload: bytes, extensions: Extension = Extension.SCAN) -> Command | StoreError:
     """What ``payload`` asks for, or the error to answer."""
@@ -230,6 +204,10 @@ def parse(args: list[bytes], extensions: Extension = Extension.SCAN) -> Command 
     spec = _BY_NAME.get(args[0])
     if spec is None or (spec.extension is not _PLAIN and not spec.extension & extensions):
         return StoreError.UNKNOWN_COMMAND
+    return _parse_as(spec, args, extensions)
+
+
+def _parse_as(spec: CommandSpec, args: list[bytes], extensions: Extension) -> Command | StoreError:
     if len(args) < spec.min_args:
         return StoreError.ARITY
     command = spec.parse(args, extensions)
@@ -301,6 +279,32 @@ def _parse_mget(args: list[bytes], _: Extension) -> Command | StoreError:
 
 def _parse_ttl(args: list[bytes], _: Extension) -> Command | StoreError:
     return Command(Verb.PTTL, args[1]) if len(args) == 2 else StoreError.ARITY
+
+
+def _parse_batch(args: list[bytes], extensions: Extension) -> Command | StoreError:
+    """``BATCH``, then SETs, DELs and VDELs, each behind the number of its words.
+
+    What is wrong with one of them is wrong with the request: it never was one that a store could have granted.
+    """
+    writes: list[Command] = []
+    position, end = 1, len(args)
+    while position < end:
+        start = position + 1
+        position = start + _SIZES.get(args[position], end)
+        if position > end:
+            return StoreError.SYNTAX
+        if len(writes) == MAX_WRITES_AT_ONCE:
+            return StoreError.ARITY
+        words = args[start:position]
+        spec = _BY_NAME.get(words[0])
+        if spec is None or spec.verb not in _WRITES:
+            # Not "unknown command", by which a client learns that there is no BATCH here.
+            return StoreError.SYNTAX
+        write = _parse_as(spec, words, extensions)
+        if isinstance(write, StoreError):
+            return write
+        writes.append(write)
+    return Command(Verb.BATCH, writes[0].key, writes=tuple(writes))
 
 
 def _parse_set(args: list[bytes], _: Extension) -> Command | StoreError:
@@ -419,8 +423,24 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
             "how many milliseconds a key has left",
             extension=Extension.TTL,
         ),
+        CommandSpec(
+            Verb.BATCH,
+            4,
+            1 + 8 * MAX_WRITES_AT_ONCE,
+            Access.WRITE,
+            _parse_batch,
+            "BATCH (words command) [(words command) ...]",
+            "carry out several SETs, DELs and VDELs",
+            needs_timestamp=True,
+            checks_fence=True,
+            extension=Extension.BATCH,
+        ),
     )
 }
+
+_WRITES: Final = (Verb.SET, Verb.DEL, Verb.VDEL)
+_SIZES: Final = {b"%d" % words: words for words in range(1, 1 + COMMANDS[Verb.SET].max_args)}
+"""How many words a command of BATCH can have, as they are written."""
 
 _BY_NAME: Final[dict[bytes, CommandSpec]] = {
     name: spec for verb, spec in COMMANDS.items() for name in (verb.encode(), verb.lower().encode())

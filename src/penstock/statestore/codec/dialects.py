@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.statestore.codec.commands import StoreError
+from penstock.statestore.codec.errors import StoreError
 
 __all__ = ["DIALECTS", "OLDER", "PUBLISHED", "SDK", "Dialect"]
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
 
-from penstock.statestore.codec.commands import StoreError
 from penstock.statestore.codec.dialects import Dialect
+from penstock.statestore.codec.errors import StoreError
+from penstock.statestore.codec.resp3 import OK, encode_error, encode_integer
 from penstock.statestore.engine.record import Change
 from penstock.statestore.hlc import Hlc
 
-__all__ = ["Answer", "AnswerKind", "Context"]
+__all__ = ["Answer", "AnswerKind", "Context", "encode_answers"]
 
 
 class AnswerKind(Enum):
@@ -86,3 +87,16 @@ class Context:
         self.username = username
         self.principal = principal
         self.user = user
+
+
+def encode_answers(answers: Sequence[Answer]) -> bytes:
+    """The answers to the commands of a BATCH as an array, each as the command alone has it in the SDK form."""
+    parts = [b"*%d\r\n" % len(answers)]
+    for answer in answers:
+        if answer.kind is AnswerKind.OK:
+            parts.append(OK)
+        elif answer.error is not None:
+            parts.append(encode_error(answer.error))
+        else:
+            parts.append(encode_integer(answer.count if answer.kind is AnswerKind.COUNT else -1))
+    return b"".join(parts)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from penstock.statestore.codec.commands import Command, Extension, StoreError
+from penstock.statestore.codec.commands import Command, Extension
+from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.engine.answer import Context
 from penstock.statestore.engine.fences import MAX_PREFIX_BYTES, Fences
 from penstock.statestore.engine.record import Record
@@ -24,10 +25,10 @@ class Claims(NamedTuple):
 
 
 def fence_prefix(command: Command, context: Context, extensions: Extension) -> bytes | StoreError | None:
-    """The prefix whose floor a SET raises (extension)."""
+    """The prefix whose floor a SET raises (extension); a BATCH raises none, and is refused as it would not."""
     if not command.spec.needs_timestamp or "__fencePrefix" not in context.user:
         return None
-    if not extensions & Extension.PREFIX_FENCE:
+    if command.writes or not extensions & Extension.PREFIX_FENCE:
         return StoreError.SYNTAX
     prefix = context.user["__fencePrefix"].encode()
     if not 0 < len(prefix) <= MAX_PREFIX_BYTES or context.fencing_token is None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from penstock.statestore.codec.commands import Command, StoreError
+from penstock.statestore.codec.commands import Command
+from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.glob import Glob
 from penstock.statestore.codec.resp3 import encode_array, encode_bulk
 from penstock.statestore.engine.keyspace import KeyIndex

@@ -19,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from penstock.statestore.codec.commands import Access, Command, Condition, Extension, StoreError, Verb
+from penstock.statestore.codec.commands import Access, Command, Condition, Extension, Verb
+from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import MISSING, encode_bulk, encode_integer
-from penstock.statestore.engine.answer import Answer, AnswerKind, Context
-from penstock.statestore.engine.claims import fence_error, fence_prefix, read_claims
+from penstock.statestore.engine.answer import Answer, AnswerKind, Context, encode_answers
+from penstock.statestore.engine.claims import Claims, fence_error, fence_prefix, read_claims
 from penstock.statestore.engine.expiries import Expiries
 from penstock.statestore.engine.fences import Fences
 from penstock.statestore.engine.history import History, OutOfReach
@@ -140,41 +141,70 @@ class Engine:
         claims = read_claims(command, context, now_ms)
         if isinstance(claims, StoreError):
             return _ERRORS[claims], []
-        timestamp, token = claims
-
         changes: list[Change] = []
+        if command.writes:
+            answer = self._batch(command, context, claims, now_ms, steady_ms, changes)
+        else:
+            answer = self._carry_out(command, context, claims, prefix, now_ms, steady_ms, changes)
+        # Also what changed nothing has been seen: later versions are greater than every time stamp accepted.
+        timestamp = claims.timestamp
+        if timestamp is not None and timestamp > self.clock and answer.kind is not _ERROR:
+            self.clock = self.clock.raised_to(timestamp)
+        return answer, changes
+
+    def _batch(
+        self, command: Command, context: Context, claims: Claims, now_ms: int, steady_ms: int, changes: list[Change]
+    ) -> Answer:
+        """One write after the other, whatever becomes of those before it."""
+        answers: list[Answer] = []
+        for write in command.writes:
+            if self._authorise is not None and not self._is_authorised(write, context, None):
+                answers.append(_ERRORS[StoreError.NOT_AUTHORIZED])
+            else:
+                answers.append(self._carry_out(write, context, claims, None, now_ms, steady_ms, changes))
+        return Answer(
+            AnswerKind.PAYLOAD, value=encode_answers(answers), version=changes[-1].version if changes else None
+        )
+
+    def _carry_out(
+        self,
+        command: Command,
+        context: Context,
+        claims: Claims,
+        prefix: bytes | None,
+        now_ms: int,
+        steady_ms: int,
+        changes: list[Change],
+    ) -> Answer:
+        """What one command comes to, granted as it is; ``prefix`` is the one whose floor it raises."""
+        timestamp, token = claims
         record = self._records.get(command.key)
         if record is not None and record.expires_at and record.expires_at <= steady_ms:
             changes.append(self._expire(record, now_ms))
             record = None
-        if spec.checks_fence:
+        if command.spec.checks_fence:
             error = fence_error(command.key, record, token, self.fences, prefix)
             if error is not None:
-                return _ERRORS[error], changes
-
+                return _ERRORS[error]
         verb = command.verb
         if verb is _GET:
-            answer = self._get(command, record)
-        elif verb is _SET:
+            return self._get(command, record)
+        if verb is _SET:
             if prefix is not None and _is_met(command, record) and not self.fences.has_room_for(prefix):
-                return _ERRORS[StoreError.QUOTA], changes
+                return _ERRORS[StoreError.QUOTA]
             answer = self._set(command, context, record, timestamp, token, now_ms, steady_ms, changes)
             if prefix is not None and token is not None and answer.kind is _OK:
                 self._lift(prefix, token, changes[-1])
-        elif verb is Verb.DEL or verb is Verb.VDEL:
-            answer = self._delete(command, context, record, timestamp, now_ms, changes)
-        elif verb is Verb.KEYNOTIFY:
-            answer = self._key_notify(command, context)
-        elif verb is Verb.SCAN:
-            answer = self._scan(command, context, steady_ms)
-        elif verb is Verb.MGET:
-            answer = self._get_many(command, steady_ms)
-        else:
-            answer = _left(record, steady_ms)
-        # Also what changed nothing has been seen: later versions are greater than every time stamp accepted.
-        if timestamp is not None and timestamp > self.clock and answer.kind is not _ERROR:
-            self.clock = self.clock.raised_to(timestamp)
-        return answer, changes
+            return answer
+        if verb is Verb.DEL or verb is Verb.VDEL:
+            return self._delete(command, context, record, timestamp, now_ms, changes)
+        if verb is Verb.KEYNOTIFY:
+            return self._key_notify(command, context)
+        if verb is Verb.SCAN:
+            return self._scan(command, context, steady_ms)
+        if verb is Verb.MGET:
+            return self._get_many(command, steady_ms)
+        return _left(record, steady_ms)
 
     def next_deadline(self) -> int | None:
         """The ``steady_ms`` at which the next key expires; None where none ever will."""
@@ -209,9 +239,9 @@ class Engine:
         return context is not None and self._authorise is not None and self._authorise(context, Access.READ, key)
 
     def _is_authorised(self, command: Command, context: Context, prefix: bytes | None) -> bool:
-        """SCAN needs nothing by itself: each key of a page is asked for. A prefix fence needs Write for its prefix."""
+        """SCAN and BATCH need nothing themselves: they ask for each key. A prefix fence needs Write for its prefix."""
         authorise = self._authorise
-        if authorise is None or command.verb is Verb.SCAN:
+        if authorise is None or command.verb is Verb.SCAN or command.writes:
             return True
         access = command.access(strict_read=self._strict_read)
         if prefix is not None and not authorise(context, Access.WRITE, prefix):

@@ -21,7 +21,8 @@ from penstock.mqtt.codec.shapes import Form, LikePublish, Shape
 from penstock.mqtt.codec.topics import validate_topic_name
 from penstock.mqtt.service import Encoded, Inbound, Later, Outlet, Requester
 from penstock.statestore.binding import Ask, answer_parts
-from penstock.statestore.codec.commands import Access, StoreError
+from penstock.statestore.codec.commands import Access
+from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import MISSING, OK, Pieces, bulk_pieces, encode_error, plain_places
 from penstock.statestore.engine.answer import Context
 from penstock.statestore.engine.record import Change

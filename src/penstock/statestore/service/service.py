@@ -35,7 +35,8 @@ from penstock.statestore.binding import (
     response,
     topic_fits,
 )
-from penstock.statestore.codec.commands import Command, StoreError, Verb, parse_payload
+from penstock.statestore.codec.commands import Command, Verb, parse_payload
+from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.engine.answer import Answer, AnswerKind
 from penstock.statestore.engine.record import Change
 from penstock.statestore.engine.store import Engine

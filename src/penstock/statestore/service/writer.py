@@ -119,7 +119,7 @@ class ChangeWriter:
     def submit(self, changes: Sequence[Change], *, asked: bool = False) -> int:
         """Take ``changes``; the number of the commit that their answer waits for, 0 = none.
 
-        ``asked``: the request wants its key kept; what came with it (expired keys) is not meant.
+        ``asked``: the request wants the keys that it set kept.
         """
         committer = self.committer
         if committer.failure is not None:
@@ -155,8 +155,7 @@ class ChangeWriter:
         custom = persistence.mode is PersistenceMode.CUSTOM
         for change in changes:
             key = change.key
-            is_last = change is changes[-1]
-            if change.record is not None and custom and ((asked and is_last) or key in persistence.keys):
+            if change.record is not None and custom and (asked or key in persistence.keys):
                 self._on_disk.add(key)
                 concerns.append(change)
                 continue

@@ -6,15 +6,16 @@ import pytest
 
 from penstock.statestore.codec.commands import (
     COMMANDS,
+    MAX_WRITES_AT_ONCE,
     Access,
     Command,
     Condition,
     Extension,
-    StoreError,
     Verb,
     parse,
     parse_payload,
 )
+from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import encode_array
 from tests.vectors.statestore import vectors
 
@@ -112,6 +113,7 @@ def test_first_error(error: str, args: list[bytes]) -> None:
         (b"SCAN *", Extension.SCAN, StoreError.UNKNOWN_COMMAND),
         (b"MGET a b", Extension.MGET, StoreError.UNKNOWN_COMMAND),
         (b"PTTL k", Extension.TTL, StoreError.UNKNOWN_COMMAND),
+        (b"BATCH 2 DEL k", Extension.BATCH, StoreError.UNKNOWN_COMMAND),
         (b"GET k ASOF 1:0:n", Extension.AS_OF, StoreError.ARITY),
         (b"KEYNOTIFY p PREFIX", Extension.PREFIX_OBSERVE, StoreError.SYNTAX),
         (b"KEYNOTIFY k AFTER 1:0:n", Extension.RESUME, StoreError.SYNTAX),
@@ -147,4 +149,51 @@ def test_access_that_each_command_needs() -> None:
         Verb.SCAN: Access.READ,
         Verb.MGET: Access.READ,
         Verb.PTTL: Access.READ,
+        Verb.BATCH: Access.WRITE,
     }
+
+
+def test_a_batch_is_its_commands_in_order() -> None:
+    line = b"BATCH 3 SET a BATCH 6 set b v NX PX 5 2 DEL a 3 VDEL b v"
+    command = parse(line.split(b" "), Extension.BATCH)
+    assert isinstance(command, Command)
+    assert (command.verb, command.key) == (Verb.BATCH, b"a")
+    alone = [parse(words.split(b" ")) for words in (b"SET a BATCH", b"SET b v NX PX 5", b"DEL a", b"VDEL b v")]
+    assert [described(write) for write in command.writes] == [
+        described(write) for write in alone if isinstance(write, Command)
+    ]
+    assert len(command.writes) == len(alone)
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        (b"BATCH", StoreError.ARITY),
+        (b"BATCH 1 DEL", StoreError.ARITY),
+        (b"BATCH 1 DEL 2 DEL k", StoreError.ARITY),
+        (b"BATCH 2 SET k 2 DEL k", StoreError.ARITY),
+        (b"BATCH 3 DEL k", StoreError.SYNTAX),
+        (b"BATCH 2 DEL k 2", StoreError.SYNTAX),
+        (b"BATCH 2 DEL k 0 2 DEL k", StoreError.SYNTAX),
+        (b"BATCH 02 DEL k", StoreError.SYNTAX),
+        (b"BATCH -1 DEL k", StoreError.SYNTAX),
+        (b"BATCH 8 SET k v NX PX 5 a b", StoreError.SYNTAX),
+        (b"BATCH DEL k v", StoreError.SYNTAX),
+        (b"BATCH 2 GET k", StoreError.SYNTAX),
+        (b"BATCH 2 FOO k", StoreError.SYNTAX),
+        (b"BATCH 4 BATCH 2 DEL k", StoreError.SYNTAX),
+        (b"BATCH 2 DEL k 5 SET k v PX 0", StoreError.SYNTAX),
+        (b"BATCH 2 DEL k 2 DEL ", StoreError.KEY_EMPTY),
+        (b"BATCH" + b" 2 DEL k" * MAX_WRITES_AT_ONCE + b" 2 DEL k", StoreError.ARITY),
+    ],
+    ids=lambda value: value[:40].decode() if isinstance(value, bytes) else "",
+)
+def test_a_batch_with_a_mistake_is_refused_as_a_whole(line: bytes, error: StoreError) -> None:
+    assert parse(line.split(b" "), Extension.BATCH) is error
+
+
+def test_a_batch_of_the_longest_commands_is_taken() -> None:
+    words = [b"7", b"SET", b"k", b"v", b"NEX", b"w", b"PX", b"5"] * MAX_WRITES_AT_ONCE
+    command = parse([b"BATCH", *words], Extension.BATCH)
+    assert isinstance(command, Command)
+    assert len(command.writes) == MAX_WRITES_AT_ONCE

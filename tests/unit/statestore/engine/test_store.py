@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.statestore.codec.commands import Access, Command, Extension, StoreError, parse
+from penstock.statestore.codec.commands import Access, Command, Extension, parse
 from penstock.statestore.codec.dialects import PUBLISHED, SDK
+from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.engine import fences, keyspace
 from penstock.statestore.engine.answer import Answer, AnswerKind, Context
 from penstock.statestore.engine.record import RECORD_BYTES, Change, Record

@@ -1,0 +1,45 @@
+"""The texts of refusals.
+
+Source: state store protocol, "-ERR responses".
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = ["StoreError"]
+
+
+class StoreError(StrEnum):
+    """Error texts, exactly as clients compare them; on the wire ``-ERR <text>``.
+
+    The first twelve are the document's, in its order. It prints ``lower version that`` in the fourth; the SDKs compare
+    with ``than``, and the published dialect prints it as the document does. Those after the twelfth are ours: clients
+    must handle texts they do not know.
+    """
+
+    TIMESTAMP_TOO_FAR_AHEAD = (
+        "the request timestamp is too far in the future; ensure that the client and broker system clocks are "
+        "synchronized"
+    )
+    FENCE_REQUIRED = "a fencing token is required for this request"
+    FENCE_TOO_FAR_AHEAD = (
+        "the request fencing token timestamp is too far in the future; ensure that the client and broker system clocks "
+        "are synchronized"
+    )
+    FENCE_LOWER = "the request fencing token is a lower version than the fencing token protecting the resource"
+    QUOTA = "the quota has been exceeded"
+    SYNTAX = "syntax error"
+    NOT_AUTHORIZED = "not authorized"
+    UNKNOWN_COMMAND = "unknown command"
+    ARITY = "wrong number of arguments"
+    TIMESTAMP_MISSING = "missing timestamp"
+    TIMESTAMP_MALFORMED = "malformed timestamp"
+    KEY_EMPTY = "the key length is zero"
+
+    TOPIC_TOO_LONG = "the notification topic for this key would be longer than 65535 bytes"
+    READ_ONLY = "the state store is read-only after a storage failure; nothing was changed"
+    NOT_CONNECTED = "an observation needs a network connection; a will has none"
+    BAD_TOKEN = "the continuation token is not one of this pattern"  # noqa: S105 - a text, no secret
+    HISTORY = "the history does not reach that version"
+    FENCE_PREFIX = "the fence prefix must have 1 to 4096 bytes and a fencing token"
