@@ -19,9 +19,10 @@ from ipaddress import ip_address
 from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -40,8 +41,8 @@ MAX_FORM_BYTES = 1024 * 1024
 MAX_CONNECTIONS = 256
 """Connections of one listener; scrapers, health checks and administrators are few."""
 
-FIRST_REQUEST_S = 10.0
-"""How long a connection may take to the end of its first request's head."""
+REQUEST_S = 10.0
+"""How long a connection may take to the end of a request, head and body, after it was made or the answer before."""
 
 _PLACES: Final = {
     "/livez": "the event loop turns",
@@ -137,10 +138,13 @@ def _administration(administer: Administer, names: Collection[str]) -> Callable[
         parameters = dict(request.query_params)
         if request.method == "POST":
             body = bytearray()
-            async for chunk in request.stream():
-                body += chunk
-                if len(body) > MAX_FORM_BYTES:
-                    return _failure(f"the form is longer than {MAX_FORM_BYTES} bytes")
+            try:
+                async for chunk in request.stream():
+                    body += chunk
+                    if len(body) > MAX_FORM_BYTES:
+                        return _failure(f"the form is longer than {MAX_FORM_BYTES} bytes")
+            except ClientDisconnect:
+                return _failure("the form did not come whole")  # that nobody reads: the connection is gone
             try:
                 parameters |= dict(parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=1000))
             except ValueError as error:
@@ -206,28 +210,40 @@ def _failure(message: str) -> Response:
 
 
 class _Connection(H11Protocol):
-    """A connection that ends where nobody asks: uvicorn waits for a first request for ever.
+    """A connection that ends where a request does not come whole: uvicorn waits for heads and bodies for ever.
 
     Descriptors are shared with the MQTT and tube listeners, whose clients must not lose theirs to connections here.
     """
 
-    _first: asyncio.TimerHandle | None = None
+    _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn types it
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS:
             transport.close()
         else:
-            self._first = self.loop.call_later(FIRST_REQUEST_S, self._close_if_silent)
+            self._expect_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._first is not None:
-            self._first.cancel()
+        self._expect_nothing()
         super().connection_lost(exc)
 
-    def _close_if_silent(self) -> None:
-        # The library knows no request before the head of one is whole.
-        if getattr(self, "cycle", None) is None:
+    def on_response_complete(self) -> None:
+        self._expect_request()
+        super().on_response_complete()
+
+    def _expect_request(self) -> None:
+        self._expect_nothing()
+        self._deadline = self.loop.call_later(REQUEST_S, self._close_if_incomplete)
+
+    def _expect_nothing(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _close_if_incomplete(self) -> None:
+        # A request that is whole may take its time to be answered.
+        if self.conn.their_state in {h11.IDLE, h11.SEND_BODY}:
             self.transport.close()
 
 

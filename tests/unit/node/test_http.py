@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -169,15 +170,44 @@ async def test_forms_are_bounded_and_bad_ones_refused(node: Node) -> None:
     assert json.loads(text)["errMsg"].startswith("the form cannot be read")
 
 
-@pytest.mark.parametrize("sent", [b"", b"GET /livez HTT", b"GET /livez HTTP/1.1\r\nHost: x\r\n"])
-async def test_who_asks_nothing_is_cut_off(node: Node, monkeypatch: pytest.MonkeyPatch, sent: bytes) -> None:
-    monkeypatch.setattr(penstock.node.http, "FIRST_REQUEST_S", 0.05)
+POST = b"POST /webapi.htm HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /livez HTT", b"GET /livez HTTP/1.1\r\nHost: x\r\n", POST, POST + b"method="]
+)
+@pytest.mark.parametrize("before", [b"", b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["first", "later"])
+async def test_a_request_that_does_not_come_whole_is_cut_off(
+    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, before: bytes, sent: bytes
+) -> None:
+    monkeypatch.setattr(penstock.node.http, "REQUEST_S", 0.05)
     reader, writer = await asyncio.open_connection(*node.address)
-    writer.write(sent)
-    assert await asyncio.wait_for(reader.read(), 10) == b""
+    writer.write(before + sent)
+    with contextlib.suppress(ConnectionError):  # where it is over before all of it was sent
+        answer = await asyncio.wait_for(reader.read(), 10)
+        assert answer.endswith(b"ok\n") if before else answer == b""
     writer.close()
-    await writer.wait_closed()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+    monkeypatch.undo()
     assert (await ask(node.address, "/livez"))[0] == 200
+    assert not caplog.records
+
+
+async def test_a_whole_request_may_take_its_time_to_be_answered() -> None:
+    async def administer(_: Mapping[str, str]) -> Mapping[str, object]:
+        assert server._server is not None
+        (connection,) = server._server.server_state.connections
+        assert isinstance(connection, penstock.node.http._Connection)
+        connection._close_if_incomplete()  # as its timer would now
+        return {"result": True}
+
+    server = HttpServer(broker_app(administer))
+    address = await server.start("tube-broker-http", LOOPBACK)
+    try:
+        assert (await ask(address, "/broker.htm", "method=m"))[2] == '{"result":true}'
+    finally:
+        await server.close()
 
 
 async def test_connections_are_bounded(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
