@@ -3,8 +3,9 @@
 Usage: compile.py [--into FOLDER]
 
 Writes to the last line of the standard output the folder to put on PYTHONPATH: by default one in the user's cache
-folder, which is used again while neither the sources nor the tools have changed. Needs what `make setup` installs, a C
-compiler and the headers of Python; a few minutes. The package itself never needs it: decision 70 says why.
+folder, which is used again while neither the sources nor the tools have changed; builds there that nobody has used for
+a week are removed. Needs what `make setup` installs, a C compiler and the headers of Python; a few minutes. The package
+itself never needs it: decision 70 says why.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import platform
 import shutil
 import sys
+import time
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -42,6 +44,9 @@ INTERPRETED = {
     "mqtt/engine/client_events.py": "mypyc does not find the type of a dataclass field that is an object",
 }
 """What is not, and why."""
+
+UNUSED_S = 7 * 24 * 3600
+"""After how long without use a build in the cache folder is removed."""
 
 
 def modules(package: Path) -> list[str]:
@@ -81,6 +86,13 @@ def build(package: Path, folder: Path) -> None:
         shutil.rmtree(work, ignore_errors=True)
 
 
+def clear(cache: Path, now: float) -> None:
+    """Remove from ``cache`` what was last used ``UNUSED_S`` ago: builds, and what builds left that were ended."""
+    for folder in cache.iterdir():
+        if now - folder.stat().st_mtime > UNUSED_S:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--into", type=Path, metavar="FOLDER", help="build into this folder, which must not exist")
@@ -94,6 +106,9 @@ def main() -> int:
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         build(package, folder)
+    if options.into is None:
+        os.utime(folder)  # it is used now
+        clear(cache, time.time())
     print(folder)
     return 0
 

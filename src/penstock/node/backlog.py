@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from itertools import islice
+from operator import attrgetter
 
 from penstock.statestore.engine.record import Change
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.service.ports import LogPage, LogTail
 
 __all__ = ["Backlog"]
+
+_POSITION = attrgetter("position")
 
 
 class Backlog:
@@ -43,7 +46,7 @@ class Backlog:
     @property
     def is_behind(self) -> bool:
         """Whether there are changes that the log alone has."""
-        return _order(self._through) < _order(self._newest)
+        return self._through.position < self._newest.position
 
     def resume(self, tail: LogTail) -> None:
         """What the log has after ``last``; before anything is announced."""
@@ -52,7 +55,7 @@ class Backlog:
     def announce(self, changes: Iterable[Change]) -> None:
         """More changes, in order; the log has them."""
         for change in changes:
-            if _order(change.version) <= _order(self._newest):
+            if change.version.position <= self._newest.position:
                 continue  # it came with a page, or was there on start
             if self.is_behind or self.held_bytes >= self._max_bytes:
                 self._left += 1
@@ -68,13 +71,13 @@ class Backlog:
 
     def add(self, page: LogPage) -> None:
         """The page that was asked for."""
-        known = _order(self._newest)
+        known = self._newest.position
         for change in page.changes:
             self._hold(change)
-            self._left -= _order(change.version) <= known
+            self._left -= change.version.position <= known
         # Where the log ends it has given all that was known when it was asked, if it has it at all (damaged ones).
-        self._through = max(page.through, self._asked, key=_order) if page.complete else page.through
-        self._newest = max(self._newest, self._through, key=_order)
+        self._through = max(page.through, self._asked, key=_POSITION) if page.complete else page.through
+        self._newest = max(self._newest, self._through, key=_POSITION)
         if not self.is_behind:
             self._left = 0
 
@@ -92,8 +95,3 @@ class Backlog:
     def _hold(self, change: Change) -> None:
         self._held.append(change)
         self.held_bytes += change.held_bytes
-
-
-def _order(version: Hlc) -> tuple[int, int]:
-    """Versions of the store differ in wall clock and counter."""
-    return version[:2]

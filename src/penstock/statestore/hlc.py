@@ -61,6 +61,14 @@ class Hlc(NamedTuple):
         """As the SDKs print it."""
         return PADDED % self
 
+    @property
+    def position(self) -> tuple[int, int]:
+        """Where it stands among the versions of one store: these differ in wall clock and counter.
+
+        The node id of who asks with a version does not matter.
+        """
+        return self[:2]
+
     def drift_ms(self, now_ms: int) -> int:
         """How far this value is ahead of ``now_ms``; negative where it is behind."""
         return self.wall_ms - now_ms

@@ -195,3 +195,8 @@ def test_a_writer_keeps_a_bounded_number_of_parts() -> None:
         assert writer.write(version) == version.padded().encode()
     assert len(writer._heads) <= 1024
     assert len(writer._tails) <= 1024
+
+
+def test_the_position_is_wall_clock_and_counter_whoever_asks() -> None:
+    assert Hlc(5, 2, "a").position == Hlc(5, 2, "z").position == (5, 2)
+    assert Hlc(5, 2, "z").position < Hlc(5, 10, "a").position < Hlc(6, 0, "a").position

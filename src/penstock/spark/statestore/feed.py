@@ -172,19 +172,19 @@ def position_of(tube: Tube, partition: Partition, bounds: Bounds, version: Hlc, 
             return None
         return next(version_at(partition.topic, batch) for batch in tube.read(Slice(partition, position, reached)))
 
-    wanted = (version.wall_ms, version.counter)
+    wanted = version.position
     low, high = bounds.oldest // INDEX_RECORD_BYTES, bounds.end // INDEX_RECORD_BYTES
     while low < high:
         middle = (low + high) // 2
         found = first_from(middle * INDEX_RECORD_BYTES)
-        if found is None or (found.wall_ms, found.counter) >= wanted:
+        if found is None or found.position >= wanted:
             high = middle
         else:
             low = middle + 1
     position = low * INDEX_RECORD_BYTES
     if position == bounds.oldest > 0 and not may_lose:
         oldest = first_from(position)
-        if oldest is not None and (oldest.wall_ms, oldest.counter) > wanted:
+        if oldest is not None and oldest.position > wanted:
             raise DataLossError(
                 f"{partition}: changes from version {version} on are no longer kept, the oldest has version {oldest}",
                 why="retention of the topic removed them",

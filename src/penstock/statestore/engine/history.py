@@ -55,14 +55,14 @@ class History:
         Raises:
             OutOfReach: some of them may have been dropped.
         """
-        if _order(version) < _order(self.floor):
+        if version.position < self.floor.position:
             raise OutOfReach
         changes = self._changes if prefix else self._of_key.get(name, ())
-        after = _order(version)
+        after = version.position
         return [
             change
             for change in changes
-            if _order(change.version) > after and (not prefix or change.key.startswith(name))
+            if change.version.position > after and (not prefix or change.key.startswith(name))
         ]
 
     def at(self, key: bytes, version: Hlc, now: Record | None) -> Record | None:
@@ -71,15 +71,15 @@ class History:
         Raises:
             OutOfReach: that is not known any more.
         """
-        after = _order(version)
-        if now is not None and _order(now.version) <= after:
+        after = version.position
+        if now is not None and now.version.position <= after:
             return now
-        if after < _order(self.floor):
+        if after < self.floor.position:
             raise OutOfReach
         changes = self._of_key.get(key)
         if changes is None:
             return now
-        position = bisect_right(changes, after, key=lambda change: _order(change.version))
+        position = bisect_right(changes, after, key=lambda change: change.version.position)
         if position:
             return changes[position - 1].record
         if key not in self._before:
@@ -106,8 +106,3 @@ class History:
         else:
             del self._of_key[change.key]
             self._before.pop(change.key, None)
-
-
-def _order(version: Hlc) -> tuple[int, int]:
-    """Versions of the store differ in wall clock and counter; the node id of who asks does not matter."""
-    return version.wall_ms, version.counter

@@ -265,7 +265,7 @@ def _without_collections() -> Iterator[None]:
 
 
 def _position(version: Hlc) -> bytes:
-    return _POSITION.pack(version.wall_ms, version.counter)
+    return _POSITION.pack(*version.position)
 
 
 def _version_at(position: bytes) -> Hlc:
@@ -278,7 +278,7 @@ def _dropped(floor: Hlc) -> list[Operation]:
 
 
 def _encode_clock(clock: Hlc) -> bytes:
-    return _CLOCK.pack(clock.wall_ms, clock.counter, _clock_checksum(clock))
+    return _CLOCK.pack(*clock.position, _clock_checksum(clock))
 
 
 def _decode_steady(stored: bytes | None) -> tuple[str, int] | None:
@@ -299,4 +299,4 @@ def _decode_clock(stored: bytes | None) -> Hlc | None:
 
 
 def _clock_checksum(clock: Hlc) -> int:
-    return crc32(b"%d:%d" % (clock.wall_ms, clock.counter))
+    return crc32(b"%d:%d" % clock.position)
