@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Mapping
 from typing import Literal
@@ -10,7 +11,7 @@ from typing import Literal
 from penstock.errors import ConfigError
 from penstock.mqtt.url import parse_broker_url
 
-__all__ = ["boolean", "broker_url", "canonical", "duration_ms", "positive"]
+__all__ = ["boolean", "broker_url", "canonical", "duration_ms", "json_value", "positive"]
 
 _UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"([0-9]{1,9}) ?(ms|s|m|min|h|d|)")
@@ -92,3 +93,19 @@ def boolean(option: str, text: str, meaning: str) -> bool:
     if value is None:
         raise ConfigError(f"{option} {text!r} is neither true nor false", option=option, do=meaning)
     return value
+
+
+def json_value(text: str) -> object:
+    """``text`` as JSON; ValueError where it is none, is nested too deep or has a name twice: either could be meant."""
+    try:
+        return json.loads(text, object_pairs_hook=_distinct)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is in it twice")
+    return found

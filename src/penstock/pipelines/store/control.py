@@ -61,7 +61,7 @@ class RunRecord:
             found = json.loads(value)
             known = {f.name: found[f.name] for f in fields(cls) if f.name in found}
             return cls(**known) if isinstance(known.get("run"), str) else None
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             return None
 
 

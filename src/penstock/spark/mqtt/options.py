@@ -7,17 +7,18 @@ from dataclasses import dataclass
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.spark import names
-from penstock.spark.login_options import LOGIN_OPTIONS
 from penstock.spark.tube import options
 from penstock.spark.tube.options import SourceOptions
 
 __all__ = ["READ_OPTIONS", "UNSUPPORTED", "WRITE_OPTIONS", "MqttReadOptions", "MqttWriteOptions"]
 
-_PASSED_ON = ("startingOffsets", "startingTimestamp", "maxOffsetsPerTrigger", "minPartitions", "failOnDataLoss")
+_OWN = frozenset({"subscribe", "subscribePattern", "assign", "filter", "columns", "includeHeaders", "tubemq.master"})
+"""Options of the tubemq source that say what is read, which is said in other words here."""
 READ_OPTIONS: Mapping[str, str] = {
     "topicFilter": "MQTT topic filter: which of the messages in the tube are wanted (#)",
     "tubemq.topic": "tube topic that a rule of the node brings the messages to (required)",
-    **{name: options.OPTIONS[name] for name in ("tubemq.master", "tubemq.timeoutMs", *LOGIN_OPTIONS, *_PASSED_ON)},
+    "tubemq.master": options.OPTIONS["tubemq.master"],
+    **{name: meaning for name, meaning in options.OPTIONS.items() if name not in _OWN},
 }
 """Options of the source. A broker keeps no history: the tube is what makes a batch repeatable."""
 
@@ -31,7 +32,10 @@ WRITE_OPTIONS: Mapping[str, str] = {
 }
 """Options of the sink."""
 
-UNSUPPORTED: Mapping[str, str] = {"path": "name the topic in topic, or in tubemq.topic where you read"}
+UNSUPPORTED: Mapping[str, str] = {
+    "path": "name the topic in topic, or in tubemq.topic where you read",
+    "subscribe": "name the tube topic in tubemq.topic, and which of its messages in topicFilter",
+}
 """What users may expect here, and what to do instead."""
 
 _DEFAULT_TIMEOUT_MS = 30_000

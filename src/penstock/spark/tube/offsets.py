@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.errors import ConfigError, DataLossError
+from penstock.spark.names import json_value
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.strings import PARTITIONS_PER_STORE
 
@@ -171,9 +172,9 @@ def parse_wanted(text: str, option: str, *, earliest: bool = True, latest: bool 
             raise _bad_offsets(option, text, f"{word!r} would select nothing", allowed)
         return word
     try:
-        parsed = json.loads(text)
+        parsed = json_value(text)
     except ValueError as error:
-        raise _bad_offsets(option, text, "neither such a word nor JSON", allowed) from error
+        raise _bad_offsets(option, text, f"neither such a word nor JSON: {error}", allowed) from error
     if not isinstance(parsed, dict) or not parsed:
         raise _bad_offsets(option, text, "not a JSON object with topics", allowed)
     for topic, named in parsed.items():
@@ -196,9 +197,9 @@ def parse_times(text: str, option: str) -> Named:
         return ConfigError(f"{option} {_short(text)}: {why}", option=option, do=do)
 
     try:
-        parsed = json.loads(text)
-    except ValueError:
-        raise bad("not JSON") from None
+        parsed = json_value(text)
+    except ValueError as error:
+        raise bad(f"not JSON: {error}") from None
     if not isinstance(parsed, dict) or not parsed:
         raise bad("not a JSON object with topics")
     for topic, named in parsed.items():

@@ -327,12 +327,12 @@ def _group(given: Mapping[str, str]) -> str:
 
 def _assigned(text: str) -> dict[str, tuple[str, ...]]:
     error = ConfigError(
-        f"assign {text!r} is not a JSON object of topics with lists of partitions",
+        f"assign {text[:200]!r} is not a JSON object of topics with lists of partitions",
         option="assign",
         do='use {"topic": ["<brokerId>:<partitionId>", ...]}; the broker may be left out where one holds the topic',
     )
     try:
-        parsed = json.loads(text)
+        parsed = names.json_value(text)
     except ValueError:
         raise error from None
     if not isinstance(parsed, dict) or not parsed:

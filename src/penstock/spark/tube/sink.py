@@ -160,6 +160,7 @@ def _records(
                 option="value" if value is None else "topic",
                 do="leave such rows out, or give the option topic" if wanted is None else "leave such rows out",
             )
-        named = [(header["key"], rows.as_bytes(header["value"] or b"")) for header in headers or ()]
+        kept = headers if options.include_headers else None
+        named = [(header["key"], rows.as_bytes(header["value"] or b"")) for header in kept or ()]
         record = record_of(rows.as_bytes(value), None if key is None else rows.as_bytes(key), named)
         yield wanted, options.partition if partition is None else partition, record, f"{name}/{number}"

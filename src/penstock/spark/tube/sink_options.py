@@ -31,6 +31,7 @@ OPTIONS: Mapping[str, str] = {
     "topic": "topic of all rows; rows may have a column topic instead, and this is for those where it is null",
     "partition": "number of the partition of all rows, as 0; rows may have a column partition instead, and this is for "
     "those where it is null (default: one for each key, in turn without one)",
+    "includeHeaders": "true (default): a column headers is written; false: it is left out",
     "deliveryGuarantee": "exactly-once (an error where a broker cannot) or at-least-once (default: exactly-once where "
     "the brokers can, which are penstock's; at-least-once with others)",
     "txnAppId": "of a batch write, with txnVersion: who writes; a number that was committed under this name is not "
@@ -43,7 +44,6 @@ OPTIONS: Mapping[str, str] = {
 
 UNSUPPORTED: Mapping[str, str] = {
     "kafka.bootstrap.servers": "set tubemq.master",
-    "includeHeaders": "leave it out: headers are written where the rows have a column headers",
     "path": "name the topic in topic",
 }
 """Options of Kafka's connector that this sink does not have, and what to do instead."""
@@ -72,6 +72,7 @@ class SinkOptions:
     transaction: Transaction | None = None
     token: Hlc | None = None
     partition: int | None = None
+    include_headers: bool = True
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
@@ -95,6 +96,7 @@ class SinkOptions:
             _transaction(given),
             _token(given),
             _partition(given),
+            names.boolean("includeHeaders", given.get("includeHeaders", "true"), OPTIONS["includeHeaders"]),
         )
 
 

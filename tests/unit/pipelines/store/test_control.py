@@ -68,7 +68,7 @@ def test_a_record_comes_back_and_others_are_none() -> None:
     assert RunRecord.decode(record.encode().encode()) == record
     # What a later version adds is left out.
     assert RunRecord.decode(b'{"run": "abc", "more": 1}') == RunRecord("abc")
-    for other in (b"abc", b"[]", b'{"run": 5}', b"\xff", b"{}", b'{"state": "running"}'):
+    for other in (b"abc", b"[]", b'{"run": 5}', b"\xff", b"{}", b'{"state": "running"}', b"[" * 100_000):
         assert RunRecord.decode(other) is None
     assert str(Holder("abc", None, record)) == "run abc (host edge-7, process 42, since 2024-05-01T00:00:00Z)"
     assert (str(Holder("abc", None)), str(Holder(None, None))) == ("run abc", "no run")

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.spark.mqtt.options import MqttReadOptions, MqttWriteOptions
-from penstock.spark.tube.options import COLUMNS, HEADERS, SourceOptions
+from penstock.spark.mqtt.options import READ_OPTIONS, MqttReadOptions, MqttWriteOptions
+from penstock.spark.tube.options import COLUMNS, HEADERS, OPTIONS, SourceOptions
 
 READ = {"tubemq.master": "127.0.0.1:8715", "tubemq.topic": "telemetry"}
 WRITE = {"mqtt.broker": "mqtt://127.0.0.1:1883"}
@@ -15,6 +15,17 @@ def test_a_read_is_a_read_of_the_tube_topic() -> None:
     assert options.topic_filter == "a/+"
     columns, group = (*COLUMNS, HEADERS), options.tube.group
     assert options.tube == SourceOptions("127.0.0.1:8715", ("telemetry",), max_messages=5, columns=columns, group=group)
+
+
+def test_a_range_of_messages_is_named_as_that_of_the_topic() -> None:
+    position = '{"telemetry": {"1:0": 28}}'
+    given = {"startingOffsets": position, "endingoffsets": position, "minOffsetsPerTrigger": "3", "tubemq.group": "g"}
+    options = MqttReadOptions.parse(READ | given).tube
+    assert options.starting == options.ending == {"telemetry": {"1:0": 28}}
+    assert (options.min_messages, options.group) == (3, "g")
+    # What says which messages are read is said in other words here.
+    said_otherwise = OPTIONS.keys() - READ_OPTIONS.keys()
+    assert said_otherwise == {"subscribe", "subscribePattern", "assign", "filter", "columns", "includeHeaders"}
 
 
 def test_a_write() -> None:
@@ -37,7 +48,10 @@ def test_a_write() -> None:
     [
         ({"topicFilter": "a/#/b"}, "topicFilter 'a/#/b' is not a topic filter"),
         ({"tubemq.topic": ""}, r"tubemq.topic is not set[\s\S]*keeps no history[\s\S]*add a rule"),
-        ({"subscribe": "a"}, "'subscribe' is not known to the mqtt source"),
+        (
+            {"subscribe": "a"},
+            r"subscribe is not supported by the mqtt source[\s\S]*name the tube topic in tubemq.topic",
+        ),
         ({"tubemq.master": "nowhere"}, "is not HOST:PORT"),
     ],
 )

@@ -117,7 +117,19 @@ def test_errors_name_option_value_and_remedy(changed: dict[str, str | None], opt
 
 
 @pytest.mark.parametrize(
-    "text", ["a", "[]", "{}", '{"a": []}', '{"a": "0"}', '{"a": ["x"]}', '{"a": [true]}', '{"a": ["1:2:3"]}']
+    "text",
+    [
+        "a",
+        pytest.param("[" * 100_000, id="deep"),
+        '{"a": [0], "a": [1]}',
+        "[]",
+        "{}",
+        '{"a": []}',
+        '{"a": "0"}',
+        '{"a": ["x"]}',
+        '{"a": [true]}',
+        '{"a": ["1:2:3"]}',
+    ],
 )
 def test_assign_must_be_topics_with_partitions(text: str) -> None:
     with pytest.raises(ConfigError, match="is not a JSON object of topics with lists of partitions"):

@@ -93,6 +93,12 @@ def test_headers_are_attributes_where_the_record_has_them() -> None:
     assert other.event_time_ms is None
 
 
+def test_headers_are_left_out_where_that_is_asked_for() -> None:
+    options = SinkOptions.parse({"tubemq.master": "h:1", "topic": "all", "includeHeaders": "false"})
+    ((_, _, record, _),) = rows(options, value=[b"a"], headers=[[{"key": "site", "value": b"north"}]])
+    assert record == Record(b"a")
+
+
 @pytest.mark.parametrize(("value", "topic", "missing"), [(None, "a", "value"), ("a", None, "topic")])
 def test_rows_without_value_or_topic(value: str | None, topic: str | None, missing: str) -> None:
     with pytest.raises(ConfigError, match=f"a row without a {missing}"):

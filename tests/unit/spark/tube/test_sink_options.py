@@ -14,6 +14,7 @@ def test_options_as_spark_hands_them_over() -> None:
     given = {"TOPIC": "a", "tubemq.timeoutms": "500", "checkpointLocation": "/x", "queryname": "q"}
     assert SinkOptions.parse(BASE | given) == SinkOptions("127.0.0.1:8715", "a", 0.5)
     assert SinkOptions.parse(BASE | {"partition": "0"}).partition == 0
+    assert SinkOptions.parse(BASE | {"includeheaders": "true"}) == SinkOptions.parse(BASE)
 
 
 def test_what_a_write_promises_and_how_it_is_named() -> None:
@@ -43,7 +44,8 @@ def test_what_a_write_promises_and_how_it_is_named() -> None:
         ({"txnAppId": "a", "txnVersion": "-1"}, "txnVersion '-1' is not a number"),
         ({"txnAppId": "a", "txnVersion": "1", "deliveryGuarantee": "at-least-once"}, "txnAppId has no meaning"),
         ({"fencingToken": "soon"}, "fencingToken 'soon' is not a version"),
-        ({"includeHeaders": "true"}, r"not supported by the tubemq sink[\s\S]*leave it out"),
+        ({"includeHeaders": "yes"}, "includeHeaders 'yes' is neither true nor false"),
+        ({"kafka.bootstrap.servers": "h:1"}, r"not supported by the tubemq sink[\s\S]*set tubemq.master"),
         ({"topics": "a"}, r"'topics' is not known to the tubemq sink[\s\S]*did you mean topic\?"),
     ],
 )
