@@ -37,11 +37,13 @@ def page(note: str) -> str:
     for what, status, test in table["others"]:
         lines.append(f"| {what} | - | - | - | {status} | `{test.removeprefix('tests/')}` |")
     lines += ["", "## Fields", ""]
+    theirs = {descriptor.name for descriptor in messages(extensions=False)}
     for descriptor in messages():
         lines += [f"### {descriptor.name}", "", "| number | field | status | remark |", "| --- | --- | --- | --- |"]
         for field in descriptor.fields:
             remark = _remark(table, descriptor.name, field)
-            lines.append(f"| {field.number} | {field.name} | {_status(field, remark)} | {_cell(remark)} |")
+            status = _status(field, remark) if descriptor.name in theirs else "extension"
+            lines.append(f"| {field.number} | {field.name} | {status} | {_cell(remark)} |")
         lines.append("")
     lines += _administration("Administration of the master: `/webapi.htm`", master_admin.METHODS)
     lines += _administration("Administration of the broker: `/broker.htm`", broker_admin.METHODS)
@@ -56,8 +58,11 @@ def page(note: str) -> str:
     return "\n".join(lines)
 
 
-def messages() -> Iterator[Any]:
-    """Every message of the protocol once: the envelope, then requests and answers with what is in them."""
+def messages(*, extensions: bool = True) -> Iterator[Any]:
+    """Every message of the protocol once: the envelope, then requests and answers with what is in them.
+
+    Without ``extensions`` those that the reference has.
+    """
     waiting: list[Any] = [
         kind.DESCRIPTOR
         for kind in (
@@ -75,13 +80,21 @@ def messages() -> Iterator[Any]:
         descriptor = waiting.pop(0)
         if descriptor.name not in done:
             done.add(descriptor.name)
-            waiting += [field.message_type for field in descriptor.fields if field.message_type is not None]
+            waiting += [
+                field.message_type
+                for field in descriptor.fields
+                if field.message_type is not None and (extensions or not _extends(field))
+            ]
             yield descriptor
+
+
+def _extends(field: Any) -> bool:
+    return bool(field.number >= 1000)
 
 
 def _status(field: Any, remark: str) -> str:
     """What the remark says in a word."""
-    if field.number >= 1000:
+    if _extends(field):
         return "extension"
     first = remark.partition(" ")[0].strip(":;,")
     return {"ignored": "ignored", "accepted": "ignored", "never": "not sent"}.get(first, "as the reference")

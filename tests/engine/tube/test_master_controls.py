@@ -255,3 +255,98 @@ def test_what_tools_ask_first() -> None:
     assert {"admin_add_new_topic_record"} <= {row["method"] for row in do(engine, "admin_get_methods")}
     assert do(engine, "admin_get_metrics_info")[0]["metrics"]["topics"] == 1
     assert do(engine, "admin_query_broker_topic_config_info")[0]["topicTotalCfgCnt"] == 1
+
+
+def test_a_topic_on_some_of_its_brokers_is_not_changed_everywhere() -> None:
+    """A topic is the same on all of its brokers: a deletion that names one of three must not take all data away."""
+    engine = master(Topic("demo", brokers=(1, 2)))
+    join_broker(engine)
+    join_broker(engine, number=2)
+    stop = {"acceptPublish": "false", "acceptSubscribe": "false"}
+    for method, params in (
+        ("admin_modify_topic_info", stop),
+        ("admin_delete_topic_info", {}),
+        ("admin_redo_deleted_topic_info", {}),
+        ("admin_remove_topic_info", {}),
+    ):
+        (row,) = do(engine, method, topicName="demo", brokerId="1", **params)
+        assert (row["brokerId"], row["success"], row["errCode"]) == (1, False, 405)
+        assert "(1,2)" in row["errInfo"]
+    assert engine.cluster.topics["demo"] == Topic("demo", brokers=(1, 2))
+    rows = do(engine, "admin_modify_topic_info", topicName="demo", brokerId="1,2", **stop)
+    assert [(row["brokerId"], row["errCode"]) for row in rows] == [(1, 200), (2, 200)]
+    assert not engine.cluster.topics["demo"].accept_publish
+
+
+def test_topics_get_what_their_brokers_and_the_cluster_say() -> None:
+    engine = master()
+    props = {"numPartitions": "5", "numTopicStores": "2", "deletePolicy": "delete,24h"}
+    do(engine, "admin_set_cluster_default_setting", **props, brokerPort="9123", brokerWebPort="9081")
+    do(engine, "admin_add_broker_configure", brokerIp="10.0.0.1", brokerId="1", numPart="7", accPub="false")
+    do(engine, "admin_add_broker_configure", brokerIp="10.0.0.2", brokerId="2", numPart="8", brokerPort="1")
+    rows = do(engine, "admin_query_broker_configure")
+    assert [(row["brokerPort"], row["brokerWebPort"], row["numPartitions"], row["numTopicStores"]) for row in rows] == [
+        (9123, 9081, 7, 2), (1, 9081, 8, 2),
+    ]  # fmt: skip
+    for name, brokers in (("on_one", "1"), ("on_both", "1,2"), ("said", "1")):
+        said = {"numPartitions": "1", "acceptPublish": "true"} if name == "said" else {}
+        do(engine, "admin_add_new_topic_record", topicName=name, brokerId=brokers, **said)
+    found = engine.cluster.topics
+    shape = {name: (t.partitions, t.stores, t.delete_policy, t.accept_publish) for name, t in found.items()}
+    assert shape == {
+        "demo": (3, 1, None, True),
+        "on_one": (7, 2, "delete,24h", False),
+        "on_both": (5, 2, "delete,24h", True),
+        "said": (1, 2, "delete,24h", True),
+    }
+    do(engine, "admin_update_broker_configure", brokerId="2", numPartitions="7", modifyUser="me")
+    do(engine, "admin_add_new_topic_record", topicName="agreed", brokerId="1,2")
+    assert engine.cluster.topics["agreed"].partitions == 7
+    (row,) = do(engine, "admin_query_cluster_default_setting")
+    assert (row["numPartitions"], row["deletePolicy"], row["brokerPort"]) == (5, "delete,24h", 9123)
+    assert "1 to 9999" in refused(engine, "admin_set_cluster_default_setting", numPartitions="0")
+
+
+def test_reading_and_writing_are_switched_each_apart() -> None:
+    engine = running()
+    steps = [({"acceptPublish": "false"}, "only-read"), ({"acceptSubscribe": "false"}, "offline"),
+             ({"acceptPublish": "true"}, "only-write"), ({"isAcceptSubscribe": "true"}, "online")]  # fmt: skip
+    for params, status in steps:
+        do(engine, "admin_set_broker_read_or_write", brokerId="1", **params)
+        assert do(engine, "admin_query_broker_configure")[0]["manageStatus"] == status
+    assert "required" in refused(engine, "admin_set_broker_read_or_write", brokerId="1")
+    do(engine, "admin_update_broker_configure", brokerId="1", manageStatus="only-read")
+    assert do(engine, "admin_query_broker_run_status")[0]["manageStatus"] == "only-read"
+    do(engine, "admin_add_broker_configure", brokerIp="10.0.0.9", brokerId="9", manageStatus="draft")
+    (row,) = do(engine, "admin_set_broker_read_or_write", brokerId="9", acceptPublish="false")
+    assert (row["errCode"], row["success"]) == (405, False)
+
+
+def test_what_is_asked_for_is_what_is_shown() -> None:
+    engine = master(Topic("demo"), Topic("other", brokers=(9,), status=1))
+    join_broker(engine)
+    do(engine, "admin_add_broker_configure", brokerIp="10.0.0.9", brokerId="9")
+    status = {row["brokerId"]: row for row in do(engine, "admin_query_broker_run_status")}
+    assert [(status[n]["runStatus"], status[n]["enableTLS"]) for n in (1, 9)] == [("running", False), ("-", "-")]
+    do(engine, "admin_online_broker_configure", brokerId="9")
+    (row,) = do(engine, "admin_query_broker_run_status", brokerIp="10.0.0.9")
+    assert (row["runStatus"], row["isBrokerOnline"]) == ("unRegister", "-")
+    for only in ("onlyAbnormal", "onlyAutoForbidden", "onlyEnableTLS"):
+        assert do(engine, "admin_query_broker_run_status", **{only: "true"}) == []
+
+    def topics(**asked: str) -> list[tuple[str, list[int]]]:
+        rows = do(engine, "admin_query_topic_info", **asked)
+        return [(row["topicName"], [place["brokerId"] for place in row["topicInfo"]]) for row in rows]
+
+    assert topics() == [("demo", [1, 9]), ("other", [9])]
+    assert topics(brokerId="1") == [("demo", [1])]
+    assert topics(topicStatusId="1") == [("other", [9])]
+    assert topics(brokerId="5") == []
+    assert [row["brokerId"] for row in do(engine, "admin_query_topic_deploy_configure", brokerId="9")] == [9, 9]
+    rows = do(engine, "admin_query_broker_configure", topicName="other", withTopic="true")
+    assert [(row["brokerId"], [topic["topicName"] for topic in row["topicSet"]]) for row in rows] == [
+        (9, ["demo", "other"])
+    ]
+    rows = do(engine, "admin_query_broker_configure", topicName="other", isInclude="false")
+    assert [row["brokerId"] for row in rows] == [1]
+    assert "topicSet" not in rows[0]

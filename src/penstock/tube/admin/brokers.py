@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Callable
 
-from penstock.tube.admin.common import NOT_USED, Answer, Change, item, success, who_and_when
+from penstock.tube.admin.common import NOT_USED, Answer, Change, item, success, topic_defaults, who_and_when
 from penstock.tube.admin.params import BadParameter, Params
-from penstock.tube.codec.strings import DEFAULT_BROKER_PORT, ipv4_to_int
-from penstock.tube.engine.cluster import Broker, Cluster
+from penstock.tube.codec.strings import ipv4_to_int
+from penstock.tube.engine.cluster import Broker, Topic
 from penstock.tube.engine.master import MasterEngine
-from penstock.tube.engine.settings import BrokerSetting, Removal, Setting, Status
+from penstock.tube.engine.settings import BrokerSetting, Removal, Setting, Status, TopicDefaults
 
-__all__ = ["add", "configured", "delete", "offline", "online", "read_or_write", "reload", "run_status", "update"]
+__all__ = [
+    "add",
+    "configured",
+    "defaults_on",
+    "delete",
+    "known",
+    "offline",
+    "online",
+    "read_or_write",
+    "reload",
+    "run_status",
+    "update",
+]
 
-DEFAULT_TLS_PORT = 8124
-DEFAULT_WEB_PORT = 8081
+_READABLE = {Status.ONLINE, Status.ONLY_READ}
+_WRITABLE = {Status.ONLINE, Status.ONLY_WRITE}
 SYNCHRONISING = 3
 """stepOp: the broker has not yet said that it has what it was given."""
 
@@ -30,7 +43,8 @@ def add(engine: MasterEngine, params: Params, now: int) -> Change:
     """Configure a broker by name; it is a draft, which may not register, until it is set online."""
     params.required("createUser", "cur")
     host = params.required("brokerIp")
-    port = params.number("brokerPort", default=DEFAULT_BROKER_PORT, least=1, most=65535)
+    cluster = engine.controls.cluster
+    port = params.number("brokerPort", default=cluster.broker_port, least=1, most=65535)
     number = params.number("brokerId", default=0, least=0, most=(1 << 31) - 1)
     if not number:
         try:
@@ -42,14 +56,15 @@ def add(engine: MasterEngine, params: Params, now: int) -> Change:
         number,
         host,
         port,
-        params.number("brokerTLSPort", default=DEFAULT_TLS_PORT, least=1, most=65535),
-        params.number("brokerWebPort", default=DEFAULT_WEB_PORT, least=1, most=65535),
+        params.number("brokerTLSPort", default=cluster.broker_tls_port, least=1, most=65535),
+        params.number("brokerWebPort", default=cluster.broker_web_port, least=1, most=65535),
         _status(params, Status.DRAFT),
+        topic_defaults(params, TopicDefaults()),
     )
-    known = engine.controls.brokers
+    configured = engine.controls.brokers
     # The reference allows one broker a host; several on one host differ in their ports here.
-    taken = next((b.id for b in known.values() if (b.host, b.port) == (host, port) and b.id != number), None)
-    if number in known:
+    taken = next((b.id for b in configured.values() if (b.host, b.port) == (host, port) and b.id != number), None)
+    if number in configured:
         return Change([], success([item(402, f"broker {number} exists", brokerId=number, brokerIp=host)]))
     if taken is not None:
         return Change([], success([item(402, f"{host}:{port} is broker {taken}", brokerId=number, brokerIp=host)]))
@@ -57,14 +72,18 @@ def add(engine: MasterEngine, params: Params, now: int) -> Change:
 
 
 def _status(params: Params, present: int) -> int:
-    value = params.number("manageStatus", "mSts", default=present)
-    if value not in set(Status):
-        raise BadParameter(f"manageStatus {value}: {', '.join(f'{s.value} {s.text}' for s in Status)} are possible")
-    return value
+    """The status by its text, as the reference has it, or its number."""
+    text = params.text("manageStatus", "mSts")
+    if not text:
+        return present
+    found = next((status for status in Status if text in {status.text, str(status.value)}), None)
+    if found is None:
+        raise BadParameter(f"manageStatus {text!r}: {', '.join(f'{s.value} {s.text}' for s in Status)} are possible")
+    return found
 
 
 def update(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Change ports and state of brokers."""
+    """Change ports, state and topic defaults of brokers."""
     params.required("modifyUser", "mur")
     changed: list[Setting | Removal] = []
     rows = []
@@ -78,56 +97,91 @@ def update(engine: MasterEngine, params: Params, now: int) -> Change:
             tls_port=params.number("brokerTLSPort", default=old.tls_port, least=1, most=65535),
             web_port=params.number("brokerWebPort", default=old.web_port, least=1, most=65535),
             status=_status(params, old.status),
+            topic_defaults=topic_defaults(params, old.topic_defaults),
         )
         changed += [] if wanted == old else [wanted]
         rows.append(item(201 if wanted == old else 200, brokerId=number))
     return Change(changed, success(rows))
 
 
-def _switch(engine: MasterEngine, params: Params, status: int) -> Change:
+def _switch(engine: MasterEngine, params: Params, wanted: Callable[[int], int | None]) -> Change:
+    """``wanted``: the status of a broker by the one that it has; None: a draft cannot have it."""
     params.required("modifyUser", "mur")
     changed: list[Setting | Removal] = []
     rows = []
+    brokers = known(engine)
     for number in _ids(params):
-        old = engine.controls.brokers.get(number) or _as_it_came(engine.cluster, number)
+        old = brokers.get(number)
         if old is None:
             rows.append(item(401, f"broker {number} is not known", brokerId=number))
+            continue
+        status = wanted(old.status)
+        if status is None:
+            rows.append(item(405, f"broker {number} is a draft: set it online first", brokerId=number))
             continue
         changed += [] if old.status == status else [old._replace(status=status)]
         rows.append(item(201 if old.status == status else 200, brokerId=number))
     return Change(changed, success(rows))
 
 
-def _as_it_came(cluster: Cluster, number: int) -> BrokerSetting | None:
-    """The setting of a broker that registered without one: it is online."""
-    broker = cluster.brokers.get(number)
-    if broker is None:
-        return None
-    tls = broker.tls_port or DEFAULT_TLS_PORT
-    return BrokerSetting(number, broker.info.host, broker.info.port, tls, DEFAULT_WEB_PORT, Status.ONLINE)
+def known(engine: MasterEngine) -> dict[int, BrokerSetting]:
+    """The brokers by number: those that are configured, and those that registered without that, which are online."""
+    cluster = engine.controls.cluster
+    found = {
+        number: BrokerSetting(
+            number,
+            broker.info.host,
+            broker.info.port,
+            broker.tls_port or cluster.broker_tls_port,
+            cluster.broker_web_port,
+            Status.ONLINE,
+        )
+        for number, broker in engine.cluster.brokers.items()
+    }
+    return dict(sorted({**found, **engine.controls.brokers}.items()))
+
+
+def defaults_on(engine: MasterEngine, numbers: list[int]) -> TopicDefaults:
+    """What a topic gets that is made on these brokers: what they agree on, else what the cluster says."""
+    config = engine.config.default
+    cluster = engine.controls.cluster.topic_defaults.over(
+        TopicDefaults(config.partitions, config.stores, config.delete_policy, True, True)  # noqa: FBT003 - two flags
+    )
+    brokers = known(engine)
+    there = [brokers[number].topic_defaults.over(cluster) for number in numbers if number in brokers]
+    if not there:
+        return cluster
+    agreed = TopicDefaults._make(values[0] if len(set(values)) == 1 else None for values in zip(*there, strict=True))
+    return agreed.over(cluster)
 
 
 def online(engine: MasterEngine, params: Params, now: int) -> Change:
     """Let brokers register, be read and be written."""
-    return _switch(engine, params, Status.ONLINE)
+    return _switch(engine, params, lambda _: Status.ONLINE)
 
 
 def offline(engine: MasterEngine, params: Params, now: int) -> Change:
     """Stop reading and writing on brokers."""
-    return _switch(engine, params, Status.OFFLINE)
+    return _switch(engine, params, lambda _: Status.OFFLINE)
 
 
 def read_or_write(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Stop or allow reading and writing on brokers, each apart."""
-    write = params.flag("acceptPublish", "isAcceptPublish", default=True)
-    read = params.flag("acceptSubscribe", "isAcceptSubscribe", default=True)
-    status = {
-        (True, True): Status.ONLINE,
-        (True, False): Status.ONLY_READ,
-        (False, True): Status.ONLY_WRITE,
-        (False, False): Status.OFFLINE,
-    }[read, write]
-    return _switch(engine, params, status)
+    """Stop or allow reading and writing on brokers, each apart: what is not named stays as it is."""
+    write = params.given_flag("acceptPublish", "accPub", "isAcceptPublish")
+    read = params.given_flag("acceptSubscribe", "accSub", "isAcceptSubscribe")
+    if write is None and read is None:
+        raise BadParameter("acceptPublish or acceptSubscribe is required")
+
+    def wanted(present: int) -> int | None:
+        if present == Status.DRAFT:
+            return None
+        reads = present in _READABLE if read is None else read
+        writes = present in _WRITABLE if write is None else write
+        if reads:
+            return Status.ONLINE if writes else Status.ONLY_READ
+        return Status.ONLY_WRITE if writes else Status.OFFLINE
+
+    return _switch(engine, params, wanted)
 
 
 def reload(engine: MasterEngine, params: Params, now: int) -> Change:
@@ -156,16 +210,17 @@ def delete(engine: MasterEngine, params: Params, now: int) -> Change:
 
 
 def configured(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """Brokers, those that came unconfigured as well."""
-    wanted = set(params.numbers("brokerId"))
-    cluster = engine.cluster
+    """Brokers, those that came unconfigured as well; `withTopic` with their topics."""
+    names, has_them = set(params.items("topicName")), params.flag("isInclude", default=True)
+    with_topic = params.flag("withTopic", default=False)
     rows = []
-    for number in sorted({*engine.controls.brokers, *cluster.brokers}):
-        setting = engine.controls.brokers.get(number) or _as_it_came(cluster, number)
-        if setting is None or (wanted and number not in wanted):
+    for number, setting in _asked(engine, params):
+        broker = engine.cluster.brokers.get(number)
+        topics = [topic for _, topic in sorted(engine.cluster.topics.items()) if topic.on(number)]
+        if names and has_them is names.isdisjoint(topic.name for topic in topics):
             continue
-        broker = cluster.brokers.get(number)
         behind = broker is not None and broker.need_report
+        defaults = defaults_on(engine, [number])
         rows.append(
             {
                 "brokerId": number,
@@ -178,51 +233,92 @@ def configured(engine: MasterEngine, params: Params, now: int) -> Answer:
                 "isConfLoaded": not behind,
                 "regionId": 0,
                 "groupId": 1,
-                "numPartitions": cluster.default.partitions,
-                "numTopicStores": cluster.default.stores,
-                "deletePolicy": cluster.default.delete_policy,
-                "acceptPublish": setting.status in {Status.ONLINE, Status.ONLY_WRITE},
-                "acceptSubscribe": setting.status in {Status.ONLINE, Status.ONLY_READ},
+                "numPartitions": defaults.partitions,
+                "numTopicStores": defaults.stores,
+                "deletePolicy": defaults.delete_policy,
+                "acceptPublish": setting.status in _WRITABLE,
+                "acceptSubscribe": setting.status in _READABLE,
                 **NOT_USED,
                 **who_and_when(),
             }
+            | ({"topicSet": [_topic(topic, number) for topic in topics]} if with_topic else {})
         )
     return success(rows)
+
+
+def _asked(engine: MasterEngine, params: Params) -> list[tuple[int, BrokerSetting]]:
+    numbers, hosts = set(params.numbers("brokerId")), set(params.items("brokerIp"))
+    return [
+        (number, setting)
+        for number, setting in known(engine).items()
+        if (not numbers or number in numbers) and (not hosts or setting.host in hosts)
+    ]
+
+
+def _topic(topic: Topic, number: int) -> Answer:
+    return {
+        "topicName": topic.name,
+        "brokerId": number,
+        "topicStatusId": topic.status,
+        "numPartitions": topic.partitions,
+        "numTopicStores": topic.stores,
+        "acceptPublish": topic.accept_publish,
+        "acceptSubscribe": topic.accept_subscribe,
+    }
 
 
 def run_status(engine: MasterEngine, params: Params, now: int) -> Answer:
     """What brokers do at present."""
-    wanted = set(params.numbers("brokerId"))
     only_abnormal = params.flag("onlyAbnormal", default=False)
-    rows = []
-    for number, broker in sorted(engine.cluster.brokers.items()):
-        abnormal = not broker.online or broker.read_status < 0 or broker.write_status < 0
-        if (wanted and number not in wanted) or (only_abnormal and not abnormal):
+    only_forbidden = params.flag("onlyAutoForbidden", default=False)
+    only_tls = params.flag("onlyEnableTLS", default=False)
+    rows: list[Answer] = []
+    for number, setting in _asked(engine, params):
+        broker = engine.cluster.brokers.get(number)
+        running = _not_there(setting) if broker is None else _running(broker)
+        broken = broker is not None and (not broker.online or broker.read_status < 0 or broker.write_status < 0)
+        if (only_abnormal and not broken) or only_forbidden or (only_tls and running["enableTLS"] is not True):
             continue
-        setting = engine.controls.brokers.get(number)
-        settled = broker.serving and not broker.need_report
         rows.append(
             {
                 "brokerId": number,
-                "brokerIp": broker.info.host,
-                "brokerPort": broker.info.port,
-                "brokerTLSPort": broker.tls_port,
-                "manageStatus": "online" if setting is None else Status(setting.status).text,
-                "enableTLS": bool(broker.tls_port),
-                "isRepAbnormal": broker.read_status < 0 or broker.write_status < 0,
+                "brokerIp": setting.host,
+                "brokerPort": setting.port,
+                "brokerTLSPort": setting.tls_port,
+                "manageStatus": Status(setting.status).text,
                 "isAutoForbidden": False,
-                "runStatus": "running" if broker.online else "notRegister",
-                **({"subStatus": "idle"} if settled else {"subStatus": "processing_event", "stepOp": SYNCHRONISING}),
-                "isConfChanged": _text(broker.need_report),
-                "isConfLoaded": _text(not broker.need_report),
-                "isBrokerOnline": _text(broker.online),
                 "brokerVersion": "-",
-                "acceptPublish": _text(not broker.stop_write and not broker.write_status),
-                "acceptSubscribe": _text(not broker.stop_read and not broker.read_status),
+                **running,
             }
-            | _web(broker, setting)
+            | _web(broker, engine.controls.brokers.get(number))
         )
     return success(rows)
+
+
+def _not_there(setting: BrokerSetting) -> Answer:
+    """Of a broker that is configured and has not registered."""
+    names = ("subStatus", "isConfChanged", "isConfLoaded", "isBrokerOnline", "acceptPublish", "acceptSubscribe")
+    return {
+        "enableTLS": "-",
+        "isRepAbnormal": False,
+        "runStatus": "-" if setting.status == Status.DRAFT else "unRegister",
+        **dict.fromkeys(names, "-"),
+    }
+
+
+def _running(broker: Broker) -> Answer:
+    settled = broker.serving and not broker.need_report
+    return {
+        "enableTLS": broker.tls,
+        "isRepAbnormal": broker.read_status < 0 or broker.write_status < 0,
+        "runStatus": "running" if broker.online else "notRegister",
+        **({"subStatus": "idle"} if settled else {"subStatus": "processing_event", "stepOp": SYNCHRONISING}),
+        "isConfChanged": _text(broker.need_report),
+        "isConfLoaded": _text(not broker.need_report),
+        "isBrokerOnline": _text(broker.online),
+        "acceptPublish": _text(not broker.stop_write and not broker.write_status),
+        "acceptSubscribe": _text(not broker.stop_read and not broker.read_status),
+    }
 
 
 def _text(flag: object) -> str:
@@ -230,9 +326,10 @@ def _text(flag: object) -> str:
     return "true" if flag else "false"
 
 
-def _web(broker: Broker, setting: BrokerSetting | None) -> Answer:
+def _web(broker: Broker | None, setting: BrokerSetting | None) -> Answer:
     """Where the administration of ``broker`` answers: what it says, else what is configured; nothing if nobody did."""
-    host, _, port = broker.web_address.rpartition(":")
+    address = "" if broker is None else broker.web_address
+    host, _, port = address.rpartition(":")
     if host and port.isdecimal():
-        return {"brokerWebAddress": broker.web_address, "brokerWebPort": int(port)}
+        return {"brokerWebAddress": address, "brokerWebPort": int(port)}
     return {} if setting is None else {"brokerWebPort": setting.web_port}

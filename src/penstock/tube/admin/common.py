@@ -12,25 +12,32 @@ from penstock.tube.admin.params import BadParameter, Params
 from penstock.tube.codec.strings import UNDEFINED
 from penstock.tube.engine.flow import parse_rules
 from penstock.tube.engine.master import MIN_MESSAGE_BYTES
-from penstock.tube.engine.settings import Removal, Setting
+from penstock.tube.engine.settings import Removal, Setting, TopicDefaults
 
 __all__ = [
-    "DELETE_POLICY",
+    "MAX_PARTITIONS",
+    "MAX_STORES",
     "NOT_USED",
     "Answer",
     "Change",
+    "delete_policy",
     "failure",
     "flow_rules",
     "flow_text",
     "item",
     "message_bytes",
     "success",
+    "topic_defaults",
     "who_and_when",
 ]
 
 
 Answer = dict[str, Any]
-DELETE_POLICY = re.compile(r"delete,(\d{1,6})([smhSMH]?)", re.ASCII)
+MAX_PARTITIONS = 9999
+MAX_STORES = 1000
+_DELETE_POLICY = re.compile(r"delete,(\d{1,6})([smhSMH]?)", re.ASCII)
+_MAX_HOURS = 168
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "": 3600}
 
 NOT_USED: Answer = {
     "unflushThreshold": 1000,
@@ -95,3 +102,26 @@ def flow_text(params: Params, present: str) -> str:
     except ConfigError as error:
         raise BadParameter(f"flowCtrlInfo: {error.what}") from None
     return text
+
+
+def delete_policy(params: Params) -> str | None:
+    """deletePolicy, checked; None if it is not there."""
+    text = params.text("deletePolicy", "delPolicy")
+    if not text:
+        return None
+    match = _DELETE_POLICY.fullmatch(text)
+    if match is None or not 0 < int(match[1]) * _SECONDS[match[2].lower()] <= _MAX_HOURS * 3600:
+        raise BadParameter(f"deletePolicy {text!r}: delete,<number>[s|m|h] of at most {_MAX_HOURS} hours is possible")
+    return text
+
+
+def topic_defaults(params: Params, present: TopicDefaults) -> TopicDefaults:
+    """The properties that topics get which are made without them; ``present`` where nothing is said."""
+    given = TopicDefaults(
+        params.given_number("numPartitions", "numPart", least=1, most=MAX_PARTITIONS),
+        params.given_number("numTopicStores", "numStore", least=1, most=MAX_STORES),
+        delete_policy(params),
+        params.given_flag("acceptPublish", "accPub"),
+        params.given_flag("acceptSubscribe", "accSub"),
+    )
+    return given.over(present)

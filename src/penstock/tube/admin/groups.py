@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.tube.admin.brokers import defaults_on
 from penstock.tube.admin.common import (
     Answer,
     Change,
@@ -10,6 +11,7 @@ from penstock.tube.admin.common import (
     item,
     message_bytes,
     success,
+    topic_defaults,
     who_and_when,
 )
 from penstock.tube.admin.params import BadParameter, Params
@@ -376,7 +378,7 @@ def delete_resources(engine: MasterEngine, params: Params, now: int) -> Change:
 
 def cluster_setting(engine: MasterEngine, params: Params, now: int) -> Answer:
     """The cluster's defaults."""
-    setting, default = engine.controls.cluster, engine.config.default
+    setting, default = engine.controls.cluster, defaults_on(engine, [])
     return success(
         [
             {
@@ -390,6 +392,11 @@ def cluster_setting(engine: MasterEngine, params: Params, now: int) -> Answer:
                 "numPartitions": default.partitions,
                 "numTopicStores": default.stores,
                 "deletePolicy": default.delete_policy,
+                "acceptPublish": default.accept_publish,
+                "acceptSubscribe": default.accept_subscribe,
+                "brokerPort": setting.broker_port,
+                "brokerTLSPort": setting.broker_tls_port,
+                "brokerWebPort": setting.broker_web_port,
             }
         ]
     )
@@ -406,5 +413,9 @@ def set_cluster(engine: MasterEngine, params: Params, now: int) -> Change:
         params.flag("flowCtrlEnable", "fCtrlEn", default=old.flow_enabled),
         flow_text(params, old.flow_info),
         max(now, old.serial + 1),
+        topic_defaults(params, old.topic_defaults),
+        params.number("brokerPort", default=old.broker_port, least=1, most=65535),
+        params.number("brokerTLSPort", default=old.broker_tls_port, least=1, most=65535),
+        params.number("brokerWebPort", default=old.broker_web_port, least=1, most=65535),
     )
     return Change([wanted], success([item()]))

@@ -58,6 +58,14 @@ class Params:
             raise BadParameter(f"{names[0]} {value}: {least} to {most} are possible")
         return value
 
+    def given_number(self, *names: str, least: int, most: int) -> int | None:
+        """The number, None where it is not there."""
+        return self.number(*names, least=least, most=most) if self.text(*names) else None
+
+    def given_flag(self, *names: str) -> bool | None:
+        """The flag, None where it is not there."""
+        return self.flag(*names, default=False) if self.text(*names) else None
+
     def numbers(self, *names: str) -> list[int]:
         return [as_number(item, names[0]) for item in self.items(*names)]
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from penstock.errors import RefusedError
+from penstock.tube.admin.brokers import defaults_on, known
 from penstock.tube.admin.common import (
-    DELETE_POLICY,
+    MAX_PARTITIONS,
+    MAX_STORES,
     NOT_USED,
     Answer,
     Change,
+    delete_policy,
     item,
     message_bytes,
     success,
@@ -18,11 +23,9 @@ from penstock.tube.admin.params import BadParameter, Params
 from penstock.tube.codec.strings import UNDEFINED
 from penstock.tube.engine.cluster import TOPIC_DELETED, TOPIC_REMOVED, Topic
 from penstock.tube.engine.master import MIN_MESSAGE_BYTES, MasterEngine
+from penstock.tube.engine.settings import Status
 
 __all__ = ["add", "delete", "deployed", "info", "modify", "places", "redo", "remove"]
-
-_MAX_HOURS = 168
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "": 3600}
 
 
 def _names(params: Params) -> list[str]:
@@ -32,19 +35,18 @@ def _names(params: Params) -> list[str]:
     return names
 
 
-def _policy(params: Params) -> str | None:
-    text = params.text("deletePolicy", "delPolicy")
-    if not text:
-        return None
-    match = DELETE_POLICY.fullmatch(text)
-    if match is None or not 0 < int(match[1]) * _SECONDS[match[2].lower()] <= _MAX_HOURS * 3600:
-        raise BadParameter(f"deletePolicy {text!r}: delete,<number>[s|m|h] of at most {_MAX_HOURS} hours is possible")
-    return text
-
-
 def _rows(engine: MasterEngine, broker_ids: list[int], name: str, code: int, text: str) -> list[Answer]:
     ids = broker_ids or sorted(engine.cluster.brokers) or [0]
     return [item(code, text, brokerId=broker_id, topicName=name) for broker_id in ids]
+
+
+def _left_out(engine: MasterEngine, topic: Topic, broker_ids: list[int]) -> str | None:
+    """What to say where ``broker_ids`` are some of the topic's brokers only: it is the same on all of them."""
+    there = [number for number in known(engine) if topic.on(number)]
+    if not broker_ids or set(there) <= set(broker_ids):
+        return None
+    text = ",".join(map(str, there))
+    return f"topic {topic.name} is the same on all of its brokers ({text}): name all of them in brokerId, or none"
 
 
 def add(engine: MasterEngine, params: Params, now: int) -> Change:
@@ -52,23 +54,25 @@ def add(engine: MasterEngine, params: Params, now: int) -> Change:
     params.required("createUser", "cur")
     names = _names(params)
     broker_ids = params.numbers("brokerId")
-    default = engine.config.default
+    default = defaults_on(engine, broker_ids)
     partitions = params.number("numPartitions", "numPart", default=default.partitions)
     stores = params.number("numTopicStores", "numStore", default=default.stores)
-    publish = params.flag("acceptPublish", "accPub", default=True)
-    subscribe = params.flag("acceptSubscribe", "accSub", default=True)
-    size, policy = message_bytes(params), _policy(params)
+    publish = params.flag("acceptPublish", "accPub", default=default.accept_publish is not False)
+    subscribe = params.flag("acceptSubscribe", "accSub", default=default.accept_subscribe is not False)
+    size, policy = message_bytes(params), delete_policy(params) or default.delete_policy
+    if policy == engine.config.default.delete_policy:
+        policy = None
     topics: list[Topic] = []
     rows: list[Answer] = []
     for name in names:
-        known = engine.cluster.topics.get(name) if name not in engine.storing else None
+        present = engine.cluster.topics.get(name) if name not in engine.storing else None
         wanted = Topic(
             name, partitions, stores, tuple(sorted(broker_ids)) or None, publish, subscribe, size, delete_policy=policy
         )
         code, text = 200, "Ok!"
-        if known is not None and known.brokers is not None and not all(map(known.on, broker_ids)):
+        if present is not None and present.brokers is not None and not all(map(present.on, broker_ids)):
             # The topic gets further brokers.
-            topics.append(known._replace(brokers=tuple(sorted({*known.brokers, *broker_ids}))))
+            topics.append(present._replace(brokers=tuple(sorted({*present.brokers, *broker_ids}))))
         else:
             try:
                 engine.check_new_topic(wanted)
@@ -82,51 +86,61 @@ def add(engine: MasterEngine, params: Params, now: int) -> Change:
 def modify(engine: MasterEngine, params: Params, now: int) -> Change:
     """Change what is given of topics. Partitions and stores can only become more: offsets stay where they are."""
     params.required("modifyUser", "mur")
+    broker_ids = params.numbers("brokerId")
     changed: list[Topic] = []
     rows: list[Answer] = []
     for name in _names(params):
         topic = engine.cluster.topics.get(name)
         if topic is None or name in engine.storing:
-            rows += _rows(engine, [], name, 401, f"topic {name} does not exist")
+            rows += _rows(engine, broker_ids, name, 401, f"topic {name} does not exist")
+            continue
+        if (text := _left_out(engine, topic, broker_ids)) is not None:
+            rows += _rows(engine, broker_ids, name, 405, text)
             continue
         wanted = topic._replace(
-            partitions=params.number("numPartitions", "numPart", default=topic.partitions, least=1, most=9999),
-            stores=params.number("numTopicStores", "numStore", default=topic.stores, least=1, most=1000),
+            partitions=params.number(
+                "numPartitions", "numPart", default=topic.partitions, least=1, most=MAX_PARTITIONS
+            ),
+            stores=params.number("numTopicStores", "numStore", default=topic.stores, least=1, most=MAX_STORES),
             accept_publish=params.flag("acceptPublish", "accPub", default=topic.accept_publish),
             accept_subscribe=params.flag("acceptSubscribe", "accSub", default=topic.accept_subscribe),
             max_message_bytes=message_bytes(params) or topic.max_message_bytes,
-            delete_policy=_policy(params) or topic.delete_policy,
+            delete_policy=delete_policy(params) or topic.delete_policy,
         )
         if wanted.partitions < topic.partitions or wanted.stores < topic.stores:
             text = f"{topic.partitions} partitions in {topic.stores} stores: fewer are not possible"
-            rows += _rows(engine, [], name, 407, text)
+            rows += _rows(engine, broker_ids, name, 407, text)
         elif topic.status:
-            rows += _rows(engine, [], name, 406, "the topic is deleted: redo it first")
+            rows += _rows(engine, broker_ids, name, 406, "the topic is deleted: redo it first")
         elif wanted == topic:
-            rows += _rows(engine, [], name, 201, "nothing to change")
+            rows += _rows(engine, broker_ids, name, 201, "nothing to change")
         else:
             changed.append(wanted)
-            rows += _rows(engine, [], name, 200, "Ok!")
+            rows += _rows(engine, broker_ids, name, 200, "Ok!")
     return Change([*changed], success(rows))
 
 
 def _status(engine: MasterEngine, params: Params, status: int, needed: tuple[int, ...], hint: str) -> Change:
     params.required("modifyUser", "mur")
+    broker_ids = params.numbers("brokerId")
     changed: list[Topic] = []
     rows: list[Answer] = []
     for name in _names(params):
         topic = engine.cluster.topics.get(name)
+        code, text = 200, "Ok!"
         if topic is None or name in engine.storing:
-            rows += _rows(engine, [], name, 401, f"topic {name} does not exist")
+            code, text = 401, f"topic {name} does not exist"
+        elif (left_out := _left_out(engine, topic, broker_ids)) is not None:
+            code, text = 405, left_out
         elif topic.status == status:
-            rows += _rows(engine, [], name, 201, "nothing to change")
+            code, text = 201, "nothing to change"
         elif topic.status not in needed:
-            rows += _rows(engine, [], name, 406, hint)
+            code, text = 406, hint
         elif status == TOPIC_DELETED and (topic.accept_publish or topic.accept_subscribe):
-            rows += _rows(engine, [], name, 405, "stop it first: acceptPublish=false and acceptSubscribe=false")
+            code, text = 405, "stop it first: acceptPublish=false and acceptSubscribe=false"
         else:
             changed.append(topic._replace(status=status))
-            rows += _rows(engine, [], name, 200, "Ok!")
+        rows += _rows(engine, broker_ids, name, code, text)
     return Change([*changed], success(rows))
 
 
@@ -148,11 +162,11 @@ def remove(engine: MasterEngine, params: Params, now: int) -> Change:
 def info(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Topics, where they are and whether they are usable."""
     rows = []
-    for topic in _asked(engine, params):
-        places, sums = _places(engine, topic), _sums(engine, topic)
+    for topic, numbers in _asked(engine, params):
         control = who_may(engine, topic.name)
         del control["topicName"]
         control["enableAuthControl"] = control.pop("isEnable")
+        sums, places = _sums(engine, topic, numbers), _places(engine, topic, numbers)
         rows.append({**sums, "topicStatusId": topic.status, "topicInfo": places, "authData": control})
     return success(rows)
 
@@ -161,31 +175,43 @@ def deployed(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Topics, where they are and whether they are usable, in the newer form."""
     return success(
         [
-            {**_sums(engine, topic), "topicNameId": UNDEFINED, **who_and_when(), "deployInfo": _places(engine, topic)}
-            for topic in _asked(engine, params)
+            {
+                **_sums(engine, topic, numbers),
+                "topicNameId": UNDEFINED,
+                **who_and_when(),
+                "deployInfo": _places(engine, topic, numbers),
+            }
+            for topic, numbers in _asked(engine, params)
         ]
     )
 
 
 def places(engine: MasterEngine, params: Params, now: int) -> Answer:
     """Topics as they are configured, a row for each broker."""
-    rows = [row for topic in _asked(engine, params) for row in _places(engine, topic)]
+    rows = [row for topic, numbers in _asked(engine, params) for row in _places(engine, topic, numbers)]
     return success([{name: value for name, value in row.items() if name != "runInfo"} for row in rows])
 
 
-def _asked(engine: MasterEngine, params: Params) -> list[Topic]:
-    wanted = set(params.items("topicName"))
-    return [topic for name, topic in sorted(engine.cluster.topics.items()) if not wanted or name in wanted]
+def _asked(engine: MasterEngine, params: Params) -> list[tuple[Topic, list[int]]]:
+    """The topics that are asked for, each with its brokers, as far as these are asked for."""
+    wanted, numbers = set(params.items("topicName")), set(params.numbers("brokerId"))
+    status = params.given_number("topicStatusId", "tStsId", least=0, most=TOPIC_REMOVED + 1)
+    found = []
+    for name, topic in sorted(engine.cluster.topics.items()):
+        there = [number for number in known(engine) if topic.on(number) and (not numbers or number in numbers)]
+        if (not wanted or name in wanted) and (there or not numbers) and status in {None, topic.status}:
+            found.append((topic, there))
+    return found
 
 
-def _places(engine: MasterEngine, topic: Topic) -> list[Answer]:
-    """A row for each broker that has the topic, by its configuration."""
+def _places(engine: MasterEngine, topic: Topic, numbers: Collection[int]) -> list[Answer]:
+    """A row for each of these brokers, by its configuration."""
     cluster = engine.cluster
     rows: list[Answer] = []
-    for broker_id, broker in sorted(cluster.brokers.items()):
-        if not topic.on(broker_id):
-            continue
-        config = broker.serving.get(topic.name)
+    brokers = known(engine)
+    for broker_id in numbers:
+        broker = cluster.brokers.get(broker_id)
+        config = None if broker is None else broker.serving.get(topic.name)
         run: Answer = dict.fromkeys(
             ["acceptPublish", "acceptSubscribe", "numPartitions", "numTopicStores", "brokerManageStatus"], "-"
         )
@@ -195,7 +221,7 @@ def _places(engine: MasterEngine, topic: Topic) -> list[Answer]:
                 "acceptSubscribe": bool(config.accept_subscribe),
                 "numPartitions": config.partitions or 1,
                 "numTopicStores": config.stores or 1,
-                "brokerManageStatus": "online",
+                "brokerManageStatus": Status(brokers[broker_id].status).text,
             }
         rows.append(
             {
@@ -203,8 +229,8 @@ def _places(engine: MasterEngine, topic: Topic) -> list[Answer]:
                 "topicNameId": UNDEFINED,
                 "topicStatusId": topic.status,
                 "brokerId": broker_id,
-                "brokerIp": broker.info.host,
-                "brokerPort": broker.info.port,
+                "brokerIp": brokers[broker_id].host,
+                "brokerPort": brokers[broker_id].port,
                 "numPartitions": topic.partitions,
                 "numTopicStores": topic.stores,
                 "acceptPublish": topic.accept_publish,
@@ -218,17 +244,17 @@ def _places(engine: MasterEngine, topic: Topic) -> list[Answer]:
     return rows
 
 
-def _sums(engine: MasterEngine, topic: Topic) -> Answer:
-    """The topic as a whole."""
+def _sums(engine: MasterEngine, topic: Topic, numbers: Collection[int]) -> Answer:
+    """The topic as a whole, on these brokers."""
     cluster = engine.cluster
-    on = [broker for broker_id, broker in cluster.brokers.items() if topic.on(broker_id)]
+    on = [cluster.brokers[number] for number in numbers if number in cluster.brokers]
     running = [broker.serving[topic.name] for broker in on if topic.name in broker.serving]
     control = engine.controls.topics.get(topic.name)
     return {
         "topicName": topic.name,
         "maxMsgSizeInMB": (topic.max_message_bytes or engine.max_message_bytes) // MIN_MESSAGE_BYTES,
-        "infoCount": len(on),
-        "totalCfgNumPart": len(on) * topic.partitions * topic.stores,
+        "infoCount": len(numbers),
+        "totalCfgNumPart": len(numbers) * topic.partitions * topic.stores,
         "totalRunNumPartCount": sum((config.partitions or 1) * (config.stores or 1) for config in running),
         "isSrvAcceptPublish": cluster.topic_info(topic.name) is not None,
         "isSrvAcceptSubscribe": bool(cluster.partitions([topic.name])),

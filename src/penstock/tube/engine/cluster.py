@@ -83,6 +83,7 @@ class Broker:
         "serving",
         "stop_read",
         "stop_write",
+        "tls",
         "tls_port",
         "topics",
         "web_address",
@@ -91,6 +92,7 @@ class Broker:
 
     def __init__(self, info: BrokerInfo, config_id: int) -> None:
         self.info = info
+        self.tls = False
         self.tls_port = 0
         self.web_address = ""  # of its administration; blank where it does not say
         self.online = False  # has a session: registered and neither closed nor expired

@@ -58,6 +58,7 @@ class BrokerDesk:
         broker.connection = self._hall.connection
         broker.connected = True
         self.order(broker)
+        broker.tls = request.enableTls
         broker.tls_port = request.tlsPort
         broker.web_address = request.webAddress if len(request.webAddress) <= _MAX_ADDRESS else ""
         self._report(

@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from penstock.tube.codec.codes import ErrCode
-from penstock.tube.codec.strings import UNDEFINED
+from penstock.tube.codec.strings import DEFAULT_BROKER_PORT, DEFAULT_BROKER_TLS_PORT, UNDEFINED
 from penstock.tube.engine.cluster import Topic
 
 __all__ = [
@@ -20,8 +20,12 @@ __all__ = [
     "Setting",
     "Status",
     "TopicControl",
+    "TopicDefaults",
     "key_of",
 ]
+
+
+DEFAULT_BROKER_WEB_PORT = 8081
 
 
 class Status(IntEnum):
@@ -38,14 +42,35 @@ class Status(IntEnum):
         return self.name.lower().replace("_", "-")
 
 
+class TopicDefaults(NamedTuple):
+    """What a topic gets that is made without saying so; None: nothing is said here either."""
+
+    partitions: int | None = None
+    stores: int | None = None
+    delete_policy: str | None = None
+    accept_publish: bool | None = None
+    accept_subscribe: bool | None = None
+
+    def over(self, other: TopicDefaults) -> TopicDefaults:
+        """These, and ``other`` where nothing is said here."""
+        return TopicDefaults._make(b if a is None else a for a, b in zip(self, other, strict=True))
+
+
 class ClusterSetting(NamedTuple):
-    """The cluster's defaults. ``serial`` changes with each change: peers hold it and compare."""
+    """The cluster's defaults. ``serial`` changes with each change: peers hold it and compare.
+
+    The ports are those of a broker that is configured without.
+    """
 
     max_message_bytes: int | None = None
     query_priority: int | None = None
     flow_enabled: bool = False
     flow_info: str = "[]"
     serial: int = UNDEFINED
+    topic_defaults: TopicDefaults = TopicDefaults()
+    broker_port: int = DEFAULT_BROKER_PORT
+    broker_tls_port: int = DEFAULT_BROKER_TLS_PORT
+    broker_web_port: int = DEFAULT_BROKER_WEB_PORT
 
 
 class TopicControl(NamedTuple):
@@ -79,7 +104,10 @@ class ConsumeControl(NamedTuple):
 
 
 class BrokerSetting(NamedTuple):
-    """A broker that was configured by name. Brokers that were not are taken as they come."""
+    """A broker that was configured by name. Brokers that were not are taken as they come.
+
+    ``topic_defaults`` are for topics that are made on it.
+    """
 
     id: int
     host: str
@@ -87,6 +115,7 @@ class BrokerSetting(NamedTuple):
     tls_port: int
     web_port: int
     status: int = Status.DRAFT
+    topic_defaults: TopicDefaults = TopicDefaults()
 
 
 class Removal(NamedTuple):

@@ -111,6 +111,8 @@ class SettingStore:
                 do="start that version, or restore the directory from a copy",
             )
         fields = {name: tuple(v) if isinstance(v, list) else v for name, v in row.items() if name in kind._fields}
+        if "topic_defaults" in fields:
+            fields["topic_defaults"] = kinds.TopicDefaults(*fields["topic_defaults"])
         setting: Setting = kind(**fields)
         return setting
 

@@ -19,6 +19,7 @@ from penstock.tube.engine.settings import (
     Removal,
     Setting,
     TopicControl,
+    TopicDefaults,
 )
 from penstock.tube.master.metadata import SettingStore
 
@@ -72,8 +73,8 @@ def test_place_that_cannot_be_opened(tmp_path: Path) -> None:
 
 def test_every_kind_of_setting_survives_and_can_be_removed(tmp_path: Path) -> None:
     settings: list[Setting] = [
-        BrokerSetting(3, "10.0.0.3", 8123, 8124, 8081, 5),
-        ClusterSetting(2 << 20, 303, flow_enabled=True, flow_info="[]", serial=7),
+        BrokerSetting(3, "10.0.0.3", 8123, 8124, 8081, 5, TopicDefaults(partitions=4)),
+        ClusterSetting(2 << 20, 303, flow_enabled=True, flow_info="[]", serial=7, broker_port=9),
         ConsumeControl("g", "t", enabled=False, reason="why", filter_enabled=True, filters=("a", "b")),
         GroupSetting("g", check_rate=True, rate=3, serial=9),
         TopicControl("t", enabled=True),
@@ -83,7 +84,9 @@ def test_every_kind_of_setting_survives_and_can_be_removed(tmp_path: Path) -> No
     store.put(settings)
     store.close()
     store = SettingStore(tmp_path)
-    assert sorted(store.load(), key=repr) == sorted(settings, key=repr)
+    loaded = store.load()
+    assert sorted(loaded, key=repr) == sorted(settings, key=repr)
+    assert [type(each.topic_defaults) for each in loaded if isinstance(each, BrokerSetting)] == [TopicDefaults]
     store.put([Removal("ConsumeControl", "g\0t"), Removal("Topic", "t"), Removal("Topic", "none")])
     assert len(store.load()) == 4
     store.close()
