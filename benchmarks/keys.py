@@ -24,11 +24,11 @@ VALUE = b'{"low": 10.5, "high": 92.0, "unit": "celsius", "line": "press-1"}'
 
 
 def keys(settings: Settings) -> list[Figure]:
-    """Keys a second of one connection: read with MGET and with GET, set."""
+    """Keys a second of one connection: read with MGET and with GET, set with BATCH and with SET."""
     wanted = [b"limits/%06d" % number for number in range(KEYS)]
     figures = []
     with (
-        servers.penstock("memory", statestore={"extensions": ["mget"]}) as many,
+        servers.penstock("memory", statestore={"extensions": ["mget", "batch"]}) as many,
         servers.penstock("memory") as single,
     ):
         few = wanted[:WRITTEN]
@@ -39,8 +39,15 @@ def keys(settings: Settings) -> list[Figure]:
             "GET alone": partial(looked_up, _url(single), few),
         }
         figures += alternate(settings, f"enrich, {KEYS:,} keys by {AT_ONCE:,}", "keys/s", runners)
-    with servers.penstock(settings.durability) as ready:
-        runners = {"penstock": partial(written, _url(ready), wanted[:WRITTEN])}
+    with (
+        servers.penstock(settings.durability, statestore={"extensions": ["batch"]}) as many,
+        servers.penstock(settings.durability) as single,
+    ):
+        few = wanted[:WRITTEN]
+        runners = {
+            "penstock": partial(written, _url(many), few),
+            "SET alone": partial(written, _url(single), few),
+        }
         figures += alternate(settings, f"write back, {WRITTEN:,} keys, {settings.durability}", "keys/s", runners)
     return figures
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.statestore.client.client import Condition, StateStoreClient
+from penstock.statestore.client.client import Condition, StateStoreClient, Write
 from penstock.statestore.hlc import Hlc
 
 SERVER = """
@@ -19,10 +19,12 @@ import asyncio, json, sys
 from pathlib import Path
 from penstock.mqtt.server import MqttServer
 from penstock.runtime.durability import Durability
+from penstock.statestore.options import StoreOptions, extensions_named
 from penstock.statestore.service.service import StateStoreService
 
 async def main() -> None:
-    service = StateStoreService(Path(sys.argv[1]), Durability(sys.argv[2]))
+    options = StoreOptions(extensions=extensions_named(["batch"]))
+    service = StateStoreService(Path(sys.argv[1]), Durability(sys.argv[2]), options=options)
     server = MqttServer(services=[service])
     await service.start(server)
     host, port = await server.start("127.0.0.1", 0)
@@ -59,15 +61,21 @@ class Server:
 
 
 async def write(store: StateStoreClient, writer: int, sent: dict[str, int], acknowledged: dict[str, int]) -> None:
-    """Count up one key until the server is gone; every fourth time the key is deleted instead (0)."""
+    """Count up one key until the server is gone; every fourth time the key is deleted instead (0).
+
+    Every second time its twin is written with it, in one request.
+    """
     key = f"writer-{writer}"
     number = sent.get(key, 0)
     while True:
         number += 1
         sent[key] = number
         try:
-            if number % 4:
-                await store.set(key, f"{number}:{'x' * (number % 97)}")
+            value = f"{number}:{'x' * (number % 97)}"
+            if number % 4 == 2:
+                assert all(await store.write_many([Write.set(key, value), Write.set(f"{key}-twin", value)]))
+            elif number % 4:
+                await store.set(key, value)
             else:
                 await store.delete(key)
         except PenstockError:
@@ -97,6 +105,13 @@ async def test_acknowledged_writes_survive_kill_9(tmp_path: Path, durability: st
                 # Not older than what was acknowledged; one more may have been under way. 0 stands for a delete.
                 candidates = {n if n % 4 else 0 for n in range(number, sent[key] + 1)}
                 assert found in candidates, (round_, key, number, sent[key], found)
+                # What one request wrote is there as a whole or not at all.
+                twin = await store.get(f"{key}-twin")
+                if entry is not None and found % 4 == 2:
+                    assert twin is not None
+                    assert twin.value == entry.value
+                elif entry is not None and twin is not None:
+                    assert int(twin.value.split(b":")[0]) < found
                 if entry is not None:
                     assert entry.value == f"{found}:{'x' * (found % 97)}".encode()
             version = (await store.set("clock", "v", condition=Condition.ALWAYS)).version

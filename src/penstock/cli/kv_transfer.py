@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 __all__ = ["export_command", "import_command"]
 
 AT_ONCE = 64
-"""Requests under way: they fill the store's group commit, and stay below any receive maximum."""
+"""Keys read at once: their requests stay below any receive maximum."""
+LINES_AT_ONCE = 10_000
+"""Keys set at once: so many are held in memory."""
 
 MAX_TTL_MS = 2**63 - 1
 
@@ -159,37 +161,31 @@ def _put(rows: list[str | None], out: IO[str]) -> int:
 
 
 async def _import(lines: Iterator[Line], options: BrokerOptions, token: Hlc | None, only_new: bool) -> tuple[int, int]:
-    import asyncio
-
-    from penstock.statestore.client.client import Condition
+    from penstock.statestore.client.client import Condition, Write
+    from penstock.statestore.errors import WritesRefusedError
 
     imported = skipped = 0
     condition = Condition.NX if only_new else Condition.ALWAYS
-
     async with options.store() as store:
-
-        async def write(line: Line) -> bool:
-            result = await store.set(line.key, line.value, ttl_ms=line.ttl_ms, condition=condition, fencing_token=token)
-            return result.applied
-
         while chunk := _chunk(lines):
-            done = await asyncio.gather(*map(write, chunk), return_exceptions=True)
-            errors = [result for result in done if isinstance(result, BaseException)]
-            imported += sum(result is True for result in done)
-            skipped += sum(result is False for result in done)
-            if errors:
-                note(f"imported {imported} keys before this error")
-                raise errors[0]
+            writes = [Write.set(line.key, line.value, ttl_ms=line.ttl_ms, condition=condition) for line in chunk]
+            try:
+                applied = await store.write_many(writes, fencing_token=token, stop=True)
+            except WritesRefusedError as error:
+                note(f"imported {imported + sum(error.applied)} keys before this error")
+                raise
+            imported += sum(applied)
+            skipped += len(applied) - sum(applied)
     return imported, skipped
 
 
 def _chunk(lines: Iterator[Line]) -> list[Line]:
-    """The next lines to set at once, each key once: the order of one key's lines must hold."""
+    """The next lines to set, each key once."""
     chunk: dict[bytes, Line] = {}
     for line in lines:
         # The later line of a file holds: the earlier one need not be written.
         chunk[line.key] = line
-        if len(chunk) >= AT_ONCE:
+        if len(chunk) >= LINES_AT_ONCE:
             break
     return list(chunk.values())
 

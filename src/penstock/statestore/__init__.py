@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from penstock.statestore.client.leader import LeaderElection
     from penstock.statestore.client.lock import Lease
     from penstock.statestore.client.observation import Change, Entry, Observation
+    from penstock.statestore.client.writes import Write
     from penstock.statestore.codec.commands import Condition
-    from penstock.statestore.errors import StateStoreError
+    from penstock.statestore.errors import StateStoreError, WritesRefusedError
     from penstock.statestore.hlc import Hlc
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "Observation",
     "SetResult",
     "StateStoreError",
+    "Write",
+    "WritesRefusedError",
 ]
 
 _HOMES = {
@@ -44,6 +47,8 @@ _HOMES = {
     "Observation": ("client.observation", "Observation"),
     "SetResult": ("client.client", "SetResult"),
     "StateStoreError": ("errors", "StateStoreError"),
+    "Write": ("client.writes", "Write"),
+    "WritesRefusedError": ("errors", "WritesRefusedError"),
 }
 
 

@@ -223,6 +223,7 @@ class Client:
     set = _waiting(StateStoreClient.set)
     delete = _waiting(StateStoreClient.delete)
     vdelete = _waiting(StateStoreClient.vdelete)
+    write_many = _waiting(StateStoreClient.write_many)
 
     def scan(self, pattern: bytes | str = b"*", *, timeout_s: float | None = None) -> Stream[bytes]:
         """The keys that match the glob ``pattern``, page by page as they are read; each key once."""

@@ -8,6 +8,7 @@ RefusedError
     ├── QuotaExceededError    no room for a new key
     ├── InvalidRequestError   syntax, unknown command, arguments, time stamp, empty key
     └── UnknownStoreError     a text that is in no table: a newer store, or one with texts of its own
+WritesRefusedError            RefusedError of some of many writes; the others may have been carried out
 RequestStatusError            RefusedError of the request/response protocol below: ``code`` is its ``__stat``
 
 These are :class:`~penstock.errors.RefusedError`: the request had no effect. Of locks, and worth another try:
@@ -19,6 +20,7 @@ UnavailableError
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from penstock.errors import RefusedError, UnavailableError
@@ -36,6 +38,7 @@ __all__ = [
     "RequestStatusError",
     "StateStoreError",
     "UnknownStoreError",
+    "WritesRefusedError",
     "as_text",
     "refusal",
     "status_refusal",
@@ -86,6 +89,27 @@ class InvalidRequestError(StateStoreError):
 
 class UnknownStoreError(StateStoreError):
     """A refusal whose text is in no table; ``text`` is what the store said."""
+
+
+class WritesRefusedError(RefusedError):
+    """The store refused some of many writes; the others are not affected by that.
+
+    ``first`` is the first refusal, as the write alone would have raised it; ``refused`` the store's text for each key
+    that it refused. ``applied`` tells for each write, in order, whether it changed anything: False also for one whose
+    condition was not met, and for those that were not tried any more.
+    """
+
+    def __init__(self, first: StateStoreError, refused: Mapping[bytes, str], applied: Sequence[bool]) -> None:
+        super().__init__(
+            f"{first.what} ({len(refused)} of {len(applied)} writes were refused)",
+            text=first.text,
+            peer=first.peer,
+            why=first.why,
+            do=first.do,
+        )
+        self.first = first
+        self.refused = refused
+        self.applied = applied
 
 
 class RequestStatusError(RefusedError):

@@ -8,9 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.statestore.client.client import Change, StateStoreClient
+from penstock.statestore.client.client import Change, StateStoreClient, Write
 from penstock.statestore.client.lock import Lease
-from penstock.statestore.errors import FencingError, InvalidRequestError, LockHeldError, StateStoreError
+from penstock.statestore.errors import (
+    FencingError,
+    InvalidRequestError,
+    LockHeldError,
+    StateStoreError,
+    WritesRefusedError,
+)
 from penstock.statestore.options import extensions_named
 from penstock.testing import LocalNode
 
@@ -52,6 +58,22 @@ async def test_reading(store: StateStoreClient) -> None:
     assert 0 < left.left_ms <= 60_000
     await store.set("a", "3")
     assert [await store.expiry("a"), await store.expiry("none")] == [(True, None), (False, None)]
+
+
+async def test_writing_many(store: StateStoreClient) -> None:
+    async with Lease(store, "run", holder="me") as lease, asyncio.timeout(20), store.observe_prefix("k") as changes:
+        assert lease.token is not None
+        await store.set("locked", "v", fencing_token=lease.token)
+        writes = [Write.set(f"k{number}", str(number), ttl_ms=60_000) for number in range(1000)]
+        assert await store.write_many(writes, fencing_token=lease.token) == [True] * 1000
+        told = [await anext(changes) for _ in range(1000)]
+        assert [(change.key, change.value) for change in told] == [(b"k%d" % n, b"%d" % n) for n in range(1000)]
+        versions = [change.version for change in told if change.version is not None]
+        assert versions == sorted(set(versions))
+        assert (await store.get("k999"), (await store.expiry("k0")).left_ms is None) == ((b"999", versions[-1]), False)
+        with pytest.raises(WritesRefusedError, match=r"DEL 'locked': a fencing token is required.*1 of 2 writes"):
+            await store.write_many([Write.delete("locked"), Write.set("free", "v")])
+        assert await store.get("free") is not None
 
 
 async def test_a_prefix_fence_stops_a_zombie_that_writes_a_new_key(store: StateStoreClient) -> None:

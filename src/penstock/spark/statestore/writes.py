@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from penstock.errors import PenstockError, RefusedError
+from penstock.errors import PenstockError
+from penstock.statestore.client.writes import Write
+from penstock.statestore.errors import WritesRefusedError
 from penstock.statestore.hlc import Hlc
 
 __all__ = ["Change", "Row", "Store", "last_of_each", "write_changes"]
-
-CONCURRENT_KEYS = 256
-"""Requests under way at once, over one connection: enough to fill the store's group commit. Where the broker's receive
-maximum allows fewer, the client waits."""
 
 
 class Change(NamedTuple):
@@ -34,10 +31,9 @@ class Row(NamedTuple):
 class Store(Protocol):
     """What is needed of :class:`penstock.statestore.client.client.StateStoreClient`."""
 
-    async def set(
-        self, key: str | bytes, value: bytes, /, *, ttl_ms: int | None, fencing_token: Hlc | None
-    ) -> object: ...
-    async def delete(self, key: str | bytes, /, *, fencing_token: Hlc | None) -> int: ...
+    async def write_many(
+        self, writes: Sequence[Write], /, *, fencing_token: Hlc | None, stop: bool
+    ) -> Sequence[bool]: ...
 
 
 def last_of_each(rows: Iterable[Row], order_by: str | None) -> dict[str | bytes, list[Change]]:
@@ -81,50 +77,29 @@ def _nowhere(*orders: Any) -> str | None:
 
 
 async def write_changes(store: Store, by_key: Mapping[Any, Sequence[Change]], token: Hlc | None) -> int:
-    """Carry out the changes, those of one key in their order; how many requests that took.
+    """Carry out the changes, those of one key in their order; how many there were.
 
     Raises:
         UnavailableError: the store did not answer; what of it was applied is unknown, and may be sent again.
         PenstockError: the store refused one, most likely since a later run has a higher token.
     """
-    waiting = iter(by_key.values())
-    requests, failed = 0, False
-
-    async def work() -> None:
-        nonlocal requests, failed
-        for changes in waiting:  # shared: the changes of a key are taken by one worker
-            if failed:
-                return
-            for change in changes:
-                try:
-                    await _write(store, change, token)
-                except BaseException:
-                    failed = True
-                    raise
-                requests += 1
-
-    # All end before an error is raised: nothing of this batch may be under way when it is repeated.
-    workers = (work() for _ in range(min(CONCURRENT_KEYS, len(by_key))))
-    for result in await asyncio.gather(*workers, return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result
-    return requests
-
-
-async def _write(store: Store, change: Change, token: Hlc | None) -> None:
+    writes = [
+        Write.delete(change.key) if change.value is None else Write.set(change.key, change.value, ttl_ms=change.ttl_ms)
+        for changes in by_key.values()
+        for change in changes
+    ]
     try:
-        if change.value is None:
-            await store.delete(change.key, fencing_token=token)
-        else:
-            await store.set(change.key, change.value, ttl_ms=change.ttl_ms, fencing_token=token)
-    except RefusedError as error:
+        # A run that was replaced must not go on with keys that the later one has not written yet.
+        await store.write_many(writes, fencing_token=token, stop=True)
+    except WritesRefusedError as error:
         if token is None:
             raise
         raise PenstockError(
-            f"the state store refused key {_shown(change.key)}: {error.text or error.what}",
+            f"the state store refused key {_shown(error.first.key)}: {error.text}",
             why=f"the run writes under fencing token {token}; a key with a higher one belongs to a later run",
             do="let the later run go on; to start over, stop it first",
         ) from error
+    return len(writes)
 
 
 def _shown(key: str | bytes) -> str:

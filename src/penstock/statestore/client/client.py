@@ -21,6 +21,7 @@ from penstock.statestore.client.exchange import Exchange
 from penstock.statestore.client.observation import Change, Entry, Observation
 from penstock.statestore.client.request_clock import RequestClock
 from penstock.statestore.client.watches import Watches
+from penstock.statestore.client.writes import ManyWrites, Write, as_bytes, as_key
 from penstock.statestore.codec.commands import Condition
 from penstock.statestore.codec.resp3 import (
     Reply,
@@ -41,9 +42,11 @@ __all__ = [
     "SetResult",
     "Snapshot",
     "StateStoreClient",
+    "Write",
     "as_bytes",
 ]
 
+_PERSIST: Final = {"aio-persistence": "true"}
 _SESSION_EXPIRY_S: Final = 300
 """How long the broker keeps the session of a lost connection: answers and notifications wait there meanwhile."""
 
@@ -107,6 +110,7 @@ class StateStoreClient:
         self._clock = RequestClock(uuid.uuid4().hex, clock or wall_clock_ms, server_clock=server_clock)
         self._exchange = Exchange(mqtt, self._clock, timeout_s, {"$high_priority": ""} if high_priority else {})
         self._watches = Watches(self._exchange, self.get)
+        self._writes = ManyWrites(self._exchange, lambda: mqtt.server.properties.maximum_packet_size)
         self._restoring: asyncio.Task[None] | None = None
         self._unlisten: list[Callable[[], None]] = []
         self._on_lost: list[Callable[[PenstockError], None]] = []
@@ -222,7 +226,7 @@ class StateStoreClient:
         ``as_of`` asks for what it was at that version, as far back as the store's history goes (an extension of
         penstock; ``StateStoreError`` beyond it).
         """
-        args = [b"GET", _key(key)]
+        args = [b"GET", as_key(key)]
         if as_of is not None:
             args += (b"ASOF", str(as_of).encode())
         reply, version = await self._request(args, timeout_s=timeout_s)
@@ -252,23 +256,15 @@ class StateStoreClient:
         for those that do not exist: older tokens, and none, are refused there (an extension of penstock).
         ``timeout_s`` overrules the client's.
         """
-        args = [b"SET", _key(key), as_bytes(value)]
-        if condition is not Condition.ALWAYS:
-            args.append(condition.value.encode())
-        if ttl_ms is not None:
-            if ttl_ms < 1:
-                raise LocalProtocolError(
-                    f"state store: SET {as_text(args[1])}: ttl_ms is {ttl_ms}", do="give at least 1, or no ttl_ms"
-                )
-            args += (b"PX", b"%d" % ttl_ms)
-        extra = {"aio-persistence": "true"} if persist else {}
+        args = Write.set(key, value, condition=condition, ttl_ms=ttl_ms).words
+        extra = _PERSIST if persist else {}
         if fence_prefix is not None:
             if fencing_token is None:
                 raise LocalProtocolError(
                     f"state store: SET {as_text(args[1])}: a fence prefix needs a fencing token",
                     do="give the token of the lock: fencing_token=lease.token",
                 )
-            extra["__fencePrefix"] = as_bytes(fence_prefix).decode("utf-8")
+            extra = {**extra, "__fencePrefix": as_bytes(fence_prefix).decode("utf-8")}
         reply, version = await self._request(args, fencing_token, timeout_s=timeout_s, extra=extra)
         if reply.kind is ReplyKind.OK:
             return SetResult(applied=True, version=version)
@@ -280,7 +276,7 @@ class StateStoreClient:
         self, key: bytes | str, *, fencing_token: Hlc | None = None, timeout_s: float | None = None
     ) -> int:
         """Delete ``key``; how many keys that deleted: 1, or 0 where there was none."""
-        return await self._count([b"DEL", _key(key)], fencing_token, timeout_s)
+        return await self._count(Write.delete(key).words, fencing_token, timeout_s)
 
     async def vdelete(
         self,
@@ -291,7 +287,29 @@ class StateStoreClient:
         timeout_s: float | None = None,
     ) -> int:
         """Delete ``key`` if it has ``value``: 1, 0 where there was no such key, -1 where it has another value."""
-        return await self._count([b"VDEL", _key(key), as_bytes(value)], fencing_token, timeout_s)
+        return await self._count(Write.vdelete(key, value).words, fencing_token, timeout_s)
+
+    async def write_many(
+        self,
+        writes: Iterable[Write],
+        *,
+        fencing_token: Hlc | None = None,
+        persist: bool = False,
+        stop: bool = False,
+        timeout_s: float | None = None,
+    ) -> list[bool]:
+        """Carry out ``writes``, those of one key in their order; whether each was applied, as alone.
+
+        Many go with one request where the store has the extension ``batch`` (of penstock); with others each is a
+        request, many of them under way at once. One that is refused does not stop the others; with ``stop`` no more
+        requests are begun then. ``timeout_s`` is for each request. Nothing here is all or nothing.
+
+        Raises:
+            WritesRefusedError: the store refused some; says which and why.
+            UnavailableError: no answer; what of it was applied is unknown, and may be sent again.
+        """
+        extra = _PERSIST if persist else {}
+        return await self._writes.write(list(writes), fencing_token, extra=extra, stop=stop, timeout_s=timeout_s)
 
     async def get_many(self, keys: Iterable[bytes | str], *, timeout_s: float | None = None) -> Snapshot:
         """The values and versions of ``keys``, all at one version of the store (an extension of penstock)."""
@@ -313,7 +331,7 @@ class StateStoreClient:
         self, keys: Iterable[bytes | str], timeout_s: float | None
     ) -> tuple[list[bytes], list[bytes | None], Hlc | None]:
         """The names of ``keys``, value and version of each in turn, and the store's version."""
-        names = [_key(key) for key in keys]
+        names = [as_key(key) for key in keys]
         if not names:
             raise LocalProtocolError("state store: MGET without a key", do="name at least one")
         payload, version = await self._exchange.call([b"MGET", *names], timeout_s=timeout_s)
@@ -324,7 +342,7 @@ class StateStoreClient:
 
     async def expiry(self, key: bytes | str, *, timeout_s: float | None = None) -> Expiry:
         """Whether ``key`` exists, and when it expires (an extension of penstock)."""
-        left = await self._count([b"PTTL", _key(key)], None, timeout_s)
+        left = await self._count([b"PTTL", as_key(key)], None, timeout_s)
         return Expiry(exists=left != -2, left_ms=left if left >= 0 else None)
 
     async def scan(self, pattern: bytes | str = b"*", *, timeout_s: float | None = None) -> AsyncIterator[bytes]:
@@ -354,7 +372,7 @@ class StateStoreClient:
         change with ``missed`` true, so changes that were overwritten meanwhile are not seen singly. A store that keeps
         a history and resumes observations (an extension of penstock) tells each of them.
         """
-        return self._watches.observe(_key(key))
+        return self._watches.observe(as_key(key))
 
     def observe_prefix(self, prefix: bytes | str) -> AbstractAsyncContextManager[Observation]:
         """Observe every key that begins with ``prefix`` (an extension of penstock); ``Change.key`` says which it was.
@@ -362,7 +380,7 @@ class StateStoreClient:
         As :meth:`observe`, but what was there at the start is not told (:meth:`scan` does). After a lost connection a
         store that resumes observations tells all that was missed; from another there is one ``LOST`` instead.
         """
-        return self._watches.observe(_key(prefix), prefix=True)
+        return self._watches.observe(as_key(prefix), prefix=True)
 
     def on_lost(self, hook: Callable[[PenstockError], None]) -> None:
         """Call ``hook(why)`` whenever the connection was lost and is being opened again."""
@@ -414,17 +432,6 @@ class StateStoreClient:
             return
         for lost in self._on_lost:
             lost(error)
-
-
-def as_bytes(text: bytes | str) -> bytes:
-    """``text`` as it goes on the wire; what the command line could not decode comes out as it came in."""
-    return text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text
-
-
-def _key(key: bytes | str) -> bytes:
-    if not key:
-        raise LocalProtocolError("state store: the key is empty", why="keys have at least one byte")
-    return as_bytes(key)
 
 
 def _unexpected(command: str, reply: Reply) -> RemoteProtocolError:

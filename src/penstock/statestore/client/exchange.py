@@ -41,8 +41,13 @@ class Exchange:
         *,
         timeout_s: float | None = None,
         extra: Mapping[str, str] | None = None,
+        named: tuple[str, bytes] | None = None,
     ) -> tuple[bytes, Hlc | None]:
-        """Send one request and wait for its answer: the payload, which is no error, and its version."""
+        """Send one request and wait for its answer: the payload, which is no error, and its version.
+
+        ``named``: the command and the key that errors name, where they are not the first two of ``args``.
+        """
+        named = named or (args[0].decode(), args[1])
         timeout_s = timeout_s or self.timeout_s
         self._requests += 1
         correlation = self._prefix + self._requests.to_bytes(8, "big")
@@ -64,14 +69,14 @@ class Exchange:
                 taken = await self._mqtt.publish(publish.topic, publish.payload, qos=1, properties=publish.properties)
                 message = await future
         except TimeoutError:
-            raise self._no_answer(args, timeout_s, taken) from None
+            raise self._no_answer(named, timeout_s, taken) from None
         finally:
             del self._waiting[correlation]
         if isinstance(message, UnavailableError):
             raise message
-        return self._answer(args, fencing_token, message)
+        return self._answer(named, fencing_token, message)
 
-    def _no_answer(self, args: list[bytes], timeout_s: float, taken: int | None) -> UnavailableError:
+    def _no_answer(self, named: tuple[str, bytes], timeout_s: float, taken: int | None) -> UnavailableError:
         if not self._mqtt.connected:
             why, do = "there is no connection to the broker", "repeat it once the broker is back"
         elif taken == ReasonCode.NO_MATCHING_SUBSCRIBERS:
@@ -81,15 +86,15 @@ class Exchange:
             why = "no state store at this broker, or it is overloaded"
             do = "read the key again to see what happened, then repeat"
         return UnavailableError(
-            f"state store: no answer to {args[0].decode()} {as_text(args[1])} within {timeout_s:g} s",
+            f"state store: no answer to {named[0]} {as_text(named[1])} within {timeout_s:g} s",
             applied=None,
             why=why,
             do=do,
         )
 
-    def _answer(self, args: list[bytes], token: Hlc | None, message: Publish) -> tuple[bytes, Hlc | None]:
+    def _answer(self, named: tuple[str, bytes], token: Hlc | None, message: Publish) -> tuple[bytes, Hlc | None]:
         properties = message.properties
-        command, key = args[0].decode(), args[1]
+        command, key = named
         status = properties.user_property("__stat")
         if status != "200":
             text, field = properties.user_property("__stMsg"), properties.user_property("__propName")

@@ -34,6 +34,7 @@ __all__ = [
     "decode_array",
     "decode_notification",
     "decode_page",
+    "decode_replies",
     "decode_reply",
     "decode_values",
     "encode_array",
@@ -189,6 +190,19 @@ def decode_reply(payload: bytes) -> Reply:
         elif payload.startswith(b"-ERR ") and b"\r" not in line and b"\n" not in line:
             return Reply(ReplyKind.ERROR, text=line[4:].decode("utf-8", "replace"))
     raise _malformed(payload, 0, "not a response of the state store")
+
+
+def decode_replies(payload: bytes) -> list[Reply]:
+    """The elements of an array of replies of one line each: the answer to BATCH.
+
+    Raises:
+        RemoteProtocolError: anything else.
+    """
+    count, position = _header(payload, 0, _ARRAY)
+    *lines, rest = payload[position:].split(b"\r\n")
+    if rest or len(lines) != count:
+        raise _malformed(payload, position, f"{count} replies of a line each expected")
+    return [decode_reply(line + b"\r\n") for line in lines]
 
 
 def decode_notification(payload: bytes) -> Notification:

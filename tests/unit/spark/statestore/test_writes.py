@@ -1,40 +1,35 @@
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Sequence
 
 import pytest
 
-from penstock.errors import PenstockError, RefusedError, UnavailableError
-from penstock.spark.statestore.writes import CONCURRENT_KEYS, Change, Row, last_of_each, write_changes
+from penstock.errors import PenstockError
+from penstock.spark.statestore.writes import Change, Row, last_of_each, write_changes
+from penstock.statestore.client.writes import Write
+from penstock.statestore.codec.errors import StoreError
+from penstock.statestore.errors import WritesRefusedError, refusal
 from penstock.statestore.hlc import Hlc
 
 TOKEN = Hlc(1, 0, "run")
 
 
 class Store:
-    """Remembers what it was asked; refuses the key ``refused`` and does not answer for ``away``."""
+    """Remembers what it was asked; refuses the key ``refused``."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[object, ...]] = []
-        self.under_way = self.most = 0
+        self.asked: list[list[bytes]] = []
+        self.token: Hlc | None = None
 
-    async def _take(self, *request: object) -> None:
-        self.asked.append(request)
-        self.under_way += 1
-        self.most = max(self.most, self.under_way)
-        await asyncio.sleep(0)
-        self.under_way -= 1
-        if request[1] == "refused":
-            raise RefusedError("no", text="ERR the request fencing token is a lower version")
-        if request[1] == "away":
-            raise UnavailableError("gone")
-
-    async def set(self, key: str | bytes, value: bytes, /, *, ttl_ms: int | None, fencing_token: Hlc | None) -> None:
-        await self._take("SET", key, value, ttl_ms, fencing_token)
-
-    async def delete(self, key: str | bytes, /, *, fencing_token: Hlc | None) -> int:
-        await self._take("DEL", key, fencing_token)
-        return 1
+    async def write_many(self, writes: Sequence[Write], /, *, fencing_token: Hlc | None, stop: bool) -> list[bool]:
+        assert stop, "a run that was replaced must not go on"
+        self.token = fencing_token
+        self.asked += [write.words for write in writes]
+        if any(write.key == b"refused" for write in writes):
+            raise WritesRefusedError(
+                refusal("SET", b"refused", StoreError.FENCE_LOWER), {b"refused": StoreError.FENCE_LOWER}, [False]
+            )
+        return [True] * len(writes)
 
 
 def row(key: bytes, value: bytes | None, order: object = None) -> Row:
@@ -64,28 +59,16 @@ def test_two_rows_of_a_key_need_an_order(rows: list[Row], order_by: str | None, 
         last_of_each(rows, order_by)
 
 
-async def test_keys_are_written_at_once_and_the_changes_of_one_in_order() -> None:
+async def test_all_changes_are_written_those_of_a_key_in_their_order() -> None:
     store = Store()
-    many = {f"k{n}": [Change(f"k{n}", b"1", 10), Change(f"k{n}", None)] for n in range(CONCURRENT_KEYS * 2)}
-    assert await write_changes(store, many, TOKEN) == len(many) * 2
-    assert store.most == CONCURRENT_KEYS
-    assert [request for request in store.asked if request[1] == "k7"] == [
-        ("SET", "k7", b"1", 10, TOKEN),
-        ("DEL", "k7", TOKEN),
-    ]
+    changes = {"a": [Change("a", b"1", 10), Change("a", None)], b"b": [Change(b"b", b"")]}
+    assert await write_changes(store, changes, TOKEN) == 3
+    assert store.asked == [[b"SET", b"a", b"1", b"PX", b"10"], [b"DEL", b"a"], [b"SET", b"b", b""]]
+    assert store.token == TOKEN
 
 
-async def test_an_error_comes_after_everything_was_answered() -> None:
-    store = Store()
-    keys = ["away", *(f"k{n}" for n in range(CONCURRENT_KEYS * 3))]
-    with pytest.raises(UnavailableError):
-        await write_changes(store, {key: [Change(key, b"1")] for key in keys}, None)
-    assert store.under_way == 0
-    assert len(store.asked) <= CONCURRENT_KEYS * 2, "what cannot succeed any more is not begun"
-
-
-async def test_a_refusal_under_a_token_speaks_of_the_later_run() -> None:
-    with pytest.raises(PenstockError, match="belongs to a later run"):
+async def test_a_refusal_under_a_token_names_the_key_and_speaks_of_the_later_run() -> None:
+    with pytest.raises(PenstockError, match=r"key 'refused': the request fencing[\s\S]*belongs to a later run"):
         await write_changes(Store(), {"refused": [Change("refused", None)]}, TOKEN)
-    with pytest.raises(RefusedError):
+    with pytest.raises(WritesRefusedError):
         await write_changes(Store(), {"refused": [Change("refused", None)]}, None)
