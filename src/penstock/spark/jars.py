@@ -7,7 +7,6 @@ without jars.
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from penstock.errors import ConfigError, UnavailableError
+from penstock.spark.cache import cache_directory
 
 __all__ = ["DELTA", "delta_jars", "delta_settings", "folder", "is_set_up", "main", "resolve"]
 
@@ -44,8 +44,7 @@ _SETTINGS = {
 
 def folder(artefact: str) -> Path:
     """Where the jars of ``artefact`` (group:name:version) are kept."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "penstock" / "jars" / artefact.replace(":", "_")
+    return cache_directory("jars") / artefact.replace(":", "_")
 
 
 def delta_jars(spark: str | None = None) -> list[Path]:

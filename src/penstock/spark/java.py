@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import ConfigError
+from penstock.spark.cache import cache_directory
 
 __all__ = ["MINIMUM_VERSION", "Java", "find_java"]
 
@@ -68,7 +69,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
         elif probe.has_vector:
             return Java(probe.home, probe.version, source)
         else:
-            return Java(_home_without_vector(probe.home, _cache_directory(environ)), probe.version, source)
+            return Java(_home_without_vector(probe.home, cache_directory("java", environ)), probe.version, source)
     raise ConfigError(
         f"Spark needs Java {MINIMUM_VERSION} or later, and there is none",
         option="JAVA_HOME",
@@ -129,13 +130,6 @@ def _parse_version(settings: str) -> int | None:
     if not numbers:
         return None
     return int(numbers[1]) if numbers[0] == "1" and len(numbers) > 1 else int(numbers[0])
-
-
-def _cache_directory(environ: Mapping[str, str]) -> Path:
-    """The user's cache directory (XDG base directory specification)."""
-    configured = environ.get("XDG_CACHE_HOME", "")
-    base = Path(configured) if configured.startswith("/") else Path.home() / ".cache"
-    return base / "penstock" / "java"
 
 
 _LAUNCHER = """\

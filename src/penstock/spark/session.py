@@ -4,6 +4,7 @@ What a plain ``SparkSession.builder.getOrCreate()`` gets wrong for them, each fo
 
 * workers are started with ``python3`` of ``PATH``, not with the interpreter of the driver: an environment that is not
   activated dies with "Python worker exited unexpectedly";
+* every Python process of a local session compiles pyspark anew, for a second;
 * a local session listens on two ports of the machine's outer interface;
 * the default checkpoint manager costs 60 to 70 ms a micro-batch on a local disk;
 * 200 shuffle partitions make a micro-batch of a stateful query minutes long on two cores;
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
+from penstock.spark.home import spark_home
 from penstock.spark.java import find_java
 
 if TYPE_CHECKING:
@@ -55,9 +57,10 @@ def session(
 
     With ``SUBMITTED`` as ``master`` only what a running session may still change is set.
 
-    ``JAVA_HOME``, ``PYSPARK_PYTHON`` and, for masters on this machine, ``SPARK_LOCAL_IP`` are set in ``os.environ``,
-    because Spark's launcher reads them there; the last two only where they are not set. A session that is already
-    running is returned as Spark's own builder does: options of the session change, options of its JVM cannot.
+    ``JAVA_HOME``, ``PYSPARK_PYTHON`` and, for masters on this machine, ``SPARK_LOCAL_IP`` and ``SPARK_HOME`` are set in
+    ``os.environ``, because Spark's launcher reads them there; all but the first only where they are not set. A session
+    that is already running is returned as Spark's own builder does: options of the session change, options of its JVM
+    cannot.
 
     Raises:
         ConfigError: no Java, no pyspark, or an option that cannot work; says what to do.
@@ -75,6 +78,8 @@ def session(
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if is_local(master):
             os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+            if (home := spark_home()) is not None:
+                os.environ["SPARK_HOME"] = str(home)
     builder = SparkSession.builder
     for name, value in settings.items():
         builder = builder.config(name, value)
