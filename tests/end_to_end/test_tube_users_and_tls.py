@@ -27,7 +27,7 @@ from tests.ports import free_ports
 CONFIG = """
 tube:
   topics: [water]
-  access: {{users: users}}
+  access: {{users: users, groups: [legacy]}}
   tls: {{certificate: server.pem, key: server.key, client_ca: ca.pem, master_port: {}, broker_port: {}}}
 """
 
@@ -113,10 +113,16 @@ def test_strangers_read_nothing(node: Secured) -> None:
     # Without the certificate that the listener asks for, or without trust in its own.
     for tls in (TlsOptions(node.directory / "ca.pem"), TlsOptions()):
         stranger = Login("edge", node.directory / "secret", tls).client()
-        with pytest.raises(UnavailableError):
+        with pytest.raises(UnavailableError) as blocking:
             partitions(node.masters, "water", **stranger)
-        with pytest.raises(PenstockError):
+        with pytest.raises(PenstockError) as asynchronous:
             asyncio.run(Producer(node.masters, **stranger).start())
+        assert all("certificate" in str(told.value.why) for told in (blocking, asynchronous))
+    # A TLS port without TLS.
+    with pytest.raises(UnavailableError, match="connect with TLS"):
+        partitions(node.masters, "water")
+    with pytest.raises(UnavailableError, match="connect with TLS"):
+        asyncio.run(Producer(node.masters).start())
 
 
 def test_commands(node: Secured) -> None:
@@ -140,6 +146,9 @@ def test_commands(node: Secured) -> None:
         done = node.penstock(*args)
         assert (done.returncode, done.stdout) == (1, b""), json.dumps(args)
         assert b"authentication failed" in done.stderr
+        assert b"--username" in done.stderr
+    # A group that need not sign may read without.
+    assert len(node.rows("tube", "consume", "round", "--group", "legacy", "--count", "2")) == 2
     done = node.penstock("tube", "consume", "round", "--username", "edge")
     assert done.returncode == 2
     assert b"password file" in done.stderr

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import tube_broker, tube_offsets, tube_records, tube_staged
+from penstock.cli import tube_broker, tube_offsets, tube_produce, tube_records, tube_staged
 from penstock.cli.groups import command_group
 from penstock.cli.output import Cell, note, print_json, print_table
 from penstock.cli.tube_common import TOKEN, WEB, AdminToken, BrokerHttp, Json, Topic, Web, ask_each, brokers
@@ -25,7 +25,7 @@ _LOOK_S = 0.1
 app = command_group("Topics, brokers, groups; produce and consume records; positions and lag.")
 topics = command_group("List topics (the default), describe, create or delete one.", alone=False)
 app.add_typer(topics, name="topics", invoke_without_command=True)
-app.command()(tube_records.produce)
+app.command()(tube_produce.produce)
 app.command()(tube_records.consume)
 app.add_typer(tube_offsets.app, name="offsets")
 app.command()(tube_offsets.lag)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MASTER",
     "TOKEN",
+    "UNKNOWN_USER",
     "WEB",
     "AdminToken",
     "BrokerHttp",
@@ -63,6 +64,8 @@ WEB = "127.0.0.1:8080"
 BROKER_WEB = "127.0.0.1:8081"
 RUNNING = "running"
 """runStatus of a broker that has a session at its master."""
+UNKNOWN_USER = 415
+"""Code of a refusal: who asks did not sign, or wrongly."""
 TOKEN = "abc"  # noqa: S105 - the reference's sample, which a node takes on loopback only
 
 

@@ -14,6 +14,7 @@ import typer
 from penstock.cli.groups import command_group
 from penstock.cli.output import Cell, note, print_error, print_table
 from penstock.cli.tube_common import (
+    UNKNOWN_USER,
     WEB,
     BrokerHttp,
     BrokerRow,
@@ -35,7 +36,6 @@ __all__ = ["ENTRY", "app", "lag"]
 ENTRY = 28
 """Offsets are bytes of a store's index, so many a message; the partitions of a store share it."""
 MOST = (1 << 31) - 1
-_UNKNOWN_USER = 415
 
 app = command_group("Show where a group stands, or move it.", alone=False)
 Group = Annotated[str, typer.Argument(help="The consumer group.", metavar="GROUP")]
@@ -294,7 +294,7 @@ def _counting(source: RangeReader, standing: Standing) -> Counted:
         try:
             return source.plan(standing.topic, standing.partition, start, end, most)
         except RefusedError as error:
-            if error.code == _UNKNOWN_USER:
+            if error.code == UNKNOWN_USER:
                 raise
             there = min((end - start) // ENTRY, most)
             return start + there * ENTRY, there
@@ -314,7 +314,7 @@ def _at_time(source: RangeReader, standing: Standing, time_ms: int) -> int:
     try:
         return source.offset_at(standing.topic, standing.partition, time_ms)
     except RefusedError as error:
-        if error.code == _UNKNOWN_USER:
+        if error.code == UNKNOWN_USER:
             raise
         raise ConfigError(
             f"--to: broker {standing.broker.id} does not find offsets by time",
@@ -341,7 +341,7 @@ def _lag_rows(standings: Iterable[Standing], login: LoginOptions) -> Iterator[di
                     oldest = source.first(s.topic, s.partition, offset, s.end) if messages else None
                 seconds = 0.0 if oldest is None else max(0.0, round((wall_clock_ms() - oldest[1]) / 1000, 1))
             except RefusedError as error:
-                if error.code == _UNKNOWN_USER:
+                if error.code == UNKNOWN_USER:
                     raise
                 # Not one of ours: the store's messages are all that is known.
             except PenstockError as error:

@@ -1,34 +1,39 @@
-"""`penstock tube produce` and `consume`: records in, records out."""
+"""`penstock tube consume`: records out."""
 
 from __future__ import annotations
 
 import contextlib
 import heapq
 import secrets
-import struct
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import datetime, timedelta
 from enum import StrEnum
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.arriving import LENGTH
 from penstock.cli.output import bytes_fields, escape, note, print_json, print_raw, shown
-from penstock.cli.tube_common import MASTER, Json, LoginOptions, Master, Topic, announced, logs_in, partitions
-from penstock.errors import ConfigError, LocalProtocolError, UnavailableError
+from penstock.cli.tube_common import (
+    MASTER,
+    UNKNOWN_USER,
+    Json,
+    LoginOptions,
+    Master,
+    Topic,
+    announced,
+    logs_in,
+)
+from penstock.errors import ConfigError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
-    from asyncio import Future
-
     from penstock.runtime.login import ClientOptions
-    from penstock.tube.producer import SendResult
     from penstock.tube.reader import PartitionInfo
     from penstock.tube.record import Record
 
-__all__ = ["Format", "consume", "parse_time", "produce"]
+__all__ = ["consume", "parse_time"]
 
 IDLE_S = 2.0
 """How long a group that does not follow waits for another record before it ends."""
@@ -39,90 +44,13 @@ HEARTBEAT_S = 1.0
 LOOK_S = 0.02
 ANSWER_S = 5.0
 """A broker that does not answer for so long is left out."""
-_LENGTH = struct.Struct(">I")
-_LARGEST = 20 << 20
 
 
 class Format(StrEnum):
-    """How records stand in a stream of bytes: each on a line, or each behind its length (4 bytes, big-endian)."""
+    """How values stand in a stream of bytes: each on a line, or each behind its length (4 bytes, big-endian)."""
 
     LINES = "lines"
     LENGTH = "length"
-
-
-@logs_in
-def produce(
-    topic: Topic,
-    login: LoginOptions,
-    values: Annotated[
-        list[str] | None,
-        typer.Argument(help="Values, one record each; without any, each line of stdin is one.", metavar="VALUE"),
-    ] = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(help="Read from a file instead of stdin.", exists=True, dir_okay=False, metavar="FILE"),
-    ] = None,
-    form: Annotated[
-        Format,
-        typer.Option("--format", help="lines, or length: 4 bytes (big-endian) before each value.", metavar="WORD"),
-    ] = Format.LINES,
-    key: Annotated[
-        str | None, typer.Option(help="Key of every record: equal keys stay in order.", metavar="TEXT")
-    ] = None,
-    key_separator: Annotated[
-        str | None, typer.Option(help="What stands before this text is the record's key.", metavar="TEXT")
-    ] = None,
-    header: Annotated[
-        list[str] | None, typer.Option(help="Header of every record; may be repeated.", metavar="NAME=VALUE")
-    ] = None,
-    partition: Annotated[int | None, typer.Option(help="Partition of every record.", min=0, metavar="N")] = None,
-    msg_type: Annotated[
-        str | None, typer.Option(help="$msgType$ of every record, for filters.", metavar="TEXT")
-    ] = None,
-    idempotent: Annotated[
-        bool, typer.Option("--idempotent", help="No copies after a retry (penstock's brokers).")
-    ] = False,
-    tube_master: Master = MASTER,
-    as_json: Json = False,
-) -> None:
-    """Append records to TOPIC.
-
-    Ends when the log has them all. With --json, the place of each record is a line.
-    """
-    headers = [_header(text) for text in header or []]
-    if values and file is not None:
-        raise ConfigError("tube produce: values and --file", do="give one of them")
-    if not values and file is None and sys.stdin.isatty():
-        raise ConfigError("tube produce: no values", do="give values, or pipe lines in")
-    client = login.client()
-    with contextlib.ExitStack() as stack:
-        if values:
-            data: Iterator[bytes] = (value.encode("utf-8", "surrogateescape") for value in values)
-        else:
-            stream = sys.stdin.buffer if file is None else stack.enter_context(file.open("rb"))
-            data = _lines(stream) if form is Format.LINES else _delimited(stream)
-        separator = key_separator.encode() if key_separator else None
-
-        def record(value: bytes) -> Record:
-            from penstock.tube.record import Record
-
-            own = None if key is None else key.encode()
-            if separator is not None:
-                front, found, rest = value.partition(separator)
-                if found:
-                    own, value = front, rest
-            return Record(value, own, list(headers), msg_type=msg_type)
-
-        if not partitions(tube_master, topic, client):
-            # The producer waits for it a while: it may just have been created, or its broker may be starting.
-            remedy = "penstock tube topics create makes one"
-            note(f"waiting for topic {escape(topic)}: the master announces none ({remedy})")
-        from penstock.runtime.loop import run
-
-        records = (record(value) for value in data)
-        count = run(_produce(tube_master, topic, records, partition, client, idempotent=idempotent, as_json=as_json))
-    if not as_json:
-        note(f"{count} {'record' if count == 1 else 'records'} produced to {escape(topic)}")
 
 
 @logs_in
@@ -183,7 +111,12 @@ def consume(
             if away:
                 raise typer.Exit(1)
             return
-        announced(tube_master, topic, client)
+        try:
+            announced(tube_master, topic, client)
+        except RefusedError as error:
+            # It asks as a producer does. Who may not write may be in a group that is let in all the same.
+            if error.code != UNKNOWN_USER:
+                raise
         from penstock.runtime.loop import run
 
         name = group or f"penstock_cli_{secrets.token_hex(6)}"
@@ -208,81 +141,6 @@ def parse_time(text: str, option: str, words: str = "earliest, latest") -> int:
             option=option,
             do=f"write {words}, 2026-01-31T12:00, or 90s, 15m, 2h, 3d (ago)",
         ) from None
-
-
-def _header(text: str) -> tuple[str, str | bytes]:
-    name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise ConfigError(f"--header: got {text!r}, expected NAME=VALUE", option="--header")
-    return name, value
-
-
-def _lines(stream: IO[bytes]) -> Iterator[bytes]:
-    for line in stream:
-        yield line.removesuffix(b"\n").removesuffix(b"\r")
-
-
-def _delimited(stream: IO[bytes]) -> Iterator[bytes]:
-    number = 0
-    while head := stream.read(_LENGTH.size):
-        number += 1
-        size = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else 0
-        if len(head) < _LENGTH.size or size > _LARGEST:
-            raise LocalProtocolError(f"tube produce: record {number}: {head.hex(' ')} is no length up to {_LARGEST}")
-        value = stream.read(size)
-        if len(value) < size:
-            raise LocalProtocolError(f"tube produce: record {number} ends after {len(value)} of {size} bytes")
-        yield value
-
-
-async def _produce(
-    masters: str,
-    topic: str,
-    records: Iterable[Record],
-    partition: int | None,
-    client: ClientOptions,
-    *,
-    idempotent: bool,
-    as_json: bool,
-) -> int:
-    import asyncio
-    from collections import deque
-
-    from penstock.tube.producer import Producer
-
-    count = 0
-    pending: deque[Future[SendResult]] = deque()
-
-    def told(future: Future[SendResult]) -> None:
-        result = future.result()  # raises what the send failed with
-        if as_json:
-            print_json(
-                {
-                    "topic": topic,
-                    "broker_id": result.broker_id,
-                    "partition": result.partition,
-                    "offset": result.append_offset,
-                    "message_id": result.message_id,
-                    "append_time_ms": result.append_time_ms,
-                }
-            )
-
-    async with Producer(masters, idempotent=idempotent, **client) as producer:
-        try:
-            for record in records:
-                count += 1
-                pending.append(await producer.queue(topic, record, partition=partition))
-                # Lets the sends leave while the input is read, which blocks.
-                await asyncio.sleep(0)
-                while pending and pending[0].done():
-                    told(pending.popleft())
-            while pending:
-                await asyncio.wait([pending[0]])
-                told(pending.popleft())
-        finally:
-            for future in pending:
-                future.cancel()
-    return count
 
 
 def _held(
@@ -431,7 +289,7 @@ class _Show:
         if self._as_json:
             print_json(row)
         elif self._raw and self._form is Format.LENGTH:
-            print_raw(_LENGTH.pack(len(record.value)) + record.value)
+            print_raw(LENGTH.pack(len(record.value)) + record.value)
         elif self._raw:
             print_raw(record.value + b"\n")
         else:

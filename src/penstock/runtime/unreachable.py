@@ -7,7 +7,7 @@ import socket
 import ssl
 from typing import NamedTuple
 
-__all__ = ["Unreachable", "unreachable"]
+__all__ = ["Unreachable", "unanswered", "unreachable"]
 
 
 class Unreachable(NamedTuple):
@@ -43,6 +43,20 @@ def unreachable(error: OSError, host: str, *, tls: bool) -> Unreachable:
             "check that this port speaks what the address says" if tls else None,
         )
     return Unreachable(error.strerror or str(error) or type(error).__name__)
+
+
+def unanswered(*, tls: bool) -> Unreachable:
+    """What it may mean that a connection, with TLS or without, was ended by the peer before its first answer."""
+    if tls:
+        # TLS 1.3 looks at the client's certificate after the handshake, so this is all that a client is told.
+        return Unreachable(
+            "it was ended before any answer, as by a server that wants the client's certificate",
+            "give the client's certificate (--cert-file) if the server wants one",
+        )
+    return Unreachable(
+        "it was ended before any answer, as by a port that speaks TLS or another protocol",
+        "look whether the port is TubeMQ's without TLS, or connect with TLS (--tls, --ca-file)",
+    )
 
 
 def _all_refused(error: OSError) -> bool:

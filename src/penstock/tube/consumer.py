@@ -20,7 +20,7 @@ from penstock.runtime.clock import wall_clock_ms
 from penstock.tube.addresses import Address, local_ipv4, parse_masters
 from penstock.tube.client.batches import Batch, Message
 from penstock.tube.client.fetching import Fetcher, ReadSettings
-from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.codes import ErrCode, remedy
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2
 from penstock.tube.codec.strings import DEFAULT_BROKER_PORT, DEFAULT_BROKER_TLS_PORT, Partition, check_client_id
@@ -334,7 +334,7 @@ class Consumer:
                 f"tube: the master refuses consumer {self.client_id}: {text}",
                 code=code,
                 text=text,
-                do="create the topic first" if code == ErrCode.TOPIC_NOT_DEPLOYED else None,
+                do=remedy(code),
             )
 
     async def _follow(self) -> None:

@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 from penstock import __version__
 from penstock.errors import PenstockError, RemoteProtocolError, UnavailableError
 from penstock.runtime.clock import wall_clock_ms
-from penstock.runtime.unreachable import unreachable
+from penstock.runtime.unreachable import unanswered, unreachable
 from penstock.tube.addresses import Address, local_ipv4
 from penstock.tube.codec.envelope import Request, Response, decode_response, encode_request, payload_of
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
@@ -60,6 +60,8 @@ class Link(asyncio.Protocol):
         self.closed = False
         self.extensions: int | None = None
         """Version of our extensions that the peer speaks: 0 none, None not known yet; who asks notes it here."""
+        self._heard = False
+        self._tls = False
         self.on_lost: list[Callable[[], None]] = []
         """Called once, when the connection has ended and those who wait were told."""
         self._transport: asyncio.Transport | None = None
@@ -169,11 +171,13 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop has it without being a subclass
         self._transport = transport
+        self._tls = transport.get_extra_info("sslcontext") is not None
         connection = transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:
+        self._heard = True
         try:
             for serial, body in self._decoder.feed(data):
                 response = decode_response(serial, body)
@@ -199,7 +203,8 @@ class Link(asyncio.Protocol):
             self._gone.set_result(None)
 
     def _lost(self, *, applied: bool | None) -> UnavailableError:
-        return UnavailableError(f"tube: the connection to {self.peer} is lost", applied=applied)
+        why, do = unanswered(tls=self._tls) if not self._heard else (None, None)
+        return UnavailableError(f"tube: the connection to {self.peer} is lost", applied=applied, why=why, do=do)
 
     def _flush(self) -> None:
         if self._out and self._transport is not None and not self._transport.is_closing():

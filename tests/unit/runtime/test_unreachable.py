@@ -7,7 +7,7 @@ import ssl
 
 import pytest
 
-from penstock.runtime.unreachable import unreachable
+from penstock.runtime.unreachable import unanswered, unreachable
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,11 @@ def test_reasons(error: OSError, why: str, do: str | None) -> None:
 
 def test_a_reset_without_tls_is_no_question_of_tls() -> None:
     assert unreachable(ConnectionResetError(), "plant", tls=False).do is None
+
+
+@pytest.mark.parametrize(("tls", "do"), [(True, "--cert-file"), (False, "--ca-file")])
+def test_a_peer_that_never_answered(tls: bool, do: str) -> None:
+    said = unanswered(tls=tls)
+    assert "before any answer" in said.why
+    assert said.do is not None
+    assert do in said.do

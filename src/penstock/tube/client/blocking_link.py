@@ -15,8 +15,8 @@ from google.protobuf.message import Message
 
 from penstock.errors import RefusedError, UnavailableError
 from penstock.runtime.clock import wall_clock_ms
-from penstock.runtime.unreachable import unreachable
-from penstock.tube.codec.codes import ErrCode
+from penstock.runtime.unreachable import unanswered, unreachable
+from penstock.tube.codec.codes import ErrCode, remedy
 from penstock.tube.codec.envelope import Request, decode_response, encode_request, payload_of
 from penstock.tube.codec.framing import FrameDecoder, encode_frame, one_block
 from penstock.tube.codec.methods import MethodId
@@ -38,6 +38,8 @@ class BlockingLink:
     def __init__(self, host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
         self.peer = f"{host}:{port}"
         self.deadline = time.monotonic() + timeout_s
+        self._tls = tls is not None
+        self._heard = False
         self._serial = 0
         self._decoder = FrameDecoder()
         self._buffer = bytearray(_RECEIVE_BYTES)
@@ -123,7 +125,9 @@ class BlockingLink:
         self._socket.settimeout(self._left())
         count = self._socket.recv_into(view)
         if not count:
-            raise UnavailableError(f"tube: {self.peer} closed the connection")
+            why, do = unanswered(tls=self._tls) if not self._heard else (None, None)
+            raise UnavailableError(f"tube: {self.peer} closed the connection", why=why, do=do)
+        self._heard = True
         return count
 
     def _left(self) -> float:
@@ -150,4 +154,4 @@ def credentials_of(user: str | None, password: str | None) -> Credentials | None
 def accepted(code: int, text: str, peer: str) -> None:
     """Raises RefusedError unless a master answered with success."""
     if code != ErrCode.SUCCESS:
-        raise RefusedError(f"tube: master {peer} refuses: {text}", code=code, text=text, peer=peer)
+        raise RefusedError(f"tube: master {peer} refuses: {text}", code=code, text=text, peer=peer, do=remedy(code))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.tube.addresses import Address
-from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.codes import ErrCode, remedy
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2
 from penstock.tube.codec.strings import Partition
@@ -162,4 +162,4 @@ class ProducerSession:
 
 def _accepted(code: int, text: str, what: str) -> None:
     if code != ErrCode.SUCCESS:
-        raise RefusedError(f"tube: {what}: {text}", code=code, text=text)
+        raise RefusedError(f"tube: {what}: {text}", code=code, text=text, do=remedy(code))

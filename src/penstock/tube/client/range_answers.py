@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from penstock.errors import DataLossError, RefusedError, RemoteProtocolError, UnavailableError
-from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.codes import ErrCode, remedy
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.schema import decode
@@ -139,7 +139,7 @@ class RangeAnswer:
                 code=answer.errCode,
                 text=answer.errMsg,
                 peer=peer,
-                do="give the user and the password" if answer.errCode == ErrCode.CERTIFICATE_FAILURE else None,
+                do=remedy(answer.errCode),
             )
         if not answer.HasField("range"):
             raise RefusedError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-__all__ = ["ErrCode"]
+__all__ = ["ErrCode", "remedy"]
 
 
 class ErrCode(IntEnum):
@@ -35,3 +35,19 @@ class ErrCode(IntEnum):
     CONSUME_CONTENT_FORBIDDEN = 455
     INTERNAL_SERVER_ERROR = 500
     SERVICE_UNAVAILABLE = 503
+
+
+_OTHER_GROUP = "members of a group read equal topics with equal filters, in one way: name another group for this one"
+_REMEDIES: dict[int, str] = {
+    ErrCode.CERTIFICATE_FAILURE: "sign as a user of the cluster, with a clock that is right within 20 s: user and "
+    "password (--username and --password-file of a command)",
+    ErrCode.TOPIC_NOT_DEPLOYED: "create the topic first",
+    ErrCode.CLIENT_INCONSISTENT_CONSUMETYPE: _OTHER_GROUP,
+    ErrCode.CLIENT_INCONSISTENT_TOPICSET: _OTHER_GROUP,
+    ErrCode.CLIENT_INCONSISTENT_FILTERSET: _OTHER_GROUP,
+}
+
+
+def remedy(code: int) -> str | None:
+    """What a client does about a refusal with ``code``; None where only the words of the refusal tell."""
+    return _REMEDIES.get(code)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from penstock.errors import ConfigError, RefusedError
-from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.codes import ErrCode, remedy
 from penstock.tube.codec.proto import master_pb2
 from penstock.tube.codec.strings import (
     DEFAULT_BROKER_PORT,
@@ -185,4 +185,4 @@ class ClientBalance(GroupMember):
 
 def _accepted(code: int, text: str) -> None:
     if code != ErrCode.SUCCESS:
-        raise RefusedError(f"tube: the master refuses: {text}", code=code, text=text)
+        raise RefusedError(f"tube: the master refuses: {text}", code=code, text=text, do=remedy(code))

@@ -13,7 +13,7 @@ import json
 from dataclasses import dataclass, field
 
 from penstock.errors import RefusedError, RemoteProtocolError
-from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.codes import ErrCode, remedy
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.proto import shared_pb2
@@ -162,7 +162,8 @@ class Membership:
                 code=answer.errCode,
                 text=answer.errMsg,
                 peer="master",
-                do="give each broker a number of its own, and the address and TLS port that the master has for it",
+                do=remedy(answer.errCode)
+                or "give each broker a number of its own, and the address and TLS port that the master has for it",
             )
         self.registered = self._online = True
         orders = self._common(answer)

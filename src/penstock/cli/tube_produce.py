@@ -1,0 +1,260 @@
+"""`penstock tube produce`: records in."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.arriving import Lengths, Lines, Splitter, chunks
+from penstock.cli.output import escape, note, print_json
+from penstock.cli.tube_common import MASTER, Json, LoginOptions, Master, Topic, logs_in, partitions
+from penstock.errors import ConfigError, LocalProtocolError
+
+if TYPE_CHECKING:
+    from asyncio import Future, Queue
+
+    from penstock.runtime.login import ClientOptions
+    from penstock.tube.producer import Producer, SendResult
+    from penstock.tube.record import Record
+
+__all__ = ["produce"]
+
+
+class Format(StrEnum):
+    """How records stand in the input: on a line each, behind their lengths, or as `consume --json` prints them."""
+
+    LINES = "lines"
+    LENGTH = "length"
+    JSON = "json"
+
+
+@logs_in
+def produce(
+    topic: Topic,
+    login: LoginOptions,
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(help="Values, one record each; without any, each line of stdin is one.", metavar="VALUE"),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="Read from a file instead of stdin.", exists=True, dir_okay=False, metavar="FILE"),
+    ] = None,
+    form: Annotated[
+        Format,
+        typer.Option(
+            "--format",
+            help="lines; length: 4 bytes (big-endian) before each value; json: a line as consume --json prints it, "
+            "with key, headers and all.",
+            metavar="WORD",
+        ),
+    ] = Format.LINES,
+    key: Annotated[
+        str | None, typer.Option(help="Key of every record: equal keys stay in order.", metavar="TEXT")
+    ] = None,
+    key_separator: Annotated[
+        str | None, typer.Option(help="What stands before this text is the record's key.", metavar="TEXT")
+    ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(help="Header of every record; may be repeated.", metavar="NAME=VALUE")
+    ] = None,
+    partition: Annotated[int | None, typer.Option(help="Partition of every record.", min=0, metavar="N")] = None,
+    msg_type: Annotated[
+        str | None, typer.Option(help="$msgType$ of every record, for filters.", metavar="TEXT")
+    ] = None,
+    idempotent: Annotated[
+        bool, typer.Option("--idempotent", help="No copies after a retry (penstock's brokers).")
+    ] = False,
+    tube_master: Master = MASTER,
+    as_json: Json = False,
+) -> None:
+    """Append records to TOPIC, as they come in.
+
+    Ends when the log has them all. With --json, the place of each record is a line, printed when the log has it.
+    """
+    headers = [_header(text) for text in header or []]
+    if values and file is not None:
+        raise ConfigError("tube produce: values and --file", do="give one of them")
+    if not values and file is None and sys.stdin.isatty():
+        raise ConfigError("tube produce: no values", do="give values, or pipe lines in")
+    if form is Format.JSON and any([values, headers, key, key_separator, msg_type]):
+        raise ConfigError(
+            "--format json: a line has its own key, headers and message type",
+            option="--format",
+            do="leave VALUE, --key, --key-separator, --header and --msg-type out",
+        )
+    separator = key_separator.encode() if key_separator else None
+
+    def record(value: bytes) -> Record:
+        from penstock.tube.record import Record
+
+        if form is Format.JSON:
+            return _from_json(value)
+        own = None if key is None else key.encode()
+        if separator is not None:
+            front, found, rest = value.partition(separator)
+            if found:
+                own, value = front, rest
+        return Record(value, own, list(headers), msg_type=msg_type)
+
+    client = login.client()
+    if not partitions(tube_master, topic, client):
+        # The producer waits for it a while: it may just have been created, or its broker may be starting.
+        remedy = "penstock tube topics create makes one"
+        note(f"waiting for topic {escape(topic)}: the master announces none ({remedy})")
+    from penstock.runtime.loop import run
+
+    splitter = Lengths() if form is Format.LENGTH else Lines()
+    source = _values(values) if values else _arriving(file, splitter)
+    show = _print_place if as_json else None
+    count = run(_produce(tube_master, topic, source, record, partition, client, show, idempotent=idempotent))
+    if not as_json:
+        note(f"{_records(count)} produced to {escape(topic)}")
+
+
+def _header(text: str) -> tuple[str, str | bytes]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ConfigError(f"--header: got {text!r}, expected NAME=VALUE", option="--header")
+    return name, value
+
+
+def _from_json(line: bytes) -> Record:
+    """What `consume --json` printed. Raises LocalProtocolError: it is no such line."""
+    from penstock.tube.record import Record
+
+    try:
+        row = json.loads(line)
+        value, key = _bytes(row, "value"), _bytes(row, "key")
+        if value is None:
+            raise ValueError("it has no value")
+        return Record(
+            value,
+            key,
+            [(str(name), str(text)) for name, text in row.get("headers") or []],
+            row.get("mqtt_topic"),
+            row.get("event_time_ms"),
+            row.get("id"),
+            row.get("msg_type"),
+            row.get("content_type"),
+        )
+    except (ValueError, TypeError, AttributeError) as error:
+        raise LocalProtocolError(
+            "a line is no record as consume --json prints it", why=str(error), do='write {"value": "text"} at least'
+        ) from error
+
+
+def _bytes(row: dict[str, str | None], name: str) -> bytes | None:
+    encoded = row.get(f"{name}_base64")
+    if encoded is not None:
+        return base64.b64decode(encoded, validate=True)
+    text = row.get(name)
+    return None if text is None else text.encode()
+
+
+async def _values(values: Iterable[str]) -> AsyncIterator[Iterator[bytes]]:
+    yield (value.encode("utf-8", "surrogateescape") for value in values)
+
+
+async def _arriving(file: Path | None, splitter: Splitter) -> AsyncIterator[Iterator[bytes]]:
+    with contextlib.ExitStack() as stack:
+        stream = sys.stdin.buffer if file is None else stack.enter_context(file.open("rb"))
+        async for data in chunks(stream):
+            yield splitter.feed(data)
+        yield splitter.end()
+
+
+async def _produce(
+    masters: str,
+    topic: str,
+    source: AsyncIterator[Iterator[bytes]],
+    record: Callable[[bytes], Record],
+    partition: int | None,
+    client: ClientOptions,
+    show: Callable[[str, SendResult], None] | None,
+    *,
+    idempotent: bool,
+) -> int:
+    """How many records the log has. What was read before a failure is sent, and the failure then tells how many."""
+    import asyncio
+
+    from penstock.tube.producer import Producer
+
+    sent: Queue[Future[SendResult] | None] = asyncio.Queue()
+    stored = 0
+
+    async def settle() -> None:
+        nonlocal stored
+        while (future := await sent.get()) is not None:
+            result = await future
+            stored += 1
+            if show is not None:
+                show(topic, result)
+
+    try:
+        async with Producer(masters, idempotent=idempotent, **client) as producer:
+            sending = asyncio.create_task(_send(producer, topic, source, record, partition, sent))
+            settling = asyncio.create_task(settle())
+            try:
+                await asyncio.wait([sending, settling], return_when=asyncio.FIRST_COMPLETED)
+                if sending.done():
+                    await settling  # all that was sent; then what ended the sending
+                    await sending
+                else:
+                    settling.result()  # raises: only a record that failed ends it before the sending
+            finally:
+                sending.cancel()
+                settling.cancel()
+                await asyncio.gather(sending, settling, return_exceptions=True)
+                while not sent.empty():
+                    if (future := sent.get_nowait()) is not None:
+                        future.cancel()
+    except BaseException:
+        note(f"{_records(stored)} produced to {escape(topic)} before it ended")
+        raise
+    return stored
+
+
+async def _send(
+    producer: Producer,
+    topic: str,
+    source: AsyncIterator[Iterator[bytes]],
+    record: Callable[[bytes], Record],
+    partition: int | None,
+    sent: Queue[Future[SendResult] | None],
+) -> None:
+    number = 0
+    try:
+        async for values in source:
+            for value in values:
+                number += 1
+                sent.put_nowait(await producer.queue(topic, record(value), partition=partition))
+    except LocalProtocolError as error:
+        raise LocalProtocolError(f"record {number}: {error.what}", why=error.why, do=error.do) from error
+    finally:
+        sent.put_nowait(None)
+
+
+def _print_place(topic: str, result: SendResult) -> None:
+    print_json(
+        {
+            "topic": topic,
+            "broker_id": result.broker_id,
+            "partition": result.partition,
+            "offset": result.append_offset,
+            "message_id": result.message_id,
+            "append_time_ms": result.append_time_ms,
+        }
+    )
+
+
+def _records(count: int) -> str:
+    return "1 record" if count == 1 else f"{count} records"

@@ -1,0 +1,90 @@
+"""Input in pieces: records whatever the cuts, a silent pipe that holds up nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+import os
+from collections.abc import Callable, Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cli import arriving
+from penstock.cli.arriving import LENGTH, Lengths, Lines, Splitter, chunks
+from penstock.errors import LocalProtocolError
+
+
+def cut(data: bytes, places: Iterable[int]) -> list[bytes]:
+    ends = sorted({min(place, len(data)) for place in places} | {len(data)})
+    return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def split(splitter: Splitter, pieces: Iterable[bytes]) -> list[bytes]:
+    return [record for piece in pieces for record in splitter.feed(piece)] + list(splitter.end())
+
+
+@given(
+    st.lists(st.binary(max_size=9).map(lambda data: data.replace(b"\n", b".").replace(b"\r", b"."))),
+    st.lists(st.integers(0, 60)),
+    st.sampled_from([b"\n", b"\r\n"]),
+)
+def test_lines_wherever_they_are_cut(lines: list[bytes], places: list[int], end: bytes) -> None:
+    data = b"".join(line + end for line in lines)
+    assert split(Lines(), cut(data, places)) == lines
+    assert split(Lines(), cut(data + b"last", places)) == [*lines, b"last"]
+
+
+@given(st.lists(st.binary(max_size=9)), st.lists(st.integers(0, 60)))
+def test_lengths_wherever_they_are_cut(values: list[bytes], places: list[int]) -> None:
+    data = b"".join(LENGTH.pack(len(value)) + value for value in values)
+    assert split(Lengths(), cut(data, places)) == values
+
+
+@pytest.mark.parametrize(
+    ("splitter", "data", "message"),
+    [
+        (Lines, b"a\n" + bytes(101), "more than 100 bytes"),
+        (Lengths, LENGTH.pack(1) + b"a" + LENGTH.pack(101), "00 00 00 65 is no length up to 100"),
+        (Lengths, LENGTH.pack(1) + b"a" + b"\0\0", "00 00 is no length"),
+        (Lengths, LENGTH.pack(1) + b"a" + LENGTH.pack(3) + b"b", "ends after 1 of 3 bytes"),
+    ],
+)
+def test_a_broken_stream(
+    monkeypatch: pytest.MonkeyPatch, splitter: Callable[[], Splitter], data: bytes, message: str
+) -> None:
+    monkeypatch.setattr(arriving, "LARGEST", 100)
+    cutting = splitter()
+    records = itertools.chain(cutting.feed(data), cutting.end())
+    assert next(records) == b"a", "what stands before it is given out"
+    with pytest.raises(LocalProtocolError, match=message):
+        next(records)
+
+
+async def test_a_pipe_gives_what_it_has_and_keeps_nobody_waiting() -> None:
+    ours, theirs = os.pipe()
+    with os.fdopen(ours, "rb") as pipe:
+        arriving_now = chunks(pipe)
+        os.write(theirs, b"one")
+        assert await anext(arriving_now) == b"one"
+        next_one = asyncio.ensure_future(anext(arriving_now))
+        await asyncio.sleep(0)
+        assert not next_one.done(), "the loop goes on"
+        os.write(theirs, b"two")
+        assert await next_one == b"two"
+        os.close(theirs)
+        with pytest.raises(StopAsyncIteration):
+            await anext(arriving_now)
+
+
+async def test_a_stream_without_a_descriptor_and_one_that_fails() -> None:
+    assert [data async for data in chunks(io.BytesIO(b"abc"))] == [b"abc"]
+
+    class Broken(io.BytesIO):
+        def read(self, _size: int | None = -1) -> bytes:
+            raise OSError(5, "Input/output error")
+
+    with pytest.raises(OSError, match="Input/output"):
+        await anext(chunks(Broken()))

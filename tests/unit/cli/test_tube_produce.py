@@ -1,0 +1,193 @@
+"""`penstock tube produce`: arguments and input to calls. Servers and clients are stand-ins."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import struct
+import threading
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import pytest
+
+from penstock.cli import arriving, tube_produce
+from penstock.errors import RefusedError
+from penstock.tube import producer, reader
+from penstock.tube.producer import SendResult
+from penstock.tube.reader import PartitionInfo
+from penstock.tube.record import Record
+from tests.unit.cli.conftest import Command
+
+
+class Producer:
+    sent: ClassVar[list[tuple[str, Record, int | None]]]
+    masters: ClassVar[str]
+
+    options: ClassVar[dict[str, Any]]
+
+    def __init__(self, masters: str, **options: Any) -> None:
+        Producer.masters = masters
+        Producer.sent = []
+        Producer.options = {name: value for name, value in options.items() if value is not None}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def queue(self, topic: str, record: Record, partition: int | None = None) -> asyncio.Future[SendResult]:
+        Producer.sent.append((topic, record, partition))
+        future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
+        future.set_result(SendResult(100 + len(Producer.sent), 1_700_000_000_000, 28 * len(Producer.sent), 2, 1))
+        return future
+
+
+@pytest.fixture
+def _master(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A master that announces the topic `water`."""
+
+    def partitions(masters: str, topic: str, **_: object) -> list[PartitionInfo]:
+        assert masters == "127.0.0.1:8715"
+        return [PartitionInfo(1, "127.0.0.1", 8123, n) for n in (0, 1)] if topic == "water" else []
+
+    monkeypatch.setattr(reader, "partitions", partitions)
+
+
+@pytest.fixture
+def _producer(_master: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer, "Producer", Producer)
+
+
+@pytest.mark.usefixtures("_producer")
+def test_produce_values_with_key_headers_and_partition(penstock: Command) -> None:
+    args = ["--key", "k", "--header", "a=1", "--header", "b=x=y", "--partition", "2", "--msg-type", "flow"]
+    assert penstock("tube", "produce", "water", "v1", "v2", *args) == (0, "", "2 records produced to water\n")
+    headers: list[tuple[str, str | bytes]] = [("a", "1"), ("b", "x=y")]
+    assert Producer.sent == [
+        ("water", Record(b"v1", b"k", headers, msg_type="flow"), 2),
+        ("water", Record(b"v2", b"k", headers, msg_type="flow"), 2),
+    ]
+    assert (Producer.masters, Producer.options) == ("127.0.0.1:8715", {"idempotent": False})
+
+
+@pytest.mark.usefixtures("_producer")
+def test_produce_a_file(penstock: Command, tmp_path: Path) -> None:
+    file = tmp_path / "records"
+    file.write_bytes(b"a=1\nno key\nb=x=y")
+    done = penstock("tube", "produce", "water", "--file", str(file), "--key-separator", "=", "--idempotent")
+    assert done == (0, "", "3 records produced to water\n")
+    assert [(record.key, record.value) for _, record, _ in Producer.sent] == [
+        (b"a", b"1"),
+        (None, b"no key"),
+        (b"b", b"x=y"),
+    ]
+    assert Producer.options == {"idempotent": True}
+    assert penstock("tube", "produce", "water", "v", "--file", str(file)).status == 2
+
+
+@pytest.mark.usefixtures("_producer")
+def test_produce_values_behind_their_length(penstock: Command) -> None:
+    data = b"".join(struct.pack(">I", len(value)) + value for value in (b"a\nb", b"", b"\xff"))
+    done = penstock("tube", "produce", "water", "--format", "length", stdin=data)
+    assert done.err == "3 records produced to water\n"
+    assert [record.value for _, record, _ in Producer.sent] == [b"a\nb", b"", b"\xff"]
+    for broken, message in (
+        (data[:-1], "record 2: the input ends after 0 of 1 bytes"),
+        (data + b"\0", "record 3: 00 is no length"),
+    ):
+        done = penstock("tube", "produce", "water", "--format", "length", stdin=broken)
+        assert done.status == 2
+        assert message in done.err
+
+
+@pytest.mark.usefixtures("_producer")
+def test_produce_lines_of_standard_input_and_answer_in_json(penstock: Command) -> None:
+    done = penstock("tube", "produce", "water", "--json", stdin=b"one\r\n\xff\n\nlast")
+    assert [record.value for _, record, _ in Producer.sent] == [b"one", b"\xff", b"", b"last"]
+    assert (done.status, done.err) == (0, "")
+    rows = [json.loads(line) for line in done.out.splitlines()]
+    assert len(rows) == 4
+    assert rows[0] == {
+        "topic": "water",
+        "broker_id": 1,
+        "partition": 2,
+        "offset": 28,
+        "message_id": 101,
+        "append_time_ms": 1_700_000_000_000,
+    }
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["water"], "tube produce: no values"),
+        (["water", "v", "--header", "x"], "--header: got 'x', expected NAME=VALUE"),
+        (["water", "v", "--header", "=x"], "--header: got '=x', expected NAME=VALUE"),
+        (["water", "v", "--partition", "-1"], "Invalid value for '--partition'"),
+    ],
+)
+def test_misuse_of_produce(penstock: Command, args: list[str], message: str) -> None:
+    done = penstock("tube", "produce", *args)
+    assert (done.status, done.out) == (2, "")
+    assert message in done.err
+
+
+@pytest.mark.usefixtures("_producer")
+def test_produce_what_consume_prints(penstock: Command) -> None:
+    rows = [
+        {"value": "a b", "key": "k", "headers": [["h", "1"]], "mqtt_topic": "t/1", "content_type": "text/plain",
+         "event_time_ms": 7, "id": "x-1", "msg_type": "flow", "broker_id": 1, "partition": 2, "offset": 28},
+        {"value": None, "value_base64": "/w==", "key": None, "key_base64": "AA==", "headers": []},
+    ]  # fmt: skip
+    lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    done = penstock("tube", "produce", "water", "--format", "json", stdin=lines)
+    assert done == (0, "", "2 records produced to water\n")
+    assert [record for _, record, _ in Producer.sent] == [
+        Record(b"a b", b"k", [("h", "1")], "t/1", 7, "x-1", "flow", "text/plain"),
+        Record(b"\xff", b"\0"),
+    ]
+    assert penstock("tube", "produce", "water", "--format", "json", "--key", "k", stdin=lines).status == 2
+
+
+@pytest.mark.usefixtures("_producer")
+@pytest.mark.parametrize("line", [b"x", b"[]", b"{}", b'{"value": null}', b'{"value": 3}', b'{"value_base64": "?"}'])
+def test_a_line_that_is_no_record_is_named(penstock: Command, line: bytes) -> None:
+    done = penstock("tube", "produce", "water", "--format", "json", stdin=b'{"value": "v"}\n' + line + b"\n")
+    assert done.status == 2
+    assert done.err.startswith("1 record produced to water before it ended\npenstock: record 2: a line is no record")
+    assert [record.value for _, record, _ in Producer.sent] == [b"v"], "what came before it is stored"
+
+
+@pytest.mark.usefixtures("_producer")
+def test_a_record_that_fails_ends_it_while_the_input_is_silent(
+    penstock: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing more comes, and the pipe is not closed."""
+
+    async def refuse(*_: object, **__: object) -> asyncio.Future[SendResult]:
+        future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
+        future.set_exception(RefusedError("the log is closed"))
+        return future
+
+    monkeypatch.setattr(Producer, "queue", refuse)
+    ours, theirs = os.pipe()
+    with os.fdopen(ours, "rb") as pipe:
+        os.write(theirs, b"a\n")
+        monkeypatch.setattr(tube_produce, "chunks", lambda _: arriving.chunks(pipe))
+        done = penstock("tube", "produce", "water", stdin=b"")
+        os.close(theirs)
+        for thread in threading.enumerate():
+            if thread.name == "reads input":
+                thread.join(10)
+    assert (done.status, done.out) == (1, "")
+    assert done.err == "0 records produced to water before it ended\npenstock: the log is closed\n"
+
+
+@pytest.mark.usefixtures("_producer")
+def test_produce_says_that_it_waits_for_a_topic(penstock: Command) -> None:
+    done = penstock("tube", "produce", "nope", "v")
+    assert done.err.startswith("waiting for topic nope: ")
+    assert "penstock tube topics create" in done.err
