@@ -146,6 +146,7 @@ CASES: Final[dict[Verb, Sequence[Case]]] = {
         Case("none", a("SCAN line/*")),
     ),
     Verb.MGET: (Case("one there, one not", a("MGET k none"), K, EVERYTHING),),
+    Verb.MVALUES: (Case("one there, one not", a("MVALUES k none"), K, EVERYTHING),),
     Verb.PTTL: (
         Case("it expires", a("PTTL k"), (a("SET k v PX 5000"),), EVERYTHING),
         Case("it does not", a("PTTL k"), K, EVERYTHING),
@@ -227,6 +228,7 @@ REFUSED: Final[dict[Verb, Sequence[Case]]] = {
         *_stamped("SCAN *", needed=False),
     ),
     Verb.MGET: (*_refused(Verb.MGET, "MGET k"), Case("not offered", a("MGET k"))),
+    Verb.MVALUES: (*_refused(Verb.MVALUES, "MVALUES k"), Case("not offered", a("MVALUES k"))),
     Verb.PTTL: (*_refused(Verb.PTTL, "PTTL k"), Case("not offered", a("PTTL k"))),
     Verb.BATCH: (
         Case("not RESP3", a(b"BATCH 2 DEL k\r\n")),

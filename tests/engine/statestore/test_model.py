@@ -349,15 +349,15 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(client=CLIENTS)
     def read_all(self, client: str) -> None:
         answer, _ = self.ask(client, [b"MGET", b"a", b"b", b"run"], 0)
-        expected = b"*6\r\n"
+        values, _ = self.ask(client, [b"MVALUES", b"a", b"b", b"run"], 0)
+        expected, expected_values = b"*6\r\n", b"*3\r\n"
         for key in (b"a", b"b", b"run"):
             kept = self.model.keys.get(key)
-            if kept is None:
-                expected += b"$-1\r\n$-1\r\n"
-            else:
-                version = b"%d:%d:StateStore" % kept.version
-                expected += b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(kept.value), kept.value, len(version), version)
-        assert answer.value == expected
+            value = b"$-1\r\n" if kept is None else b"$%d\r\n%b\r\n" % (len(kept.value), kept.value)
+            expected_values += value
+            version = b"" if kept is None else b"%d:%d:StateStore" % kept.version
+            expected += value + (b"$%d\r\n%b\r\n" % (len(version), version) if version else b"$-1\r\n")
+        assert (answer.value, values.value) == (expected, expected_values)
 
     def page(self, client: str, pattern: bytes, token: bytes | None) -> tuple[list[bytes], bytes | None]:
         answer, _ = self.ask(client, [b"SCAN", pattern] + ([token] if token else []), 0)

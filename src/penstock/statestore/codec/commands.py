@@ -14,11 +14,11 @@ from enum import Enum, Flag, StrEnum
 from typing import Final, NamedTuple
 
 from penstock.errors import RemoteProtocolError
+from penstock.statestore.codec.arguments import ttl_of, version_of
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.glob import MAX_PATTERN
 from penstock.statestore.codec.resp3 import decode_array
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.hlc import parse as parse_hlc
 
 __all__ = [
     "COMMANDS",
@@ -45,6 +45,7 @@ class Verb(StrEnum):
     KEYNOTIFY = "KEYNOTIFY"
     SCAN = "SCAN"
     MGET = "MGET"
+    MVALUES = "MVALUES"
     PTTL = "PTTL"
     BATCH = "BATCH"
 
@@ -86,10 +87,11 @@ class Access(Flag):
 class Command:
     """One parsed request.
 
-    ``key`` is the pattern of SCAN, the first key of MGET and BATCH and the prefix where ``prefix`` is true. ``value``
-    is the value of SET, the expected one of VDEL and the continuation token of SCAN; ``expected`` the value that lets
-    NEX apply; ``ttl_ms`` 0 = without expiry; ``stop`` = end the observation; ``keys`` those of MGET; ``writes`` the
-    commands of BATCH; ``version`` the one that GET goes back to and that an observation resumes after.
+    ``key`` is the pattern of SCAN, the first of ``keys`` and of ``writes``, and the prefix where ``prefix`` is true.
+    ``value`` is the value of SET, the expected one of VDEL and the continuation token of SCAN; ``expected`` the value
+    that lets NEX apply; ``ttl_ms`` 0 = without expiry; ``stop`` = end the observation; ``keys`` those of MGET and
+    MVALUES; ``writes`` the commands of BATCH; ``version`` the one that GET goes back to and that an observation resumes
+    after.
     """
 
     __slots__ = (
@@ -164,9 +166,6 @@ class CommandSpec(NamedTuple):
     extension: Extension = Extension.NONE
 
 
-_MAX_TTL_MS: Final = 2**63 - 1
-_MAX_TTL_DIGITS: Final = 19
-
 # Reading a member of an enum costs as much as a call: those that every request meets have names of their own.
 _ALWAYS: Final = Condition.ALWAYS
 _PLAIN: Final = Extension.NONE
@@ -184,7 +183,7 @@ _AFTER = (b"AFTER", b"after")
 _PREFIX = (b"PREFIX", b"prefix")
 
 MAX_KEYS_AT_ONCE: Final = 10_000
-"""Keys of one MGET, some 10 ms."""
+"""Keys of one MGET or MVALUES, some 10 ms."""
 
 MAX_WRITES_AT_ONCE: Final = 1000
 """Commands of one BATCH, some 10 ms."""
@@ -226,7 +225,7 @@ def _parse_get(args: list[bytes], extensions: Extension) -> Command | StoreError
         return StoreError.SYNTAX
     if len(args) != 4:
         return StoreError.ARITY
-    version = _version(args[3])
+    version = version_of(args[3])
     return StoreError.SYNTAX if version is None else Command(Verb.GET, args[1], version=version)
 
 
@@ -249,7 +248,7 @@ def _parse_key_notify(args: list[bytes], extensions: Extension) -> Command | Sto
         return command
     word = args[position]
     if word in _AFTER and extensions & Extension.RESUME:
-        command.version = _version(args[position + 1]) if position + 1 < len(args) else None
+        command.version = version_of(args[position + 1]) if position + 1 < len(args) else None
         if command.version is None:
             return StoreError.SYNTAX
         position += 1
@@ -269,12 +268,12 @@ def _parse_scan(args: list[bytes], _: Extension) -> Command | StoreError:
     return Command(Verb.SCAN, args[1], args[2] if len(args) == 3 else b"")
 
 
-def _parse_mget(args: list[bytes], _: Extension) -> Command | StoreError:
+def _parse_keys(args: list[bytes], _: Extension) -> Command | StoreError:
     if len(args) > 1 + MAX_KEYS_AT_ONCE:
         return StoreError.ARITY
     if not all(args):
         return StoreError.KEY_EMPTY
-    return Command(Verb.MGET, args[1], keys=tuple(args[1:]))
+    return Command(_BY_NAME[args[0]].verb, args[1], keys=tuple(args[1:]))
 
 
 def _parse_ttl(args: list[bytes], _: Extension) -> Command | StoreError:
@@ -320,7 +319,7 @@ def _parse_set(args: list[bytes], _: Extension) -> Command | StoreError:
         word = args[position]
         left = end - position - 1
         if word in _PX:
-            ttl_ms = _ttl(args[position + 1]) if left else 0
+            ttl_ms = ttl_of(args[position + 1]) if left else 0
             if not ttl_ms or command.ttl_ms:
                 return StoreError.SYNTAX
             command.ttl_ms = ttl_ms
@@ -340,22 +339,6 @@ def _parse_set(args: list[bytes], _: Extension) -> Command | StoreError:
             return StoreError.SYNTAX
         position += 1
     return command
-
-
-def _version(text: bytes) -> Hlc | None:
-    """A clock value given as an argument."""
-    try:
-        return parse_hlc(text.decode())
-    except UnicodeDecodeError:
-        return None
-
-
-def _ttl(digits: bytes) -> int:
-    """Milliseconds from 1 to 2^63 - 1 in plain decimal; 0 for anything else."""
-    if not digits.isdigit() or digits[0] == 0x30 or len(digits) > _MAX_TTL_DIGITS:
-        return 0
-    ttl_ms = int(digits)
-    return ttl_ms if ttl_ms <= _MAX_TTL_MS else 0
 
 
 COMMANDS: Final[dict[Verb, CommandSpec]] = {
@@ -408,9 +391,19 @@ COMMANDS: Final[dict[Verb, CommandSpec]] = {
             2,
             1 + MAX_KEYS_AT_ONCE,
             Access.READ,
-            _parse_mget,
+            _parse_keys,
             "MGET key [key ...]",
-            "read several keys at one version",
+            "read several keys and their versions at one version",
+            extension=Extension.MGET,
+        ),
+        CommandSpec(
+            Verb.MVALUES,
+            2,
+            1 + MAX_KEYS_AT_ONCE,
+            Access.READ,
+            _parse_keys,
+            "MVALUES key [key ...]",
+            "read the values of several keys at one version",
             extension=Extension.MGET,
         ),
         CommandSpec(

@@ -243,7 +243,7 @@ def decode_page(payload: bytes) -> tuple[list[bytes], bytes | None]:
 
 
 def decode_values(payload: bytes) -> list[bytes | None]:
-    """The elements of an array of bulk strings and nulls (``$-1``): the answer to MGET.
+    """The elements of an array of bulk strings and nulls (``$-1``): the answer to MGET and MVALUES.
 
     Raises:
         RemoteProtocolError: anything else.

@@ -9,10 +9,10 @@ from types import MappingProxyType
 from penstock.statestore.codec.dialects import Dialect
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import OK, encode_error, encode_integer
-from penstock.statestore.engine.record import Change
+from penstock.statestore.engine.record import Change, Record
 from penstock.statestore.hlc import Hlc
 
-__all__ = ["Answer", "AnswerKind", "Context", "encode_answers"]
+__all__ = ["Answer", "AnswerKind", "Context", "encode_answers", "time_left"]
 
 
 class AnswerKind(Enum):
@@ -100,3 +100,11 @@ def encode_answers(answers: Sequence[Answer]) -> bytes:
         else:
             parts.append(encode_integer(answer.count if answer.kind is AnswerKind.COUNT else -1))
     return b"".join(parts)
+
+
+def time_left(record: Record | None, steady_ms: int) -> Answer:
+    """Milliseconds until a key expires; -1: it does not, -2: there is none."""
+    if record is None:
+        return Answer(AnswerKind.PAYLOAD, value=encode_integer(-2))
+    left = record.expires_at - steady_ms if record.expires_at else -1
+    return Answer(AnswerKind.PAYLOAD, value=encode_integer(left), version=record.version)

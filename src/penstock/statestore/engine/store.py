@@ -21,8 +21,8 @@ from typing import Final
 
 from penstock.statestore.codec.commands import Access, Command, Condition, Extension, Verb
 from penstock.statestore.codec.errors import StoreError
-from penstock.statestore.codec.resp3 import MISSING, encode_bulk, encode_integer
-from penstock.statestore.engine.answer import Answer, AnswerKind, Context, encode_answers
+from penstock.statestore.codec.resp3 import MISSING, bulk_pieces, encode_bulk
+from penstock.statestore.engine.answer import Answer, AnswerKind, Context, encode_answers, time_left
 from penstock.statestore.engine.claims import Claims, fence_error, fence_prefix, read_claims
 from penstock.statestore.engine.expiries import Expiries
 from penstock.statestore.engine.fences import Fences
@@ -202,9 +202,9 @@ class Engine:
             return self._key_notify(command, context)
         if verb is Verb.SCAN:
             return self._scan(command, context, steady_ms)
-        if verb is Verb.MGET:
+        if command.keys:
             return self._get_many(command, steady_ms)
-        return _left(record, steady_ms)
+        return time_left(record, steady_ms)
 
     def next_deadline(self) -> int | None:
         """The ``steady_ms`` at which the next key expires; None where none ever will."""
@@ -263,14 +263,19 @@ class Engine:
         return Answer(_VALUE, value=record.value, version=record.version)
 
     def _get_many(self, command: Command, steady_ms: int) -> Answer:
-        """Value and version of each key, or two nulls; the answer's version is that of the newest change to any key."""
-        parts = [b"*%d\r\n" % (2 * len(command.keys))]
+        """The value of each key or null, with MGET its version or null too; the answer's is that of the newest change
+        to any key."""
+        versions = command.verb is Verb.MGET
+        parts = [b"*%d\r\n" % (len(command.keys) * (1 + versions))]
+        missing = MISSING * (1 + versions)
         for key in command.keys:
             record = self._present(key, steady_ms)
             if record is None:
-                parts += (MISSING, MISSING)
-            else:
-                parts += (encode_bulk(record.value), encode_bulk(str(record.version).encode()))
+                parts.append(missing)
+                continue
+            parts += bulk_pieces(record.value)
+            if versions:
+                parts.append(encode_bulk(str(record.version).encode()))
         return Answer(AnswerKind.PAYLOAD, value=b"".join(parts), version=self.clock)
 
     def _scan(self, command: Command, context: Context, steady_ms: int) -> Answer:
@@ -437,11 +442,3 @@ def _is_met(command: Command, record: Record | None) -> bool:
     if record is None or command.condition is _ALWAYS:
         return True
     return command.condition is Condition.NEX and record.value == command.expected
-
-
-def _left(record: Record | None, steady_ms: int) -> Answer:
-    """Milliseconds until a key expires; -1: it does not, -2: there is none."""
-    if record is None:
-        return Answer(AnswerKind.PAYLOAD, value=encode_integer(-2))
-    left = record.expires_at - steady_ms if record.expires_at else -1
-    return Answer(AnswerKind.PAYLOAD, value=encode_integer(left), version=record.version)

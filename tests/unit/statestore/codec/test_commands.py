@@ -112,6 +112,7 @@ def test_first_error(error: str, args: list[bytes]) -> None:
     [
         (b"SCAN *", Extension.SCAN, StoreError.UNKNOWN_COMMAND),
         (b"MGET a b", Extension.MGET, StoreError.UNKNOWN_COMMAND),
+        (b"mvalues a b", Extension.MGET, StoreError.UNKNOWN_COMMAND),
         (b"PTTL k", Extension.TTL, StoreError.UNKNOWN_COMMAND),
         (b"BATCH 2 DEL k", Extension.BATCH, StoreError.UNKNOWN_COMMAND),
         (b"GET k ASOF 1:0:n", Extension.AS_OF, StoreError.ARITY),
@@ -148,6 +149,7 @@ def test_access_that_each_command_needs() -> None:
         Verb.KEYNOTIFY: Access.READ,
         Verb.SCAN: Access.READ,
         Verb.MGET: Access.READ,
+        Verb.MVALUES: Access.READ,
         Verb.PTTL: Access.READ,
         Verb.BATCH: Access.WRITE,
     }

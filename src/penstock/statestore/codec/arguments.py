@@ -1,0 +1,28 @@
+"""Arguments that are no plain bytes: versions, and how long a key lives."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from penstock.statestore.hlc import Hlc, parse
+
+__all__ = ["ttl_of", "version_of"]
+
+_MAX_TTL_MS: Final = 2**63 - 1
+_MAX_TTL_DIGITS: Final = 19
+
+
+def version_of(text: bytes) -> Hlc | None:
+    """The clock value in ``text``; None where it is none."""
+    try:
+        return parse(text.decode())
+    except UnicodeDecodeError:
+        return None
+
+
+def ttl_of(digits: bytes) -> int:
+    """Milliseconds from 1 to 2^63 - 1 in plain decimal; 0 for anything else."""
+    if not digits.isdigit() or digits[0] == 0x30 or len(digits) > _MAX_TTL_DIGITS:
+        return 0
+    ttl_ms = int(digits)
+    return ttl_ms if ttl_ms <= _MAX_TTL_MS else 0
