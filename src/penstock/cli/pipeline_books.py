@@ -7,8 +7,9 @@ import difflib
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -16,6 +17,7 @@ from penstock.cli.groups import command_group
 from penstock.cli.output import bytes_fields, note, print_json, print_table, shown
 from penstock.cli.pipeline_display import duration
 from penstock.cli.pipeline_options import File, Into, Json, StateDir, run_of, state_of
+from penstock.cli.watching import Watch, watched
 from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
@@ -33,18 +35,47 @@ _NOW = ("rows_per_s", "lag_records", "lag_s", "batch_s", "state_rows", "state_by
 _SUMS = ("batches", "read", "out", "dead", "filtered", "duplicates", "late")
 
 
-def status(file: File, state_dir: StateDir = None, into: Into = None, as_json: Json = False) -> None:
+class Standing(NamedTuple):
+    """What is known of a pipeline at one moment: a row for each sink, and who holds or held the lease."""
+
+    rows: list[dict[str, Any]]
+    holder: Holder | None
+    text: str
+
+    @property
+    def record(self) -> RunRecord | None:
+        """What the run that holds the lease, or held it last, said of itself."""
+        return None if self.holder is None else self.holder.record
+
+
+def status(
+    file: File, state_dir: StateDir = None, into: Into = None, watch: Watch = None, as_json: Json = False
+) -> None:
     """Show what each sink's query has done so far, from the ledger, and which run holds the lease, if the store says.
 
     While a run holds the lease: where it runs and since when, and for each sink its lag in records and seconds, rows a
     second, and how long a batch takes. With --json each line has the lease: held, free, or unknown where the store does
     not answer. With --into: the same of a replay there.
     """
+    pipeline, state, name = run_of(file, state_dir, into)
+
+    def show(found: Standing) -> None:
+        if as_json:
+            now = datetime.now().astimezone().isoformat(timespec="milliseconds")
+            record = None if found.record is None else asdict(found.record)
+            for row in found.rows:
+                print_json({"time": now, **row, "record": record})
+        else:
+            _print_standing(found, state)
+
+    watched(lambda: _standing(pipeline, state, name), show, watch, as_json=as_json)
+
+
+def _standing(pipeline: Pipeline, state: Path, name: str) -> Standing:
     from penstock.pipelines.books.ledger import Ledger
     from penstock.pipelines.state import layout
     from penstock.pipelines.store.control import lease_holder
 
-    pipeline, state, name = run_of(file, state_dir, into)
     ledger = Ledger(layout.ledger(state))
     holder: Holder | None = None
     try:
@@ -64,12 +95,14 @@ def status(file: File, state_dir: StateDir = None, into: Into = None, as_json: J
         now = {name: said.get(name) for name in _NOW}
         batch = None if last is None else last.batch
         rows.append({"sink": sink.name, "batch": batch, **counts, **now, "lease": lease, "run": run})
-    if as_json:
-        for row in rows:
-            print_json({**row, "record": None if record is None else asdict(record)})
-        return
+    return Standing(rows, holder, text)
+
+
+def _print_standing(found: Standing, state: Path) -> None:
+    holder, record = found.holder, found.record
+    run = None if holder is None else holder.run
     left = "" if holder is None or holder.left_ms is None else f", {holder.left_ms / 1000:.1f} s unless it renews it"
-    note(f"{text}{left}")
+    note(f"{found.text}{left}")
     if record is not None and not state.exists():
         note(f"there are no books in {state}, so nothing is counted here: name the run's directory with --state-dir")
     if run is None and record is not None:
@@ -81,7 +114,7 @@ def status(file: File, state_dir: StateDir = None, into: Into = None, as_json: J
             "rows/s": row["rows_per_s"],
             "batch_time": duration(row["batch_s"]),
         }
-        for row in rows
+        for row in found.rows
     ]
     columns = ["sink", "batch", *_SUMS, *(["lag", "rows/s", "batch_time"] if run is not None else [])]
     print_table(shown_rows, columns, as_json=False)
@@ -111,7 +144,9 @@ def reconcile(file: File, state_dir: StateDir = None, into: Into = None, as_json
             )
             continue
         counts = ", ".join(
-            f"{count} {name}" for name, count in sums.items() if count or name in ("batches", "read", "out")
+            f"{count} {'batch' if (name, count) == ('batches', 1) else name}"
+            for name, count in sums.items()
+            if count or name in ("batches", "read", "out")
         )
         sys.stdout.write(f"{account.sink}: {'off' if account.off else 'ok'}: {counts}\n")
         for text in account.off:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from penstock.cli.groups import command_group
-from penstock.cli.output import Cell, note, print_error, print_table
+from penstock.cli.output import Cell, note, print_table
 from penstock.cli.tube_common import (
     UNKNOWN_USER,
     WEB,
@@ -26,6 +24,7 @@ from penstock.cli.tube_common import (
     logs_in,
 )
 from penstock.cli.tube_records import parse_time
+from penstock.cli.watching import Watch, watched
 from penstock.errors import ConfigError, PenstockError, RefusedError
 
 if TYPE_CHECKING:
@@ -135,9 +134,7 @@ def lag(
     group: Group,
     login: LoginOptions,
     topic: OnlyTopic = None,
-    watch: Annotated[
-        float | None, typer.Option(help="Again every so many seconds, until Ctrl-C.", min=0.1, metavar="SECONDS")
-    ] = None,
+    watch: Watch = None,
     fail_above: Annotated[
         int | None,
         typer.Option(help="Exit status 1 where more messages wait in all, or a broker is away.", min=0, metavar="N"),
@@ -159,35 +156,13 @@ def lag(
         told = ask_each(http, broker_http, _asking(group, topic), away)
         return list(_lag_rows(_standings(group, topic, told), login))
 
-    if watch is not None:
-        try:
-            _watch(look, watch, as_json=as_json)
-        except KeyboardInterrupt:
-            return
-    rows = look()
-    _print_lag(rows, as_json=as_json)
-    if fail_above is not None and (away or sum(int(row["messages"] or 0) for row in rows) > fail_above):
-        raise typer.Exit(1)
+    def show(rows: list[dict[str, Cell]]) -> None:
+        _print_lag(rows, as_json=as_json)
+        too_much = fail_above is not None and (away or sum(int(row["messages"] or 0) for row in rows) > fail_above)
+        if too_much and watch is None:
+            raise typer.Exit(1)
 
-
-def _watch(look: Callable[[], list[dict[str, Cell]]], every_s: float, *, as_json: bool) -> NoReturn:
-    """Show what ``look`` finds, with the time, again and again; what fails meanwhile is said and asked again.
-
-    Raises:
-        ConfigError: the command cannot work at any time.
-    """
-    while True:
-        try:
-            rows = look()
-        except ConfigError:
-            raise
-        except PenstockError as error:
-            print_error(error)
-        else:
-            if not as_json:
-                sys.stdout.write(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S}\n")
-            _print_lag(rows, as_json=as_json)
-        time.sleep(every_s)
+    watched(look, show, watch, as_json=as_json)
 
 
 def _print_lag(rows: Sequence[dict[str, Cell]], *, as_json: bool) -> None:

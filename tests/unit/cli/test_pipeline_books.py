@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,7 @@ def test_status(books: Books, capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert main(["pipeline", "status", str(books.file), "--state-dir", str(books.state), "--json"]) == 0
     (line,) = lines(capsys)
     record = line.pop("record")
+    assert datetime.fromisoformat(str(line.pop("time"))).utcoffset() is not None
     assert isinstance(record, dict)
     assert (record["host"], record["pid"], record["state"]) == ("edge-7", 42, "running")
     assert [line] == [
@@ -75,6 +78,30 @@ def test_status(books: Books, capsys: pytest.CaptureFixture[str], monkeypatch: p
     held_by = "run abc (host edge-7, process 42, since 2024-05-01T00:00:00Z)"
     assert f"{held_by} holds the lease, 5.0 s unless it renews it" in printed.err
     assert "7 (2 min 10 s)" in printed.out
+
+
+def test_status_is_watched_until_an_interrupt(
+    books: Books, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock.cli.watching.time.sleep", sleep)
+    monkeypatch.setattr(control, "lease_holder", lambda *_: control.Holder(None, None))
+    command = ["pipeline", "status", str(books.file), "--state-dir", str(books.state), "--watch", "5"]
+    assert main(command) == 0
+    printed = capsys.readouterr()
+    assert pauses == [5, 5]
+    assert len(re.findall(r"^20..-..-.. ..:..:..$", printed.out, re.MULTILINE)) == 2
+    assert printed.out.count("SINK ") == 2
+    assert printed.err.count("no run holds the lease") == 2
+    pauses.clear()
+    assert main([*command, "--json"]) == 0
+    assert [line["sink"] for line in lines(capsys)] == ["rows", "rows"]
 
 
 def test_status_of_a_run_that_has_ended(

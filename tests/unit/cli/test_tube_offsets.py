@@ -141,7 +141,7 @@ def test_watching_ends_with_an_interrupt(penstock: Command, monkeypatch: pytest.
         if len(pauses) == 2:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("penstock.cli.tube_offsets.time.sleep", sleep)
+    monkeypatch.setattr("penstock.cli.watching.time.sleep", sleep)
     done = penstock("tube", "lag", "lake", "--watch", "5")
     assert (done.status, done.out.count("water"), pauses) == (0, 2, [5, 5])
     assert len(re.findall(r"^20..-..-.. ..:..:..$", done.out, re.MULTILINE)) == 2, "each table says when it was so"
@@ -162,7 +162,7 @@ def test_watching_goes_on_after_a_failure(penstock: Command, monkeypatch: pytest
             raise error
         return ask(address, method, parameters)
 
-    monkeypatch.setattr("penstock.cli.tube_offsets.time.sleep", sleep)
+    monkeypatch.setattr("penstock.cli.watching.time.sleep", sleep)
     monkeypatch.setattr("penstock.tube.client.web.call", call)
     done = penstock("tube", "lag", "lake", "--watch", "5", "--json")
     assert done.status == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["cause", "is_named_by_spark", "whole"]
+__all__ = ["cause", "is_named_by_spark", "is_of_a_busy_machine", "whole"]
 
 CAUSES_SHOWN = 10
 
@@ -12,6 +12,8 @@ _OURS = re.compile(r"penstock\.[a-z_.]+\.(?P<kind>[A-Z]\w+): (?P<text>.+(?:\n +(
 _SPARKS = re.compile(r"\[(?P<name>[A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)*)\] \S.*")
 """An error condition of Spark's, as in ``[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column ...``."""
 _WRAPPERS = {"FOREACH_BATCH_USER_FUNCTION_ERROR", "STREAM_FAILED"}
+_BUSY = re.compile(r"Python worker failed to connect back|\[CANNOT_OPEN_SOCKET\]")
+"""Spark gives a Python process of its own ten seconds to start, and has no option for it."""
 _PYTHONS = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception): \S.*", re.MULTILINE)
 
 
@@ -43,6 +45,11 @@ def whole(error: BaseException) -> str:
         kind = re.search(r"^[\w.$]+(?:Exception|Error)\b", getattr(error, "_stackTrace", None) or "")
         texts.append(f"Caused by: {kind[0] + ': ' if kind else ''}{error}")
     return "\n".join(texts)
+
+
+def is_of_a_busy_machine(words: str) -> bool:
+    """Whether the words of a cause are that Spark's Python processes were not started in time."""
+    return _BUSY.search(words) is not None
 
 
 def is_named_by_spark(words: str) -> bool:

@@ -62,6 +62,8 @@ def spark_of(name: str, master: str, conf: Mapping[str, str] | None, state: Path
         "spark.sql.streaming.stopTimeout": f"{int(DRAIN_S * 1000)}",
         # A Python worker has 15 s to start and connect otherwise: on a busy machine a batch fails, again and again.
         "spark.python.authenticate.socketTimeout": "60s",
+        # On a cluster Spark draws over what the run says.
+        "spark.ui.showConsoleProgress": "false",
         # Instants, which every reader of Parquet takes for such; the default has no zone.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         **(conf or {}),

@@ -21,12 +21,13 @@ from penstock.pipelines.model import Pipeline
 from penstock.pipelines.model.values import duration_ms
 from penstock.pipelines.running.batches import Context, Finished, Gate
 from penstock.pipelines.running.build import build
-from penstock.pipelines.running.causes import cause, is_named_by_spark, whole
+from penstock.pipelines.running.causes import cause, is_named_by_spark, is_of_a_busy_machine, whole
 from penstock.pipelines.running.driver import BROKEN, DRAIN_S, ended, has_ended, own_words, spark_of
 from penstock.pipelines.running.metrics import serve
 from penstock.pipelines.running.queries import RunningQuery, check_nothing_dropped
 from penstock.pipelines.running.watch import Watch, now_text
 from penstock.pipelines.sinks.delivery import Targets
+from penstock.pipelines.sinks.reach import check_sinks
 from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.state import layout
 from penstock.pipelines.state.checkpoint import Offsets
@@ -52,6 +53,10 @@ LEASE_WAIT_S = 60.0
 """A driver that died keeps the lease until it expires; one that lives keeps it for ever."""
 GIVE_UP_S = 120.0
 """How long a query may fail without finishing a batch, when what it needs is away."""
+BUSY_S = 600.0
+"""The same where the machine is too busy to start what Spark needs: to end the run would not make it less so."""
+BUSY_APART_S = 5.0
+"""How far apart queries are started again then, since all of them at once are a part of the load."""
 NAMED_TRIES = 3
 """How often in a row an error is tried again that Spark has a name for: mostly one of data or SQL, which stays."""
 STRANGE_TRIES = 8
@@ -113,6 +118,8 @@ class _Run:
             # A wrong address or topic is told now, not when Spark has started.
             store.connect()
             self._source.check()
+            for text in check_sinks(self._pipeline):
+                self._tell_event("warning", text=text)
             with serve(self._options.metrics, pipeline.name, lambda: self._watch.latest) as address:
                 if address is not None:
                     self._tell_event("metrics", address=address)
@@ -300,7 +307,8 @@ class _Run:
         running.failing_since = running.failing_since or now
         # What Spark itself stumbles over may be gone at the next try ("Task not serializable" was seen where two
         # queries start at once); a batch is idempotent, so trying is safe. Our own errors say whether trying helps.
-        running.strange += not kind
+        busy = not kind and is_of_a_busy_machine(words)
+        running.strange += not kind and not busy
         tries = NAMED_TRIES if is_named_by_spark(words) else STRANGE_TRIES
         if (kind and kind != UnavailableError.__name__) or running.strange > tries:
             raise PenstockError(
@@ -309,17 +317,21 @@ class _Run:
                 # An error of ours brings its own remedy.
                 do=None if "\n  do: " in words else MEND,
             )
-        if now - running.failing_since > GIVE_UP_S:
+        limit_s = BUSY_S if busy else GIVE_UP_S
+        if now - running.failing_since > limit_s:
+            room = "give the machine more room, or fewer pipelines and sinks, then start the run"
             raise UnavailableError(
-                f"sink {name!r}: {words}", why=f"nothing worked for {GIVE_UP_S:g} s", do="start the node, then the run"
+                f"sink {name!r}: {words}",
+                why=f"nothing worked for {limit_s:g} s",
+                do=room if busy else "start the node, then the run",
             )
+        waiting = sum(other.query is None and not other.ended for other in self._queries.values())
+        in_s = running.pause_s + (BUSY_APART_S * waiting if busy else 0.0)
         running.query = None
         running.restarts += 1
         self._watch.restarted(name)
-        running.restart_at = now + running.pause_s
-        self._emit(
-            {"event": "retry", "sink": name, "in_s": running.pause_s, "restarts": running.restarts, "why": words}
-        )
+        running.restart_at = now + in_s
+        self._emit({"event": "retry", "sink": name, "in_s": in_s, "restarts": running.restarts, "why": words})
         running.pause_s = min(running.pause_s * 2, LONGEST_PAUSE_S)
 
     def _warn(self, text: str) -> None:
@@ -391,7 +403,7 @@ def run(
     Raises:
         ConfigError: the file changed so that its checkpoints cannot follow, a step cannot be built, or metrics cannot
             be served there.
-        StorageError: the state directory cannot be written to.
+        StorageError: the state directory, or that of a table, cannot be written to.
         UnavailableError: node or tube stayed away, or another run holds the lease.
         DataLossError: a dedupe by arrival left records out, see its message.
         PenstockError: the lease was lost, or a query failed for good.

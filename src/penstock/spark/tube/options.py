@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -84,6 +84,7 @@ UNSUPPORTED: Mapping[str, str] = {
 
 _DEFAULT_TIMEOUT_MS = 60_000
 _DEFAULT_DELAY_MS = 15 * 60_000
+_TOPIC = re.compile(r"\w+", re.ASCII)
 _ADDRESS = re.compile(r"(?:\[[^\]]+\]|[^:,\s]+):(?P<port>\d{1,5})")
 
 
@@ -263,12 +264,12 @@ def _selection(
         raise ConfigError(
             f"{' and '.join(chosen)} are set" if chosen else "none of subscribe, subscribePattern, assign is set",
             option="subscribe",
-            do='set one: subscribe="topic-a,topic-b", subscribePattern="topic-.*" or '
-            'assign=\'{"topic-a": ["<brokerId>:<partitionId>"]}\'',
+            do='set one: subscribe="topic_a,topic_b", subscribePattern="topic_.*" or '
+            'assign=\'{"topic_a": ["<brokerId>:<partitionId>"]}\'',
         )
     if "assign" in given:
         assigned = _assigned(given["assign"])
-        return tuple(assigned), assigned, None
+        return _topics("assign", assigned), assigned, None
     if "subscribePattern" in given:
         pattern = given["subscribePattern"]
         try:
@@ -280,7 +281,21 @@ def _selection(
                 do=OPTIONS["subscribePattern"],
             ) from None
         return (), None, pattern
-    return _list(given, "subscribe", "topic-a,topic-b"), None, None
+    return _topics("subscribe", _list(given, "subscribe", "topic_a,topic_b")), None, None
+
+
+def _topics(option: str, given: Iterable[str]) -> tuple[str, ...]:
+    """``given``, none of which no tube can have: users of Kafka have dots and hyphens in names."""
+    topics = tuple(given)
+    for name in topics:
+        if _TOPIC.fullmatch(name) is None:
+            raise ConfigError(
+                f"{option}: {name!r} cannot be a topic",
+                option=option,
+                why="a topic is a letter, then letters, digits or '_': 2 to 64 of them",
+                do="correct the name",
+            )
+    return topics
 
 
 def _list(given: Mapping[str, str], option: str, example: str) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.pipelines.running.causes import cause, is_named_by_spark, whole
+from penstock.pipelines.running.causes import cause, is_named_by_spark, is_of_a_busy_machine, whole
 
 THROUGH_PYTHON = """\
 [FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred in the user provided function. Reason: Traceback:
@@ -73,3 +73,10 @@ def test_the_causes_in_the_jvm_are_told() -> None:
 def test_conditions_of_sparks_are_told_apart() -> None:
     assert is_named_by_spark(COLUMN)
     assert not is_named_by_spark("Task not serializable")
+
+
+def test_what_a_busy_machine_did_not_start_in_time_is_known() -> None:
+    late = "org.apache.spark.SparkException: Python worker failed to connect back.\nCaused by: Timed out while waiting"
+    assert is_of_a_busy_machine(cause(late)[1])
+    assert is_of_a_busy_machine('[CANNOT_OPEN_SOCKET] Can not open socket: ["tried to connect"]')
+    assert not is_of_a_busy_machine(COLUMN)

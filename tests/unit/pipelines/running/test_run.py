@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.errors import PenstockError, UnavailableError
 from penstock.pipelines.running import run
@@ -43,4 +44,32 @@ def test_what_spark_has_no_name_for_is_tried_longer(text: str, tries: int, tmp_p
     assert restarted == ["rows"] * tries
     with pytest.raises(PenstockError, match=f"{tries + 1} tries in a row failed"):
         loop._failed(running, text)
+    loop._store.close()
+
+
+def test_a_machine_that_is_too_busy_is_waited_for_and_its_queries_are_started_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[run.Event] = []
+    loop = run._Run(parse(), events.append, threading.Event(), run.Options(), tmp_path)
+    loop._watch = cast(Watch, SimpleNamespace(restarted=lambda _: None))
+    clock = [1000.0]
+    monkeypatch.setattr("penstock.pipelines.running.run.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    text = "Python worker failed to connect back.\nCaused by: java.net.SocketTimeoutException: Timed out"
+    for name in ("rows", "alarms"):
+        query = cast(StreamingQuery, object())
+        loop._queries[name] = RunningQuery(cast(BuiltQuery, SimpleNamespace(name=name)), query)
+    for _ in range(20):
+        for running in loop._queries.values():
+            loop._failed(running, text)
+            assert running.restart_at == clock[0] + events[-1]["in_s"]
+        first, second = events[-2:]
+        assert second["in_s"] - first["in_s"] == run.BUSY_APART_S
+        for running in loop._queries.values():
+            running.query = query
+        clock[0] += 20
+    clock[0] += run.BUSY_S
+    with pytest.raises(UnavailableError, match="failed to connect back") as caught:
+        loop._failed(loop._queries["rows"], text)
+    assert "more room" in str(caught.value.do)
     loop._store.close()

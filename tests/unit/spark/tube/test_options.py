@@ -71,6 +71,8 @@ def test_topics_are_trimmed_and_not_repeated() -> None:
         ({"subscribe": None}, "subscribe", "none of subscribe, subscribePattern, assign"),
         ({"assign": '{"a": ["0"]}'}, "subscribe", "subscribe and assign are set"),
         ({"subscribe": "a,,b"}, "subscribe", "empty topic"),
+        ({"subscribe": "a,line-3"}, "subscribe", "'line-3' cannot be a topic"),
+        ({"subscribe": None, "assign": '{"a.b": ["0"]}'}, "assign", "'a.b' cannot be a topic"),
         ({"tubemq.master": None}, "tubemq.master", "not set"),
         ({"tubemq.master": "localhost"}, "tubemq.master", "'localhost' is not HOST:PORT"),
         ({"tubemq.master": "a:1,b:70000"}, "tubemq.master", "'b:70000' is not HOST:PORT"),

@@ -1,0 +1,69 @@
+"""What a run finds out about its sinks before Spark is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import PenstockError, StorageError
+from penstock.pipelines.model import Pipeline
+from penstock.pipelines.sinks import reach
+from tests.ports import free_port
+from tests.spark.node import Node
+from tests.unit.pipelines.files import parse
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with Node(tmp_path_factory.mktemp("node")) as started:
+        started.create_topic("out")
+        yield started
+
+
+def pipeline(node: Node, *sinks: str, dead: str = "") -> Pipeline:
+    lines = "".join(f"  - {{name: s{number}, {sink}}}\n" for number, sink in enumerate(sinks))
+    letters = f"dead_letters: {{path: {dead}}}\n" if dead else ""
+    source = f"source: {{topics: [in], master: '{node.master}'}}\nstatestore: {{broker: '{node.mqtt}'}}\n"
+    return parse(f"name: p\n{source}{letters}sinks:\n{lines}")
+
+
+def test_sinks_that_can_be_written_to_leave_no_doubt_and_no_trace(node: Node, tmp_path: Path) -> None:
+    sinks = ["tubemq: {topic: out}", "mqtt: {topic: a}", "console: {}", f"table: {{path: '{tmp_path}/a/b'}}"]
+    assert reach.check_sinks(pipeline(node, *sinks, dead=str(tmp_path / "dead"))) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_topic_that_does_not_exist_is_an_error(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "LOOK_S", 0.3)
+    with pytest.raises(PenstockError, match="sink 's1': tube: topic 'nowhere' has no partition") as caught:
+        reach.check_sinks(pipeline(node, "tubemq: {topic: out}", "tubemq: {topic: nowhere}"))
+    assert "create the topic" in str(caught.value.do)
+
+
+@pytest.mark.parametrize("where", ["table: {path: 'FILE/rows'}", "table: {path: FILE}", "dead"])
+def test_a_file_where_a_directory_should_be_is_an_error(where: str, node: Node, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    if where == "dead":
+        made = pipeline(node, "console: {}", dead=f"{file}/dead")
+    else:
+        made = pipeline(node, where.replace("FILE", str(file)))
+    with pytest.raises(StorageError, match="nothing can be written to") as caught:
+        reach.check_sinks(made)
+    assert caught.value.why == f"{str(file)!r} is a file"
+
+
+def test_who_does_not_answer_may_be_back_when_there_is_something_to_send(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reach, "LOOK_S", 0.3)
+    away = free_port()
+    sinks = [
+        f"tubemq: {{topic: out, master: '127.0.0.1:{away}'}}",
+        f"mqtt: {{topic: a, broker: 'mqtt://127.0.0.1:{away}'}}",
+    ]
+    doubts = reach.check_sinks(pipeline(node, *sinks))
+    assert [text.split(":")[0] for text in doubts] == ["sink 's0'", "sink 's1'"]
+    assert all(text.endswith("is tried again when it comes") for text in doubts)
