@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from penstock.errors import RemoteProtocolError
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.message import filter_key
 from penstock.tube.codec.methods import MethodId
@@ -156,6 +157,11 @@ class Holdings:
         refusal = self._gate.refuse_member(request.clientId, group, request.authInfo, now_ms)
         if refusal is None and not group:
             refusal = Refusal(ErrCode.BAD_REQUEST, "groupName is blank")
+        told: list[tuple[str, Partition]] = []
+        try:
+            told = [(text.strip(), Partition.parse(text)) for text in request.partitionInfo if text.strip()]
+        except RemoteProtocolError as error:
+            refusal = refusal or Refusal(ErrCode.BAD_REQUEST, error.what)
         if refusal is not None:
             self._gate.refused += 1
             failed = pb.HeartBeatResponseB2C(
@@ -165,14 +171,11 @@ class Holdings:
                 failed.requireAuth = True
             return answer(MethodId.PARTITION_HEARTBEAT, failed.SerializeToString())
         failures = []
-        for text in request.partitionInfo:
-            if not text.strip():
-                continue
-            partition = Partition.parse(text)
+        for text, partition in told:
             key = (group, partition.topic, partition.id)
             lost = self.not_held(key, request.clientId.strip())
             if lost is not None:
-                failures.append(format_failure(lost.code, text.strip()))
+                failures.append(format_failure(lost.code, text))
                 continue
             holder = self._held[key]
             holder.deadline = now_ms + self.session_ms

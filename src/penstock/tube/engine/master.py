@@ -128,7 +128,8 @@ class MasterEngine:
         try:
             message = decode(row.request, request.payload)
         except RemoteProtocolError as error:
-            return encode_error(exceptions.EXCEPTION, error.what, version=request.version, fatal=True)
+            text = f"{error.what} {error.why or ''}".strip()
+            return encode_error(exceptions.EXCEPTION, text, version=request.version, fatal=True)
         self._hall.peer = peer
         self._hall.connection = connection
         self._hall.tls = tls

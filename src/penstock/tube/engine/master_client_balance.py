@@ -124,6 +124,7 @@ class ClientBalanceDesk:
         if broker_config_id != cluster.version:
             answer.brokerConfigList.extend(self._hall.broker_infos())
         ops = answer.opsTaskInfo
+        ops.SetInParent()  # there even with nothing in it, as in the reference
         known = request.opsTaskInfo
         default_id, default_rules = controls.default_flow()
         group_id, group_rules = controls.group_flow(group.name)

@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
-from penstock.tube.codec.framing import BEGIN_TOKEN, MAX_BLOCKS, MAX_FRAME_BYTES, FrameDecoder, encode_frame, one_block
+from penstock.tube.codec.framing import (
+    BEGIN_TOKEN,
+    BLOCK_SIZE,
+    MAX_BLOCKS,
+    MAX_FRAME_BYTES,
+    FrameDecoder,
+    encode_frame,
+    one_block,
+)
 
 
 def feed(pieces: list[bytes]) -> tuple[list[tuple[int, bytes]], bool]:
@@ -33,6 +41,17 @@ def test_body_is_cut_every_8192_bytes(size: int, blocks: list[int]) -> None:
         assert int.from_bytes(frame[position : position + 4], "big") == length
         position += 4 + length
     assert position == len(frame)
+
+
+@pytest.mark.parametrize("border", [BLOCK_SIZE, 2 * BLOCK_SIZE])
+def test_bodies_round_the_border_of_a_block_cut_round_it(border: int) -> None:
+    for size in range(border - 6, border + 7):
+        body = bytes(range(256)) * 65
+        frame = encode_frame(size, body[:size])
+        for cut in {*range(border, border + 40), *range(len(frame) - 12, len(frame) + 1), 11, 12, 13, 15, 16, 17}:
+            frames, failed = feed([frame[:cut], frame[cut:]])
+            assert not failed
+            assert frames == [(size, body[:size])], (size, cut)
 
 
 @given(st.lists(st.binary(min_size=1, max_size=20_000), max_size=4), st.lists(st.integers(1, 9000), max_size=8))

@@ -82,6 +82,23 @@ def test_the_recording_has_what_peers_do_differently() -> None:
     assert all(frame.row["chunks"][0] == framing.BLOCK_SIZE for frame in large)
 
 
+def cuts(frame: Frame) -> range | list[int]:
+    """Every place in a frame of a block; in longer ones those round the heads of the blocks."""
+    if len(frame.data) < 8192:
+        return range(1, len(frame.data))
+    borders = [12, *range(16, len(frame.data), 8196), len(frame.data)]
+    return sorted({cut for border in borders for cut in range(border - 8, border + 9) if 0 < cut < len(frame.data)})
+
+
+def test_every_frame_cut_at_every_place() -> None:
+    for frame in FRAMES:
+        whole = framing.FrameDecoder().feed(frame.data)
+        for cut in cuts(frame):
+            decoder = framing.FrameDecoder()
+            assert decoder.feed(frame.data[:cut]) == [], frame.name
+            assert decoder.feed(frame.data[cut:]) == whole, (frame.name, cut)
+
+
 @pytest.mark.parametrize("frame", [f for f in FRAMES if len(f.data) > 8192][:2], ids=lambda frame: frame.name)
 def test_large_frame_cut_at_every_size_round_the_block_borders(frame: Frame) -> None:
     expected = framing.FrameDecoder().feed(frame.data)
