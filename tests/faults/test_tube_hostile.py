@@ -38,9 +38,8 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
 
 async def still_served(server: Server) -> None:
     client = await Client.connect(server.address)
-    started = time.monotonic()
-    assert (await client.answer(client.send(b"x"))).success
-    assert time.monotonic() - started < 5
+    async with asyncio.timeout(20):
+        assert (await client.answer(client.send(b"x"))).success
     await client.close()
 
 
@@ -159,7 +158,7 @@ async def test_texts_and_lists_without_end(server: Server) -> None:
     client = await Client.connect(server.address)
     base = {"clientId": "p", "topicName": "demo", "partitionId": 0, "data": b"x", "flag": 0, "checkSum": -1}
     send = pb.SendMessageRequestP2B(**base, sentAddr=0, msgType="t" * (8 << 20))  # type: ignore[arg-type]
-    started = time.monotonic()
+    started = time.process_time()
     for _ in range(2):
         assert (await client.ask(MethodId.SEND_MESSAGE, send)).errCode == 400
     register = pb.RegisterRequestC2B(
@@ -174,7 +173,7 @@ async def test_texts_and_lists_without_end(server: Server) -> None:
     beat = pb.HeartBeatRequestC2B(clientId="c", groupName="g", readStatus=0, partitionInfo=[""] * 4_000_000)
     with pytest.raises(AssertionError, match="items"):
         await client.ask(MethodId.PARTITION_HEARTBEAT, beat)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 10, "of this process, in which client and server are"
     engine = server.broker.engine
     assert sum(map(len, engine.sending.reader._known)) < 10_000
     assert all(len(key) <= 1024 for key in engine.sending._keys)

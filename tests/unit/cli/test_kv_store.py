@@ -148,8 +148,8 @@ def wait_for(path: Path) -> None:
 
 WAITS = """
 import pathlib, signal, sys, time
-pathlib.Path(sys.argv[1]).touch()
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
+pathlib.Path(sys.argv[1]).touch()
 time.sleep(60)
 """
 
@@ -163,7 +163,7 @@ def test_a_command_is_ended_when_the_lock_is_lost(kv: Command, store: Client, tm
 
     thief = threading.Thread(target=steal)
     thief.start()
-    done = kv("lock", "--ttl-ms", "900", "job", *program(tmp_path, WAITS), str(ready))
+    done = kv("lock", "--ttl-ms", "3000", "job", *program(tmp_path, WAITS), str(ready))
     thief.join()
     assert done.status == 1
     assert "the lock was lost, ending the command" in done.err
@@ -185,7 +185,6 @@ def test_signals_reach_the_command_and_the_lock_is_released(node: LocalNode, sto
     )
     wait_for(ready)
     assert store.get("job") is not None
-    time.sleep(0.05)  # the handler is set right after the file was made
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 5
     assert store.get("job") is None

@@ -158,6 +158,6 @@ def test_globs_that_are_none(text: str) -> None:
 def test_a_glob_with_many_stars_takes_linear_time() -> None:
     bound = Glob("*a" * 30 + "b").bind(NOBODY)
     assert bound is not None
-    started = time.perf_counter()
+    started = time.process_time()
     assert not bound.matches("a" * 1_000_000)
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2

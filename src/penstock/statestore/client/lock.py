@@ -220,11 +220,16 @@ class Lease:
     async def _not_to_be_had(self, timeout_s: float | None) -> UnavailableError:
         """Why :meth:`acquire` ends without the lock; asks who has it."""
         what = f"lock {as_text(self.name)} was not to be had " + (f"within {timeout_s:g} s" if timeout_s else "at once")
-        if self._trouble:
-            return UnavailableError(what, applied=False, why=self._trouble, do="try again once the store answers")
-        entry, left = None, ""
+        entry, trouble = None, self._trouble
+        if not trouble:
+            try:
+                entry = await self._client.get(self.name, timeout_s=_RETRY_S)
+            except UnavailableError as error:
+                trouble = _in_words(error)  # the time was over before the first request was
+        if trouble:
+            return UnavailableError(what, applied=False, why=trouble, do="try again once the store answers")
+        left = ""
         with contextlib.suppress(PenstockError):
-            entry = await self._client.get(self.name, timeout_s=_RETRY_S)
             # Only stores with the extension tell; from the others nobody learns when a lock expires.
             left_ms = (await self._client.expiry(self.name, timeout_s=_RETRY_S)).left_ms
             left = "" if left_ms is None else f", for another {left_ms / 1000:.1f} s unless it is renewed"
@@ -263,7 +268,7 @@ class Lease:
             except UnavailableError as error:
                 if not patient:
                     raise
-                self._trouble = f"{error.what}: {error.why}" if error.why else error.what
+                self._trouble = _in_words(error)
                 # An error that comes at once must not turn this into a busy loop.
                 await asyncio.sleep(_PAUSE_S)
 
@@ -316,6 +321,10 @@ class Lease:
         self._token = None
         self.lost_why = reason
         self.lost.set()
+
+
+def _in_words(error: UnavailableError) -> str:
+    return f"{error.what}: {error.why}" if error.why else error.what
 
 
 async def _end(task: asyncio.Task[T]) -> None:

@@ -24,8 +24,10 @@ LARGEST = 200_000
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[tuple[MqttServer, str]]:
-    server = MqttServer(limits=BrokerLimits(max_packet_size=LARGEST, connect_timeout_ms=500))
+async def server(request: pytest.FixtureRequest) -> AsyncIterator[tuple[MqttServer, str]]:
+    """A broker over WebSocket, and how long it waits for CONNECT where a test says so."""
+    connect_timeout_ms = getattr(request, "param", 1000 * DEADLINE_S)
+    server = MqttServer(limits=BrokerLimits(max_packet_size=LARGEST, connect_timeout_ms=connect_timeout_ms))
     settings = ListenerSettings(name="web", port=0, transport=Transport.WS, origins=frozenset({"https://hmi.plant"}))
     host, port = await server.listen(settings)
     yield server, f"ws://{host}:{port}"
@@ -146,6 +148,7 @@ async def test_what_is_too_long_is_refused(server: tuple[MqttServer, str]) -> No
 @pytest.mark.parametrize(
     "request_bytes", [b"GET /mqtt HTTP/1.1\r\n" + b"X: " + b"y" * 20_000, b"a" * 20_000, b"\x16\x03"]
 )
+@pytest.mark.parametrize("server", [500], indirect=True)
 async def test_requests_that_are_none(server: tuple[MqttServer, str], request_bytes: bytes) -> None:
     broker, url = server
     host, port = url.removeprefix("ws://").split(":")
@@ -164,6 +167,7 @@ async def test_requests_that_are_none(server: tuple[MqttServer, str], request_by
             await asyncio.sleep(0.005)
 
 
+@pytest.mark.parametrize("server", [500], indirect=True)
 async def test_silence_after_the_handshake_ends(server: tuple[MqttServer, str]) -> None:
     _, url = server
     async with connect(url + "/mqtt", subprotocols=MQTT) as websocket:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -113,8 +114,8 @@ async def test_many_requests_at_once_find_their_own_answers(node: StoreNode) -> 
 async def test_without_a_state_store_the_request_times_out() -> None:
     server = MqttServer()
     _, port = await server.start("127.0.0.1", 0)
-    async with StateStoreClient.connect(f"mqtt://127.0.0.1:{port}", timeout_s=0.05) as store:
-        with pytest.raises(UnavailableError, match=r"no answer to GET 'k' within 0\.05 s") as raised:
+    async with StateStoreClient.connect(f"mqtt://127.0.0.1:{port}", timeout_s=0.5) as store:
+        with pytest.raises(UnavailableError, match=r"no answer to GET 'k' within 0\.5 s") as raised:
             await store.get("k")
         assert raised.value.applied is None
     await server.close()
@@ -428,7 +429,7 @@ async def test_a_clock_that_became_fast_is_told_by_how_much(node: StoreNode) -> 
             await store.set("k", "v")
         assert raised.value.skew_ms is not None
         assert 100_000 <= raised.value.skew_ms < 110_000
-        assert "100 s ahead of the newest version seen" in (raised.value.why or "")
+        assert re.search(r"\b10\d s ahead of the newest version seen", raised.value.why or "")
         ahead = 0
         assert (await store.set("k", "set back")).applied
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+import penstock.statestore.client.lock
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.client.leader import LeaderElection
 from penstock.statestore.errors import FencingError, LockHeldError
@@ -43,14 +44,15 @@ async def test_campaign_and_resign(store: StateStoreClient, other: StateStoreCli
 
 
 async def test_observers_learn_who_leads_and_nothing_of_renewals(
-    store: StateStoreClient, other: StateStoreClient
+    store: StateStoreClient, other: StateStoreClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    a, b = LeaderElection(store, "leader", candidate="a", ttl_ms=300), LeaderElection(other, "leader", candidate="b")
-    async with asyncio.timeout(10), b.observe() as leaders:
+    monkeypatch.setattr(penstock.statestore.client.lock, "_RENEWALS_PER_TTL", 600)
+    a, b = LeaderElection(store, "leader", candidate="a", ttl_ms=30_000), LeaderElection(other, "leader", candidate="b")
+    async with asyncio.timeout(10), b.observe() as leaders, store.observe("leader") as sets:
         assert (await anext(leaders)).candidate is None
         token = await a.campaign()
         assert await anext(leaders) == (b"a", token)
-        await asyncio.sleep(0.25)  # two renewals
+        assert [(await anext(sets)).operation for _ in range(3)] == ["SET"] * 3  # the campaign's and two renewals
         await a.resign()
         assert (await anext(leaders)).candidate is None
         await b.campaign()
@@ -61,9 +63,10 @@ async def test_observers_learn_who_leads_and_nothing_of_renewals(
 
 
 async def test_a_deposed_leader_stops_its_work_and_campaigns_again(
-    store: StateStoreClient, other: StateStoreClient
+    store: StateStoreClient, other: StateStoreClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    election = LeaderElection(store, "leader", candidate="a", ttl_ms=600)
+    monkeypatch.setattr(penstock.statestore.client.lock, "_RENEWALS_PER_TTL", 600)
+    election = LeaderElection(store, "leader", candidate="a", ttl_ms=30_000)
     tokens: list[Hlc] = []
 
     async def work(token: Hlc) -> str:

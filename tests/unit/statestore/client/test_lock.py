@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+import penstock.statestore.client.lock
 from penstock.errors import LocalProtocolError, RefusedError, UnavailableError
 from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.client.lock import Lease
@@ -73,8 +74,12 @@ async def test_a_lock_whose_holder_died_is_taken_over_at_its_expiry(
         assert (await store.get("lock") or (None,))[0] == b"b"
 
 
-async def test_renewals_keep_the_lock_and_leave_the_token_alone(store: StateStoreClient) -> None:
-    async with Lease(store, "lock", holder="me", ttl_ms=150) as lease, store.observe("lock") as changes:
+async def test_renewals_keep_the_lock_and_leave_the_token_alone(
+    store: StateStoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Often, yet held for long: a busy machine must not lose the lease in between.
+    monkeypatch.setattr(penstock.statestore.client.lock, "_RENEWALS_PER_TTL", 600)
+    async with Lease(store, "lock", holder="me", ttl_ms=30_000) as lease, store.observe("lock") as changes:
         token = lease.token
         assert token is not None
         versions = []
@@ -146,6 +151,16 @@ async def test_waiting_goes_on_while_the_store_is_out_of_reach(node: StoreNode) 
         await lease.release()
 
 
+async def test_a_store_that_does_not_answer_in_the_time_given_is_no_other_holder(node: StoreNode) -> None:
+    async with StateStoreClient.connect(node.url) as store:
+        await node.close()
+        with pytest.raises(UnavailableError, match=r"not to be had within 0\.05 s") as raised:
+            await Lease(store, "lock", holder="me").acquire(timeout_s=0.05)
+        assert not isinstance(raised.value, LockHeldError)
+        assert "no answer" in (raised.value.why or "")
+    await node.start()
+
+
 async def test_an_mqtt_client_that_is_over_is_no_busy_loop(node: StoreNode) -> None:
     client = StateStoreClient.connect(node.url, reconnect=False)
     async with client:
@@ -158,8 +173,9 @@ async def test_an_mqtt_client_that_is_over_is_no_busy_loop(node: StoreNode) -> N
 async def test_leaving_the_block_without_a_connection_is_no_error(
     node: StoreNode, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with StateStoreClient.connect(node.url, timeout_s=0.05) as store:
+    async with StateStoreClient.connect(node.url) as store:
         async with Lease(store, "lock", holder="me", ttl_ms=60_000):
+            store.timeout_s = 0.05
             await node.close()
         assert "lease not released" in caplog.text
     await node.start()
@@ -219,8 +235,11 @@ async def test_run_gives_what_the_work_gave_and_releases(store: StateStoreClient
     assert await store.get("lock") is None
 
 
-async def test_run_cancels_the_work_when_the_lease_is_lost(store: StateStoreClient, other: StateStoreClient) -> None:
-    lease = Lease(store, "lock", holder="me", ttl_ms=600)
+async def test_run_cancels_the_work_when_the_lease_is_lost(
+    store: StateStoreClient, other: StateStoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(penstock.statestore.client.lock, "_RENEWALS_PER_TTL", 600)
+    lease = Lease(store, "lock", holder="me", ttl_ms=30_000)
     ended = asyncio.Event()
 
     async def work(_: Hlc) -> None:
