@@ -46,6 +46,43 @@ def test_what_is_there_comes_at_once_and_without_an_address_nothing_waits() -> N
     assert ask(talk, None, lastPackConsumed=True).errCode == 404
 
 
+def test_a_get_without_the_extension_waits_for_the_commit_that_brings_it_something() -> None:
+    talk, address = Talk(), object()
+    talk.register()
+    assert ask(talk, address, maxWaitMs=0).errCode == 404
+    talk.send(b"x")
+    assert ask(talk, address, 5, maxWaitMs=0) is None
+    talk.commit()
+    ((who, serial, found),) = ready(talk)
+    assert (who is address, serial, texts(found)) == (True, 5, [b"x"])
+    assert ask(talk, address, maxWaitMs=0, lastPackConsumed=True).errCode == 404
+
+
+def test_it_does_not_wait_for_a_commit_that_takes_long() -> None:
+    talk = Talk()
+    talk.register()
+    talk.send(b"x")
+    assert ask(talk, object(), 5, maxWaitMs=0) is None
+    assert ask(talk, object(), 6, maxWaitMs=0, timeout=40) is None
+    assert talk.engine.next_deadline() == NOW + 30
+    talk.now += 100
+    talk.engine.tick(talk.now)
+    assert [(serial, found.errCode) for _, serial, found in ready(talk)] == [(5, 404), (6, 404)]
+    talk.commit()
+    assert (ready(talk), talk.engine.reading.parked) == ([], 0)
+    assert texts(ask(talk, object(), maxWaitMs=0)) == [b"x"]
+
+
+def test_nor_for_what_is_readable_before_it_is_written() -> None:
+    talk = Talk()
+    talk.fill(b"a")
+    talk.stores["demo", 0].immediate = True
+    talk.register()
+    talk.send(b"b")
+    assert texts(ask(talk, object(), maxWaitMs=0)) == [b"a", b"b"]
+    assert ask(talk, object(), maxWaitMs=0, lastPackConsumed=True).errCode == 404
+
+
 def test_a_get_that_waited_long_enough_is_answered_404() -> None:
     talk = Talk()
     talk.register()

@@ -10,7 +10,7 @@ gets into `ready`. A commit of staged rows is answered through `transactions`.
 
 Differences from the reference, none visible to its clients: messages are readable as soon as their commit returned,
 also through filters (its filtered readers wait for its flush); a get walks over any number of other partitions' records
-in one go.
+in one go; a get that finds nothing while messages are being committed is answered by that commit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Reading (methods 17, 18): gets of consumers, exact ranges of batch readers, and gets that wait for messages.
 
-A get that may wait (``maxWaitMs``, an extension) and finds nothing is parked. The shell calls `Gets.wake` when a store
-shows more, and `Gets.tick`; both run the parked requests again, with every check, and put answers into ``ready``.
+A get that may wait (``maxWaitMs``, an extension) and finds nothing is parked; any other one too while a commit runs
+that may bring it something, so that it is answered then and not when its client asks again. The shell calls `Gets.wake`
+when a store shows more, and `Gets.tick`; both run the parked requests again, with every check, and put answers into
+``ready``.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from penstock.tube.engine.topics import LogRead, LogStore, Topic, Topics
 __all__ = ["Gets", "Ready"]
 
 _MAX_WAIT_MS = 30_000
+_COMMIT_WAIT_MS = 100
+"""A get of a client without the extension waits for a commit at most so long."""
 _MAX_PARKED = 20_000
 _MAX_LAG_BYTES = 14 << 30
 """A consumer further behind gets half as much at a time, as in the reference."""
@@ -82,14 +86,14 @@ class Gets:
         """Answer method 17; None: it waits for messages (only with an ``address``)."""
         message = decode(pb.GetMessageRequestC2B, request.payload)
         self.gets += 1
-        wait_ms = min(message.maxWaitMs, _MAX_WAIT_MS) if address is not None else 0
-        if request.timeout:
-            wait_ms = min(wait_ms, request.timeout * 3 // 4)  # the answer must be there within the timeout
-        if wait_ms <= 0 or self._parked_count >= _MAX_PARKED:
-            return self._answer(message, now_ms)
         found = self._try(message, now_ms)
         if isinstance(found, Answer):
             return found
+        wait_ms = 0 if address is None or self._parked_count >= _MAX_PARKED else _patience_ms(message, found)
+        if request.timeout:
+            wait_ms = min(wait_ms, request.timeout * 3 // 4)  # the answer must be there within the timeout
+        if wait_ms <= 0:
+            return _nothing(message, found)
         deadline = now_ms + wait_ms
         holder = None if message.HasField("range") else self._holdings.of(_key(message))
         self._parked.setdefault(found, []).append(_Parked(address, request.serial, message, deadline, holder))
@@ -157,12 +161,7 @@ class Gets:
 
     def _answer(self, message: pb.GetMessageRequestC2B, now_ms: int) -> Answer:
         found = self._try(message, now_ms)
-        if isinstance(found, Answer):
-            return found
-        if message.HasField("range"):
-            body, _ = answer_range(found, message.partitionId, message.range)
-            return Answer(join_response(MethodId.GET_MESSAGES, body))
-        return _failed(Refusal(ErrCode.NOT_FOUND, "The request offset reached maxOffset!"))
+        return found if isinstance(found, Answer) else _nothing(message, found)
 
     def _try(self, message: pb.GetMessageRequestC2B, now_ms: int) -> Answer | LogStore:
         """The answer, or the store that has nothing to read yet."""
@@ -305,6 +304,22 @@ def _key(message: pb.GetMessageRequestC2B) -> Key:
     return (java_trim(message.groupName), java_trim(message.topicName), message.partitionId)
 
 
+def _patience_ms(message: pb.GetMessageRequestC2B, store: LogStore) -> int:
+    """How long a get that found nothing may wait for messages."""
+    if message.maxWaitMs > 0:
+        return min(message.maxWaitMs, _MAX_WAIT_MS)
+    # What is being committed is readable in a moment, long before this reader would ask again.
+    return _COMMIT_WAIT_MS if store.unwritten_bytes and not store.immediate else 0
+
+
+def _nothing(message: pb.GetMessageRequestC2B, store: LogStore) -> Answer:
+    """The answer to a get that found nothing in ``store``."""
+    if message.HasField("range"):
+        body, _ = answer_range(store, message.partitionId, message.range)
+        return Answer(join_response(MethodId.GET_MESSAGES, body))
+    return _AT_END
+
+
 def _failed(refusal: Refusal, wait_ms: int = -1) -> Answer:
     return answer(MethodId.GET_MESSAGES, get_failure(refusal.code, refusal.text, wait_ms))
 
@@ -315,4 +330,5 @@ def _near_the_head(topic: Topic, left: int) -> bool:
     return left < 10 * records * 28
 
 
+_AT_END = _failed(Refusal(ErrCode.NOT_FOUND, "The request offset reached maxOffset!"))
 _REPLACED = _failed(Refusal(ErrCode.NOT_FOUND, "The client has registered the partition again since this request"))
