@@ -41,7 +41,7 @@ class Node:
 
     def __init__(self, directory: Path, *, extensions: Extension = Extension.NONE) -> None:
         self._directory = directory
-        self._extensions = extensions | Extension.SCAN | Extension.TTL | Extension.PREFIX_FENCE
+        self._extensions = extensions | Extension.SCAN | Extension.TTL | Extension.PREFIX_FENCE | Extension.BATCH
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="node", daemon=True)
 

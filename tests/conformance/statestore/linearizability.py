@@ -54,6 +54,8 @@ def step(state: State, operation: Operation) -> tuple[bool, State]:
         names = sorted(held)
         page = b"*1\r\n*%d\r\n" % len(names) + b"".join(_bulk(name) for name in names)
         return operation.answer == page, state
+    if verb == b"BATCH":
+        return _write_many(state, arguments, operation)
     key, *rest = arguments
     found = held.get(key)
     if verb == b"GET":
@@ -123,6 +125,33 @@ def _read_many(state: State, held: dict[bytes, Held], keys: list[bytes], operati
             expected += _bulk(found.value) + _bulk(b"%d:%d:StateStore" % found.version)
     newest = max((entry.version for _, entry in state.keys), default=(0, 0))
     return operation.answer == expected and operation.version is not None and operation.version >= newest
+
+
+def _write_many(state: State, arguments: list[bytes], operation: Operation) -> tuple[bool, State]:
+    """One write after the other with nothing in between: the versions lead up to the answer's, each by one."""
+    head, *answers, _ = operation.answer.split(b"\r\n")
+    versions = _leading_up_to(operation.version, sum(answer in (b"+OK", b":1") for answer in answers))
+    for answer in answers:
+        size = int(arguments[0])
+        words, arguments = tuple(arguments[1 : 1 + size]), arguments[1 + size :]
+        found = dict(state.keys).get(words[1])
+        version = found.version if found is not None else None
+        if answer in (b"+OK", b":1"):
+            version = versions.pop()
+        fits, state = step(state, operation._replace(words=words, answer=answer + b"\r\n", version=version))
+        if not fits:
+            return False, state
+    return head == b"*%d" % len(answers) and not arguments, state
+
+
+def _leading_up_to(last: Version | None, count: int) -> list[Version | None]:
+    """The last ``count`` versions up to ``last``, the newest first: what one request changed in one millisecond."""
+    found: list[Version | None] = []
+    for _ in range(count):
+        found.append(last)
+        if last is not None:
+            last = (last[0], last[1] - 1) if last[1] > 1 else (last[0] - 1, 1)
+    return found
 
 
 def _fence_error(found: Held | None, floors: dict[bytes, int], key: bytes, operation: Operation) -> bytes | None:

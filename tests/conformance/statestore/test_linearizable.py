@@ -38,7 +38,11 @@ def of(key: bytes) -> list[Choice]:
 
 KEYS = [b"x", b"y"]
 READS_OF_ALL = [Choice((b"MGET", *KEYS, b"z/1")), Choice((b"SCAN", b"*"))]
-PLAIN = [choice for key in KEYS for choice in of(key)] + READS_OF_ALL
+WRITES_OF_ALL = [
+    Choice((b"BATCH", b"3", b"SET", b"x", b"a", b"4", b"SET", b"y", b"b", b"NX", b"3", b"SET", b"z/1", b"c")),
+    Choice((b"BATCH", b"3", b"VDEL", b"x", b"a", b"2", b"DEL", b"y", b"3", b"SET", b"x", b"b")),
+]
+PLAIN = [choice for key in KEYS for choice in of(key)] + READS_OF_ALL + WRITES_OF_ALL
 # Under z/ stands a floor sooner or later; fences of single keys come and go with them.
 FENCED = [
     *(Choice((b"SET", b"z/1", b"v"), token) for token in (1, 2, 3)),
@@ -47,8 +51,12 @@ FENCED = [
     *(Choice((b"SET", b"x", b"v"), token, b"z/") for token in (1, 2)),
     *(Choice((b"GET", key)) for key in (b"x", b"z/1", b"z/2")),
     *(Choice((b"DEL", b"x"), token) for token in (1, 2)),
+    *(Choice((b"BATCH", b"3", b"SET", b"x", b"v", b"3", b"SET", b"z/1", b"w"), token) for token in (1, 2, 3)),
     *READS_OF_ALL,
 ]
+
+
+BOTH = (b"BATCH", b"3", b"SET", b"k", b"a", b"3", b"SET", b"j", b"a")
 
 
 def op(asked: float, answered: float, words: str, answer: str, version: int | None = None) -> Operation:
@@ -69,6 +77,8 @@ def test_the_checker_finds_an_order_where_there_is_one() -> None:
     assert explains([op(0, 9, "SET a", "+OK", 2), op(1, 8, "SET b", "+OK", 1), op(2, 3, "GET", "$b", 1)])
     assert explains([op(0, 1, "SET a NX", "+OK", 1), op(2, 3, "VDEL a", ":1"), op(4, 5, "GET", "$-1")])
     assert explains([])
+    both = Operation(0, 9, BOTH, b"*2\r\n+OK\r\n+OK\r\n", (2, 1))
+    assert explains([both, Operation(1, 2, (b"GET", b"j"), b"$1\r\na\r\n", (2, 1))])
 
 
 @pytest.mark.parametrize(
@@ -101,6 +111,12 @@ def test_the_checker_finds_an_order_where_there_is_one() -> None:
                 (3, 0),
             ),
         ],
+        # Of two keys written by one request only one is seen.
+        [
+            Operation(0, 9, BOTH, b"*2\r\n+OK\r\n+OK\r\n", (2, 1)),
+            Operation(1, 2, (b"GET", b"k"), b"$1\r\na\r\n", (1, 1)),
+            Operation(3, 4, (b"GET", b"j"), b"$-1\r\n"),
+        ],
         # A write under a lower token than the one before it.
         [
             Operation(0, 1, (b"SET", b"k", b"a"), b"+OK\r\n", (1, 0), token=2),
@@ -122,7 +138,7 @@ def test_the_checker_refuses_what_cannot_be(history: list[Operation]) -> None:
 async def test_concurrent_histories_are_linearizable(
     tmp_path: Path, durability: Durability, choices: list[Choice], seed: int
 ) -> None:
-    options = StoreOptions(extensions=Extension.SCAN | Extension.MGET | Extension.PREFIX_FENCE)
+    options = StoreOptions(extensions=Extension.SCAN | Extension.MGET | Extension.PREFIX_FENCE | Extension.BATCH)
     node = StoreNode(tmp_path / "store", durability, options)
     await node.start()
     history: list[Operation] = []

@@ -18,6 +18,7 @@ from penstock.statestore.codec.resp3 import (
     decode_array,
     decode_notification,
     decode_page,
+    decode_replies,
     decode_reply,
     encode_array,
     encode_bulk,
@@ -153,7 +154,7 @@ def test_what_is_encoded_is_decoded(elements: list[bytes]) -> None:
 
 @given(st.binary(max_size=60) | st.text("*$+:-0123456789\r\nERKOD ", max_size=60).map(str.encode))
 def test_any_bytes_give_a_result_or_our_error(payload: bytes) -> None:
-    for decode in (decode_array, decode_reply, decode_notification):
+    for decode in (decode_array, decode_reply, decode_replies, decode_notification):
         with suppress(RemoteProtocolError):
             decode(payload)
 
@@ -169,6 +170,36 @@ def test_any_bytes_give_a_result_or_our_error(payload: bytes) -> None:
 )
 def test_pages_of_scan(payload: bytes, keys: list[bytes], token: bytes | None) -> None:
     assert decode_page(payload) == (keys, token)
+
+
+def test_replies_of_a_batch() -> None:
+    replies = decode_replies(b"*4\r\n+OK\r\n:1\r\n:-1\r\n-ERR not authorized\r\n")
+    assert [(reply.kind, reply.number, reply.text) for reply in replies] == [
+        (ReplyKind.OK, 0, ""),
+        (ReplyKind.INTEGER, 1, ""),
+        (ReplyKind.INTEGER, -1, ""),
+        (ReplyKind.ERROR, 0, "not authorized"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"+OK\r\n",
+        b"*1\r\n",
+        b"*2\r\n+OK\r\n",
+        b"*1\r\n+OK\r\n+OK\r\n",
+        b"*1\r\n+OK\n",
+        b"*1\r\n+OK",
+        b"*1\r\n$1\r\nv\r\n",
+        b"*1\r\nOK\r\n",
+        b"*1000000000\r\n+OK\r\n",
+    ],
+)
+def test_what_are_no_replies_of_a_batch(payload: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_replies(payload)
 
 
 @pytest.mark.parametrize(
