@@ -102,8 +102,12 @@ def topics_describe(topic: Topic, http: Web = WEB, broker_http: BrokerHttp = Non
                 if entry["topicName"] == topic
             ]
     if not rows:
+        known = _states(http, topic) is not None
         raise RefusedError(
-            f"no broker has topic {topic!r}", peer=http, do="look at the names (penstock tube topics), or create it"
+            f"no broker tells of topic {topic!r}" if known else f"no broker has topic {topic!r}",
+            peer=http,
+            why="the master has it; Apache's brokers tell of it after its first record" if known else None,
+            do=None if known else "look at the names (penstock tube topics), or create it",
         )
     columns = ["broker", "address", "partition", "first_offset", "end_offset", "store_messages", "store_bytes"]
     print_table(rows, columns, as_json=as_json)
@@ -277,7 +281,7 @@ def _list_topics(http: str, *, as_json: bool) -> None:
     from penstock.tube.client.web import call
 
     rows: list[dict[str, Cell]] = []
-    for entry in call(http, "admin_query_topic_info", {}):
+    for entry in sorted(call(http, "admin_query_topic_info", {}), key=lambda entry: str(entry["topicName"])):
         brokers: list[dict[str, Any]] = entry["topicInfo"]
         rows.append(
             {

@@ -84,6 +84,8 @@ class Consumer:
         password: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        if isinstance(topics, str) or isinstance(filters, str):
+            raise ConfigError("tube: topics and filters are lists, not one text", do="write [...] round it")
         names = list(topics)
         _check(start, balance, bound)
         by_topic = filters if isinstance(filters, Mapping) else dict.fromkeys(names, tuple(filters))
@@ -231,8 +233,12 @@ class Consumer:
         """Go on at these index offsets; what is in hand of the partitions is dropped. Partitions not held are left out.
 
         Raises:
+            LocalProtocolError: a partition is given by its key, say; :attr:`assignment` has those that are meant.
             UnavailableError: a broker did not answer; it is told as soon as it does.
         """
+        for partition in offsets:
+            if not isinstance(partition, Partition):
+                raise LocalProtocolError(f"tube: seek takes partitions as assignment has them, not {partition!r}")
         await self._fetcher.seek(dict(offsets))
 
     async def seek_to_time(self, time_ms: int) -> None:
@@ -433,5 +439,9 @@ def _start_offset(
         return lambda _: None
     if isinstance(given, Mapping):
         offsets = given
+        if strange := [key for key in offsets if key.count(":") != 2]:
+            raise ConfigError(
+                f"tube: start_offsets for {strange[0]!r}", option="start_offsets", do="write brokerId:topic:partition"
+            )
         return lambda partition: offsets.get(partition.key)
     return given

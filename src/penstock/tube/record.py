@@ -102,8 +102,11 @@ class Record:
         """``data``, ``flag`` and the wire form of the message type (it also goes into the send request).
 
         Raises:
-            LocalProtocolError: a text cannot be written (a lone surrogate), ``msg_time`` is not 12 digits.
+            LocalProtocolError: a text cannot be written (a lone surrogate), ``msg_time`` is not 12 digits, a field has
+                another type.
         """
+        if not isinstance(self.value, bytes):
+            raise LocalProtocolError(f"tube: the value of a record is bytes, not {type(self.value).__name__}")
         msg_type = None
         parts = []
         try:
@@ -130,6 +133,8 @@ class Record:
             data, flag = message.encode_data(self.value, ",".join(parts))
         except UnicodeEncodeError as error:
             raise LocalProtocolError("tube: a text of the record is not Unicode", why=str(error)) from None
+        except (TypeError, AttributeError) as error:
+            raise LocalProtocolError("tube: a field of the record has another type", why=str(error)) from error
         return data, flag, msg_type
 
     @classmethod

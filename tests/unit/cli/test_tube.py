@@ -27,14 +27,14 @@ def test_topics_lists_them(web: Web, penstock: Command) -> None:
     ]
     table = (
         "TOPIC  PARTITIONS  STORES  BROKERS  PUBLISH  SUBSCRIBE\n"
-        "water           3       2        1  yes      no\n"
         "empty           0       0        0  no       no\n"
+        "water           3       2        1  yes      no\n"
     )
     assert penstock("tube", "topics") == penstock("tube", "topics", "list") == (0, table, "")
     assert web.calls[0] == ("127.0.0.1:8080", "admin_query_topic_info", {})
     done = penstock("tube", "topics", "--http", "edge:1", "--json")
     assert web.calls[-1][0] == "edge:1"
-    assert json.loads(done.out.splitlines()[0]) == {
+    assert json.loads(done.out.splitlines()[1]) == {
         "topic": "water",
         "partitions": 3,
         "stores": 2,
@@ -93,9 +93,11 @@ def test_topics_describe(web: Web, penstock: Command) -> None:
     }
     assert web.calls[-1] == ("127.0.0.1:8081", "admin_query_pubinfo", {"topicName": "water"})
     web.answers["admin_query_pubinfo"] = []
-    done = penstock("tube", "topics", "describe", "nope")
-    assert (done.status, done.out) == (1, "")
-    assert "no broker has topic 'nope'" in done.err
+    web.answers["admin_query_topic_info"] = [{"topicName": "fresh", "topicInfo": []}]
+    for name, words in (("nope", "no broker has topic 'nope'"), ("fresh", "no broker tells of topic 'fresh'")):
+        done = penstock("tube", "topics", "describe", name)
+        assert (done.status, done.out) == (1, "")
+        assert words in done.err
 
 
 def test_topics_delete(web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:

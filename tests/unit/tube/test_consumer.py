@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -221,13 +222,20 @@ async def test_what_cannot_be_consumed(tmp_path: Path) -> None:
         with pytest.raises(RefusedError) as caught:
             await Consumer(running.masters, "lake", ["none"]).start()
         assert caught.value.code == 431
+        with pytest.raises(ConfigError, match="are lists"):
+            Consumer(running.masters, "lake", "demo")
+        with pytest.raises(ConfigError, match="brokerId:topic:partition"):
+            Consumer(running.masters, "lake", ["demo"], start_offsets={"demo:0": 0})
         with pytest.raises(ConfigError, match="earliest or latest"):
             Consumer(running.masters, "lake", ["demo"], start="now")
         with pytest.raises(ConfigError, match="server or client"):
             Consumer(running.masters, "lake", ["demo"], balance="none")
         with pytest.raises(LocalProtocolError, match="gives this consumer its partitions"):
             await Consumer(running.masters, "lake", ["demo"]).assign([])
-        async with Consumer(running.masters, "lake", ["demo"]):
+        by_key: Any = {"1:demo:0": 0}
+        async with Consumer(running.masters, "lake", ["demo"]) as consumer:
+            with pytest.raises(LocalProtocolError, match="not '1:demo:0'"):
+                await consumer.seek(by_key)
             with pytest.raises(RefusedError) as caught:
                 await Consumer(running.masters, "lake", ["demo"], filters=["x"]).start()
             assert caught.value.code == 426

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,6 +78,11 @@ async def test_what_cannot_be_sent(tmp_path: Path) -> None:
             await producer.send("demo", b"")
         with pytest.raises(LocalProtocolError, match="too large"):
             await producer.send("demo", bytes((1 << 20) + 1))
+        # Types that only a checker would see: each told, none left to fail where nobody looks.
+        text: Any = "text"
+        for record, key in ((text, None), (Record(text), None), (Record(b"x", key=text), None), (b"x", text)):
+            with pytest.raises(LocalProtocolError, match=r"bytes|another type"):
+                await producer.send("demo", record, key=key)
         assert (await producer.send("demo", bytes(1 << 20))).append_offset == 0
         with pytest.raises(RefusedError, match="no partition") as caught:
             await producer.send("unknown", b"x")

@@ -48,11 +48,15 @@ class Outgoing:
         self.msg_time: str | None = None
         if isinstance(record, bytes):
             self.data, self.flag, self.size = record, 0, len(record)
-        else:
+        elif isinstance(record, Record):
             self.data, self.flag, self.msg_type = record.encode()
             self.msg_time = record.msg_time
             self.size = len(record.value)
             key = record.key if key is None else key
+        else:
+            raise LocalProtocolError(f"tube: what is sent is bytes or a Record, not {type(record).__name__}")
+        if key is not None and not isinstance(key, bytes):
+            raise LocalProtocolError(f"tube: a key is bytes, not {type(key).__name__}")
         if not self.data:
             raise LocalProtocolError("tube: a message without body and attributes cannot be stored")
         self.topic = topic

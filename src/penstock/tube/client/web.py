@@ -108,7 +108,7 @@ def _absent(
 def _refusal(server: str, address: str, option: str, code: int, text: str) -> RefusedError:
     """The words are the server's; the names of its methods mean nothing to who gave a command."""
     what, do = f"the {server} refuses: {text.removeprefix('tube: ')}", None
-    if text == _UNAUTHORIZED:
+    if text.endswith(_UNAUTHORIZED):  # Apache's has words before it
         what, do = f"the {server} refuses: the token is wrong", _DO_AUTHORIZE
     elif text.startswith("Unsupported method"):
         what, do = (

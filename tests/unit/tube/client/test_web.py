@@ -69,9 +69,11 @@ def test_refusals_say_what_to_do(address: str) -> None:
     with pytest.raises(RefusedError, match=f"{address} is not the administration of a tube master") as caught:
         call(address, "m", {})
     assert caught.value.do == "name that of a master: --http HOST:PORT"
-    Master.answer = json.dumps({"result": False, "errMsg": "illegal access, unauthorized request!"}).encode()
-    with pytest.raises(RefusedError, match=r"the token is wrong\n.*--admin-token"):
-        call(address, "m", {})
+    for words in ("", "Bad request from client, "):
+        text = f"{words}illegal access, unauthorized request!"
+        Master.answer = json.dumps({"result": False, "errMsg": text}).encode()
+        with pytest.raises(RefusedError, match=r"the token is wrong\n.*--admin-token"):
+            call(address, "m", {})
     Master.answer = json.dumps({"result": False, "errMsg": "tube: topic 'x' exists"}).encode()
     with pytest.raises(RefusedError, match=r"^the master refuses: topic 'x' exists$"):
         call(address, "admin_add_new_topic_record", {})
