@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError
-from penstock.pipelines.model import Step
-from penstock.pipelines.model.plan import Node
+from penstock.pipelines.model import Pipeline, Step
+from penstock.pipelines.model.plan import Node, plan
 from penstock.pipelines.model.sinks import StateStoreSink
 from penstock.pipelines.rows import key_column, rows_of
+from penstock.pipelines.running.batches import SinkBatches
 from penstock.pipelines.sinks.delivery import changes_of
+from penstock.pipelines.state.checkpoint import Checkpoint
 from penstock.pipelines.steps.expressions import sure
 from penstock.pipelines.steps.stages import Lookup, apply, into_window
 
@@ -259,6 +263,29 @@ def test_rows_on_which_a_condition_of_the_state_store_sink_fails_are_told(spark:
 
 
 @pytest.mark.parametrize(
+    ("sink", "code"),
+    [
+        ({"tubemq": {"topic": "o"}}, "sink.size"),
+        ({"tubemq": {"topic": "o", "max_bytes": 2 << 20}}, None),
+        ({"mqtt": {"topic": "o"}}, None),
+        ({"mqtt": {"topic": "o", "max_bytes": 1 << 20}}, "sink.size"),
+        ({"statestore": {"entries": [{"key": "k", "value": ["flow"]}, {"key": "l"}], "max_bytes": 99}}, "sink.size"),
+        ({"statestore": {"entries": [{"key": "k"}, {"key": "l", "value": ["flow"]}]}}, None),
+    ],
+)
+def test_a_value_that_is_too_large_for_a_sink_is_a_dead_letter(
+    spark: SparkSession, tmp_path: Path, sink: dict[str, Any], code: str | None
+) -> None:
+    file = {"name": "p", "source": {"topics": ["t"]}, "steps": [PARSE], "sinks": [{"name": "s", **sink}]}
+    (only,) = plan(Pipeline.model_validate(file))
+    large = GOOD.replace(b'"n"', b'"' + b"n" * (1 << 20) + b'"')
+    parsed = apply(rows(spark, GOOD, large), steps(PARSE), no_lookup)
+    batches = SinkBatches(only, Checkpoint(tmp_path), cast("Any", SimpleNamespace(targets=None)))
+    found = batches.marked(parsed).orderBy("_source.offset").collect()
+    assert [row["_dead"] and row["_dead"]["code"] for row in found] == [None, code]
+
+
+@pytest.mark.parametrize(
     ("step", "message"),
     [
         ({"rename": {"nope": "x"}}, "there is no column 'nope'"),
@@ -322,10 +349,15 @@ def test_a_schema_that_is_none_is_refused(spark: SparkSession) -> None:
         apply(rows(spark, GOOD), steps({"name": "p", "parse": {"schema": "flow DUBLE"}}), no_lookup)
 
 
-@pytest.mark.parametrize(("missing", "dead"), [("pass", 1), ("dead_letter", 2)])
+@pytest.mark.parametrize(("missing", "dead"), [("pass", 3), ("dead_letter", 4)])
 def test_enrich_looks_up_rows_that_are_alive(spark: SparkSession, missing: str, dead: int) -> None:
     asked: list[Lookup] = []
-    stored = {"limits/n": b'{"low": 2.5}', "limits/broken": b"{"}
+    stored = {
+        "limits/n": b'{"low": 2.5}',
+        "limits/broken": b"{",
+        "limits/twice": b'{"low":1,"low":2}',
+        "limits/more": b'{"low":1} 2',
+    }
 
     def look_up(df: DataFrame, lookup: Lookup) -> DataFrame:
         asked.append(lookup)
@@ -333,15 +365,15 @@ def test_enrich_looks_up_rows_that_are_alive(spark: SparkSession, missing: str, 
         value = sf.try_element_at(cases, sf.col(lookup.key)).alias("value")
         return df.withColumn(lookup.into, sf.struct(value, sf.expr("'' AS code"), sf.expr("'' AS reason")))
 
-    values = [GOOD, GOOD.replace(b'"n"', b'"broken"'), GOOD.replace(b'"n"', b'"none"'), b"nope"]
+    names = (b"n", b"broken", b"none", b"twice", b"more")
+    values = [*(GOOD.replace(b'"n"', b'"%s"' % name) for name in names), b"nope"]
     enrich = {"key": "limits/{note}", "as": "limits", "schema": "low DOUBLE", "missing": missing}
     done = apply(rows(spark, *values), steps(PARSE, {"name": "e", "enrich": enrich}), look_up)
     found = done.orderBy("_source.offset").collect()
     assert asked == [Lookup("_key", "_found", 5_000, missing=missing)]
-    assert [row["limits"]["low"] if row["limits"] else None for row in found] == [2.5, None, None, None]
-    assert [row["_dead"]["reason"] for row in found if row["_dead"] and row["_dead"]["step"] == "e"][:1] == [
-        "the value of key limits/broken is not JSON"
-    ]
+    assert [row["limits"]["low"] if row["limits"] else None for row in found] == [2.5, *[None] * 5]
+    reasons = {row["_dead"]["reason"] for row in found if row["_dead"] and row["_dead"]["code"] == "lookup.not_json"}
+    assert reasons == {f"the value of key limits/{name} is not JSON" for name in ("broken", "twice", "more")}
     assert len([row for row in found if row["_dead"] and row["_dead"]["step"] == "e"]) == dead
     assert found[0].asDict().keys() == {"_id", "_source", "_dead", "_filtered", "t", "flow", "note", "limits"}
 

@@ -36,6 +36,7 @@ __all__ = [
     "mark_dead",
     "refuse_internal",
     "rows_of",
+    "too_large",
 ]
 
 INTERNAL = ("_id", "_source", "_dead", "_filtered", "_path")
@@ -99,6 +100,11 @@ def mark_dead(rows: DataFrame, step: str, failures: Sequence[tuple[str, Column]]
     if not causes:
         return rows
     return rows.withColumn("_dead", sf.when(alive(), sf.coalesce(*causes)).otherwise(sf.col("_dead")))
+
+
+def too_large(size: Column, most: int) -> Column:
+    """The reason of a value of ``size`` bytes that a sink does not send; null where it does."""
+    return sf.when(size > most, sf.format_string(f"the value has %d bytes, at most {most} are sent", size))
 
 
 def key_column(rows: DataFrame, template: str) -> Column:

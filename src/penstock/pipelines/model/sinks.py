@@ -11,6 +11,7 @@ from penstock.pipelines.model.sources import Options
 from penstock.pipelines.model.values import BrokerUrl, Expression, KeyTemplate, Name, Stream
 
 __all__ = [
+    "LARGEST_RECORD",
     "SINK_KINDS",
     "ConsoleSink",
     "Entry",
@@ -21,6 +22,10 @@ __all__ = [
     "TableSink",
     "TubeSink",
 ]
+
+
+LARGEST_RECORD = 1 << 20
+"""Bytes of a record's value that every topic of a tube takes [TubeMQ: maxMsgSizeInMB is 1 or more]."""
 
 
 class TableSink(Part):
@@ -67,6 +72,12 @@ class StateStoreSink(Part):
         description="starts of keys that only this pipeline writes, from now on and for good: missing keys are fenced "
         "there too (needs the store's extension prefix-fence)",
     )
+    max_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="largest value, in bytes; a row with a larger one becomes a dead letter. Left out: as much as the "
+        "store takes, whose refusal ends the run",
+    )
 
 
 class Messages(Part):
@@ -81,6 +92,17 @@ class Messages(Part):
     )
     when: Expression = Field(default="true", description="rows for which this is not true are counted and left")
     order_by: str | None = Field(default=None, description="column in whose order a batch is sent, by one task")
+    max_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="largest value, in bytes; a row with a larger one becomes a dead letter. Left out: 1 MiB into a "
+        "tube (what a topic takes unless it was given more), as much as the broker takes into MQTT",
+    )
+
+    @property
+    def largest(self) -> int | None:
+        """Bytes of the largest value that is sent; None: the broker decides, and its refusal ends the run."""
+        return self.max_bytes
 
 
 class TubeSink(Messages):
@@ -94,6 +116,10 @@ class TubeSink(Messages):
     )
     key: KeyTemplate | None = Field(default=None, description="equal keys go to one partition, in order")
     headers: dict[str, KeyTemplate] = Field(default_factory=dict)
+
+    @property
+    def largest(self) -> int | None:
+        return self.max_bytes or LARGEST_RECORD
 
 
 class MqttSink(Messages):

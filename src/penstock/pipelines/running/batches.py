@@ -16,8 +16,8 @@ from pyspark.sql import functions as sf
 from penstock.pipelines.books.ledger import Entry, Ledger
 from penstock.pipelines.model.plan import SinkPlan
 from penstock.pipelines.model.values import sink_letter
-from penstock.pipelines.rows import alive, key_column, mark_dead
-from penstock.pipelines.sinks.delivery import Delivery, Targets
+from penstock.pipelines.rows import alive, key_column, mark_dead, too_large
+from penstock.pipelines.sinks.delivery import Delivery, Targets, entry_value
 from penstock.pipelines.sinks.messages import identity, marked, sendable
 from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.state.checkpoint import Checkpoint, Offsets
@@ -138,7 +138,7 @@ class SinkBatches:
 
     def _rows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> Entry:
         # Cached: the rows come out of stateful operators, which must run once, and are used three times.
-        rows = self._marked(rows).persist()
+        rows = self.marked(rows).persist()
         try:
             counts = _count(rows)
             out = self._delivery.rows(self.plan.sink, rows.where(alive()), batch, counts.out)
@@ -149,7 +149,7 @@ class SinkBatches:
         duplicates = read - counts.out - counts.dead - counts.filtered
         return self._entry(batch, start, end, read, counts, out=out, duplicates=duplicates, letters=letters)
 
-    def _marked(self, rows: DataFrame) -> DataFrame:
+    def marked(self, rows: DataFrame) -> DataFrame:
         """``rows``, dead where the sink can do nothing with them."""
         sink = self.plan.sink
         if sink.statestore is None:
@@ -158,7 +158,11 @@ class SinkBatches:
         keys = [key_column(rows, entry.key) for entry in sink.statestore.entries]
         templates = " and ".join(entry.key for entry in sink.statestore.entries)
         nameless = sf.when(sf.coalesce(*keys).isNull(), sf.lit(f"there is a null in {templates}"))
-        named = mark_dead(rows, sink_letter(sink.name), [("sink.key", nameless)])
+        failures = [("sink.key", nameless)]
+        if (most := sink.statestore.max_bytes) is not None:
+            sizes = (sf.octet_length(entry_value(rows, entry)) for entry in sink.statestore.entries)
+            failures += [("sink.size", too_large(size, most)) for size in sizes]
+        named = mark_dead(rows, sink_letter(sink.name), failures)
         return sure(named, sink_letter(sink.name), [entry.when for entry in sink.statestore.entries])
 
     def _windows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> Entry:

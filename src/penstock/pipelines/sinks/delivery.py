@@ -20,9 +20,10 @@ from penstock.pipelines.store.writeback import Change
 if TYPE_CHECKING:
     from penstock.pipelines.model import Pipeline, Sink, StateStoreSink
     from penstock.pipelines.model.plan import SinkPlan
+    from penstock.pipelines.model.sinks import Entry
     from penstock.pipelines.state.checkpoint import Checkpoint
 
-__all__ = ["COORDINATES", "Delivery", "FencedStore", "Targets", "changes_of"]
+__all__ = ["COORDINATES", "Delivery", "FencedStore", "Targets", "changes_of", "entry_value"]
 
 COORDINATES = ("topic", "broker", "partition", "offset", "timestamp")
 """Fields of ``_source`` that a table keeps of every row, as ``_topic`` and so on, beside ``_id``."""
@@ -117,14 +118,18 @@ def changes_of(rows: DataFrame, sink: StateStoreSink) -> list[Change]:
     """What ``rows`` do in the state store, in order."""
     if sink.order_by is not None:
         rows = rows.orderBy(sink.order_by)
-    columns = data_columns(rows)
+    values = [entry_value(rows, entry) for entry in sink.entries]
     rows = conditions(rows, {f"_when{index}": entry.when for index, entry in enumerate(sink.entries)})
     made: list[Column] = []
-    for index, entry in enumerate(sink.entries):
-        value = sf.to_json(sf.struct(*(entry.value or columns)))
+    for index, (entry, value) in enumerate(zip(sink.entries, values, strict=True)):
         holds = sf.coalesce(sf.col(f"_when{index}"), sf.expr("false"))
         made += [key_column(rows, entry.key).alias(f"key{index}"), sf.when(holds, value).alias(f"value{index}")]
     return list(_changes(rows.select(*made).collect(), len(sink.entries)))
+
+
+def entry_value(rows: DataFrame, entry: Entry) -> Column:
+    """The JSON that ``entry`` makes of a row."""
+    return sf.to_json(sf.struct(*(entry.value or data_columns(rows))))
 
 
 def _changes(rows: list[Row], entries: int) -> Iterator[Change]:

@@ -17,7 +17,7 @@ from pyspark.sql.types import BinaryType
 
 from penstock.pipelines.model import Messages, Pipeline, Sink
 from penstock.pipelines.model.values import sink_letter
-from penstock.pipelines.rows import data_columns, key_column, mark_dead
+from penstock.pipelines.rows import data_columns, key_column, mark_dead, too_large
 from penstock.pipelines.steps.expressions import condition, where
 
 __all__ = ["Write", "as_messages", "identity", "marked", "send", "sendable"]
@@ -139,7 +139,10 @@ def _failures(rows: DataFrame, sink: Sink, messages: Messages) -> list[tuple[str
         reasons.append(("sink.topic", sf.when(wrong, said)))
     else:
         reasons.append(("sink.topic", sf.when(sf.trim(topic) == "", sf.lit("the topic is empty"))))
-    reasons.append(("sink.value", sf.when(_value(rows, messages).isNull(), sf.lit("the value is null"))))
+    value = _value(rows, messages)
+    reasons.append(("sink.value", sf.when(value.isNull(), sf.lit("the value is null"))))
+    if messages.largest is not None:
+        reasons.append(("sink.size", too_large(sf.octet_length(value), messages.largest)))
     return reasons
 
 
