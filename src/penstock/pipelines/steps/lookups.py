@@ -13,6 +13,7 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from penstock.errors import PenstockError, UnavailableError
 from penstock.pipelines.steps.dataset import Index, index
 from penstock.pipelines.steps.stages import Lookup, WithLookup
+from penstock.spark.names import json_value
 from penstock.spark.statestore.lookup import values_of
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ _RESULT = StructType(
     [StructField("value", BinaryType()), StructField("code", StringType()), StructField("reason", StringType())]
 )
 _MOST_DATASETS = 64
+_MOST_VALUES = 100_000
 
 Found = tuple[bytes | None, str | None, str | None]
 """The value, or the code and the reason for which there is none; all None where there is simply none."""
@@ -35,6 +37,8 @@ Found = tuple[bytes | None, str | None, str | None]
 _indexes: dict[tuple[int, str, str, tuple[str, ...]], tuple[bytes, Index]] = {}
 """Datasets of a worker with the bytes that they were made of: indexed anew only when those change."""
 
+_json: set[int] = set()
+"""Hashes of values of a worker that are JSON."""
 
 Get = Callable[[list[str | None], Lookup], list[bytes | None]]
 """The values of keys, null for null and where there is none."""
@@ -105,14 +109,34 @@ def found_in(
 
 
 def _one(store: str, fields: tuple[str, ...], key: str | None, value: bytes | None, wanted: list[str | None]) -> Found:
-    if key is None or value is None or not fields:
+    if key is None or value is None:
         return value, None, None
+    if not fields:
+        return (value, None, None) if _is_json(value) else (None, NOT_JSON, f"the value of key {key} is not JSON")
     try:
         objects = _index_of(store, key, fields, value)
     except ValueError as error:
         return None, NOT_JSON, f"the dataset under key {key} cannot be read: {error}"
     named = tuple(text for text in wanted if text is not None)
     return objects.get(named) if len(named) == len(wanted) else None, None, None
+
+
+def _is_json(value: bytes) -> bool:
+    """Whether ``value`` is one JSON value with distinct names: Spark takes the first value, and the last of two names.
+
+    Asked for each row, so what was found to be one is remembered.
+    """
+    known = hash(value)
+    if known in _json:
+        return True
+    try:
+        json_value(value.decode())
+    except ValueError:
+        return False
+    if len(_json) >= _MOST_VALUES:
+        _json.clear()
+    _json.add(known)
+    return True
 
 
 def _index_of(store: str, key: str, fields: tuple[str, ...], data: bytes) -> Index:

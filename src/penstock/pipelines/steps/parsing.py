@@ -18,7 +18,7 @@ from penstock.pipelines.model.steps import Parse
 from penstock.pipelines.rows import alive, data_columns, internal_columns, mark_dead, refuse_internal
 from penstock.pipelines.steps.trying import quoted, shortened
 
-__all__ = ["from_json", "is_not_one_value", "parse_step", "schema_of"]
+__all__ = ["from_json", "parse_step", "schema_of"]
 
 JSON_OPTIONS = {
     "mode": "PERMISSIVE",
@@ -93,7 +93,7 @@ def _missing(column: str) -> Column:
 
 
 def _json(text: Column, schema: StructType, version: str) -> tuple[Column, list[tuple[str, Column]]]:
-    is_none = is_not_one_value(text)
+    is_none = _is_not_one_value(text)
     if version.startswith("4.1."):
         is_none |= _has_half_a_character(text)
     return from_json(text, schema), [
@@ -201,7 +201,7 @@ def _raw(rows: DataFrame, name: str, schema: StructType) -> DataFrame:
     return marked.select(*internal_columns(rows), *data_columns(rows), data)
 
 
-def is_not_one_value(text: Column) -> Column:
+def _is_not_one_value(text: Column) -> Column:
     """Whether ``text`` is anything but one JSON value with distinct names.
 
     Spark's parsers stop after the first value, and from_json takes the last of two equal names. Inside an array

@@ -17,7 +17,7 @@ from penstock.pipelines.model.steps import Enrich, Step
 from penstock.pipelines.model.values import duration_ms, sink_letter
 from penstock.pipelines.rows import alive, data_columns, internal_columns, key_column, mark_dead
 from penstock.pipelines.steps.expressions import filter_step, map_step, sql_step
-from penstock.pipelines.steps.parsing import from_json, is_not_one_value, parse_step, schema_of
+from penstock.pipelines.steps.parsing import from_json, parse_step, schema_of
 from penstock.pipelines.steps.trying import shortened
 from penstock.pipelines.steps.windows import countable, dedupe_step, window_step
 
@@ -211,8 +211,7 @@ def _enrich(rows: DataFrame, name: str, enrich: Enrich, with_lookup: WithLookup)
         duration_ms(enrich.wait),
     )
     found = with_lookup(keyed, lookup)
-    text = sf.col("_found.value").cast("string")
-    with_value = found.withColumn("_json", from_json(text, schema))
+    with_value = found.withColumn("_json", from_json(sf.col("_found.value").cast("string"), schema))
     failures = [
         (code, sf.when(sf.col("_found.code") == code, sf.col("_found.reason")))
         for code in ("lookup.unavailable", "lookup.not_json")
@@ -220,10 +219,7 @@ def _enrich(rows: DataFrame, name: str, enrich: Enrich, with_lookup: WithLookup)
     failures.append(
         (
             "lookup.not_json",
-            sf.when(
-                sf.col("_json._corrupt").isNotNull() | (text.isNotNull() & is_not_one_value(text)),
-                sf.format_string("the value of key %s is not JSON", "_key"),
-            ),
+            sf.when(sf.col("_json._corrupt").isNotNull(), sf.format_string("the value of key %s is not JSON", "_key")),
         )
     )
     if enrich.missing == "dead_letter":
@@ -237,7 +233,7 @@ def _enrich(rows: DataFrame, name: str, enrich: Enrich, with_lookup: WithLookup)
             nothing = nothing & (sf.coalesce(sf.col("_found.code"), sf.lit("")) != "lookup.unknown")
         failures.append(("lookup.missing", sf.when(nothing, reason)))
     marked = mark_dead(with_value, name, failures)
-    value = sf.when(alive() & sf.col("_json").isNotNull(), sf.col("_json").dropFields("_corrupt"))
+    value = sf.when(sf.col("_json").isNotNull(), sf.col("_json").dropFields("_corrupt"))
     return marked.withColumn(enrich.into, value).drop("_key", "_found", "_json")
 
 

@@ -161,8 +161,12 @@ class WriteBack:
     def write(self, changes: Sequence[Change]) -> int:
         """Carry out ``changes``, in order for each key; how many requests that took. Returns after all are answered.
 
+        Nothing is begun while the lease is not held: a run that was paused for longer must not write where a later one
+        has deleted, with the key its fence.
+
         Raises:
-            UnavailableError: the store did not answer; what of it was applied is unknown, and may be sent again.
+            UnavailableError: the store did not answer, or the lease is not held; what of it was applied is unknown, and
+                may be sent again.
             PenstockError: the store refused the token: a later run has written.
         """
         if not changes:
@@ -307,7 +311,23 @@ class WriteBack:
 
     async def _write(self, by_key: dict[str | bytes, list[Change]]) -> int:
         assert self._client is not None
-        return await write_changes(self._client, by_key, self.token)
+        assert self._lease is not None
+        if self._lease.token is not None:
+            writing = asyncio.create_task(write_changes(self._client, by_key, self.token))
+            losing = asyncio.create_task(self._lease.lost.wait())
+            try:
+                await asyncio.wait((writing, losing), return_when=asyncio.FIRST_COMPLETED)
+                if writing.done():
+                    return writing.result()
+            finally:
+                losing.cancel()
+                writing.cancel()
+                await asyncio.wait((writing, losing))
+        raise UnavailableError(
+            f"the run of {self.pipeline!r} does not hold its lease now: {self._lease.lost_why}",
+            why="another run may hold it, and what this one writes would be old",
+            do="wait: the lease is taken back where nobody had it; the pipeline repeats the batch",
+        )
 
     async def _close(self) -> None:
         for watch in self._watches:

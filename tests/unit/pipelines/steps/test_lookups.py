@@ -16,8 +16,9 @@ STORED: dict[str | None, bytes] = {"plain": b"{}", "data": LINES, "broken": b"[1
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is indexed yet."""
+    """Nothing is known yet."""
     monkeypatch.setattr(lookups, "_indexes", {})
+    monkeypatch.setattr(lookups, "_json", set())
 
 
 def get(keys: list[str | None], _lookup: Lookup) -> list[bytes | None]:
@@ -35,6 +36,34 @@ def look(*keys: str | None, get: Get = get, wanted: list[str | None] | None = No
 
 def test_values_of_keys() -> None:
     assert look("plain", "none", None) == [(b"{}", None, None), (None, None, None), (None, None, None)]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"{",
+        b'{"low": 1} 2',
+        b'{"low": 1, "low": 2}',
+        b'{"a": {"b": 1, "b": 1}}',
+        b'\xef\xbb\xbf{"low": 1}',
+        b'{"low": "\xff"}',
+        pytest.param(b"[" * 100_000, id="deep"),
+    ],
+)
+def test_a_value_that_is_not_exactly_json(value: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the second Spark would take the first value, of the third the last: both without a word."""
+    monkeypatch.setitem(STORED, "bad", value)
+    wrong = (None, NOT_JSON, "the value of key bad is not JSON")
+    assert look("bad", "plain", "bad", missing="fail") == [wrong, (b"{}", None, None), wrong]
+
+
+def test_what_is_known_of_values_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookups, "_MOST_VALUES", 2)
+    for number in range(5):
+        monkeypatch.setitem(STORED, "plain", b"%d" % number)
+        assert look("plain") == [(b"%d" % number, None, None)]
+    assert len(lookups._json) <= 2
 
 
 @pytest.mark.parametrize(("name", "value"), [("b", b'{"id":"b","low":2}'), ("c", None), (None, None)])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,20 @@ class Store:
         self.prefixes.append(fence_prefix)
 
 
+class HeldLease:
+    """A lease, until it is lost."""
+
+    lost_why = "no renewal succeeded in time"
+
+    def __init__(self) -> None:
+        self.lost = asyncio.Event()
+        self.token: Hlc | None = Hlc(1, 0, "n")
+
+    def lose(self) -> None:
+        self.token = None
+        self.lost.set()
+
+
 Held = Callable[[Any], WriteBack]
 
 
@@ -45,6 +60,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Held:
         run = WriteBack("mqtt://127.0.0.1:1", "p")
         monkeypatch.setattr(run, "_client", store)
         monkeypatch.setattr(run, "_token", Hlc(1, 0, "n"))
+        monkeypatch.setattr(run, "_lease", HeldLease())
         return run
 
     return make
@@ -98,6 +114,33 @@ def test_a_large_batch_has_more_time(held: Held, monkeypatch: pytest.MonkeyPatch
         thread.close()
 
 
+def test_nothing_more_is_written_once_the_lease_is_lost(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a run that was paused for longer than its lease, in the middle of a batch."""
+    begun: list[str] = []
+
+    async def one_by_one(_store: object, by_key: dict[str, list[Change]], _token: Hlc) -> int:
+        for number, key in enumerate(by_key):
+            begun.append(key)
+            if number == 1:
+                lease.lose()
+            await asyncio.sleep(0)
+        return len(by_key)
+
+    async def write() -> None:
+        with pytest.raises(UnavailableError, match="does not hold its lease now: no renewal succeeded in time"):
+            await run._write({f"k{number}": [Change(f"k{number}", b"1")] for number in range(200)})
+
+    monkeypatch.setattr(writeback, "write_changes", one_by_one)
+    run = held(Store())
+    lease: Any = run._lease
+    asyncio.run(write())
+    assert 2 <= len(begun) < 10
+    # Nor is another batch begun.
+    del begun[:]
+    asyncio.run(write())
+    assert begun == []
+
+
 class Node:
     """An MQTT broker with the state store, in a thread of its own, that goes away and comes back."""
 
@@ -131,6 +174,17 @@ class Node:
         await self._store.close()
 
 
+def written_by(run: WriteBack, *changes: Change) -> int:
+    """Tries again, as the batch of a pipeline: a lease as short as in these tests may run out at any time."""
+    deadline = time.monotonic() + 20.0
+    while True:
+        try:
+            return run.write(changes)
+        except UnavailableError:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
 def test_a_lease_that_ran_out_in_an_outage_is_taken_back_under_its_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +202,7 @@ def test_a_lease_that_ran_out_in_an_outage_is_taken_back_under_its_token(
         node.start()
         assert "no other run has had it" in said.get(timeout=20.0)
         assert run.token == token
-        assert run.write([Change("k", b"1")]) == 1
+        assert written_by(run, Change("k", b"1")) == 1
         holder = run.holder()
         assert holder.run == run.run_id
         assert holder.record is not None
