@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +124,18 @@ class Driver:
 
 
 class Cluster:
-    """A Spark master and workers on loopback, out of the Python package of Spark."""
+    """A Spark master and workers on loopback, out of the Python package of Spark.
 
-    def __init__(self, directory: Path, workers: int = 2) -> None:
+    ``python`` is the interpreter of its tasks; ``hidden`` are variables of this process that it does not get.
+    """
+
+    def __init__(
+        self, directory: Path, workers: int = 2, *, python: str = sys.executable, hidden: Collection[str] = ()
+    ) -> None:
         self._directory = directory
         self._count = workers
+        self._python = python
+        self._hidden = hidden
         self._master: subprocess.Popen[bytes] | None = None
         self._workers: list[subprocess.Popen[bytes]] = []
         self.url = ""
@@ -164,17 +171,18 @@ class Cluster:
     def _start(self, kind: str, *arguments: str, name: str = "master") -> tuple[subprocess.Popen[bytes], Path]:
         log = self._directory / f"spark-{name}.log"
         home = Path(pyspark.__file__).parent
+        given = environment(
+            JAVA_HOME=str(find_java().home),
+            SPARK_LOCAL_IP="127.0.0.1",
+            PYSPARK_PYTHON=self._python,
+            SPARK_DAEMON_JAVA_OPTS=SMALL,
+            SPARK_DAEMON_MEMORY="256m",
+        )
         with log.open("wb") as out:
             process = subprocess.Popen(
                 [str(home / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}", *arguments],
                 cwd=self._directory,
-                env=environment(
-                    JAVA_HOME=str(find_java().home),
-                    SPARK_LOCAL_IP="127.0.0.1",
-                    PYSPARK_PYTHON=sys.executable,
-                    SPARK_DAEMON_JAVA_OPTS=SMALL,
-                    SPARK_DAEMON_MEMORY="256m",
-                ),
+                env={name: value for name, value in given.items() if name not in self._hidden},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

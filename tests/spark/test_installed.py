@@ -1,7 +1,8 @@
-"""The wheel in an environment without the checkout: Spark finds the formats, a script needs no import of penstock."""
+"""The wheel where there is no checkout, on one machine and on a cluster: a script needs no import of penstock."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -15,15 +16,19 @@ import pytest
 
 from penstock.spark.java import find_java
 from tests.spark.node import Node
+from tests.spark.processes import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
+
+HIDDEN = ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "VIRTUAL_ENV", "SPARK_HOME")
+"""Variables by which an interpreter or a module of the tests would be found."""
 
 SCRIPT = """
 import json, sys
 from pyspark.sql import SparkSession
 
-master, broker, topic, folder = sys.argv[1:]
-spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
+spark_master, master, broker, topic, folder = sys.argv[1:]
+spark = SparkSession.builder.master(spark_master).config("spark.ui.enabled", "false").getOrCreate()
 rows = spark.range(10).selectExpr("cast(id AS string) AS value")
 rows.write.format("tubemq").mode("append").option("tubemq.master", master).option("topic", topic).save()
 read = spark.read.format("tubemq").option("tubemq.master", master).option("subscribe", topic).load()
@@ -74,15 +79,15 @@ def installed(tmp_path: Path) -> Path:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("on", ["local", "cluster"])
 def test_a_script_that_knows_only_the_formats(
-    installed: Path, node: Node, new_topic: Callable[..., str], tmp_path: Path
+    installed: Path, node: Node, new_topic: Callable[..., str], tmp_path: Path, on: str
 ) -> None:
     topic = new_topic(2)
     job = tmp_path / "job.py"
     job.write_text(SCRIPT, encoding="utf-8")
-    hidden = ("PYTHONPATH", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "VIRTUAL_ENV", "SPARK_HOME")
-    environ = {name: value for name, value in os.environ.items() if name not in hidden} | {
+    environ = {name: value for name, value in os.environ.items() if name not in HIDDEN} | {
         "PATH": f"{installed.parent}:{os.environ['PATH']}",
         "JAVA_HOME": str(find_java().home),
         "SPARK_LOCAL_IP": "127.0.0.1",
@@ -92,10 +97,16 @@ def test_a_script_that_knows_only_the_formats(
         cwd=tmp_path, env=environ, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert Path(where.stdout.strip()).is_relative_to(tmp_path)
-    done = subprocess.run(
-        [str(installed), str(job), node.master, node.mqtt, topic, str(tmp_path)],
-        cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
+    with contextlib.ExitStack() as stack:
+        spark_master = "local[2]"
+        if on == "cluster":
+            hidden = [name for name in HIDDEN if name != "PYSPARK_PYTHON"]
+            cluster = stack.enter_context(Cluster(tmp_path, python=str(installed), hidden=hidden))
+            spark_master = cluster.url
+        done = subprocess.run(
+            [str(installed), str(job), spark_master, node.master, node.mqtt, topic, str(tmp_path)],
+            cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=600, check=False,
+        )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     assert json.loads(done.stdout.splitlines()[-1]) == {
         "rows": list(range(10)),
