@@ -92,9 +92,9 @@ def test_messages_dead_letters_and_a_diff(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_what_cannot_be_built_names_case_and_sink(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "p.yaml").write_text(FILE.replace("value: celsius", "value: celcius"))
+    (tmp_path / "p.yaml").write_text(FILE.replace("when: celsius", "when: celcius"))
     (tmp_path / "p.test.yaml").write_text(CASES)
     assert main(["pipeline", "test", str(tmp_path / "p.yaml")]) == 2
     printed = capsys.readouterr().err
-    assert "case 'messages': sink 'panel' fails" in printed
+    assert "case 'messages': sink 'hot' fails" in printed
     assert "celcius" in printed
