@@ -120,7 +120,7 @@ class Joined:
 
     def timestamps(self) -> pa.Array[Any]:
         """The append times as a column; null where the broker tells none."""
-        return pa.nulls(len(self), _TIMESTAMP) if self.times is None else pa.array(self.times).cast(_TIMESTAMP)
+        return pa.nulls(len(self), _TIMESTAMP) if self.times is None else _column(self.times, _TIMESTAMP)
 
 
 def join(batches: Iterable[Batch], target_bytes: int = TARGET_BYTES) -> Iterator[Joined]:
@@ -148,6 +148,20 @@ def _concatenated(columns: Sequence[Sequence[int] | Numbers]) -> Numbers:
     return np.concatenate([np.asarray(column, np.int64) for column in columns])
 
 
+def _column(numbers: Numbers | np.typing.NDArray[np.int32], kind: pa.DataType) -> pa.Array[Any]:
+    """``numbers`` as they are, each as wide as ``kind`` is.
+
+    ``pa.array`` and ``pa.scalar`` would load pandas to see whether it is a series: half a second in each process.
+    """
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers.data)])
+
+
+def _repeated(text: str, rows: int) -> pa.Array[Any]:
+    encoded = text.encode()
+    edges = np.arange(rows + 1, dtype=np.int32) * np.int32(len(encoded))
+    return pa.Array.from_buffers(pa.string(), rows, [None, pa.py_buffer(edges.data), pa.py_buffer(encoded * rows)])
+
+
 def _record_batch(partition: Partition, joined: Joined, columns: Sequence[str]) -> pa.RecordBatch:
     rows = len(joined)
     made: dict[str, pa.Array[Any]] = {}
@@ -157,18 +171,18 @@ def _record_batch(partition: Partition, joined: Joined, columns: Sequence[str]) 
         if name in made:
             continue
         if name == "topic":
-            made[name] = pa.repeat(pa.scalar(partition.topic, pa.string()), rows)
+            made[name] = _repeated(partition.topic, rows)
         elif name == "partition":
-            made[name] = pa.repeat(pa.scalar(partition.partition, pa.int32()), rows)
+            made[name] = _column(np.full(rows, partition.partition, np.int32), pa.int32())
         elif name == "broker":
-            made[name] = pa.repeat(pa.scalar(partition.broker_id, pa.int32()), rows)
+            made[name] = _column(np.full(rows, partition.broker_id, np.int32), pa.int32())
         elif name == "offset":
-            made[name] = pa.array(joined.offsets)
+            made[name] = _column(joined.offsets, pa.int64())
         elif name == "timestamp":
             made[name] = joined.timestamps()
         else:
             kind = NO_TIME if joined.times is None else LOG_APPEND_TIME
-            made[name] = pa.repeat(pa.scalar(kind, pa.int32()), rows)
+            made[name] = _column(np.full(rows, kind, np.int32), pa.int32())
     return pa.RecordBatch.from_arrays([made[name] for name in columns], schema=arrow_schema(columns))
 
 
@@ -209,11 +223,11 @@ def _keys(batch: Batch) -> pa.Array[Any]:
     bodies = _bodies(data, starts, ends, flags)
     attributes = _cut_out(data, np.where(bodies > starts, starts + _LENGTH_BYTES, starts), bodies)
     keys: pa.Array[Any] = pc.struct_field(pc.extract_regex(attributes, _FIND_KEY), "key")
-    encoded = pc.indices_nonzero(pc.match_substring_regex(keys, _TO_DECODE)).to_numpy()
-    if not len(encoded):
+    encoded = pc.indices_nonzero(pc.match_substring_regex(keys, _TO_DECODE)).to_pylist()
+    if not encoded:
         return keys
     found = keys.to_pylist()
-    for place in encoded.tolist():
+    for place in encoded:
         found[place] = decoded(data[starts[place] : ends[place]], int(flags[place])).key
     return pa.array(found, pa.binary())
 
@@ -241,7 +255,7 @@ def _cut_out(data: bytes, starts: Numbers, ends: Numbers) -> pa.Array[Any]:
     edges = np.empty(2 * len(starts), np.int32)
     edges[0::2], edges[1::2] = starts, ends
     with_gaps = pa.Array.from_buffers(pa.binary(), len(edges) - 1, [None, pa.py_buffer(edges.data), pa.py_buffer(data)])
-    return with_gaps.take(np.arange(0, len(edges), 2))
+    return with_gaps.take(_column(np.arange(0, len(edges), 2), pa.int64()))
 
 
 def _keys_and_values(batch: Batch) -> tuple[list[bytes | None], list[bytes]]:

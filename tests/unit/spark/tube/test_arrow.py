@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from datetime import UTC, datetime
 from itertools import product
 
@@ -148,3 +150,21 @@ def test_without_times_and_with_message_ids() -> None:
     plain = table(columns([RECORD]), include_headers=True).to_pylist()[0]
     assert first["headers"] == [{"key": "tubemq.messageId", "value": b"5"}, *plain["headers"]]
     assert second["headers"] == [{"key": "tubemq.messageId", "value": b"4611686018427387904"}]
+
+
+def test_reading_does_not_load_pandas() -> None:
+    program = """
+import sys
+from penstock.spark.tube.arrow import record_batches
+from penstock.spark.tube.offsets import Partition
+from penstock.tube.reader import Batch
+from penstock.tube.record import Record
+
+for record in Record(b"1"), Record(b"2", key=b"k"):
+    data, flag = record.encode()[:2]
+    [rows] = record_batches(Partition("t", 1, 0), [Batch.of([0, 28], [1, 2], [flag, flag], [data, data])])
+    assert rows.num_rows == 2
+print("pandas" in sys.modules)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"
