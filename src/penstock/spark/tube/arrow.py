@@ -223,7 +223,7 @@ def _keys(batch: Batch) -> pa.Array[Any]:
     bodies = _bodies(data, starts, ends, flags)
     attributes = _cut_out(data, np.where(bodies > starts, starts + _LENGTH_BYTES, starts), bodies)
     keys: pa.Array[Any] = pc.struct_field(pc.extract_regex(attributes, _FIND_KEY), "key")
-    encoded = pc.indices_nonzero(pc.match_substring_regex(keys, _TO_DECODE)).to_pylist()
+    encoded: list[Any] = pc.indices_nonzero(pc.match_substring_regex(keys, _TO_DECODE)).to_pylist()
     if not encoded:
         return keys
     found = keys.to_pylist()

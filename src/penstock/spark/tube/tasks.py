@@ -5,10 +5,13 @@ Planned beside the driver; read in executors, which get a :class:`RangePartition
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
 from penstock.errors import DataLossError
@@ -115,3 +118,15 @@ def _read(
                 range_,
                 tube.read(piece, address=address, fail_on_data_loss=options.fail_on_data_loss, mark=mark),
             )
+    if TaskContext.get() is not None:
+        _spare_what_is_loaded()
+
+
+@cache
+def _spare_what_is_loaded() -> None:
+    """Once in an executor's process, whose loop collects garbage after each task: that looks at every object there is.
+
+    What was imported up to the end of the first task are so many that it takes as long as reading thousands of rows.
+    """
+    gc.collect()
+    gc.freeze()
