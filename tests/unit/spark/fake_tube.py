@@ -125,6 +125,9 @@ class FakeReader:
 
     def plan(self, topic: str, partition: int, start: int, end: int, max_messages: int) -> tuple[int, int]:
         self._may_fail()
+        if self.broker.http:
+            reached = min(end, start + max_messages * INDEX_RECORD_BYTES)
+            return reached, (reached - start) // INDEX_RECORD_BYTES
         own = self._own(topic, partition, start, end)
         if len(own) <= max_messages:
             return min(end, len(self.broker.logs[topic]) * INDEX_RECORD_BYTES), len(own)

@@ -7,12 +7,12 @@ partitions of a store, so the number of a partition's own messages is an estimat
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from penstock.spark.tube.offsets import Partition, Slice
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 
-__all__ = ["packed", "share", "slices", "split"]
+__all__ = ["counted", "packed", "share", "slices", "split"]
 
 
 def slices(start: Mapping[Partition, int], end: Mapping[Partition, int]) -> list[Slice]:
@@ -27,6 +27,22 @@ def slices(start: Mapping[Partition, int], end: Mapping[Partition, int]) -> list
         Slice(partition, start[partition], end[partition])
         for partition in sorted(end)
         if start[partition] < end[partition]
+    ]
+
+
+def counted(ranges: Sequence[Slice], counts_own: Callable[[Partition], bool]) -> list[tuple[Slice, list[Slice]]]:
+    """``ranges`` by what their broker counts for them: the range to ask for, and those that the answer is of.
+
+    Each alone where ``counts_own`` says that a partition's own messages are counted. Else what the store has is, so
+    its partitions are asked for once, together: none of them has more, and all of them have no more.
+    """
+    together: dict[tuple[str, int, int], list[Slice]] = {}
+    for piece in ranges:
+        of = piece.partition if counts_own(piece.partition) else piece.partition.store
+        together.setdefault(of, []).append(piece)
+    return [
+        (Slice(pieces[0].partition, min(piece.start for piece in pieces), max(piece.end for piece in pieces)), pieces)
+        for pieces in together.values()
     ]
 
 

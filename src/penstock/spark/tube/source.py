@@ -47,7 +47,7 @@ from penstock.spark.tube.offsets import (
 )
 from penstock.spark.tube.options import COLUMNS, HEADERS, SourceOptions
 from penstock.spark.tube.published import Published
-from penstock.spark.tube.ranges import share, slices
+from penstock.spark.tube.ranges import counted, share, slices
 from penstock.spark.tube.sink import TubeStreamWriter, TubeWriter, check_columns
 from penstock.spark.tube.sink_options import SinkOptions
 from penstock.spark.tube.tasks import planned, read_rows, selected
@@ -349,16 +349,17 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not waiting or (limit is None and patience is None):
             return ends
         tube = self._connected()
-        counts = [tube.weigh(piece) for piece in waiting]
+        asked = counted(waiting, tube.has_ranges)
+        counts = [tube.weigh(whole) for whole, _ in asked]
         if patience is not None and patience.waits(sum(counts)):
             return begin
         if limit is None:
             return ends
-        for piece, count, granted in zip(waiting, counts, share(limit, counts), strict=True):
-            if granted == 0 and count > 0:
-                ends[piece.partition] = begin[piece.partition]
-            elif granted < count:
-                ends[piece.partition], _ = tube.plan(piece, granted)
+        for (whole, pieces), count, granted in zip(asked, counts, share(limit, counts), strict=True):
+            if granted < count:
+                reached = tube.plan(whole, granted)[0] if granted else whole.start
+                for partition, start, end in pieces:
+                    ends[partition] = min(reached, end) if start < reached else begin[partition]
         return ends
 
     def _beginnings(self, unknown: Collection[Partition], stop: Positions) -> Positions:

@@ -204,6 +204,25 @@ def test_a_limit_counts_own_messages_of_each_partition(fake: FakeTube, broker: F
     assert isinstance(stream(fake).getDefaultReadLimit(), ReadAllAvailable)
 
 
+def test_a_limit_is_reached_where_the_broker_counts_its_store(fake: FakeTube, broker: FakeBroker) -> None:
+    broker.http = "127.0.0.1:8081"
+    broker.partitions["a"] = 3
+    append(broker, *[0, 1, 2, 2] * 10)
+    reader = stream(fake, maxOffsetsPerTrigger="8")
+    limit = reader.getDefaultReadLimit()
+    start = reader.initialOffset()
+    batches = drain(reader, start, limit)
+    assert [len(read) for _, read in batches] == [8] * 5
+    assert sorted(value for _, read in batches for value in read) == sorted(value for _, value in broker.logs["a"])
+    # Partitions that do not stand at one place: none goes back, none is left behind, no batch has too much.
+    apart = {"a": {**start["a"], "1:0": 20 * 28, "1:1": 3 * 28}}
+    later = drain(reader, apart, limit)
+    assert [end["a"]["1:0"] // 28 for end, _ in later] == [20, 20, 24, 32, 40]
+    assert [end["a"]["1:1"] // 28 for end, _ in later] == [8, 16, 24, 32, 40]
+    assert all(len(read) <= 8 for _, read in later)
+    assert sum(len(read) for _, read in later) == 5 + 9 + 20
+
+
 def test_a_batch_waits_for_enough_messages_or_long_enough(fake: FakeTube, broker: FakeBroker) -> None:
     now = 0.0
     append(broker, 0)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 
 import pytest
+from pyspark import TaskContext
 
 from penstock.spark.tube import tasks
 from penstock.spark.tube.options import SourceOptions
@@ -24,7 +25,7 @@ def test_what_an_executor_has_loaded_is_not_looked_at_after_each_task(monkeypatc
     tasks._spare_what_is_loaded.cache_clear()
     assert read_everything() == 2
     assert frozen == []  # no task of Spark: whoever reads here may have garbage of its own
-    monkeypatch.setattr(tasks.TaskContext, "get", lambda: object())
+    monkeypatch.setattr(TaskContext, "get", object)
     assert read_everything() == read_everything() == 2
     assert frozen == [1]
     tasks._spare_what_is_loaded.cache_clear()
