@@ -70,8 +70,16 @@ def needs_spark() -> Iterator[None]:
 
 
 def state_of(name: str, given: Path | None) -> Path:
-    """The state directory of the pipeline ``name``."""
-    return (given if given is not None else Path("penstock-pipelines") / name).resolve()
+    """The state directory of the pipeline ``name``.
+
+    Raises:
+        ConfigError: it is another's.
+    """
+    from penstock.pipelines.state.owner import check_owner
+
+    state = (given if given is not None else Path("penstock-pipelines") / name).resolve()
+    check_owner(state, name)
+    return state
 
 
 def run_of(file: Path, state_dir: Path | None, into: Path | None) -> Begun:

@@ -120,6 +120,13 @@ def test_status_of_a_run_that_has_ended(
     assert f"there are no books in {books.root / 'elsewhere'}" in capsys.readouterr().err
 
 
+def test_books_of_another_pipeline_are_not_shown(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
+    write_json(books.state / "pipeline.json", {"pipeline": "another"})
+    for command in ("status", "reconcile", "run"):
+        assert main(["pipeline", command, str(books.file), "--state-dir", str(books.state)]) == 2
+        assert "is the state directory of the pipeline 'another'" in capsys.readouterr().err
+
+
 def test_status_of_a_replay(
     books: Books, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

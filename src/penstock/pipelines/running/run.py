@@ -32,6 +32,7 @@ from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.state import layout
 from penstock.pipelines.state.checkpoint import Offsets
 from penstock.pipelines.state.durable import ready_directory
+from penstock.pipelines.state.owner import claim
 from penstock.pipelines.state.replay import Span
 from penstock.pipelines.state.shape import check_shapes
 from penstock.pipelines.steps.lookups import lookups
@@ -401,14 +402,15 @@ def run(
     kept under ``state``; a run with the same directory goes on where the last one ended.
 
     Raises:
-        ConfigError: the file changed so that its checkpoints cannot follow, a step cannot be built, or metrics cannot
-            be served there.
+        ConfigError: the state directory is another pipeline's, the file changed so that its checkpoints cannot follow,
+            a step cannot be built, or metrics cannot be served there.
         StorageError: the state directory, or that of a table, cannot be written to.
         UnavailableError: node or tube stayed away, or another run holds the lease.
         DataLossError: a dedupe by arrival left records out, see its message.
         PenstockError: the lease was lost, or a query failed for good.
     """
     ready_directory(state)
+    claim(state, pipeline.name)
     with own_words():
         _Run(pipeline, emit, stop, options or Options(), state).execute()
     emit({"event": "stopped", "pipeline": pipeline.name})

@@ -7,6 +7,7 @@
 <state>/clocks/<sink>-<source>.json     since when a source makes records
 <state>/inbox/<source>/                 dead letters of files, put there to be read again
 <state>/shapes/<sink>.json              what the checkpoint of the sink's query depends on
+<state>/pipeline.json                   whose state it is
 <state>/replay.json                     what a replay was asked for
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["checkpoint", "clock", "file_log", "inbox", "ledger", "replay", "shape", "starts"]
+__all__ = ["checkpoint", "clock", "file_log", "inbox", "ledger", "owner", "replay", "shape", "starts"]
 
 
 def checkpoint(state: Path, sink: str) -> Path:
@@ -50,6 +51,11 @@ def inbox(state: Path, source: str) -> Path:
 def shape(state: Path, sink: str) -> Path:
     """What the checkpoint of the query of ``sink`` depends on."""
     return state / "shapes" / f"{sink}.json"
+
+
+def owner(state: Path) -> Path:
+    """Whose state it is."""
+    return state / "pipeline.json"
 
 
 def replay(state: Path) -> Path:
