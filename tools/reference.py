@@ -163,15 +163,26 @@ def record_table() -> str:
 
 
 def option_table(title: str, options: Mapping[str, str], unsupported: Mapping[str, str]) -> list[str]:
-    lines = [f"## {title}", "", "| option | meaning |", "| --- | --- |"]
-    lines += [f"| `{name}` | {cell(meaning)} |" for name, meaning in options.items()]
+    lines = [f"## {title}", "", "| option | meaning | default |", "| --- | --- | --- |"]
+    for name, text in options.items():
+        # What holds without the option stands last, in parentheses.
+        meaning, _, default = text.removesuffix(")").rpartition(" (")
+        lines.append(f"| `{name}` | {cell(meaning)} | {cell(default)} |")
     lines += ["", "Refused, and what to do instead:", "", "| option | instead |", "| --- | --- |"]
     return [*lines, *(f"| `{name}` | {cell(instead)} |" for name, instead in unsupported.items()), ""]
 
 
 def spark_options() -> str:
     lines = ["# Options of the Spark formats", "", NOTE, ""]
-    lines += ["Names are compared without regard to case; an option that is not listed is an error.", ""]
+    lines += [
+        (
+            "Names, and words as values, are compared without regard to case. Numbers are whole and above 0, times are "
+            "in ms where no unit is named. An option that is not listed, or a value that cannot be used, is an error "
+            "when Spark loads or begins to write, before a record is touched; it names the option, what was given and "
+            "what is accepted, and of a misspelt option the nearest one."
+        ),
+        "",
+    ]
     lines += option_table("`tubemq`, reading", spark.OPTIONS, spark.UNSUPPORTED)
     lines += option_table("`tubemq`, writing", sink.OPTIONS, sink.UNSUPPORTED)
     lines += option_table("`aio-statestore`, reading", store.READ_OPTIONS, store.UNSUPPORTED)

@@ -11,7 +11,7 @@ from typing import Literal
 from penstock.errors import ConfigError
 from penstock.mqtt.url import parse_broker_url
 
-__all__ = ["boolean", "broker_url", "canonical", "duration_ms", "json_value", "positive"]
+__all__ = ["MOST", "MOST_MS", "boolean", "broker_url", "canonical", "duration_ms", "json_value", "positive"]
 
 _UNITS_MS = {"": 1, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = re.compile(r"([0-9]{1,9}) ?(ms|s|m|min|h|d|)")
@@ -57,12 +57,22 @@ def canonical(
     return found
 
 
-def positive(option: str, text: str, meaning: str) -> int:
-    """``text`` as a number above 0."""
+MOST = (1 << 63) - 1
+"""The greatest number that an option may be: Spark's long."""
+MOST_MS = (1 << 31) - 1
+"""The longest time to wait, 24 days: more is no limit, and no timer takes it."""
+_MOST_DIGITS = 19
+
+
+def positive(option: str, text: str, meaning: str, *, most: int = MOST) -> int:
+    """``text`` as a number from 1 to ``most``."""
     stripped = text.strip()
-    if not (stripped.isascii() and stripped.isdecimal()) or int(stripped) == 0:
+    digits = stripped.lstrip("0")
+    if not (stripped.isascii() and stripped.isdecimal() and digits):
         raise ConfigError(f"{option} {text!r} is not a number above 0", option=option, do=meaning)
-    return int(stripped)
+    if len(digits) > _MOST_DIGITS or int(digits) > most:
+        raise ConfigError(f"{option} {text!r} is more than {most}", option=option, do=meaning)
+    return int(digits)
 
 
 def duration_ms(option: str, text: str, meaning: str) -> int:

@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+
 import pytest
 
 from penstock.errors import ConfigError
 from penstock.spark import names
+from penstock.spark.mqtt import options as mqtt
+from penstock.spark.statestore import options as store
+from penstock.spark.tube import sink_options
+from penstock.spark.tube.options import OPTIONS
 
 KNOWN = {"startAt": "where to start", "limit": "how many"}
 UNSUPPORTED = {"path": "leave it out"}
@@ -61,3 +68,21 @@ def test_numbers_and_booleans() -> None:
             names.positive("limit", text, "how many")
     with pytest.raises(ConfigError, match="neither true nor false"):
         names.boolean("on", "yes", "whether")
+
+
+def test_numbers_have_an_end() -> None:
+    assert names.positive("limit", "9223372036854775807", "how many") == names.MOST
+    for text in ("9223372036854775808", "1" + "0" * 5_000):
+        with pytest.raises(ConfigError, match="is more than 9223372036854775807"):
+            names.positive("limit", text, "how many")
+    with pytest.raises(ConfigError, match="'11' is more than 10"):
+        names.positive("limit", "11", "how many", most=10)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [OPTIONS, sink_options.OPTIONS, mqtt.READ_OPTIONS, mqtt.WRITE_OPTIONS, store.READ_OPTIONS, store.WRITE_OPTIONS],
+)
+def test_every_option_says_last_what_holds_without_it(table: Mapping[str, str]) -> None:
+    for name, text in table.items():
+        assert re.fullmatch(r"\S.* \([^()]+\)", text), name

@@ -25,10 +25,10 @@ READ_OPTIONS: Mapping[str, str] = {
 WRITE_OPTIONS: Mapping[str, str] = {
     "mqtt.broker": "URL of the broker, mqtt://HOST:PORT; also mqtts, ws, wss (required)",
     "mqtt.timeoutMs": "how long a message may take to be acknowledged, in ms; then the task fails (30000)",
-    "topic": "topic of all rows; rows may have a column topic instead, and this is for those where it is null",
-    "qos": "1 (default) or 2, or 0: without acknowledgement, so rows may be lost; a column qos comes first",
-    "retain": "true: the broker keeps the last message of each topic (false); a column retain comes first",
-    "ids": "true (default): a message gets the user property id, by which copies are known, unless its row has one",
+    "topic": "topic of all rows; rows may have a column topic instead, and this is for those where it is null (none)",
+    "qos": "1 or 2, or 0: without acknowledgement, so rows may be lost; a column qos comes first (1)",
+    "retain": "true: the broker keeps the last message of each topic; a column retain comes first (false)",
+    "ids": "true: a message gets the user property id, by which copies are known, unless its row has one (true)",
 }
 """Options of the sink."""
 
@@ -112,5 +112,5 @@ class MqttWriteOptions:
             int(qos),
             names.boolean("retain", named.get("retain", "false"), WRITE_OPTIONS["retain"]),
             names.boolean("ids", named.get("ids", "true"), WRITE_OPTIONS["ids"]),
-            names.positive("mqtt.timeoutMs", timeout, WRITE_OPTIONS["mqtt.timeoutMs"]) / 1000,
+            names.positive("mqtt.timeoutMs", timeout, WRITE_OPTIONS["mqtt.timeoutMs"], most=names.MOST_MS) / 1000,
         )

@@ -34,13 +34,13 @@ READ_OPTIONS: Mapping[str, str] = {
     "batches, and for streams that start with a snapshot)",
     **_TIMEOUT,
     "keys": "which keys: a glob, as device/*/state (*)",
-    "minPartitions": "read in so many tasks (1); a stream cuts its ranges into so many",
+    "minPartitions": "read in so many tasks; a stream cuts its ranges into so many (1)",
     "includeExpiry": "true: batches and snapshots have expires_at, one more request for each key; needs the store's "
     "extension ttl (false)",
     "includeWriter": "true: batches and snapshots have writer, found by reading the topic of the changes once; null "
     "where it does not go back so far; needs tubemq.topic (false)",
-    "startingVersion": "where a new stream starts: snapshot (default: all keys as they are, then what changes), "
-    "earliest, latest, a version MILLISECONDS:COUNTER:NODE or a time in ms: what changed then or later",
+    "startingVersion": "where a new stream starts: snapshot, all keys as they are and then what changes; earliest; "
+    "latest; a version MILLISECONDS:COUNTER:NODE or a time in ms since 1970: what changed then or later (snapshot)",
     "tubemq.topic": "tube topic that gets the changes, statestore.capture_topic of the node (required for streams)",
     **{name: options.OPTIONS[name] for name in _OF_TUBE},
     "tubemq.master": "HOST:PORT[,HOST:PORT...] of the tube's masters (required for streams)",
@@ -50,8 +50,10 @@ READ_OPTIONS: Mapping[str, str] = {
 WRITE_OPTIONS: Mapping[str, str] = {
     "statestore.broker": "URL of the MQTT broker that the state store answers on, mqtt://HOST:PORT (required)",
     **_TIMEOUT,
-    "orderBy": "column by which the last row of a key is told; without it two rows of one key in a batch are an error",
-    "fencingToken": "version that protects what is written, as the run's lease gave it: MILLISECONDS:COUNTER:NODE",
+    "orderBy": "column by which the last row of a key is told; without it two rows of one key in a batch are an error "
+    "(none)",
+    "fencingToken": "version that protects what is written, as the run's lease gave it: MILLISECONDS:COUNTER:NODE "
+    "(none)",
 }
 """Options of the sink."""
 
@@ -217,4 +219,4 @@ _TIME_DIGITS = 15
 
 def _timeout_s(given: Mapping[str, str]) -> float:
     text = given.get("statestore.timeoutMs", str(_DEFAULT_TIMEOUT_MS))
-    return names.positive("statestore.timeoutMs", text, _TIMEOUT["statestore.timeoutMs"]) / 1000
+    return names.positive("statestore.timeoutMs", text, _TIMEOUT["statestore.timeoutMs"], most=names.MOST_MS) / 1000

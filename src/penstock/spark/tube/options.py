@@ -46,28 +46,36 @@ OPTIONS: Mapping[str, str] = {
     "the first master)",
     "tubemq.group": "group under which a stream's positions are shown, as in `penstock tube lag`; empty: not "
     "shown (made of groupIdPrefix)",
-    "tubemq.batchBytes": "most bytes in one answer of a broker with ranges, up to 4194304 (1048576)",
-    "subscribe": "topics to read, separated by commas",
-    "subscribePattern": "topics to read, as a regular expression that matches the whole name; new ones are picked up",
-    "assign": 'partitions to read, as JSON: {"topic": ["<brokerId>:<partitionId>", ...]}',
-    "startingOffsets": "where a batch or a new query starts: earliest (batch), latest (stream) or JSON",
-    "endingOffsets": "where a batch ends: latest (default) or JSON; a stream reads up to positions in JSON",
-    "startingTimestamp": "start at the first message that the brokers took at this time or later, in ms since 1970",
-    "endingTimestamp": "end before the first message that they took at this time or later; batches only",
-    "startingOffsetsByTimestamp": 'the same for each partition: {"topic": {"<brokerId>:<partitionId>": ms}}',
-    "endingOffsetsByTimestamp": "the same for each partition; batches only",
-    "startingOffsetsByTimestampStrategy": "where a partition has nothing so new: error (default) or latest",
-    "maxOffsetsPerTrigger": "at most so many messages a micro-batch; streams only",
+    "tubemq.batchBytes": "most bytes in one answer of a broker with ranges, 1 to 4194304 (1048576)",
+    "subscribe": "topics to read, separated by commas (this, subscribePattern or assign is required)",
+    "subscribePattern": "topics to read, as a regular expression (Python's) that matches the whole name; new ones are "
+    "picked up (see subscribe)",
+    "assign": 'partitions to read, as JSON: {"topic": ["<brokerId>:<partitionId>", ...]} (see subscribe)',
+    "startingOffsets": "where a batch or a new query starts: earliest, latest (streams only), or a position for each "
+    'partition, -2 for its earliest and -1 for its latest, as JSON: {"topic": {"<brokerId>:<partitionId>": 28}} '
+    "(earliest for a batch, latest for a stream)",
+    "endingOffsets": "where a batch ends: latest, or positions as in startingOffsets, without -2; a stream reads up to "
+    "positions without -1 and -2 (latest for a batch; a stream goes on)",
+    "startingTimestamp": "start at the first message that the brokers took at this time or later, in ms since 1970; it "
+    "counts before startingOffsetsByTimestamp, and that before startingOffsets (none)",
+    "endingTimestamp": "end before the first message that they took at this time or later, in ms since 1970; batches "
+    "only (none)",
+    "startingOffsetsByTimestamp": 'the same for each partition: {"topic": {"<brokerId>:<partitionId>": ms}} (none)',
+    "endingOffsetsByTimestamp": "the same for each partition; batches only (none)",
+    "startingOffsetsByTimestampStrategy": "where a partition has nothing so new: error or latest (error)",
+    "maxOffsetsPerTrigger": "at most so many messages a micro-batch; streams only (no limit)",
     "minOffsetsPerTrigger": "a micro-batch waits until so many messages are there; not the first one of a run, and not "
-    "with availableNow",
-    "maxTriggerDelay": "how long it waits for minOffsetsPerTrigger at most, as 30s, 15m or 2h (15m)",
+    "with availableNow (it does not wait)",
+    "maxTriggerDelay": "how long it waits for minOffsetsPerTrigger at most, as 500ms, 30s, 15m, 2h or 1d; a number "
+    "alone is in ms (15m)",
     "minPartitions": "at least so many tasks, cutting ranges where there are fewer partitions (a task a "
     "partition; partitions with few messages in a batch share one)",
-    "maxRecordsPerPartition": "at most so many messages a task, cutting ranges that hold more",
+    "maxRecordsPerPartition": "at most so many messages a task, cutting ranges that hold more (no limit)",
     "groupIdPrefix": "first part of the group's name, before a digest of what is read (spark-tubemq)",
-    "filter": "only messages of these types ($msgType$), separated by commas; the broker leaves the others out",
+    "filter": "only messages of these types ($msgType$), separated by commas; the broker leaves the others out (all)",
     "columns": "only these columns, separated by commas, in this order; others are not even built (all)",
-    "failOnDataLoss": "true (default): fail where records that should be read are gone; false: go on at the oldest",
+    "failOnDataLoss": "true: fail where records that should be read are gone; false: go on at the oldest that is kept "
+    "(true)",
     "includeHeaders": "true: add the column headers, array<struct<key: string, value: binary>> (false)",
 }
 """Every option, as its user writes it, with its meaning."""
@@ -83,6 +91,8 @@ UNSUPPORTED: Mapping[str, str] = {
 """Options of Kafka's connector that this source does not have, and what to do instead."""
 
 _DEFAULT_TIMEOUT_MS = 60_000
+MOST_BATCH_BYTES = 4 << 20
+"""What a broker gives in one answer at most."""
 _DEFAULT_DELAY_MS = 15 * 60_000
 _TOPIC = re.compile(r"\w+", re.ASCII)
 _ADDRESS = re.compile(r"(?:\[[^\]]+\]|[^:,\s]+):(?P<port>\d{1,5})")
@@ -141,12 +151,13 @@ class SourceOptions:
             max_records=_parsed(given, "maxRecordsPerPartition", _positive("maxRecordsPerPartition")),
             min_partitions=_parsed(given, "minPartitions", _positive("minPartitions")),
             fail_on_data_loss=_parsed(given, "failOnDataLoss", _boolean("failOnDataLoss")) is not False,
-            timeout_ms=_parsed(given, "tubemq.timeoutMs", _positive("tubemq.timeoutMs")) or _DEFAULT_TIMEOUT_MS,
+            timeout_ms=_parsed(given, "tubemq.timeoutMs", _positive("tubemq.timeoutMs", names.MOST_MS))
+            or _DEFAULT_TIMEOUT_MS,
             login=parse_login(given),
             pattern=pattern,
             http=given.get("tubemq.http") or None,
             group=_group(given),
-            batch_bytes=_parsed(given, "tubemq.batchBytes", _positive("tubemq.batchBytes")),
+            batch_bytes=_parsed(given, "tubemq.batchBytes", _positive("tubemq.batchBytes", MOST_BATCH_BYTES)),
             types=_list(given, "filter", "types"),
             columns=columns,
         )
@@ -387,8 +398,8 @@ def _duration(option: str) -> Callable[[str], int]:
     return lambda text: names.duration_ms(option, text, OPTIONS[option])
 
 
-def _positive(option: str) -> Callable[[str], int]:
-    return lambda text: names.positive(option, text, OPTIONS[option])
+def _positive(option: str, most: int = names.MOST) -> Callable[[str], int]:
+    return lambda text: names.positive(option, text, OPTIONS[option], most=most)
 
 
 def _boolean(option: str) -> Callable[[str], bool]:

@@ -28,17 +28,18 @@ OPTIONS: Mapping[str, str] = {
     "tubemq.master": "HOST:PORT[,HOST:PORT...] of the tube's masters (required)",
     "tubemq.timeoutMs": "how long a message may take to be acknowledged, in ms; then the task fails (60000)",
     **LOGIN_OPTIONS,
-    "topic": "topic of all rows; rows may have a column topic instead, and this is for those where it is null",
-    "partition": "number of the partition of all rows, as 0; rows may have a column partition instead, and this is for "
-    "those where it is null (default: one for each key, in turn without one)",
-    "includeHeaders": "true (default): a column headers is written; false: it is left out",
-    "deliveryGuarantee": "exactly-once (an error where a broker cannot) or at-least-once (default: exactly-once where "
-    "the brokers can, which are penstock's; at-least-once with others)",
-    "txnAppId": "of a batch write, with txnVersion: who writes; a number that was committed under this name is not "
-    "written again (as Delta's; in foreachBatch the query's id and a name for the write)",
-    "txnVersion": "of a batch write, with txnAppId: the number of this write, rising (in foreachBatch the batch's)",
+    "topic": "topic of all rows; rows may have a column topic instead, and this is for those where it is null (none)",
+    "partition": "number of the partition of all rows, from 0 on; rows may have a column partition instead, and this "
+    "is for those where it is null (one for each key, in turn without one)",
+    "includeHeaders": "true: a column headers is written; false: it is left out (true)",
+    "deliveryGuarantee": "exactly-once, an error where a broker cannot, or at-least-once (exactly-once where the "
+    "brokers can, which are penstock's; at-least-once with others)",
+    "txnAppId": "of a batch write, with txnVersion: who writes, in 1 to 512 characters; a number that was committed "
+    "under this name is not written again, as Delta's; in foreachBatch the query's id and a name for the write (none)",
+    "txnVersion": "of a batch write, with txnAppId: the number of this write, from 0 on and rising; in foreachBatch "
+    "the batch's (none)",
     "fencingToken": "version that orders runs of one query or txnAppId, as a lease gave it: MILLISECONDS:COUNTER:NODE; "
-    "an older run is refused (default: a run that was not seen before is the newest)",
+    "an older run is refused (none: a run that was not seen before is the newest)",
 }
 """Every option, as its user writes it, with its meaning."""
 
@@ -86,7 +87,7 @@ class SinkOptions:
         if topic is not None and not topic.strip():
             raise ConfigError("topic is empty", option="topic", do=OPTIONS["topic"])
         text = given.get("tubemq.timeoutMs", str(_DEFAULT_TIMEOUT_MS))
-        timeout_ms = names.positive("tubemq.timeoutMs", text, OPTIONS["tubemq.timeoutMs"])
+        timeout_ms = names.positive("tubemq.timeoutMs", text, OPTIONS["tubemq.timeoutMs"], most=names.MOST_MS)
         return cls(
             check_masters(given),
             topic,
