@@ -213,7 +213,7 @@ async def test_a_caller_that_gives_up_frees_its_place() -> None:
     peer = Peer(0)
     async with scripted(peer.answer) as (port, _):
         peer.port = port
-        options = {"request_timeout_s": 0.1, "delivery_timeout_s": 0.2, "retry_s": 0.01, "max_in_flight": 1}
+        options = {"request_timeout_s": 0.5, "delivery_timeout_s": 20.0, "retry_s": 0.01, "max_in_flight": 1}
         async with Producer(f"127.0.0.1:{port}", **options) as producer:  # type: ignore[arg-type]
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
