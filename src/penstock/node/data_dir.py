@@ -113,8 +113,9 @@ class DataDirectory:
             ) from error
         except OSError as error:
             raise _cannot_write(self.path, error) from error
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()}\n".encode("ascii"), 0)
+        with contextlib.suppress(OSError):  # a full disk; the lock is held without it
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()}\n".encode("ascii"), 0)
 
     def _read_format(self) -> list[str]:
         """Check the format, in a new directory write it; the environments that are noted there."""

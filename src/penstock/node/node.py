@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 
 import penstock
-from penstock.errors import UnavailableError
+from penstock.errors import PenstockError, UnavailableError
 from penstock.mqtt.bridge import Bridge
 from penstock.mqtt.faults import FaultListener
 from penstock.mqtt.persistence import Persistence
@@ -84,7 +84,7 @@ class Node:
         self._store: StateStoreService | None = None
         self._state = "starting"
         self._started = time.time()
-        self._failures: list[Callable[[], str | None]] = []
+        self._failures: dict[str, Callable[[], PenstockError | None]] = {}
         self._warnings: list[Callable[[], str | None]] = []
         self._tube_broker: TubeBroker | None = None
         self._tube_user = (f"penstock-broker-{config.tube.broker_id}", secrets.token_urlsafe(24))
@@ -93,7 +93,8 @@ class Node:
         """Why the node is not ready, or not fully; empty when it is."""
         if self._state != "ready":
             return [self._state]
-        return [reason for failure in self._failures if (reason := failure()) is not None]
+        failures = [(part, tell()) for part, tell in self._failures.items()]
+        return [f"{part}: {_in_a_line(failure)}" for part, failure in failures if failure is not None]
 
     def warnings(self) -> Sequence[str]:
         """What works, but not as it was told to; empty where there is nothing."""
@@ -230,7 +231,7 @@ class Node:
         bound = await self._listen("tube-broker", config.tube_broker, start)
         self._parts.push_async_callback(broker.close)
         self._tube_broker = broker
-        self._failures.append(lambda: None if broker.failure is None else f"tube: {broker.failure.what}")
+        self._failures["tube"] = lambda: broker.failure
         show_figures(self.metrics, "tube", lambda: broker.stats)
         registered = broker.registered
         assert registered is not None, "it was given a master"
@@ -283,7 +284,7 @@ class Node:
         await store.start(server)
         self._store = store
         self._parts.push_async_callback(store.close)
-        self._failures.append(lambda: None if store.failure is None else f"statestore: {store.failure.what}")
+        self._failures["statestore"] = lambda: store.failure
         show_figures(self.metrics, "statestore", lambda: _store_figures(store))
         server.add_service(store)
         # Clock and entropy: neither a clock that was set back nor two starts in one millisecond repeat a run.
@@ -304,9 +305,7 @@ class Node:
         show_figures(self.metrics, "mqtt", lambda: figures(server.stats))
         persistence = Persistence(directory.mqtt, self.config.durability)
         show_figures(self.metrics, "mqtt_storage", persistence.figures)
-        self._failures.append(
-            lambda: None if persistence.failure is None else f"mqtt sessions: {persistence.failure.what}"
-        )
+        self._failures["mqtt sessions"] = lambda: persistence.failure
         # After the services, which may be due the wills of those that died while the node was down.
         await server.recover(persistence, recall=self.security.recall if self.security.enforced else None)
         await self._bridges(server)
@@ -362,6 +361,11 @@ class Node:
 
     def _figures(self) -> dict[str, float]:
         return {"ready": int(not self.problems()), "start_time_seconds": self._started}
+
+
+def _in_a_line(error: PenstockError) -> str:
+    """What, why and what to do."""
+    return "; ".join(" ".join(line.split()) for line in str(error).splitlines())
 
 
 def _store_figures(store: StateStoreService) -> dict[str, int | float]:

@@ -18,7 +18,7 @@ import lmdb
 
 from penstock.errors import StorageError
 from penstock.runtime.durability import Durability
-from penstock.runtime.files import DirectFiles
+from penstock.runtime.files import DirectFiles, room
 
 __all__ = ["INITIAL_MAP_BYTES", "Environment"]
 
@@ -138,12 +138,14 @@ class Environment:
         try:
             self._carry_out(write)
             if sync:
-                self._env.sync(True)  # noqa: FBT003 - LMDB's own signature
+                self._env.sync(force=True)
         except lmdb.Error as error:
             raise StorageError(
                 f"{self._name}: {what} failed: {error}",
                 path=str(self.path),
-                why="the operating system refused a write or an fsync; nothing of it counts as written",
+                # LMDB calls a write that a full disk cut short an input/output error.
+                why="the operating system refused a write or an fsync; nothing of it counts as written; "
+                + room(self.path),
                 do="look at the disk (space, health), then restart: what was acknowledged is kept",
             ) from error
 
@@ -187,7 +189,7 @@ class Environment:
             return
         _open_paths.discard(self.path)
         try:
-            env.sync(True)  # noqa: FBT003 - LMDB's own signature
+            env.sync(force=True)
         except lmdb.Error as error:
             raise StorageError(f"{self._name}: fsync failed: {error}", path=str(self.path)) from error
         finally:

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["DirectFile", "DirectFiles", "File", "Files"]
+__all__ = ["DirectFile", "DirectFiles", "File", "Files", "room"]
 
 
 class File(Protocol):
@@ -101,6 +101,15 @@ class DirectFile:
 
     def __del__(self) -> None:
         self.close()
+
+
+def room(path: Path) -> str:
+    """How much the file system of ``path`` has left, in words: what an error of a write does not always say."""
+    try:
+        found = os.statvfs(path)
+    except OSError as error:
+        return f"its file system does not say what is left: {error.strerror}"
+    return f"{found.f_bavail * found.f_frsize // 1024} KiB are left on its file system"
 
 
 class DirectFiles:

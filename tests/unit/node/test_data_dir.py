@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -59,6 +60,16 @@ def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:
             DataDirectory(tmp_path)
         process.kill()
     DataDirectory(tmp_path).close()
+
+
+def test_a_lock_that_cannot_say_who_has_it_holds_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    DataDirectory(tmp_path).close()
+    monkeypatch.setattr(os, "pwrite", full)
+    with DataDirectory(tmp_path), pytest.raises(UnavailableError, match="in use by another process"):
+        DataDirectory(tmp_path)
 
 
 def test_a_directory_of_something_else_is_not_taken_over(tmp_path: Path) -> None:

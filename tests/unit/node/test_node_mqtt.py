@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from pathlib import Path
 
@@ -162,7 +163,7 @@ async def test_a_disk_that_fails_is_named_and_nothing_is_acknowledged(
         assert node.problems() == []
 
         def fail(*_: object) -> None:
-            raise StorageError("mqtt sessions: commit of 1 changes failed: no space left on device")
+            raise StorageError("commit of 1 changes failed: no space left on device", do="make room, then restart")
 
         monkeypatch.setattr(SessionStore, "commit", fail)
         writer = await connect(ready, "writer")
@@ -170,11 +171,11 @@ async def test_a_disk_that_fails_is_named_and_nothing_is_acknowledged(
         goodbye = await writer.next()
         assert isinstance(goodbye, Disconnect)
         assert goodbye.reason_code == 0x83
-        problem = "mqtt sessions: mqtt sessions: commit of 1 changes failed: no space left on device"
+        problem = "mqtt sessions: commit of 1 changes failed: no space left on device; do: make room, then restart"
         assert node.problems() == [problem]
         status, body = await http(ready.http, "/readyz")
         assert status == 503
-        assert "no space left on device" in body
+        assert json.loads(body) == {"ready": False, "reasons": [problem], "warnings": []}
         for client in (reader, writer):
             await client.close()
     finally:

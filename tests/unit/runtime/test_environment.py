@@ -93,6 +93,7 @@ def test_a_transaction_that_raises_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(StorageError) as caught:
         environment.transact(write, "writing one row")
     assert caught.value.what == f"notes {tmp_path}: writing one row failed: mdb_txn_commit: No space left on device"
+    assert (caught.value.why or "").endswith(" KiB are left on its file system")
     environment.close()
     assert rows_of(environment) == []
     environment.close()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from penstock.runtime.files import DirectFiles
+from penstock.runtime.files import DirectFiles, room
 
 
 def test_positions_growth_and_truncation(tmp_path: Path) -> None:
@@ -38,3 +39,8 @@ def test_names_rename_remove(tmp_path: Path) -> None:
     assert files.names(tmp_path) == ["b"]
     with pytest.raises(FileNotFoundError):
         files.open(tmp_path / "a")
+
+
+def test_what_is_left_is_said_in_words(tmp_path: Path) -> None:
+    assert re.fullmatch(r"\d+ KiB are left on its file system", room(tmp_path))
+    assert room(tmp_path / "gone") == "its file system does not say what is left: No such file or directory"
