@@ -58,6 +58,37 @@ def test_producer_learns_brokers_then_partitions() -> None:
     assert [p.id for p in routes.partitions("demo")] == [0, 1, 2, 10000, 10001, 10002]
 
 
+def test_a_producer_keeps_what_it_knows_while_the_brokers_are_away() -> None:
+    """A Java producer would forget its topics at one heartbeat without any, and fail sends until the next."""
+    engine = master(Topic("demo"), Topic("closed", accept_publish=False), Topic("gone", status=1))
+    routes = Routes("p1", "h")
+    routes.topics |= {"demo", "closed"}
+
+    def beat() -> int:
+        answer = ask(engine, MethodId.PRODUCER_HEARTBEAT, routes.heartbeat())
+        assert answer.success
+        routes.heard(answer)
+        return int(answer.errCode)
+
+    assert beat() == 201
+    join_broker(engine)
+    assert beat() == 200
+    known = routes.partitions("demo")
+    assert len(known) == 3
+    engine = master(Topic("demo"), Topic("closed", accept_publish=False))  # a new one, to which no broker has come yet
+    assert beat() == 201
+    assert routes.partitions("demo") == known
+    join_broker(engine)
+    ask(engine, MethodId.BROKER_CLOSE, pb.CloseRequestB2M(brokerId="1"))
+    assert beat() == 201
+    assert routes.partitions("demo") == known
+    # What is not served on purpose is taken away.
+    for topics in ({"closed"}, {"gone"}, {"none"}, set()):
+        routes.topics = topics
+        assert beat() == 200
+        assert routes.partitions("demo") == []
+
+
 def test_heartbeat_of_an_unknown_producer_registers_it() -> None:
     engine = master()
     join_broker(engine)

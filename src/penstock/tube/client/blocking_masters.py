@@ -9,6 +9,7 @@ from typing import NamedTuple
 from penstock.errors import UnavailableError
 from penstock.tube.addresses import Address, parse_masters
 from penstock.tube.client.blocking_link import BlockingLink, accepted, client_id, credentials_of
+from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import master_pb2
 from penstock.tube.codec.strings import DEFAULT_BROKER_PORT, DEFAULT_BROKER_TLS_PORT
@@ -99,6 +100,7 @@ def _ask_master(connection: BlockingLink, routes: Routes) -> None:
     accepted(registered.errCode, registered.errMsg, connection.peer)
     routes.registered(registered)
     heard = connection.call(service, MethodId.PRODUCER_HEARTBEAT, routes.heartbeat(), master_pb2.HeartResponseM2P)
-    accepted(heard.errCode, heard.errMsg, connection.peer)
+    if heard.errCode != ErrCode.NOT_READY:  # no broker is here: the topics have no partitions then
+        accepted(heard.errCode, heard.errMsg, connection.peer)
     routes.heard(heard)
     connection.call(service, MethodId.PRODUCER_CLOSE, routes.close(), master_pb2.CloseResponseM2P)

@@ -234,6 +234,13 @@ class Cluster:
             return None
         return TopicInfo(name, tuple(found), topic.max_message_bytes if topic is not None else None)
 
+    def awaited(self, name: str) -> bool:
+        """Whether the topic is in use, and no broker that has it is here: not yet, or not at present."""
+        topic = self.topics.get(name)
+        if topic is None or topic.status or not topic.accept_publish:
+            return False
+        return not any(name in broker.serving for broker in self.brokers.values())
+
     def taken_up(self, name: str) -> bool:
         """Whether every broker of ours that is here serves the topic, as far as it shall have it.
 

@@ -58,11 +58,15 @@ class ProducerDesk:
         passed = self._hall.admit(request, None, now)
         # One that we do not know is registered by its heartbeat: C++ and Go producers never register a second time.
         producer = self._produce(client_id, request.topicList, now)
-        infos = [info.format() for name in producer.topics if (info := self._hall.cluster.topic_info(name)) is not None]
+        cluster = self._hall.cluster
+        infos = [info.format() for name in producer.topics if (info := cluster.topic_info(name)) is not None]
+        # The Java producer forgets every topic at a heartbeat that names none, and fails what it is given until the
+        # next, 13 s later. While this master, or the brokers, have just been started it shall keep what it knows.
+        waits = not infos and any(map(cluster.awaited, producer.topics))
         answer = pb.HeartResponseM2P(
             success=True,
-            errCode=ErrCode.SUCCESS,
-            errMsg=OK,
+            errCode=ErrCode.NOT_READY if waits else ErrCode.SUCCESS,
+            errMsg="no broker that has these topics is here" if waits else OK,
             brokerCheckSum=self._hall.cluster.version,
             topicInfos=infos,
             authorizedInfo=self._hall.authorized(passed, now),
