@@ -76,7 +76,7 @@ async def test_several_members_share_the_partitions(ours: Tube, java_clients: Ja
     reading = java_clients.consume(ours.masters, "shared", "demo", COUNT, members=3)
     assert ours.master is not None
     engine = ours.master.engine
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         while True:  # until all three hold one
             group = engine.groups.get("shared")
             held = [len(member.held) for member in group.members.values()] if group is not None else []
@@ -118,7 +118,7 @@ async def test_produce(ours: Tube, java_clients: JavaClients) -> None:
     await wait(java_clients.produce(ours.masters, "demo", COUNT, window=100, types="a,b"))
     seen = []
     async with Consumer(ours.masters, "ours", ["demo"]) as consumer:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(50):
             async for message in consumer:
                 n = number(message.record.value)
                 assert message.record.msg_type == "ab"[n % 2]
@@ -131,10 +131,10 @@ async def test_produce(ours: Tube, java_clients: JavaClients) -> None:
 
 @pytest.mark.parametrize("server", ["broker", "master"])
 async def test_restart_in_the_middle(ours: Tube, java_clients: JavaClients, server: str) -> None:
-    consuming = java_clients.consume(ours.masters, "restart", "demo", COUNT, kind="push", timeout_ms=25_000)
+    consuming = java_clients.consume(ours.masters, "restart", "demo", COUNT, kind="push", timeout_ms=50_000)
     producing = java_clients.produce(ours.masters, "demo", COUNT, pause_ms=5)
     broker = ours.brokers[1]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(50):
         while broker.engine.sending.messages < COUNT / 3:
             await asyncio.sleep(0.01)
     if server == "broker":
