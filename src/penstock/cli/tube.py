@@ -1,17 +1,18 @@
-"""`penstock tube`: topics, brokers and groups; records in and out; positions; a broker's directory."""
+"""`penstock tube`: topics and brokers; a broker's directory; what stands in modules of its own beside it."""
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import tube_broker, tube_offsets, tube_produce, tube_records, tube_staged
+from penstock.cli import tube_broker, tube_groups, tube_offsets, tube_produce, tube_records, tube_staged
 from penstock.cli.groups import command_group
 from penstock.cli.output import Cell, note, print_json, print_table
-from penstock.cli.tube_common import TOKEN, WEB, AdminToken, BrokerHttp, Json, Topic, Web, ask_each, brokers
+from penstock.cli.tube_common import TOKEN, WEB, AdminToken, BrokerHttp, Json, Topic, Web, agreed, ask_each, brokers
 from penstock.errors import ConfigError, RefusedError
 
 __all__ = ["app"]
@@ -22,11 +23,19 @@ _REMOVED_S = 5.0
 """Brokers remove a topic with their next heartbeats; those of penstock within a second."""
 _LOOK_S = 0.1
 
+_SPAN = re.compile(r"(\d{1,6})([smhd])", re.ASCII)
+Retention = Annotated[
+    str | None,
+    typer.Option(help="How long records are kept, as in 12h or 3d; 7d at most.", metavar="TEXT"),
+]
+MaxMessage = Annotated[int | None, typer.Option(help="Largest record in MiB; at first 1.", min=1, max=20, metavar="N")]
+
 app = command_group("Topics, brokers, groups; produce and consume records; positions and lag.")
-topics = command_group("List topics (the default), describe, create or delete one.", alone=False)
+topics = command_group("List topics (the default), describe, create, change or delete one.", alone=False)
 app.add_typer(topics, name="topics", invoke_without_command=True)
 app.command()(tube_produce.produce)
 app.command()(tube_records.consume)
+app.add_typer(tube_groups.app, name="groups", invoke_without_command=True)
 app.add_typer(tube_offsets.app, name="offsets")
 app.command()(tube_offsets.lag)
 app.command()(tube_staged.staged)
@@ -35,7 +44,7 @@ app.command()(tube_broker.broker)
 
 @topics.callback()
 def topics_default(ctx: typer.Context, http: Web = WEB, as_json: Json = False) -> None:
-    """List topics (the default), describe, create or delete one."""
+    """List topics (the default), describe, create, change or delete one."""
     if ctx.invoked_subcommand is None:
         _list_topics(http, as_json=as_json)
 
@@ -51,6 +60,11 @@ def topics_create(
     topic: Topic,
     partitions: Annotated[int, typer.Option(help="Partitions in each store.", min=1, max=9999, metavar="N")] = 3,
     stores: Annotated[int, typer.Option(help="Stores, each with files of its own.", min=1, max=100, metavar="N")] = 1,
+    retention: Retention = None,
+    max_message: MaxMessage = None,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="Exit status 0 where it exists; it stays as it is.")
+    ] = False,
     http: Web = WEB,
     admin_token: AdminToken = TOKEN,
     as_json: Json = False,
@@ -58,7 +72,12 @@ def topics_create(
     """Create TOPIC on every broker."""
     from penstock.tube.client.web import call
 
+    kept = _kept(retention, max_message)
+    if if_not_exists and _states(http, topic) is not None:
+        note(f"topic {topic} exists")
+        return
     wanted = {
+        **kept,
         "topicName": topic,
         "numPartitions": str(partitions),
         "numTopicStores": str(stores),
@@ -77,6 +96,34 @@ def topics_create(
         rows = call(http, "admin_add_new_topic_record", {**wanted, "brokerId": numbers})
     row: dict[str, Cell] = {"topic": topic, "partitions": partitions, "stores": stores, "brokers": len(rows)}
     print_table([row], ["topic", "partitions", "stores", "brokers"], as_json=as_json)
+
+
+@topics.command("alter")
+def topics_alter(
+    topic: Topic,
+    partitions: Annotated[
+        int | None, typer.Option(help="Partitions in each store; they can only become more.", min=1, metavar="N")
+    ] = None,
+    retention: Retention = None,
+    max_message: MaxMessage = None,
+    http: Web = WEB,
+    admin_token: AdminToken = TOKEN,
+) -> None:
+    """Change what is given of TOPIC, on every broker. With more partitions, keys may go to others than before."""
+    from penstock.tube.client.web import call
+
+    wanted = _kept(retention, max_message)
+    if partitions is not None:
+        wanted["numPartitions"] = str(partitions)
+    if not wanted:
+        raise ConfigError("nothing to change is given", do="give --partitions, --retention or --max-message")
+    states = _states(http, topic)
+    if states is None:
+        raise _unknown(topic, http)
+    there = {"brokerId": ",".join(map(str, states))} if _EVERY not in states else {}
+    common = {"topicName": topic, "modifyUser": "penstock", "confModAuthToken": admin_token}
+    call(http, "admin_modify_topic_info", {**common, **wanted, **there})
+    note(f"topic {topic} is changed")
 
 
 @topics.command("describe")
@@ -113,18 +160,6 @@ def topics_describe(topic: Topic, http: Web = WEB, broker_http: BrokerHttp = Non
     print_table(rows, columns, as_json=as_json)
 
 
-def _agreed(question: str) -> bool:
-    """Whether whoever sits at the terminal says yes.
-
-    Raises:
-        ConfigError: nobody answers.
-    """
-    try:
-        return typer.confirm(question, err=True)
-    except typer.Abort:  # also for Ctrl-C, which comes before anything was done
-        raise ConfigError("nothing is deleted: the question was not answered", do="--yes deletes without one") from None
-
-
 @topics.command("delete")
 def topics_delete(
     topic: Topic,
@@ -138,10 +173,8 @@ def topics_delete(
 
     states = _states(http, topic)
     if states is None:
-        raise RefusedError(
-            f"the master has no topic {topic!r}", peer=http, do="look at the names (penstock tube topics)"
-        )
-    if not (yes or _agreed(f"Delete topic {topic} and all its records on {len(states)} broker(s)?")):
+        raise _unknown(topic, http)
+    if not (yes or agreed(f"Delete topic {topic} and all its records on {len(states)} broker(s)?")):
         note(f"topic {topic} is not deleted")
         raise typer.Exit(1)
     common = {"topicName": topic, "modifyUser": "penstock", "confModAuthToken": admin_token}
@@ -164,6 +197,26 @@ def topics_delete(
         print_json({"topic": topic, "brokers": len(states), "removed": gone})
         return
     note(f"topic {topic} is deleted" + ("" if gone else "; its brokers remove the records"))
+
+
+def _unknown(topic: str, http: str) -> RefusedError:
+    return RefusedError(f"the master has no topic {topic!r}", peer=http, do="look at the names (penstock tube topics)")
+
+
+def _kept(retention: str | None, max_message: int | None) -> dict[str, str]:
+    """The administration's parameters for what is given. Raises ConfigError."""
+    kept = {}
+    if retention is not None:
+        match = _SPAN.fullmatch(retention)
+        if match is None:
+            raise ConfigError(
+                f"--retention: got {retention!r}", option="--retention", do="write a number and a unit: 30m, 12h or 3d"
+            )
+        number, unit = match.groups()
+        kept["deletePolicy"] = f"delete,{int(number) * 24}h" if unit == "d" else f"delete,{number}{unit}"
+    if max_message is not None:
+        kept["maxMsgSizeInMB"] = str(max_message)
+    return kept
 
 
 def _states(http: str, topic: str) -> dict[int, int] | None:
@@ -199,37 +252,6 @@ def list_brokers(http: Web = WEB, broker_http: BrokerHttp = None, as_json: Json 
         for broker in brokers(http, broker_http)
     ]
     print_table(rows, ["broker", "address", "state", "configuration", "managed", "http"], as_json=as_json)
-
-
-@app.command("groups")
-def list_groups(http: Web = WEB, broker_http: BrokerHttp = None, as_json: Json = False) -> None:
-    """List the consumer groups: those with members now, and those that left a position."""
-    from penstock.tube.client.web import call, call_broker
-
-    groups: dict[str, dict[str, Any]] = {}
-
-    def group(name: str) -> dict[str, Any]:
-        return groups.setdefault(name, {"members": 0, "topics": set(), "brokers": set()})
-
-    for entry in call(http, "admin_query_sub_info", {}):
-        found = group(entry["consumeGroup"])
-        found["members"] = int(entry["consumerNum"])
-        found["topics"] |= set(entry["topicSet"])
-    for broker, entries in ask_each(http, broker_http, lambda b: call_broker(b.web, "admin_query_offset", {})):
-        for entry in entries:
-            found = group(entry["groupName"])
-            found["topics"] |= {sub["topicName"] for sub in entry["subInfo"]}
-            found["brokers"].add(broker.id)
-    rows: list[dict[str, Cell]] = [
-        {
-            "group": name,
-            "members": found["members"],
-            "topics": ",".join(sorted(found["topics"])),
-            "brokers": ",".join(map(str, sorted(found["brokers"]))),
-        }
-        for name, found in sorted(groups.items())
-    ]
-    print_table(rows, ["group", "members", "topics", "brokers"], as_json=as_json)
 
 
 @app.command()

@@ -23,6 +23,7 @@ from penstock.cli.tube_common import (
     brokers,
     logs_in,
 )
+from penstock.cli.tube_groups import members
 from penstock.cli.tube_records import parse_time
 from penstock.cli.watching import Watch, watched
 from penstock.errors import ConfigError, PenstockError, RefusedError
@@ -106,6 +107,8 @@ def offsets_reset(
             f"group {group!r} has no such position", do="look at its positions: penstock tube offsets show"
         )
     moves = [_move(s, to, login) for s in chosen]
+    if there := members(http, group):
+        note(f"group {group} has members ({there}): what they have in hand is counted on top of the new positions")
     if not dry_run:
         for broker in {s.broker.id: s.broker for s, _, _ in moves}.values():
             wanted = {s.key: offset for s, offset, _ in moves if s.broker.id == broker.id}

@@ -15,7 +15,7 @@ import typer
 
 from penstock.cli.arriving import Lengths, Lines, Splitter, chunks
 from penstock.cli.output import escape, note, print_json
-from penstock.cli.tube_common import MASTER, Json, LoginOptions, Master, Topic, logs_in, partitions
+from penstock.cli.tube_common import MASTER, Json, LoginOptions, Master, Topic, logs_in, partitions, run_client
 from penstock.errors import ConfigError, LocalProtocolError
 
 if TYPE_CHECKING:
@@ -110,12 +110,11 @@ def produce(
         # The producer waits for it a while: it may just have been created, or its broker may be starting.
         remedy = "penstock tube topics create makes one"
         note(f"waiting for topic {escape(topic)}: the master announces none ({remedy})")
-    from penstock.runtime.loop import run
 
     splitter = Lengths() if form is Format.LENGTH else Lines()
     source = _values(values) if values else _arriving(file, splitter)
     show = _print_place if as_json else None
-    count = run(_produce(tube_master, topic, source, record, partition, client, show, idempotent=idempotent))
+    count = run_client(_produce(tube_master, topic, source, record, partition, client, show, idempotent=idempotent))
     if not as_json:
         note(f"{_records(count)} produced to {escape(topic)}")
 

@@ -25,6 +25,7 @@ from penstock.cli.tube_common import (
     Topic,
     announced,
     logs_in,
+    run_client,
 )
 from penstock.errors import ConfigError, RefusedError, UnavailableError
 
@@ -117,10 +118,9 @@ def consume(
             # It asks as a producer does. Who may not write may be in a group that is let in all the same.
             if error.code != UNKNOWN_USER:
                 raise
-        from penstock.runtime.loop import run
 
         name = group or f"penstock_cli_{secrets.token_hex(6)}"
-        run(_consume(tube_master, topic, name, start, sorted(types), count, show, client, follow=follow))
+        run_client(_consume(tube_master, topic, name, start, sorted(types), count, show, client, follow=follow))
 
 
 def parse_time(text: str, option: str, words: str = "earliest, latest") -> int:

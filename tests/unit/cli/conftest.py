@@ -51,15 +51,18 @@ def penstock(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 
 
 class Web:
-    """Administrations that answer ``rows``, or by method what ``answers`` holds."""
+    """Administrations that answer ``rows``, or by method what ``answers`` or (by address, too) ``by_address`` holds."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str, dict[str, str]]] = []
         self.rows: list[dict[str, Any]] = []
         self.answers: dict[str, list[dict[str, Any]]] = {}
+        self.by_address: dict[str, dict[str, list[dict[str, Any]]]] = {}
 
     def call(self, address: str, method: str, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
         self.calls.append((address, method, dict(parameters)))
+        if method in self.by_address:
+            return self.by_address[method][address]
         return self.answers.get(method, self.rows)
 
 

@@ -59,6 +59,33 @@ def test_topics_create(web: Web, penstock: Command) -> None:
     }
 
 
+def test_topics_create_says_how_long_and_how_large(web: Web, penstock: Command) -> None:
+    web.answers["admin_query_topic_info"] = [{"topicName": "water", "topicInfo": []}]
+    done = penstock("tube", "topics", "create", "water", "--if-not-exists")
+    assert done == (0, "", "topic water exists\n")
+    assert [method for _, method, _ in web.calls] == ["admin_query_topic_info"]
+    web.answers["admin_query_topic_info"] = []
+    args = ["--if-not-exists", "--retention", "3d", "--max-message", "4"]
+    assert penstock("tube", "topics", "create", "water", *args).status == 0
+    asked = web.calls[-1][2]
+    assert (asked["deletePolicy"], asked["maxMsgSizeInMB"]) == ("delete,72h", "4")
+    assert penstock("tube", "topics", "create", "water", "--retention", "soon").status == 2
+
+
+def test_topics_alter(web: Web, penstock: Command) -> None:
+    web.answers["admin_query_topic_info"] = [{"topicName": "water", "topicInfo": [{"brokerId": 2}, {"brokerId": 1}]}]
+    done = penstock("tube", "topics", "alter", "water", "--partitions", "6", "--retention", "30m")
+    assert done == (0, "", "topic water is changed\n")
+    _, method, asked = web.calls[-1]
+    assert method == "admin_modify_topic_info"
+    assert asked == {
+        "topicName": "water", "modifyUser": "penstock", "confModAuthToken": "abc", "brokerId": "1,2",
+        "numPartitions": "6", "deletePolicy": "delete,30m",
+    }  # fmt: skip
+    assert penstock("tube", "topics", "alter", "water").status == 2
+    assert "no topic 'air'" in penstock("tube", "topics", "alter", "air", "--max-message", "2").err
+
+
 def test_topics_create_at_apaches_master_names_the_brokers(
     web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,6 +93,12 @@ def test_reset(web: Web, penstock: Command, to: str, offset: int, messages: int)
     assert (parameters["groupName"], parameters["manualSet"]) == ("lake", "true")
 
 
+def test_reset_says_that_the_group_runs(web: Web, penstock: Command) -> None:
+    web.answers["admin_query_sub_info"] = [{"consumeGroup": "lake", "consumerNum": 2, "topicSet": ["water"]}]
+    done = penstock("tube", "offsets", "reset", "lake", "--to", "latest")
+    assert (done.status, "has members (2): what they have in hand is counted on top" in done.err) == (0, True)
+
+
 def test_reset_of_a_topic_includes_partitions_without_a_position(web: Web, penstock: Command) -> None:
     done = penstock("tube", "offsets", "reset", "new", "--to", "latest", "--topic", "water", "--json")
     assert [json.loads(line)["from"] for line in done.out.splitlines()] == [None, None]
