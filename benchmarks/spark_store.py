@@ -24,7 +24,7 @@ _KEY = "format_string('limits/%06d', id) AS key"
 def stores(settings: Settings, spark: SparkSession) -> list[Figure]:
     """Keys a second: looked up from the store, from what a worker kept, and written by the sink."""
     figures: list[Figure] = []
-    with servers.penstock("memory", statestore={"extensions": ["mget"]}) as ready:
+    with servers.penstock("memory", statestore={"extensions": ["mget", "batch"]}) as ready:
         url = f"mqtt://{ready['mqtt']}"
         uvloop.run(write(url, [b"limits/%06d" % number for number in range(KEYS)]))
         keys = spark.range(0, KEYS, 1, TASKS).selectExpr(_KEY)
@@ -40,7 +40,7 @@ def stores(settings: Settings, spark: SparkSession) -> list[Figure]:
             "no lookup": lambda: _rate(keys, KEYS),
         }
         figures += alternate(settings, f"enrich in Spark, {KEYS:,} keys", "rows/s", runners)
-    with servers.penstock(settings.durability) as ready:
+    with servers.penstock(settings.durability, statestore={"extensions": ["batch"]}) as ready:
         url = f"mqtt://{ready['mqtt']}"
         rows = spark.range(0, WRITTEN, 1, TASKS).selectExpr(_KEY, f"'{VALUE.decode()}' AS value")
 

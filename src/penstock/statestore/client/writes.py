@@ -219,7 +219,9 @@ class _Work:
             return False
         replies = decode_replies(payload)
         if len(replies) != len(piece):
-            raise RemoteProtocolError(f"state store: answer to {named[0]} {as_text(named[1])} has {len(replies)}")
+            raise RemoteProtocolError(
+                f"state store: answer to {named[0]} {as_text(named[1])} has {len(replies)} elements"
+            )
         for place, reply in zip(piece, replies, strict=True):
             if reply.kind is ReplyKind.ERROR:
                 self._refused[place] = reply.text
