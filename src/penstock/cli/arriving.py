@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import struct
 import threading
@@ -26,6 +25,8 @@ async def chunks(stream: IO[bytes]) -> AsyncIterator[bytes]:
     Raises:
         OSError: it cannot be read.
     """
+    import asyncio  # help, which shows limits from here, is there without it
+
     # Below the buffer: its lock, held by a thread that waits for input, would stop the interpreter's end.
     read = getattr(stream, "raw", stream).read
     loop = asyncio.get_running_loop()

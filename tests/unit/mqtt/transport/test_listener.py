@@ -191,7 +191,8 @@ async def test_old_tls_is_refused(server: MqttServer, authority: Authority) -> N
         (b"\x10\x0d\x00\x04MQTX\x05", b""),
     ],
 )
-async def test_a_refusal_says_why(sent: bytes, expected: bytes) -> None:
+async def test_a_refusal_says_why(sent: bytes, expected: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MqttServer, "now", lambda _: 0)  # in one second, however long it takes
     server = MqttServer(admission=AdmissionLimits(connect_rate_per_address=1))
     address = await server.start("127.0.0.1", 0)
     async with MqttClient(*address):
@@ -209,6 +210,7 @@ async def test_a_refused_one_that_says_nothing(monkeypatch: pytest.MonkeyPatch) 
     async with MqttClient(*address):
         assert await asyncio.gather(*(answer(address, b"") for _ in range(3))) == [b"", b"", b""]
         assert server.listeners[0]._refusing == 0
+        monkeypatch.undo()
         assert await answer(address, CONNECT[:5] + CONNECT[5:]) == b"\x20\x03\x00\x97\x00"
     await server.close()
 
