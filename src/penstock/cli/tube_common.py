@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MASTER",
+    "NOT_DEPLOYED",
     "TOKEN",
     "UNKNOWN_USER",
     "WEB",
@@ -35,6 +36,7 @@ __all__ = [
     "ask_each",
     "brokers",
     "logs_in",
+    "no_topic",
     "partitions",
     "run_client",
     "running",
@@ -66,6 +68,8 @@ WEB = "127.0.0.1:8080"
 BROKER_WEB = "127.0.0.1:8081"
 RUNNING = "running"
 """runStatus of a broker that has a session at its master."""
+NOT_DEPLOYED = 431
+"""Code of a refusal: no broker has the topic for consumers."""
 UNKNOWN_USER = 415
 """Code of a refusal: who asks did not sign, or wrongly."""
 TOKEN = "abc"  # noqa: S105 - the reference's sample, which a node takes on loopback only
@@ -252,12 +256,20 @@ def announced(masters: str, topic: str, client: ClientOptions) -> list[Partition
     """The partitions of ``topic``; refused where there are none."""
     found = partitions(masters, topic, client)
     if not found:
-        raise RefusedError(
-            f"the master announces no topic {topic!r}",
-            peer=masters,
-            do="look at the names (penstock tube topics), or create it (penstock tube topics create)",
+        raise no_topic(
+            masters, topic, "no broker that takes records has it; what one without space still has, a group may read"
         )
     return found
+
+
+def no_topic(masters: str, topic: str, why: str | None = None) -> RefusedError:
+    """The error of a command that finds ``topic`` nowhere."""
+    return RefusedError(
+        f"the master announces no topic {topic!r}",
+        peer=masters,
+        why=why,
+        do="look at the names (penstock tube topics), or create it (penstock tube topics create)",
+    )
 
 
 def partitions(masters: str, topic: str, client: ClientOptions) -> list[PartitionInfo]:

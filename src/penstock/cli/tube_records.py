@@ -18,13 +18,15 @@ from penstock.cli.arriving import LENGTH
 from penstock.cli.output import bytes_fields, escape, note, print_json, print_raw, shown
 from penstock.cli.tube_common import (
     MASTER,
-    UNKNOWN_USER,
+    NOT_DEPLOYED,
     Json,
     LoginOptions,
     Master,
     Topic,
     announced,
     logs_in,
+    no_topic,
+    partitions,
     run_client,
 )
 from penstock.errors import ConfigError, RefusedError, UnavailableError
@@ -112,15 +114,13 @@ def consume(
             if away:
                 raise typer.Exit(1)
             return
-        try:
-            announced(tube_master, topic, client)
-        except RefusedError as error:
-            # It asks as a producer does. Who may not write may be in a group that is let in all the same.
-            if error.code != UNKNOWN_USER:
-                raise
-
+        with contextlib.suppress(RefusedError):  # a group may be let in, or may read, where producers are not
+            partitions(tube_master, topic, client)  # says best that no master answers
         name = group or f"penstock_cli_{secrets.token_hex(6)}"
-        run_client(_consume(tube_master, topic, name, start, sorted(types), count, show, client, follow=follow))
+        try:
+            run_client(_consume(tube_master, topic, name, start, sorted(types), count, show, client, follow=follow))
+        except RefusedError as error:
+            raise (no_topic(tube_master, topic) if error.code == NOT_DEPLOYED else error) from None
 
 
 def parse_time(text: str, option: str, words: str = "earliest, latest") -> int:

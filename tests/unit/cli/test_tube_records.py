@@ -12,7 +12,7 @@ import pytest
 
 from penstock.cli import tube_records
 from penstock.cli.tube_records import parse_time
-from penstock.errors import ConfigError, UnavailableError
+from penstock.errors import ConfigError, RefusedError, UnavailableError
 from penstock.tube import consumer, reader
 from penstock.tube.reader import Batch, PartitionInfo
 from penstock.tube.record import Record
@@ -135,6 +135,14 @@ def test_consume_in_json(penstock: Command) -> None:
     }
 
 
+@pytest.mark.usefixtures("_consumer")
+def test_a_group_reads_what_no_broker_takes_records_for(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that is closed for producers, or whose broker has no space left."""
+    monkeypatch.setattr(reader, "partitions", lambda *_, **__: [])
+    done = penstock("tube", "consume", "water", "--group", "lake", "--count", "1", "--raw")
+    assert (done.status, done.out != "") == (0, True)
+
+
 @pytest.mark.usefixtures("_reader", "_consumer")
 @pytest.mark.parametrize("how", [[], ["--follow"], ["--group", "lake"]])
 def test_a_topic_that_nobody_serves_is_status_1(penstock: Command, how: list[str]) -> None:
@@ -180,6 +188,8 @@ class Consumer:
         self.given = 0
 
     async def __aenter__(self) -> Self:
+        if self.made[0][0][2] == ["nope"]:
+            raise RefusedError("not deployed", code=431)
         return self
 
     async def __aexit__(self, *_: object) -> None:
