@@ -113,6 +113,8 @@ class Listener:
         self._refusing = 0
         self._resume: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._fresh: set[socket.socket] = set()
+        """Accepted, and not handed to the loop yet."""
         self._ceiling = 0
         self._closed = False
         self.stats = ListenerStats()
@@ -280,11 +282,14 @@ class Listener:
             link: Link = WebSocketLink(self._server, self, address, port, group)
         else:
             link = Link(self._server, self, address, port, group)
+        self._fresh.add(client)
         self._server.arrived(link)
         link.opening = self._start(self._open(link, client))
+        link.opening.add_done_callback(lambda _: self._opened(link, client))
 
     async def _open(self, link: Link, client: socket.socket) -> None:
         assert self._loop is not None
+        self._fresh.discard(client)
         tls = self.tls
         try:
             await self._loop.connect_accepted_socket(
@@ -296,10 +301,15 @@ class Listener:
         except (OSError, ssl.SSLError, TimeoutError) as error:
             self.stats.tls_failures += tls is not None
             logger.info("%s: no connection: %s", link.name, str(error) or "the peer left during the handshake")
-        finally:
-            link.opening = None
-            if link.transport is None:
-                link.gone()
+
+    def _opened(self, link: Link, client: socket.socket) -> None:
+        """Also where it was cut in the turn that accepted it, to make room: then nothing of :meth:`_open` ran."""
+        link.opening = None
+        if client in self._fresh:
+            self._fresh.discard(client)
+            client.close()
+        if link.transport is None:
+            link.gone()
 
     def _refuse(self, client: socket.socket, reason_code: int) -> None:
         """Say why, over plain TCP and to a few at a time; else just close."""

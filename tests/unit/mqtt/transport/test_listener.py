@@ -215,6 +215,21 @@ async def test_a_refused_one_that_says_nothing(monkeypatch: pytest.MonkeyPatch) 
     await server.close()
 
 
+async def test_one_that_makes_room_in_the_turn_that_accepted_it_is_not_counted_any_more() -> None:
+    server = MqttServer(admission=AdmissionLimits(max_unauthenticated=5))
+    address = await server.start("127.0.0.1", 0)
+    listening = server.listeners[0]._sockets[0]
+    peers = [socket.create_connection(address) for _ in range(12)]
+    server.listeners[0]._accept(listening)  # the kernel has them all
+    async with asyncio.timeout(DEADLINE_S):
+        while server.admission.connections > 5 or server.listeners[0]._fresh:
+            await asyncio.sleep(0.005)
+    assert len(server._links) <= 5
+    for peer in peers:
+        peer.close()
+    await server.close()
+
+
 async def test_strangers_make_room_for_each_other() -> None:
     server = MqttServer(admission=AdmissionLimits(max_unauthenticated=5))
     address = await server.start("127.0.0.1", 0)
