@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from penstock.cli.arriving import Lines, chunks
 from penstock.cli.broker import BrokerAccess, reaches
 from penstock.cli.groups import command_group
 from penstock.cli.input import given_bytes
@@ -70,14 +71,16 @@ def pub_command(
     properties = _properties(user_property, content_type, expiry_s)
     properties.response_topic = response_topic
     properties.correlation_data = None if correlation is None else correlation.encode("utf-8", "surrogateescape")
-    payloads = _lines(payload, file) if lines else iter((given_bytes("mqtt pub", "PAYLOAD", payload, file),))
+    if lines and (payload is not None or file is not None):
+        raise ConfigError("--lines reads standard input", option="--lines", do="leave PAYLOAD and --file out")
+    payloads = _lines() if lines else _alone(given_bytes("mqtt pub", "PAYLOAD", payload, file))
     client = _client(access)
 
     async def publish() -> None:
         from dataclasses import replace
 
         async with access.opened(client):
-            for data in payloads:
+            async for data in payloads:
                 code = await client.publish(topic, data, qos=qos, retain=retain, properties=replace(properties))
                 if as_json:
                     print_json({"topic": topic, "bytes": len(data), "qos": qos, "reason_code": code})
@@ -209,10 +212,18 @@ def _properties(user: list[str] | None, content_type: str | None, expiry_s: int 
     return Properties(user_properties=pairs, content_type=content_type, message_expiry_interval=expiry_s)
 
 
-def _lines(payload: str | None, file: Path | None) -> Iterator[bytes]:
-    if payload is not None or file is not None:
-        raise ConfigError("--lines reads standard input", option="--lines", do="leave PAYLOAD and --file out")
-    return (line.removesuffix(b"\n").removesuffix(b"\r") for line in sys.stdin.buffer)
+async def _alone(data: bytes) -> AsyncIterator[bytes]:
+    yield data
+
+
+async def _lines() -> AsyncIterator[bytes]:
+    """The lines of standard input, as they come in: the connection is kept meanwhile."""
+    splitter = Lines()
+    async for data in chunks(sys.stdin.buffer):
+        for line in splitter.feed(data):
+            yield line
+    for line in splitter.end():
+        yield line
 
 
 def _show(message: Publish, *, raw: bool, as_json: bool) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from penstock.cli import arriving, mqtt
 from penstock.cli.mqtt import _tell_of_outages
 from penstock.errors import UnavailableError
 from penstock.mqtt.client import MqttClient
@@ -31,6 +34,7 @@ class Broker:
     def __init__(self) -> None:
         self.url = ""
         self.got: list[Publish] = []
+        self.on_message: Callable[[], None] = lambda: None
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._server: MqttServer | None = None
@@ -50,6 +54,7 @@ class Broker:
     def receive(self, message: Inbound) -> None:
         publish = message.publish
         self.got.append(publish)
+        self.on_message()
         if publish.topic == "ask":
             assert self._server is not None
             topic = publish.properties.response_topic
@@ -100,6 +105,27 @@ def test_pub(penstock: Command, broker: Broker, tmp_path: Path) -> None:
         ("in/4", b"two"),
         ("in/5", b""),
     ]
+
+
+def test_a_line_is_published_when_it_comes(penstock: Command, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second line is written once the first has arrived; then the pipe is closed."""
+    broker.got.clear()
+    arrived = threading.Event()
+    monkeypatch.setattr(broker, "on_message", arrived.set)
+    ours, theirs = os.pipe()
+
+    def write() -> None:
+        os.write(theirs, b"one\ntw")
+        assert arrived.wait(DEADLINE_S)
+        os.write(theirs, b"o")
+        os.close(theirs)
+
+    with os.fdopen(ours, "rb") as pipe, ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        monkeypatch.setattr(mqtt, "chunks", lambda _: arriving.chunks(pipe))
+        assert penstock("mqtt", "pub", "in/6", "--lines", "--broker", broker.url).status == 0
+        writing.result()
+    assert [message.payload for message in broker.got] == [b"one", b"two"]
 
 
 def test_pub_to_nobody(penstock: Command, broker: Broker) -> None:
