@@ -184,7 +184,7 @@ class _Work:
 
         async def work() -> None:
             for places in self._until_over(waiting):
-                for place in places:
+                for place in self._until_over(iter(places)):
                     await self._single(place)
 
         await self._side_by_side(work, min(CONCURRENT_WRITES, len(by_key)))

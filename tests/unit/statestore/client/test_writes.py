@@ -182,6 +182,14 @@ async def test_with_stop_no_more_is_begun_once_one_was_refused(store: Store) -> 
     assert store.under_way == 0
 
 
+async def test_with_stop_a_key_that_was_refused_is_not_asked_for_again() -> None:
+    store = Store(Extension.NONE)
+    store.set(b"0", HIGHER)
+    with pytest.raises(WritesRefusedError):
+        await write(many(store), [Write.set("0", str(n)) for n in range(5)], TOKEN, stop=True)
+    assert [request[0] for request in store.requests] == [b"BATCH", b"SET"]
+
+
 async def test_a_quota_is_of_single_keys_too(store: Store) -> None:
     store.engine.max_keys = 1
     with pytest.raises(WritesRefusedError) as raised:
