@@ -271,6 +271,7 @@ def test_rows_on_which_a_condition_of_the_state_store_sink_fails_are_told(spark:
         ({"mqtt": {"topic": "o", "max_bytes": 1 << 20}}, "sink.size"),
         ({"statestore": {"entries": [{"key": "k", "value": ["flow"]}, {"key": "l"}], "max_bytes": 99}}, "sink.size"),
         ({"statestore": {"entries": [{"key": "k"}, {"key": "l", "value": ["flow"]}]}}, None),
+        ({"statestore": {"entries": [{"key": "k", "when": "length(note) < 9"}], "max_bytes": 99}}, None),
     ],
 )
 def test_a_value_that_is_too_large_for_a_sink_is_a_dead_letter(

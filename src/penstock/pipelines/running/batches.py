@@ -21,7 +21,7 @@ from penstock.pipelines.sinks.delivery import Delivery, Targets, entry_value
 from penstock.pipelines.sinks.messages import identity, marked, sendable
 from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.state.checkpoint import Checkpoint, Offsets
-from penstock.pipelines.steps.expressions import sure
+from penstock.pipelines.steps.expressions import conditions, sure
 from penstock.pipelines.steps.stages import WithLookup, into_window
 from penstock.pipelines.steps.windows import last_end_ms
 
@@ -159,11 +159,15 @@ class SinkBatches:
         templates = " and ".join(entry.key for entry in sink.statestore.entries)
         nameless = sf.when(sf.coalesce(*keys).isNull(), sf.lit(f"there is a null in {templates}"))
         failures = [("sink.key", nameless)]
+        whens = {f"_when{n}": entry.when for n, entry in enumerate(sink.statestore.entries)}
         if (most := sink.statestore.max_bytes) is not None:
-            sizes = (sf.octet_length(entry_value(rows, entry)) for entry in sink.statestore.entries)
+            # Of a row that deletes its key no value is sent.
+            values = [entry_value(rows, entry) for entry in sink.statestore.entries]
+            sizes = (sf.when(sf.col(name), sf.octet_length(value)) for name, value in zip(whens, values, strict=True))
             failures += [("sink.size", too_large(size, most)) for size in sizes]
-        named = mark_dead(rows, sink_letter(sink.name), failures)
-        return sure(named, sink_letter(sink.name), [entry.when for entry in sink.statestore.entries])
+            rows = conditions(rows, whens)
+        named = mark_dead(rows, sink_letter(sink.name), failures).drop(*whens)
+        return sure(named, sink_letter(sink.name), list(whens.values()))
 
     def _windows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> Entry:
         # Cached, as above: a window must not be computed once to be counted and once to be sent.
