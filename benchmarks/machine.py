@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import subprocess
+import sysconfig
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -62,10 +63,15 @@ def describe() -> dict[str, object]:
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
         "load": os.getloadavg()[0],
-        "python": platform.python_version(),
+        "python": f"{platform.python_version()} ({'' if is_optimised() else 'not '}built with its profile)",
         "versions": {name: version(name) for name in PACKAGES},
         "peers": {name: peer_version(name, flag) for name, flag in PEERS.items()},
     }
+
+
+def is_optimised() -> bool:
+    """Whether the interpreter was built with profile-guided optimisation, as distributions do and pyenv does not."""
+    return "--enable-optimizations" in str(sysconfig.get_config_var("CONFIG_ARGS"))
 
 
 def peer_version(program: str, flag: str) -> str:
