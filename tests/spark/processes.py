@@ -175,6 +175,8 @@ class Cluster:
             JAVA_HOME=str(find_java().home),
             SPARK_LOCAL_IP="127.0.0.1",
             PYSPARK_PYTHON=self._python,
+            # A driver that names no interpreter has its tasks run python3 of the nodes' own PATH.
+            PATH=f"{Path(self._python).parent}:{os.environ['PATH']}",
             SPARK_DAEMON_JAVA_OPTS=SMALL,
             SPARK_DAEMON_MEMORY="256m",
         )
