@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from penstock.cli.main import main
+from penstock.tube import reader
 from penstock.tube.client import web as tube_web
+from penstock.tube.reader import PartitionInfo
 
 
 class Done(NamedTuple):
@@ -76,3 +78,14 @@ def web(monkeypatch: pytest.MonkeyPatch) -> Web:
     monkeypatch.setattr(tube_web, "call", web.call)
     monkeypatch.setattr(tube_web, "call_broker", web.call)
     return web
+
+
+@pytest.fixture
+def _master(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A master that announces the topic `water`."""
+
+    def partitions(masters: str, topic: str, **_: object) -> list[PartitionInfo]:
+        assert masters == "127.0.0.1:8715"
+        return [PartitionInfo(1, "127.0.0.1", 8123, n) for n in (0, 1)] if topic == "water" else []
+
+    monkeypatch.setattr(reader, "partitions", partitions)

@@ -14,9 +14,8 @@ import pytest
 
 from penstock.cli import arriving, tube_produce
 from penstock.errors import RefusedError
-from penstock.tube import producer, reader
+from penstock.tube import producer
 from penstock.tube.producer import SendResult
-from penstock.tube.reader import PartitionInfo
 from penstock.tube.record import Record
 from tests.unit.cli.conftest import Command
 
@@ -43,17 +42,6 @@ class Producer:
         future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
         future.set_result(SendResult(100 + len(Producer.sent), 1_700_000_000_000, 28 * len(Producer.sent), 2, 1))
         return future
-
-
-@pytest.fixture
-def _master(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A master that announces the topic `water`."""
-
-    def partitions(masters: str, topic: str, **_: object) -> list[PartitionInfo]:
-        assert masters == "127.0.0.1:8715"
-        return [PartitionInfo(1, "127.0.0.1", 8123, n) for n in (0, 1)] if topic == "water" else []
-
-    monkeypatch.setattr(reader, "partitions", partitions)
 
 
 @pytest.fixture

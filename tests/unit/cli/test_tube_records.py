@@ -19,17 +19,6 @@ from penstock.tube.record import Record
 from tests.unit.cli.conftest import Command
 
 
-@pytest.fixture
-def _master(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A master that announces the topic `water`."""
-
-    def partitions(masters: str, topic: str, **_: object) -> list[PartitionInfo]:
-        assert masters == "127.0.0.1:8715"
-        return [PartitionInfo(1, "127.0.0.1", 8123, n) for n in (0, 1)] if topic == "water" else []
-
-    monkeypatch.setattr(reader, "partitions", partitions)
-
-
 class Reader:
     """Two partitions whose records arrived in turn."""
 
