@@ -23,7 +23,7 @@ import typer
 
 from penstock.cli.broker import BrokerOptions, Token, connects, parse_token
 from penstock.cli.output import bytes_fields, note, print_json, unless_standard
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
     from penstock.statestore.client.client import StateStoreClient
@@ -173,6 +173,9 @@ async def _import(lines: Iterator[Line], options: BrokerOptions, token: Hlc | No
                 applied = await store.write_many(writes, fencing_token=token, stop=True)
             except WritesRefusedError as error:
                 note(f"imported {imported + sum(error.applied)} keys before this error")
+                raise
+            except PenstockError:
+                note(f"imported at least {imported} keys before this error")
                 raise
             imported += sum(applied)
             skipped += len(applied) - sum(applied)

@@ -9,12 +9,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock.cli import kv_transfer
+from penstock.errors import UnavailableError
 from penstock.statestore.blocking import Client
+from penstock.statestore.client.client import StateStoreClient, Write
 from penstock.testing import LocalNode
 from tests.unit.cli.conftest import Command
 
@@ -252,3 +256,21 @@ def test_an_import_that_is_refused_says_how_far_it_came(kv: Command, store: Clie
     done = kv("import", stdin=b'{"key": "a", "value": "v"}\n{"key": "fenced", "value": "v"}\n')
     assert done.status == 1
     assert done.err.startswith("imported 1 keys before this error\npenstock: state store refused SET 'fenced'")
+
+
+def test_an_import_that_is_not_answered_any_more_says_how_far_it_came(
+    kv: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_many = StateStoreClient.write_many
+
+    async def once(self: StateStoreClient, writes: Iterable[Write], **options: Any) -> list[bool]:
+        wanted = list(writes)
+        if wanted[0].key == b"b":
+            raise UnavailableError("no answer")
+        return await write_many(self, wanted, **options)
+
+    monkeypatch.setattr(kv_transfer, "LINES_AT_ONCE", 1)
+    monkeypatch.setattr(StateStoreClient, "write_many", once)
+    done = kv("import", stdin=b'{"key": "a", "value": "v"}\n{"key": "b", "value": "v"}\n')
+    assert done.status != 0
+    assert done.err.startswith("imported at least 1 keys before this error\npenstock: no answer")
