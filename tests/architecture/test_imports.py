@@ -94,7 +94,13 @@ RULES = [
     *(
         Rule(f"penstock.pipelines.{layer}", (*(f"pipelines.{below}" for below in (layer, *lower)), *public), never)
         for layer, lower, public, never in (
-            ("model", ("checks.pipeline",), ("mqtt.url", "runtime.addresses", "runtime.config"), SPARK | IO),
+            (
+                "model",
+                ("checks.pipeline",),
+                # The tables of options, whose names the JSON Schema has.
+                ("mqtt.url", "runtime.addresses", "runtime.config", "spark.login_options", "spark.tube.options"),
+                SPARK | IO,
+            ),
             (
                 "checks",
                 ("model",),

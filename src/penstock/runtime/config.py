@@ -27,6 +27,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 SHOWN_ERRORS = 10
 _SECRET = re.compile(r"password|passwd|secret|credential|api_?key|admin_token", re.IGNORECASE)
+_PLACE = re.compile(r":(\d+):(\d+)$")
 
 _EXPECTED = {
     "string_type": "text (quote a value that looks like a number)",
@@ -83,7 +84,8 @@ def _config_error(error: ValidationError, document: Document, model: type[BaseMo
         text = document.without_secrets(text)
         # The branches of a union repeat themselves; one line each is enough.
         found.setdefault(f"{where}: option {option!r}: {text}" if option else f"{where}: {text}", (where, option, do))
-    lines = list(found)
+    # In the order of the file, in which they will be mended.
+    lines = sorted(found, key=lambda line: _line_and_column(found[line][0]))
     where, option, do = found[lines[0]]
     if len(lines) > 1:
         # Hints belong to their lines once there are several.
@@ -95,6 +97,11 @@ def _config_error(error: ValidationError, document: Document, model: type[BaseMo
     return ConfigError("\n".join(shown), option=option, where=where, do=do)
 
 
+def _line_and_column(where: str) -> tuple[int, ...]:
+    place = _PLACE.search(where)
+    return () if place is None else tuple(map(int, place.groups()))
+
+
 def _explain(detail: Any, document: Document, schema: _Schema) -> tuple[str, str, str, str | None]:
     """``(where, option, what was wrong, what to do or None)`` of one pydantic error."""
     kind: str = detail["type"]
@@ -104,7 +111,9 @@ def _explain(detail: Any, document: Document, schema: _Schema) -> tuple[str, str
     if kind == "extra_forbidden":
         known = schema.names(detail["loc"][:-1])
         text = f"is not known; known here: {', '.join(known)}" if known else "is not known here"
-        return document.where_key(location), option, text, _did_you_mean(str(location[-1]), known)
+        name = str(location[-1])
+        do = _put_under(name, schema.below(detail["loc"][:-1])) or _did_you_mean(name, known)
+        return document.where_key(location), option, text, do
     if kind == "missing":
         option = path_text((*location, detail["loc"][-1]))
         return document.where(location), option, "is missing", "add it"
@@ -173,6 +182,13 @@ def _did_you_mean(name: str, known: list[str]) -> str | None:
     return f"did you mean {near[0]!r}?" if near else None
 
 
+def _put_under(name: str, below: Mapping[str, list[str]]) -> str | None:
+    """Where in the options beside it ``name`` is known."""
+    wanted = name.lower().replace("-", "_")
+    places = [repr(option) for option, names in below.items() if wanted in map(str.lower, names)]
+    return f"put it under {' or '.join(places)}" if places else None
+
+
 class _Quiet(GenerateJsonSchema):
     """Only names are read from the schema, so a default that JSON cannot hold is no matter here."""
 
@@ -190,12 +206,19 @@ class _Schema:
         self._defs: dict[str, Any] = self._root.get("$defs", {})
 
     def names(self, loc: tuple[str | int, ...]) -> list[str]:
+        return sorted({name for node in self._at(loc) for name in node.get("properties", ())})
+
+    def below(self, loc: tuple[str | int, ...]) -> dict[str, list[str]]:
+        """The names known at ``loc``, and the names that are known inside of each."""
+        return {name: self.names((*loc, name)) for name in self.names(loc)}
+
+    def _at(self, loc: tuple[str | int, ...]) -> list[dict[str, Any]]:
         nodes = list(self._unfold(self._root))
         for part in loc:
             inner = [schema for node in nodes for schema in self._children(node, part)]
             if inner:
                 nodes = inner
-        return sorted({name for node in nodes for name in node.get("properties", ())})
+        return nodes
 
     def _children(self, node: dict[str, Any], part: str | int) -> Iterator[dict[str, Any]]:
         if isinstance(part, int):

@@ -76,6 +76,7 @@ def read_password(path: Path, option: str = "password_file") -> str:
             f"{option}: {str(path)!r} cannot be read",
             option=option,
             why=getattr(error, "strerror", None) or "it is not UTF-8 text",
+            do="name a file that this user may read, on each machine that needs it; its first line is the password",
         ) from error
 
 

@@ -108,9 +108,13 @@ def boolean(option: str, text: str, meaning: str) -> bool:
 def json_value(text: str) -> object:
     """``text`` as JSON; ValueError where it is none, is nested too deep or has a name twice: either could be meant."""
     try:
-        return json.loads(text, object_pairs_hook=_distinct)
+        return json.loads(text, object_pairs_hook=_distinct, parse_constant=_no_number)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -39,7 +39,12 @@ class Store(Strict):
     prefix: str
 
 
+class Options(Strict):
+    given: dict[str, str] = Field(default={}, json_schema_extra={"properties": {"startAt": {"type": "string"}}})
+
+
 class Example(Strict):
+    options: Options = Options()
     durability: Durability = Durability.DURABLE
     mqtt: Listener = Listener()
     port: int = Field(default=1, ge=0, le=65535)
@@ -93,6 +98,8 @@ CASES = [
         "did you mean 'bind'?",
     ),
     ("topics: {a: {adverttise: x}}\n", "option 'topics.a.adverttise': is not known", "did you mean 'advertise'?"),
+    ("bind: h:1\n", "f.yaml:1:1: option 'bind': is not known", "put it under 'either' or 'mqtt'"),
+    ("options: {startat: x}\n", "option 'options.startat': is not known; known here: given", "put it under 'given'"),
     ("either: {advertize: x}\n", "option 'either.advertize': is not known; known here: advertise, bind", None),
     (
         "sinks: [{kind: table, pth: x, path: y}]\n",
@@ -122,12 +129,12 @@ def test_a_refused_option_is_explained(text: str, what: str, do: str | None) -> 
     assert "hunter2" not in str(error)
 
 
-def test_several_errors_come_at_once() -> None:
+def test_several_errors_come_at_once_in_the_order_of_the_file() -> None:
     error = refused("port: x\nmode: y\nmqtt: {bindd: z}\n")
     assert error.what.splitlines() == [
-        "f.yaml:3:8: option 'mqtt.bindd': is not known; known here: advertise, bind (did you mean 'bind'?)",
         "f.yaml:1:7: option 'port': got 'x', expected a whole number",
         "f.yaml:2:7: option 'mode': got 'y', expected 'fast' or 'slow'",
+        "f.yaml:3:8: option 'mqtt.bindd': is not known; known here: advertise, bind (did you mean 'bind'?)",
     ]
 
 

@@ -25,7 +25,9 @@ _SET_BY_THE_PIPELINE = {
     "tubemq.master": "source.master to name the masters",
     "subscribe": "source.topics to name the topics",
     "assign": "source.topics to name the topics; a pipeline reads whole topics",
+    "subscribepattern": "source.topics to name the topics; a pattern may begin to match another one at any time",
     "includeheaders": "it to be left out: a pipeline always has the headers",
+    "columns": "it to be left out: a pipeline keeps all of a record, for its dead letters",
 }
 """Options of the source, in lower case, that other parts of the file decide."""
 _AFTER_WINDOWS = ("sql", "map", "filter")

@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from penstock.pipelines.model.part import Part
-from penstock.pipelines.model.sources import Options
+from penstock.pipelines.model.sources import Options, named_options
 from penstock.pipelines.model.values import BrokerUrl, Expression, KeyTemplate, Name, Stream
+from penstock.spark.login_options import LOGIN_OPTIONS
 
 __all__ = [
     "LARGEST_RECORD",
@@ -113,6 +114,7 @@ class TubeSink(Messages):
         default_factory=dict,
         description="who it is at the tube: tubemq.user, tubemq.passwordFile, tubemq.tls, ... as in the options of a "
         "source; those of the source of the same tube when left out",
+        json_schema_extra=named_options(LOGIN_OPTIONS),
     )
     key: KeyTemplate | None = Field(default=None, description="equal keys go to one partition, in order")
     headers: dict[str, KeyTemplate] = Field(default_factory=dict)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from penstock.pipelines.model.part import Part
+from penstock.spark.tube.options import OPTIONS
 
 __all__ = [
     "SOURCE",
@@ -20,6 +22,7 @@ __all__ = [
     "TubeOptions",
     "TubeSource",
     "as_texts",
+    "named_options",
 ]
 
 SOURCE = "source"
@@ -29,6 +32,16 @@ _MASTER = "127.0.0.1:8715"
 Options = dict[str, str | int | bool]
 _LOGIN = ("tubemq.user", "tubemq.passwordfile", "tubemq.tls")
 """How the names of options begin that say who reads, and whom it trusts."""
+
+
+_DECIDED = ("tubemq.master", "subscribe", "subscribePattern", "assign", "includeHeaders", "columns")
+"""Options of the source that other parts of the file decide."""
+
+
+def named_options(known: Mapping[str, str]) -> dict[str, Any]:
+    """Names of options with their meaning, for the JSON Schema: editors complete them, errors know where they go."""
+    kinds = ["string", "integer", "boolean"]
+    return {"properties": {name: {"type": kinds, "description": meaning} for name, meaning in known.items()}}
 
 
 def as_texts(options: Options) -> dict[str, str]:
@@ -41,7 +54,9 @@ class TubeOptions(Part):
 
     master: str = Field(default=_MASTER, description="tube masters, HOST:PORT[,HOST:PORT]")
     options: Options = Field(
-        default_factory=dict, description="further options of the source, named as Kafka's connector names them"
+        default_factory=dict,
+        description="further options of the source, named as Kafka's connector names them",
+        json_schema_extra=named_options({name: text for name, text in OPTIONS.items() if name not in _DECIDED}),
     )
 
     def all_options(self) -> dict[str, str]:

@@ -7,7 +7,16 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from penstock.pipelines.model.part import Part, directory
-from penstock.pipelines.model.values import Duration, Expression, KeyTemplate, Name, duration_ms
+from penstock.pipelines.model.values import (
+    Column,
+    Duration,
+    Expression,
+    FieldPath,
+    KeyTemplate,
+    Name,
+    NewColumn,
+    duration_ms,
+)
 
 __all__ = ["STEP_KINDS", "Dedupe", "Enrich", "Map", "Parse", "Step", "Window"]
 
@@ -64,7 +73,7 @@ class Enrich(Part):
     match: dict[Annotated[str, Field(min_length=1)], Annotated[str, Field(min_length=1)]] = Field(
         default_factory=dict, description="field of the dataset to column of the row; all must be equal"
     )
-    into: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", alias="as")]
+    into: Annotated[NewColumn, Field(alias="as")]
     columns: Annotated[str, Field(min_length=1, alias="schema")]
     missing: Literal["pass", "fail", "dead_letter"] = Field(
         default="pass",
@@ -117,7 +126,7 @@ class Window(Part):
         "all others, becomes a dead letter",
     )
     by: list[str] = Field(default_factory=list)
-    aggregates: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Expression] = Field(min_length=1)
+    aggregates: dict[NewColumn, Expression] = Field(min_length=1)
     emit: Literal["changes", "closed"] | None = Field(
         default=None, description="`changes` when left out, `closed` for sessions"
     )
@@ -139,11 +148,6 @@ class Window(Part):
         if self.gap is not None and self.emit == "changes":
             raise ValueError("expected `emit: closed`: Spark brings sessions out when they are closed only")
         return self
-
-
-_FIELD = r"^[A-Za-z][A-Za-z0-9_]*(\.[A-Za-z][A-Za-z0-9_]*)*$"
-Column = Annotated[str, Field(min_length=1, pattern=r"^[^_]")]
-FieldPath = Annotated[str, Field(pattern=_FIELD, description="a column, or a field of a struct: limits.low")]
 
 
 class Map(Part):

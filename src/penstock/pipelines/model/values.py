@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 from penstock.errors import ConfigError
 from penstock.mqtt.url import SCHEMES, parse_broker_url
@@ -14,10 +16,13 @@ __all__ = [
     "REDRIVE",
     "REDRIVE_STEP",
     "BrokerUrl",
+    "Column",
     "Duration",
     "Expression",
+    "FieldPath",
     "KeyTemplate",
     "Name",
+    "NewColumn",
     "Piece",
     "Stream",
     "duration_ms",
@@ -138,10 +143,42 @@ def _checked_template(text: str) -> str:
     return text
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """Text of a form: the ``pattern`` is for editors, ``words`` are for people."""
+
+    pattern: str
+    words: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._checked, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "pattern": f"^(?:{self.pattern})$"}
+
+    def _checked(self, text: str) -> str:
+        if re.fullmatch(self.pattern, text) is None:
+            raise ValueError(f"expected {self.words}")
+        return text
+
+
 Duration = Annotated[
     str, AfterValidator(_checked_duration), Field(json_schema_extra={"pattern": f"^{_DURATION.pattern}$"})
 ]
 KeyTemplate = Annotated[str, Field(min_length=1, max_length=MAX_KEY_TEMPLATE), AfterValidator(_checked_template)]
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
-Stream = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}(\.late)?$")]
+_NAME = "[a-z][a-z0-9_-]{0,62}"
+_NAME_WORDS = "a small letter first, then small letters, digits, _ or -, up to 63 in all"
+Name = Annotated[str, _Form(_NAME, f"a name: {_NAME_WORDS}")]
+Stream = Annotated[str, _Form(rf"{_NAME}(\.{_LATE})?", f"the name of a step, or <window step>.{_LATE}: {_NAME_WORDS}")]
+_WORD = "[A-Za-z][A-Za-z0-9_]*"
+NewColumn = Annotated[
+    str, _Form("[A-Za-z_][A-Za-z0-9_]*", "the name of a column: letters, digits and _, no digit first")
+]
+FieldPath = Annotated[
+    str,
+    _Form(rf"{_WORD}(\.{_WORD})*", "a column, or a field of a struct such as limits.low, that begins with a letter"),
+]
+Column = Annotated[
+    str, _Form(r"[^_](.|\s)*", "the name of a column that does not begin with _, which are the pipeline's")
+]
 Expression = Annotated[str, Field(min_length=1)]

@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import CollectorRegistry
 
 from penstock.errors import ConfigError
-from penstock.pipelines.running.progress import COUNTERS, SinkProgress, figures
+from penstock.pipelines.running.progress import COUNTERS, MEANINGS, SinkProgress, figures
 from penstock.runtime.metrics import CONTENT_TYPE
 
 __all__ = ["render", "serve"]
@@ -34,7 +34,7 @@ class _Collector:
                 full = f"penstock_pipeline_{name}"
                 if full not in families:
                     kind = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
-                    families[full] = kind(full, f"pipeline: {name.replace('_', ' ')}", labels=["pipeline", "sink"])
+                    families[full] = kind(full, MEANINGS[name], labels=["pipeline", "sink"])
                 families[full].add_metric([self._pipeline, sink], value)
         yield from families.values()
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from penstock.pipelines.books.ledger import Counts, Entry
 from penstock.pipelines.sources.lag import Lag
 
-__all__ = ["COUNTERS", "Progress", "SinkProgress", "figures", "of_spark"]
+__all__ = ["COUNTERS", "MEANINGS", "Progress", "SinkProgress", "figures", "of_spark"]
 
 RATE_S: Final = 10.0
 """Rates are over the last so many seconds."""
@@ -42,6 +42,30 @@ class SinkProgress(Counts):
 
 
 COUNTERS: Final = (*(f.name for f in fields(Counts)), "restarts")
+
+MEANINGS: Final = {
+    "batches": "Micro-batches that this run has carried out.",
+    "read": "Records of the sources that these batches read; a record that comes on several ways counts on each.",
+    "out": "Rows, messages or, for windows in the state store, requests that went into the sink.",
+    "dead": "Records that a step or the sink could not process.",
+    "filtered": "Records that a filter, a source or the sink's condition left out.",
+    "duplicates": "Copies that a dedupe left out; 0 where windows hide how many went into them.",
+    "late": "Events that came too late for the window.",
+    "restarts": "How often the sink's query was started again after an error.",
+    "batch": "Number of the last batch that was carried out.",
+    "rows_per_second": f"Records read a second, over the last {RATE_S:g} s.",
+    "batch_seconds": "How long the last batch took from end to end.",
+    "lag_records": "Records that the sources have and the sink has not.",
+    "lag_seconds": "Age of the oldest of them, by the time at which the source took it.",
+    "waiting_records": "Records of the lag that are in no batch yet.",
+    "waiting_seconds": "Age of the oldest of them.",
+    "in_batch_records": "Records of the lag that are in the batch under way; 0 between batches.",
+    "in_batch_seconds": "How long the batch under way has been running; 0 between batches.",
+    "behind_seconds": "How far the watermark is behind the clock: closed windows come that late.",
+    "state_rows": "Rows that Spark keeps for dedupes and windows.",
+    "state_bytes": "Memory that these rows take.",
+}
+"""What each figure counts, for those who see its name only."""
 
 
 def figures(sink: SinkProgress) -> dict[str, int | float]:

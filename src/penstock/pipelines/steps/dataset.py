@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from penstock.spark.names import json_value
+
 __all__ = ["Index", "index", "text_of"]
 
 Index = dict[tuple[str, ...], bytes]
@@ -18,7 +20,7 @@ def index(data: bytes, fields: Sequence[str]) -> Index:
     Of objects with equal fields the last one counts; those that lack a field, or have null there, cannot be found.
 
     Raises:
-        ValueError: it is neither a JSON array of objects nor a JSON object a line.
+        ValueError: it is neither a JSON array of objects nor a JSON object a line, or an object has a name twice.
     """
     made: Index = {}
     for found, text in _objects(data):
@@ -43,25 +45,14 @@ def _objects(data: bytes) -> Iterator[tuple[dict[str, Any], bytes]]:
         return
     for number, line in enumerate(data.split(b"\n"), 1):
         if line.strip():
-            found = _loaded(line)
+            found = json_value(line.decode())
             if not isinstance(found, dict):
                 raise ValueError(f"line {number} is no JSON object")
             yield found, line
 
 
 def _object_list(data: bytes) -> list[dict[str, Any]]:
-    found = _loaded(data)
+    found = json_value(data.decode())
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise ValueError("it is no array of JSON objects")
     return found
-
-
-def _loaded(text: bytes) -> object:
-    try:
-        return json.loads(text, parse_constant=_no_number)
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None
-
-
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no JSON")

@@ -76,7 +76,14 @@ def test_a_step_knows_its_kind() -> None:
         ("duration: 3 hours", "gap: 1 hour, emit: changes", "expected `emit: closed`"),
         ("{schema: ", "{delimiter: ;, schema: ", "expected delimiter only with `format: csv`"),
         ("{schema: ", "{schema_file: x.ddl, schema: ", "expected exactly one of schema, schema_file"),
-        ("name: water", "name: Water!", "option 'name'"),
+        ("name: water", "name: Water!", "option 'name': got 'Water!', expected a name: a small letter first, then"),
+        (
+            "aggregates: {n:",
+            "aggregates: {n-x:",
+            "expected the name of a column: letters, digits and _, no digit first",
+        ),
+        ("filter: flow >= 0", "map: {drop: [_id]}", "got '_id', expected a column, or a field of a struct"),
+        ("filter: flow >= 0", "map: {rename: {flow: _f}}", "got '_f', expected the name of a column that does not"),
         ("topics: [water_flow]", "topics: []", "source.topics"),
     ],
 )

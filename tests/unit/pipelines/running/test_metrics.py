@@ -5,12 +5,14 @@ from __future__ import annotations
 import socket
 import urllib.error
 import urllib.request
+from dataclasses import fields
+from typing import Any
 
 import pytest
 
 from penstock.errors import ConfigError
 from penstock.pipelines.running.metrics import serve
-from penstock.pipelines.running.progress import SinkProgress
+from penstock.pipelines.running.progress import MEANINGS, SinkProgress, figures
 
 SINKS = {"rows": SinkProgress(batch=3, batches=4, read=10, lag_records=7, lag_s=1.5), "alarms": SinkProgress(read=2)}
 
@@ -28,6 +30,14 @@ def test_a_scrape_has_every_sink() -> None:
     assert f"penstock_pipeline_lag_seconds{labels} 1.5" in lines
     assert 'penstock_pipeline_read_total{pipeline="water",sink="alarms"} 2.0' in lines
     assert "# TYPE penstock_pipeline_lag_records gauge" in lines
+    assert "# HELP penstock_pipeline_lag_records Records that the sources have and the sink has not." in lines
+
+
+def test_each_figure_says_what_it_counts() -> None:
+    known: dict[str, Any] = {field.name: 1 for field in fields(SinkProgress)}
+    named = figures(SinkProgress(**known))
+    assert set(named) == set(MEANINGS)
+    assert all(MEANINGS[name].endswith(".") and len(MEANINGS[name]) > 20 for name in named)
 
 
 def test_no_address_and_one_that_is_taken() -> None:

@@ -40,6 +40,13 @@ def test_something_else_is_an_error(data: bytes) -> None:
         index(data, ["id"])
 
 
+@pytest.mark.parametrize("data", [b'{"id":"a","n":1}\n{"id":"b","n":1,"n":2}', b'[{"id":"a","at":{"n":1,"n":2}}]'])
+def test_an_object_with_a_name_twice_is_an_error(data: bytes) -> None:
+    """Which of the two values is meant nobody knows."""
+    with pytest.raises(ValueError, match="'n' is in it twice"):
+        index(data, ["id"])
+
+
 def test_names_with_quotes_and_line_breaks_are_names() -> None:
     line = json.dumps({"a;drop": "x\"\n'", "lone": "\ud800"})
     assert index(line.encode(), ["a;drop"]) == {("x\"\n'",): line.encode()}
