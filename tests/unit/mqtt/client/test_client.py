@@ -231,7 +231,7 @@ async def test_without_the_session_messages_go_as_new_and_subscriptions_are_made
 
 async def test_operations_wait_while_the_server_is_away() -> None:
     server = MqttServer()
-    host, port = await server.start("127.0.0.1", 0)
+    host, port = await server.start("127.0.0.1", free_port())
     client = MqttClient(host, port, jitter=lambda: 0.0)
     await client.connect()
     lost = asyncio.Event()
@@ -358,7 +358,7 @@ async def test_pending_publishes_are_bounded(broker: tuple[MqttServer, str, int]
 
 async def test_a_cancelled_publish_is_not_sent_later() -> None:
     server = MqttServer()
-    host, port = await server.start("127.0.0.1", 0)
+    host, port = await server.start("127.0.0.1", free_port())
     got: list[str] = []
     client = MqttClient(host, port, jitter=lambda: 0.0, session_expiry_s=60, on_message=lambda m: got.append(m.topic))
     async with client:
@@ -380,7 +380,7 @@ async def test_a_cancelled_publish_is_not_sent_later() -> None:
 
 async def test_an_expired_publish_fails_while_the_server_is_away() -> None:
     server = MqttServer()
-    host, port = await server.start("127.0.0.1", 0)
+    host, port = await server.start("127.0.0.1", free_port())
     async with MqttClient(host, port, jitter=lambda: 0.0) as client:
         await server.close()
         with pytest.raises(UnavailableError, match="expired") as caught:

@@ -23,6 +23,7 @@ from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import TopicConfig
 from penstock.tube.master.master import TubeMaster
+from tests.ports import free_port
 from tests.unit.tube.broker_client import Client
 from tests.unit.tube.vectors import frames
 
@@ -212,7 +213,7 @@ async def test_a_master_takes_the_broker_and_pushes_topics(tmp_path: Path) -> No
 
 async def test_a_restarted_master_gets_its_broker_back(tmp_path: Path) -> None:
     master = TubeMaster(tmp_path / "master")
-    host, port = await master.start("127.0.0.1", 0)
+    host, port = await master.start("127.0.0.1", free_port())
     broker = TubeBroker(tmp_path / "data", masters=[f"{host}:{port}"], heartbeat_s=0.05)
     await broker.start("127.0.0.1", 0)
     async with asyncio.timeout(20):

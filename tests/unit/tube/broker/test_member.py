@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from penstock.tube.broker.member import Member
 from penstock.tube.engine.membership import Membership, Orders
 from penstock.tube.link import Link
 from penstock.tube.master.master import TubeMaster
+from tests.ports import free_port
 from tests.unit.tube.servers import until
 
 
@@ -45,8 +45,7 @@ async def test_an_absent_master_is_one_line_until_it_comes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.tube.broker.member._RETRY_MOST_S", 0.02)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = free.getsockname()
+    address = ("127.0.0.1", free_port())
     tries = 0
 
     def status() -> tuple[int, int]:
