@@ -231,6 +231,8 @@ class RuleService:
         self._forget(item)
         if isinstance(result, PenstockError):
             self._failed(item.message, result)
+            if self._probing is item:  # refused for good: so the log decides again, about those behind it too
+                self._log_is_back()
             return
         self.stats.logged += 1
         self._failing = False

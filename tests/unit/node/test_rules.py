@@ -371,6 +371,26 @@ def test_a_log_that_fills_up_again_keeps_the_order(log: Log, broker: Broker) -> 
     assert broker.settled == [(0, "")] * 3
 
 
+@pytest.mark.parametrize("error", [*(error for error, _ in REFUSED), *AWAY])
+def test_a_retry_that_is_refused_for_good_does_not_stop_what_waits_behind_it(
+    log: Log, broker: Broker, error: PenstockError
+) -> None:
+    later = Later()
+    rule = service(log, broker, later=later)
+    for text in "abc":
+        send(rule, broker, text)
+    for _ in range(3):
+        log.waiting.pop(0)(FOR_NOW[0])
+    later.run()
+    log.waiting.pop(0)(error)
+    assert texts(log) == "abcabc"
+    log.waiting.pop(0)(object())
+    log.waiting.pop(0)(object())
+    send(rule, broker, "d")
+    assert texts(log) == "abcabcd"
+    assert (rule.stats.logged, rule.stats.refused, rule.stats.waiting, rule.stats.pending) == (2, 1, 0, 1)
+
+
 def test_pauses_between_attempts_are_bounded(log: Log, broker: Broker) -> None:
     later = Later()
     rule = service(log, broker, later=later)
