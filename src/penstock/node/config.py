@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from types import UnionType
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, model_validator
 
@@ -342,7 +343,7 @@ def load_config(path: Path | None, flags: Mapping[str, str | None], environment:
         path = DEFAULT_FILE
     document = read_document(path, environment) if path is not None else Document("defaults", {})
     if path is not None:
-        _beside_the_file(document, path)
+        document.data = _beside_the_file(document.data, NodeConfig, path.parent)
     for option in OPTIONS:
         given = flags.get(option.flag)
         where = f"--{option.flag}"
@@ -357,27 +358,22 @@ def load_config(path: Path | None, flags: Mapping[str, str | None], environment:
     return validate(document, NodeConfig)
 
 
-def _beside_the_file(document: Document, path: Path) -> None:
-    """Make relative paths of the file relative to the file."""
-    places: list[Any] = [(document.data, ("data_dir",))]
-    mqtt, security = document.data.get("mqtt"), document.data.get("security")
-    places.append((security, ("passwords", "tokens", "policies")))
-    if isinstance(mqtt, dict):
-        listeners = mqtt.get("listeners")
-        sections = [mqtt, *(listeners.values() if isinstance(listeners, dict) else ())]
-        tls = [section.get("tls") for section in sections if isinstance(section, dict)]
-        places += [(section, ("certificate", "key", "client_ca")) for section in tls]
-    tube = document.data.get("tube")
-    if isinstance(tube, dict):
-        places += [(tube.get("access"), ("users",)), (tube.get("tls"), ("certificate", "key", "client_ca"))]
-    bridges = document.data.get("bridges")
-    for bridge in bridges if isinstance(bridges, list) else ():
-        if isinstance(bridge, dict):
-            places += [(bridge, ("password_file",)), (bridge.get("tls"), ("ca", "certificate", "key"))]
-    for section, names in places:
-        for name in names:
-            if isinstance(section, dict) and isinstance(value := section.get(name), str):
-                section[name] = str(path.parent / Path(value).expanduser())
+def _beside_the_file(value: object, kind: Any, directory: Path) -> Any:
+    """``value``, which the file has for an option of the type ``kind``, with the paths in it relative to the file."""
+    inner = get_args(kind)
+    if kind is Path and isinstance(value, str):
+        return str(directory / Path(value).expanduser())
+    if get_origin(kind) is list and isinstance(value, list):
+        return [_beside_the_file(each, inner[0], directory) for each in value]
+    if get_origin(kind) is dict and isinstance(value, dict):
+        return {name: _beside_the_file(each, inner[1], directory) for name, each in value.items()}
+    if get_origin(kind) is UnionType:
+        for one in inner:
+            value = _beside_the_file(value, one, directory)
+    elif isinstance(value, dict) and isinstance(kind, type) and issubclass(kind, Part):
+        kinds = {name: field.annotation for name, field in kind.model_fields.items()}
+        return {name: _beside_the_file(each, kinds.get(name), directory) for name, each in value.items()}
+    return value
 
 
 def _put(document: Document, option: Option, given: Any, where: str) -> None:

@@ -96,6 +96,33 @@ def test_flag_then_variable_then_file_then_default() -> None:
     assert (config.http.bind, config.http.advertise) == (Address("127.0.0.1", 5), Address("edge", 3))
 
 
+def paths_of(value: object) -> list[Path]:
+    """All paths in a configuration, as ``model_dump`` gives it."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [path for each in value for path in paths_of(each)]
+    return [value] if isinstance(value, Path) else []
+
+
+def test_relative_paths_of_the_file_begin_beside_it(tmp_path: Path) -> None:
+    tls = "{certificate: c, key: k, client_ca: a, revoked: r}"
+    (tmp_path / "etc").mkdir()
+    path = write(
+        f"data_dir: d\nmqtt:\n  transport: tls\n  tls: {tls}\n"
+        f"  listeners: {{more: {{bind: '127.0.0.1:0', transport: tls, tls: {tls}}}}}\n"
+        "security: {passwords: p, tokens: t, policies: /abs/policies}\n"
+        "tube: {access: {users: u}, tls: {certificate: c, key: k, client_ca: a}}\n"
+        "bridges: [{name: b, url: 'mqtts://h', password_file: w, tls: {ca: a, certificate: c, key: k},"
+        " topics: [{filter: x}]}]\n",
+        "etc/penstock.yaml",
+    )
+    found = paths_of(load_config(path.relative_to(tmp_path), {}, {}).model_dump())
+    beside = [path for path in found if path.parent == Path("etc")]
+    assert (len(beside), [path for path in found if path not in beside]) == (19, [Path("/abs/policies")])
+    assert load_config(path, {"data-dir": "mine"}, {}).data_dir == Path("mine")
+
+
 def test_every_option_of_the_command_line_exists_and_has_a_variable() -> None:
     values = {"data-dir": "d", "durability": "memory", "log-level": "error", "log-format": "json"}
     flags = {option.flag: values.get(option.flag, "h:1") for option in OPTIONS}
