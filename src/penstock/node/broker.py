@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 from penstock.errors import StorageError, UnavailableError
 from penstock.node.http import HttpServer, broker_app, names_of
+from penstock.node.stopping import told_to_end, unless
 from penstock.node.tube_config import TubeTls
 from penstock.runtime import logs
 from penstock.runtime.addresses import Address, bind_error
@@ -107,61 +107,67 @@ def _check_directory(path: Path) -> None:
 async def serve_broker(settings: BrokerSettings, on_ready: Callable[[ReadyBroker], None]) -> None:
     """Start a broker, say so when its master has taken it, wait for a signal, close it."""
     _check_directory(settings.data_dir)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    stop = told_to_end()
     async with AsyncExitStack() as parts:
-        told = settings.advertise
-        started = asyncio.Event()
-
-        async def webapi(params: Mapping[str, str]) -> dict[str, Any]:
-            if not started.is_set():
-                return {"result": False, "errCode": 503, "errMsg": "the broker has not started yet"}
-            return await broker.webapi(params)
-
-        # Before the broker, which tells the master where its administration is.
-        http = HttpServer(broker_app(webapi, names=names_of(settings.http, told)))
-        web = await http.start("http", settings.http)
-        parts.push_async_callback(http.close)
-        broker = TubeBroker(
-            settings.data_dir,
-            settings.durability,
-            settings.broker_id,
-            masters=[str(address) for address in settings.masters],
-            advertise=None if told is None else str(told),
-            web_address=str(_told(web, told)),
-            max_store_bytes=settings.max_store_bytes,
-            topic_durability=settings.topic_durability,
-            staging=settings.staging,
-            access=None if settings.users is None else Access(read_users(settings.users)),
-            master_user=settings.user,
-            master_tls=settings.master_tls,
-        )
-        start = broker.start if settings.tls is None else settings.tls.beside(broker.start, settings.tls.broker_port)
-        try:
-            _, port = await start(settings.bind.host, settings.bind.port)
-        except OSError as error:
-            raise bind_error(error, "bind", settings.bind) from error
-        parts.push_async_callback(broker.close)
-        started.set()
-        await _registered(broker, settings, stop)
-        if not stop.is_set():
+        ready = await unless(stop, _start(settings, parts))
+        if ready is not None:
             freeze_memory()
-            bound = Address(settings.bind.host, port)
-            _log.info("ready", extra={"fields": {"broker_id": settings.broker_id, "tube_broker": str(bound)}})
-            secured = broker.tls_bound
-            on_ready(
-                ReadyBroker(
-                    settings.broker_id,
-                    str(told or bound),
-                    str(web),
-                    str(settings.data_dir),
-                    str(settings.durability),
-                    None if secured is None else str(Address((told or bound).host, secured[1])),
-                )
-            )
+            fields = {"broker_id": settings.broker_id, "tube_broker": ready.tube_broker}
+            _log.info("ready", extra={"fields": fields})
+            on_ready(ready)
             await stop.wait()
+
+
+async def _start(settings: BrokerSettings, parts: AsyncExitStack) -> ReadyBroker:
+    """Start what ``parts`` closes, and wait until a master has taken the broker."""
+    told = settings.advertise
+    started = asyncio.Event()
+
+    async def webapi(params: Mapping[str, str]) -> dict[str, Any]:
+        if not started.is_set():
+            return {"result": False, "errCode": 503, "errMsg": "the broker has not started yet"}
+        return await broker.webapi(params)
+
+    # Before the broker, which tells the master where its administration is.
+    http = HttpServer(broker_app(webapi, names=names_of(settings.http, told)))
+    web = await http.start("http", settings.http)
+    parts.push_async_callback(http.close)
+    broker = _broker(settings, str(_told(web, told)))
+    start = broker.start if settings.tls is None else settings.tls.beside(broker.start, settings.tls.broker_port)
+    try:
+        _, port = await start(settings.bind.host, settings.bind.port)
+    except OSError as error:
+        raise bind_error(error, "bind", settings.bind) from error
+    parts.push_async_callback(broker.close)
+    started.set()
+    await _registered(broker, settings)
+    shown, secured = told or Address(settings.bind.host, port), broker.tls_bound
+    return ReadyBroker(
+        settings.broker_id,
+        str(shown),
+        str(web),
+        str(settings.data_dir),
+        str(settings.durability),
+        None if secured is None else str(Address(shown.host, secured[1])),
+    )
+
+
+def _broker(settings: BrokerSettings, web_address: str) -> TubeBroker:
+    """The broker, not started."""
+    return TubeBroker(
+        settings.data_dir,
+        settings.durability,
+        settings.broker_id,
+        masters=[str(address) for address in settings.masters],
+        advertise=None if settings.advertise is None else str(settings.advertise),
+        web_address=web_address,
+        max_store_bytes=settings.max_store_bytes,
+        topic_durability=settings.topic_durability,
+        staging=settings.staging,
+        access=None if settings.users is None else Access(read_users(settings.users)),
+        master_user=settings.user,
+        master_tls=settings.master_tls,
+    )
 
 
 def _told(web: Address, advertised: Address | None) -> Address:
@@ -171,19 +177,17 @@ def _told(web: Address, advertised: Address | None) -> Address:
     return Address(socket.gethostname() if advertised is None else advertised.host, web.port)
 
 
-async def _registered(broker: TubeBroker, settings: BrokerSettings, stop: asyncio.Event) -> None:
-    """Return when a master has taken the broker, or it is told to stop."""
+async def _registered(broker: TubeBroker, settings: BrokerSettings) -> None:
+    """Return when a master has taken the broker."""
     registered = broker.registered
     assert registered is not None, "it was given masters"
-    waiting = [asyncio.create_task(event.wait()) for event in (registered, stop)]
-    done, _ = await asyncio.wait(waiting, timeout=settings.register_s, return_when=asyncio.FIRST_COMPLETED)
-    for task in waiting:
-        task.cancel()
-    await asyncio.wait(waiting)
-    if not done:
+    try:
+        async with asyncio.timeout(settings.register_s):
+            await registered.wait()
+    except TimeoutError:
         masters = ", ".join(map(str, settings.masters))
         raise UnavailableError(
             f"tube: broker {settings.broker_id} did not register at {masters} within {settings.register_s:g} s",
             why="the log above says what the master answered, or that none does",
             do="start the node with the master (penstock up); give each broker an id of its own",
-        )
+        ) from None

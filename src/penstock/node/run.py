@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 
 import penstock
 from penstock.node.config import NodeConfig
+from penstock.node.listening import Listener
 from penstock.node.node import Node, Ready
+from penstock.node.stopping import told_to_end, unless
 from penstock.runtime import logs
 from penstock.runtime.loop import freeze_memory, loop_name, run, tune_process
 
 __all__ = ["run_node", "serve"]
 
 _log = logging.getLogger("penstock.node")
-
-FORCED = 1
-"""Exit status of a node that was told twice."""
 
 
 def run_node(
@@ -45,55 +42,35 @@ async def serve(
     config: NodeConfig, on_ready: Callable[[Ready], None], read_again: Callable[[], NodeConfig] | None = None
 ) -> None:
     """Start a node, say so, wait for a signal, close it."""
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _stop, number, stop)
+    stop = told_to_end()
     node = Node(config)
+    loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, node.reload, read_again or (lambda: config))
     try:
-        starting = asyncio.create_task(node.start(), name="start")
-        stopping = asyncio.create_task(stop.wait(), name="stop")
-        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            ready = starting.result()
+        ready = await unless(stop, node.start())
+        if ready is not None:
             freeze_memory()
             fields = {"version": penstock.__version__, "pid": ready.pid, "loop": loop_name()}
             _log.info("ready", extra={"fields": fields})
             _warn_of_others(config, node.open_to_all)
             on_ready(ready)
-            await stopping
-        else:
-            # Told to end while it recovers: what was started is closed below.
-            starting.cancel()
-            with suppress(asyncio.CancelledError):
-                await starting
-        stopping.cancel()
+            await stop.wait()
     finally:
         await node.close()
     _log.info("stopped")
 
 
 def _warn_of_others(config: NodeConfig, open_to_all: frozenset[str]) -> None:
-    listeners = {
+    listeners: dict[str, Listener] = {
         **{name: part for name, part in {"mqtt": config.mqtt, **config.mqtt.listeners}.items() if name in open_to_all},
-        "tube_master": config.tube_master,
-        "tube_broker": config.tube_broker,
         "tube_broker_http": config.tube_broker_http,
         "http": config.http,
     }
+    if config.tube.access is None:
+        listeners |= {"tube_master": config.tube_master, "tube_broker": config.tube_broker}
     open_to_others = {name: str(part.bind) for name, part in listeners.items() if not part.bind.is_loopback}
     if open_to_others:
         _log.warning(
-            "other machines may reach this and read and write everything: nobody is asked who they are there",
+            "other machines may reach this: nobody is asked who they are there",
             extra={"fields": open_to_others},
         )
-
-
-def _stop(number: int, stop: asyncio.Event) -> None:
-    name = signal.Signals(number).name
-    if stop.is_set():
-        _log.warning("told to end again, ending at once", extra={"fields": {"signal": name}})
-        os._exit(FORCED)
-    _log.info("draining", extra={"fields": {"signal": name}})
-    stop.set()

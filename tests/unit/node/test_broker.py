@@ -93,3 +93,21 @@ async def test_no_master_is_an_error(tmp_path: Path) -> None:
     settings = BrokerSettings(7, [Address("127.0.0.1", 1)], tmp_path, ZERO, ZERO, register_s=0.1)
     with pytest.raises(UnavailableError, match="did not register"):
         await serve_broker(settings, lambda _: None)
+
+
+async def test_one_that_waits_for_its_master_can_be_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = asyncio.Event()
+
+    async def registered(*_: object) -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("penstock.node.broker._registered", registered)
+    settings = BrokerSettings(7, [Address("127.0.0.1", 1)], tmp_path, ZERO, ZERO)
+    said: list[ReadyBroker] = []
+    running = asyncio.create_task(serve_broker(settings, said.append))
+    async with asyncio.timeout(20):
+        await waits.wait()
+        os.kill(os.getpid(), signal.SIGTERM)
+        await running
+    assert said == []

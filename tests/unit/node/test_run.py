@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from penstock.errors import StorageError
 from penstock.node import run
 from penstock.node.config import NodeConfig
 from penstock.node.node import Ready
+from penstock.node.stopping import FORCED
 
 READY = Ready("0.1.0", 7, "/d", "durable", "a:1", "b:2", "c:3", "d:4", "e:5")
 
@@ -116,7 +118,7 @@ async def test_a_second_signal_ends_the_process_at_once(monkeypatch: pytest.Monk
     os.kill(os.getpid(), signal.SIGTERM)
     await turns()
     os.kill(os.getpid(), signal.SIGTERM)
-    assert await asyncio.wait_for(forced, 10) == run.FORCED
+    assert await asyncio.wait_for(forced, 10) == FORCED
     Stub.may_close.set()
     await asyncio.wait_for(task, 10)
 
@@ -140,15 +142,21 @@ async def test_a_failed_start_closes_what_was_started_and_says_why() -> None:
     assert Stub.closed == 1
 
 
-async def test_a_node_that_others_can_reach_says_so(caplog: pytest.LogCaptureFixture) -> None:
+EVERYWHERE = dict.fromkeys(("mqtt", "tube_master", "http"), "0.0.0.0:0")
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({}, None), (EVERYWHERE, EVERYWHERE), ({"tube_master": "0.0.0.0:0", "tube": {"access": {"users": "u"}}}, None)],
+)
+async def test_a_node_that_others_can_reach_unasked_says_so(
+    settings: dict[str, Any], named: dict[str, str] | None, caplog: pytest.LogCaptureFixture
+) -> None:
     Stub.may_start.set()
     Stub.may_close.set()
-    config = NodeConfig.model_validate({"mqtt": "0.0.0.0:0"})
-    for settings, warnings in ((NodeConfig(), []), (config, [{"mqtt": "0.0.0.0:0"}])):
-        caplog.clear()
-        task = asyncio.create_task(run.serve(settings, lambda _: None))
-        await turns()
-        os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.wait_for(task, 10)
-        records = [record for record in caplog.records if record.levelname == "WARNING"]
-        assert [vars(record)["fields"] for record in records] == warnings
+    task = asyncio.create_task(run.serve(NodeConfig.model_validate(settings), lambda _: None))
+    await turns()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(task, 10)
+    records = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert [vars(record)["fields"] for record in records] == ([] if named is None else [named])

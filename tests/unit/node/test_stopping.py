@@ -1,0 +1,63 @@
+"""Told to end: what starts meanwhile is cancelled, and has ended."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.errors import StorageError
+from penstock.node.stopping import unless
+
+
+class Start:
+    """A start that takes until the test lets it go on, and some more turns to clean up."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+        self.cleaned = False
+        self.error: Exception | None = None
+
+    async def __call__(self) -> str:
+        try:
+            await self.may_end.wait()
+            if self.error is not None:
+                raise self.error
+            return "ready"
+        finally:
+            await asyncio.sleep(0)
+            self.cleaned = True
+
+
+async def test_what_is_ready_in_time_is_given() -> None:
+    start = Start()
+    start.may_end.set()
+    assert await unless(asyncio.Event(), start()) == "ready"
+
+
+async def test_an_error_of_the_start_is_raised() -> None:
+    start = Start()
+    start.may_end.set()
+    start.error = StorageError("disk")
+    with pytest.raises(StorageError, match="disk"):
+        await unless(asyncio.Event(), start())
+
+
+async def test_a_start_that_is_told_to_end_has_ended() -> None:
+    start, stop = Start(), asyncio.Event()
+    running = asyncio.create_task(unless(stop, start()))
+    await asyncio.sleep(0)
+    stop.set()
+    assert await running is None
+    assert start.cleaned
+
+
+async def test_who_waits_for_the_start_may_be_cancelled() -> None:
+    start = Start()
+    running = asyncio.create_task(unless(asyncio.Event(), start()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert start.cleaned
