@@ -27,6 +27,8 @@ class LoopThread:
         self._loop = loop_factory()()
         self._thread = threading.Thread(target=self._main, name=name, daemon=True)
         self._closed = False
+        self._closing = threading.Lock()
+        """Held while work is submitted, so that none comes behind the end, where nobody would ever answer it."""
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -37,12 +39,9 @@ class LoopThread:
         Raises:
             LocalProtocolError: closed, or called from the loop's thread, which would wait for itself.
         """
-        if self._closed or threading.current_thread() is self._thread:
+        if threading.current_thread() is self._thread:
             work.close()
-            why = (
-                "it was closed" if self._closed else "this call comes from its own thread, which would wait for itself"
-            )
-            raise LocalProtocolError(f"{self._name}: nothing can be run here", why=why)
+            raise self._refused("this call comes from its own thread, which would wait for itself")
         future = self.submit(work)
         try:
             return future.result()
@@ -53,16 +52,30 @@ class LoopThread:
             raise
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run ``work`` in the loop without waiting for it; cancelling the future cancels the work."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        """Run ``work`` in the loop without waiting for it; cancelling the future cancels the work.
+
+        Raises:
+            LocalProtocolError: closed.
+        """
+        with self._closing:
+            if not self._closed:
+                return asyncio.run_coroutine_threadsafe(work, self._loop)
+        work.close()
+        raise self._refused("it was closed")
 
     def close(self) -> None:
         """Cancel what is under way and end the thread; may be called again."""
-        if self._closed or threading.current_thread() is self._thread:
+        if threading.current_thread() is self._thread:
             return
-        self._closed = True
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                # Behind all that was submitted, which has begun then, and is cancelled.
+                self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+
+    def _refused(self, why: str) -> LocalProtocolError:
+        return LocalProtocolError(f"{self._name}: nothing can be run here", why=why)
 
     def _main(self) -> None:
         loop = self._loop

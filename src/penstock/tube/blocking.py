@@ -13,13 +13,13 @@ object may be used by several threads, but only one may read from a consumer.
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from penstock.errors import LocalProtocolError
+from penstock.runtime.loop_thread import LoopThread
 from penstock.tube import consumer, producer
 from penstock.tube.addresses import Address
 from penstock.tube.codec.strings import Partition
@@ -29,41 +29,13 @@ from penstock.tube.record import Record
 
 __all__ = ["Consumer", "Producer"]
 
-T = TypeVar("T")
-
-
-class _Thread:
-    """A thread with an event loop."""
-
-    def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-        self._thread.start()
-
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """What ``work`` returns or raises."""
-        future = self.submit(work)
-        try:
-            return future.result()
-        except BaseException:  # also an interrupt of this thread: the work does not go on behind its back
-            future.cancel()
-            raise
-
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
 
 class Producer:
     """:class:`penstock.tube.producer.Producer` for scripts; made with the same arguments."""
 
     def __init__(self, masters: str | Sequence[Address], **options: Any) -> None:
         self._arguments = (masters, options)
-        self._thread: _Thread | None = None
+        self._thread: LoopThread | None = None
         self._producer: producer.Producer | None = None
 
     def __enter__(self) -> Self:
@@ -79,9 +51,9 @@ class Producer:
         """As :meth:`penstock.tube.producer.Producer.start`."""
         masters, options = self._arguments
         client = producer.Producer(masters, **options)
-        thread = _Thread("tube-producer")
+        thread = LoopThread("tube-producer")
         try:
-            thread.call(client.start())
+            thread.run(client.start())
         except BaseException:
             thread.close()
             raise
@@ -90,19 +62,19 @@ class Producer:
     def publish(self, *topics: str) -> None:
         """As :meth:`penstock.tube.producer.Producer.publish`."""
         thread, client = self._running()
-        thread.call(client.publish(*topics))
+        thread.run(client.publish(*topics))
 
     def unpublish(self, *topics: str) -> None:
         """As :meth:`penstock.tube.producer.Producer.unpublish`."""
         thread, client = self._running()
-        thread.call(client.unpublish(*topics))
+        thread.run(client.unpublish(*topics))
 
     def send(
         self, topic: str, record: Record | bytes, partition: int | None = None, key: bytes | None = None
     ) -> SendResult:
         """As :meth:`penstock.tube.producer.Producer.send`: one record, acknowledged when this returns."""
         thread, client = self._running()
-        return thread.call(client.send(topic, record, partition, key))
+        return thread.run(client.send(topic, record, partition, key))
 
     def queue(
         self, topic: str, record: Record | bytes, partition: int | None = None, key: bytes | None = None
@@ -119,23 +91,23 @@ class Producer:
         ``records`` is read in the producer's thread.
         """
         thread, client = self._running()
-        return thread.call(client.send_all(topic, records, partition, key))
+        return thread.run(client.send_all(topic, records, partition, key))
 
     def flush(self) -> None:
         """Return when everything sent so far has an outcome."""
         thread, client = self._running()
-        thread.call(client.flush())
+        thread.run(client.flush())
 
     def close(self) -> None:
         """As :meth:`penstock.tube.producer.Producer.close`; does nothing when it is closed."""
         if self._thread is not None and self._producer is not None:
             thread, client, self._thread, self._producer = self._thread, self._producer, None, None
             try:
-                thread.call(client.close())
+                thread.run(client.close())
             finally:
                 thread.close()
 
-    def _running(self) -> tuple[_Thread, producer.Producer]:
+    def _running(self) -> tuple[LoopThread, producer.Producer]:
         if self._thread is None or self._producer is None:
             raise LocalProtocolError("tube: the producer is not running: use it between start() and close()")
         return self._thread, self._producer
@@ -146,7 +118,7 @@ class Consumer:
 
     def __init__(self, masters: str | Sequence[Address], group: str, topics: Iterable[str], **options: Any) -> None:
         self._arguments = (masters, group, list(topics), options)
-        self._thread: _Thread | None = None
+        self._thread: LoopThread | None = None
         self._consumer: consumer.Consumer | None = None
 
     def __enter__(self) -> Self:
@@ -159,7 +131,7 @@ class Consumer:
         if self._thread is not None and self._consumer is not None:
             thread, client, self._thread, self._consumer = self._thread, self._consumer, None, None
             try:
-                thread.call(client.__aexit__(kind, error, trace))
+                thread.run(client.__aexit__(kind, error, trace))
             finally:
                 thread.close()
 
@@ -176,9 +148,9 @@ class Consumer:
         """As :meth:`penstock.tube.consumer.Consumer.start`."""
         masters, group, topics, options = self._arguments
         client = consumer.Consumer(masters, group, topics, **options)
-        thread = _Thread("tube-consumer")
+        thread = LoopThread("tube-consumer")
         try:
-            thread.call(client.start())
+            thread.run(client.start())
         except BaseException:
             thread.close()
             raise
@@ -193,7 +165,7 @@ class Consumer:
         thread, client = self._running()
         while (message := client.take()) is None:
             try:
-                if not thread.call(_within(client, timeout_s)):
+                if not thread.run(_within(client, timeout_s)):
                     return None
             except TimeoutError:
                 return None
@@ -202,17 +174,17 @@ class Consumer:
     def confirm(self) -> None:
         """As :meth:`penstock.tube.consumer.Consumer.confirm`."""
         thread, client = self._running()
-        thread.call(client.confirm())
+        thread.run(client.confirm())
 
     def seek(self, offsets: Mapping[Partition, int]) -> None:
         """As :meth:`penstock.tube.consumer.Consumer.seek`."""
         thread, client = self._running()
-        thread.call(client.seek(offsets))
+        thread.run(client.seek(offsets))
 
     def seek_to_time(self, time_ms: int) -> None:
         """As :meth:`penstock.tube.consumer.Consumer.seek_to_time`."""
         thread, client = self._running()
-        thread.call(client.seek_to_time(time_ms))
+        thread.run(client.seek_to_time(time_ms))
 
     @property
     def assignment(self) -> frozenset[Partition]:
@@ -228,7 +200,7 @@ class Consumer:
         """As :meth:`penstock.tube.consumer.Consumer.close`; does nothing when it is closed."""
         self.__exit__(None, None, None)
 
-    def _running(self) -> tuple[_Thread, consumer.Consumer]:
+    def _running(self) -> tuple[LoopThread, consumer.Consumer]:
         if self._thread is None or self._consumer is None:
             raise LocalProtocolError("tube: the consumer is not running: use it between start() and close()")
         return self._thread, self._consumer

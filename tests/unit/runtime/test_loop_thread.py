@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,11 @@ from penstock.runtime.loop_thread import LoopThread
 async def where() -> str:
     await asyncio.sleep(0)
     return threading.current_thread().name
+
+
+async def forever() -> str:
+    await asyncio.Event().wait()
+    return "never"
 
 
 async def fail() -> None:
@@ -86,3 +94,22 @@ def test_work_that_nobody_waits_for_can_be_cancelled() -> None:
     future.cancel()
     assert cancelled.wait(10)
     thread.close()
+
+
+def test_work_that_comes_while_it_closes_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the end of the loop nobody would: the caller would wait for ever."""
+    thread = LoopThread("mine")
+    closer = threading.Thread(target=thread.close)
+    submit = asyncio.run_coroutine_threadsafe
+
+    def late(work: Coroutine[Any, Any, str], loop: asyncio.AbstractEventLoop) -> Future[str]:
+        closer.start()
+        closer.join(0.1)
+        return submit(work, loop)
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", late)
+    with pytest.raises(LocalProtocolError, match="another thread closed it"):
+        thread.run(forever())
+    closer.join(10)
+    with pytest.raises(LocalProtocolError, match="it was closed"):
+        thread.submit(where())
