@@ -13,6 +13,7 @@ from penstock.cli import tube_broker, tube_groups, tube_offsets, tube_produce, t
 from penstock.cli.groups import command_group
 from penstock.cli.output import Cell, note, print_json, print_table
 from penstock.cli.tube_common import TOKEN, WEB, AdminToken, BrokerHttp, Json, Topic, Web, agreed, ask_each, brokers
+from penstock.cli.tube_positions import ENTRY
 from penstock.errors import ConfigError, RefusedError
 
 __all__ = ["app"]
@@ -142,7 +143,7 @@ def topics_describe(topic: Topic, http: Web = WEB, broker_http: BrokerHttp = Non
                     "partition": part["partitionId"],
                     "first_offset": part["offsetMin"],
                     "end_offset": part["offsetMax"],
-                    "store_messages": (part["offsetMax"] - part["offsetMin"]) // tube_offsets.ENTRY,
+                    "store_messages": (part["offsetMax"] - part["offsetMin"]) // ENTRY,
                     "store_bytes": part["dataMax"] - part["dataMin"],
                 }
                 for part in entry["offsetInfo"]

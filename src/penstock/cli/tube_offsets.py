@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from penstock.cli.groups import command_group
+from penstock.cli.input import given_bytes
 from penstock.cli.output import Cell, note, print_table
 from penstock.cli.tube_common import (
     UNKNOWN_USER,
@@ -24,23 +26,19 @@ from penstock.cli.tube_common import (
     logs_in,
 )
 from penstock.cli.tube_groups import members
-from penstock.cli.tube_records import parse_time
+from penstock.cli.tube_positions import ENTRY, MOST, WHERE, Log, Part, Where, counting, parse_part, parse_where
 from penstock.cli.watching import Watch, watched
 from penstock.errors import ConfigError, PenstockError, RefusedError
 
-if TYPE_CHECKING:
-    from penstock.tube.reader import RangeReader
-
-__all__ = ["ENTRY", "app", "lag"]
-
-ENTRY = 28
-"""Offsets are bytes of a store's index, so many a message; the partitions of a store share it."""
-MOST = (1 << 31) - 1
+__all__ = ["app", "lag"]
 
 app = command_group("Show where a group stands, or move it.", alone=False)
 Group = Annotated[str, typer.Argument(help="The consumer group.", metavar="GROUP")]
 OnlyTopic = Annotated[str | None, typer.Option(help="Only this topic.", metavar="TOPIC")]
-OnlyPartition = Annotated[int | None, typer.Option(help="Only this partition of each broker.", min=0, metavar="N")]
+OnlyPartitions = Annotated[
+    list[str] | None,
+    typer.Option(help="Only this partition, of each broker or of one; may be repeated.", metavar="[BROKER:]N"),
+]
 
 
 class Standing(NamedTuple):
@@ -53,6 +51,10 @@ class Standing(NamedTuple):
     first: int
     end: int
     bytes_behind: int | None
+
+    @property
+    def place(self) -> tuple[str, int, int]:
+        return self.topic, self.broker.id, self.partition
 
     @property
     def key(self) -> str:
@@ -77,14 +79,18 @@ def offsets_reset(
     group: Group,
     login: LoginOptions,
     to: Annotated[
-        str,
+        str | None,
+        typer.Option(help=f"{WHERE}. +N and -N count from where the group stands.", metavar="WHERE"),
+    ] = None,
+    file: Annotated[
+        Path | None,
         typer.Option(
-            help="earliest, latest, a time (2026-01-31T12:00, or 90s, 15m, 2h, 3d ago), +N or -N messages.",
-            metavar="WHERE",
+            help="Where to: positions as `offsets show --json` printed them, of this group or another; -: stdin.",
+            metavar="FILE",
         ),
-    ],
+    ] = None,
     topic: OnlyTopic = None,
-    partition: OnlyPartition = None,
+    partition: OnlyPartitions = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, do nothing.")] = False,
     http: Web = WEB,
     broker_http: BrokerHttp = None,
@@ -96,40 +102,71 @@ def offsets_reset(
 
     Messages are those of the partition; on Apache's brokers those of its store, which its other partitions share.
     """
-    from penstock.tube.client.web import call_broker
-
+    if (to is None) == (file is None):
+        raise ConfigError("offsets reset: where to?", option="--to", do="give --to WHERE, or --file FILE")
+    where = None if to is None else parse_where(to, "--to")
+    saved = {} if file is None else _saved(file)
+    parts = [parse_part(text) for text in partition or ()]
     ask = _asking(group, topic)
     told = [(broker, ask(broker)) for broker in brokers(http, broker_http)]  # each has to answer: none is left behind
-    standings = _standings(group, topic, told, new=topic is not None)
-    chosen = [s for s in standings if partition is None or s.partition == partition]
-    if not chosen:
+    standings = _standings(group, topic, told, new=topic is not None or bool(saved))
+    targets = [(s, where or saved.get(s.place)) for s in standings if _chosen(s, parts)]
+    moves = [_move(s, target, login) for s, target in targets if target is not None]
+    absent = saved.keys() - {s.place for s in standings} if topic is None else ()
+    if not moves or absent:
+        name = "" if not absent else " {1}:{2} of {0}".format(*min(absent))
         raise RefusedError(
-            f"group {group!r} has no such position", do="look at its positions: penstock tube offsets show"
+            f"there is no partition{name} to move group {group!r} in",
+            do="look at its positions: penstock tube offsets show",
         )
-    moves = [_move(s, to, login) for s in chosen]
     if there := members(http, group):
         note(f"group {group} has members ({there}): what they have in hand is counted on top of the new positions")
     if not dry_run:
-        for broker in {s.broker.id: s.broker for s, _, _ in moves}.values():
-            wanted = {s.key: offset for s, offset, _ in moves if s.broker.id == broker.id}
-            parameters = {
-                "groupName": group,
-                "modifyUser": "penstock",
-                "manualSet": "true",
-                "offsetJsonInfo": json.dumps(wanted, separators=(",", ":")),
-            }
-            call_broker(broker.web, "admin_set_offset", parameters)
+        _set(group, moves)
     rows: list[dict[str, Cell]] = [
-        {
-            **_place(s),
-            "from": s.offset,
-            "to": offset,
-            "messages": messages,
-        }
-        for s, offset, messages in moves
+        {**_place(s), "from": s.offset, "to": offset, "messages": messages} for s, offset, messages in moves
     ]
     print_table(rows, ["topic", "broker", "partition", "from", "to", "messages"], as_json=as_json)
     note("nothing was changed: --dry-run" if dry_run else f"group {group} is moved in {_partitions(len(rows))}")
+
+
+def _chosen(standing: Standing, parts: Sequence[Part]) -> bool:
+    return not parts or any(part.means(standing.broker.id, standing.partition) for part in parts)
+
+
+def _saved(file: Path) -> dict[tuple[str, int, int], Where]:
+    """Positions in a file, by topic, broker and partition. Raises ConfigError: it holds something else."""
+    found = {}
+    for number, line in enumerate(given_bytes("offsets reset", "WHERE", None, file).splitlines(), start=1):
+        try:
+            row = json.loads(line)
+            place = str(row["topic"]), int(row["broker"]), int(row["partition"])
+            if row["offset"] is not None:
+                found[place] = parse_where(str(int(row["offset"])), "--file")
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigError(
+                f"--file: line {number} of {file} is no position",
+                option="--file",
+                why=f"{type(error).__name__}: {error}",
+                do="make it with: penstock tube offsets show GROUP --json",
+            ) from error
+    if not found:
+        raise ConfigError(f"--file: {file} has no position", option="--file")
+    return found
+
+
+def _set(group: str, moves: Sequence[tuple[Standing, int, int | None]]) -> None:
+    from penstock.tube.client.web import call_broker
+
+    for broker in {s.broker.id: s.broker for s, _, _ in moves}.values():
+        wanted = {s.key: offset for s, offset, _ in moves if s.broker.id == broker.id}
+        parameters = {
+            "groupName": group,
+            "modifyUser": "penstock",
+            "manualSet": "true",
+            "offsetJsonInfo": json.dumps(wanted, separators=(",", ":")),
+        }
+        call_broker(broker.web, "admin_set_offset", parameters)
 
 
 @logs_in
@@ -236,70 +273,22 @@ def _place(standing: Standing) -> dict[str, Cell]:
     return {"topic": standing.topic, "broker": standing.broker.id, "partition": standing.partition}
 
 
-def _move(standing: Standing, to: str, login: LoginOptions) -> tuple[Standing, int, int | None]:
-    """Where the group stands in a partition, the offset that ``to`` means there, and how many messages lie between."""
+def _move(standing: Standing, where: Where, login: LoginOptions) -> tuple[Standing, int, int | None]:
+    """Where the group stands in a partition, the offset that is meant there, and how many messages lie between."""
     from penstock.tube.reader import RangeReader
 
     s = standing
     here = s.first if s.offset is None else min(max(s.offset, s.first), s.end)
     with RangeReader(*s.broker.address(tls=login.over_tls), **login.client()) as source:
-        count = _counting(source, s)
-        if to in {"earliest", "latest"}:
-            target = s.first if to == "earliest" else s.end
-        elif to[:1] in {"+", "-"} and to[1:].isdigit():
-            target = _shifted(s, here, int(to), count)
-        else:
-            target = _at_time(source, s, parse_time(to, "--to", "earliest, latest, +N or -N (messages)"))
+        log = Log(source, s.broker.id, s.topic, s.partition, s.first, s.end)
+        target = where.offset(log, here)
         if s.offset is None:
             return s, target, None
         try:
-            between = count(min(here, target), max(here, target), MOST)[1]
+            between = counting(log)(min(here, target), max(here, target), MOST)[1]
         except PenstockError:
             return s, target, None  # the move needs no count, and may be asked for without a login
         return s, target, between if target >= here else -between
-
-
-Counted = Callable[[int, int, int], tuple[int, int]]
-"""(start, end, most) to (end of the longest range with at most so many messages, how many it has)."""
-
-
-def _counting(source: RangeReader, standing: Standing) -> Counted:
-    """Counts a partition's own messages; of a broker that cannot, those of the store."""
-
-    def count(start: int, end: int, most: int) -> tuple[int, int]:
-        if start >= end:
-            return end, 0
-        try:
-            return source.plan(standing.topic, standing.partition, start, end, most)
-        except RefusedError as error:
-            if error.code == UNKNOWN_USER:
-                raise
-            there = min((end - start) // ENTRY, most)
-            return start + there * ENTRY, there
-
-    return count
-
-
-def _shifted(standing: Standing, here: int, by: int, count: Counted) -> int:
-    """The offset ``by`` messages from ``here``, within what is kept."""
-    if by > 0:
-        return count(here, standing.end, by)[0]
-    before = count(standing.first, here, MOST)[1]
-    return standing.first if -by >= before else count(standing.first, here, before + by)[0]
-
-
-def _at_time(source: RangeReader, standing: Standing, time_ms: int) -> int:
-    try:
-        return source.offset_at(standing.topic, standing.partition, time_ms)
-    except RefusedError as error:
-        if error.code == UNKNOWN_USER:
-            raise
-        raise ConfigError(
-            f"--to: broker {standing.broker.id} does not find offsets by time",
-            option="--to",
-            why=error.why or error.text,
-            do="on Apache's broker use its own: broker.htm?method=admin_set_offset_by_time",
-        ) from error
 
 
 def _lag_rows(standings: Iterable[Standing], login: LoginOptions) -> Iterator[dict[str, Cell]]:

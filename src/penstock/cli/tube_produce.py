@@ -6,22 +6,24 @@ import base64
 import contextlib
 import json
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.arriving import Lengths, Lines, Splitter, chunks
 from penstock.cli.output import escape, note, print_json
 from penstock.cli.tube_common import MASTER, Json, LoginOptions, Master, Topic, logs_in, partitions, run_client
+from penstock.cli.tube_positions import Part, parse_part
 from penstock.errors import ConfigError, LocalProtocolError
 
 if TYPE_CHECKING:
     from asyncio import Future, Queue
 
     from penstock.runtime.login import ClientOptions
+    from penstock.tube.codec.strings import Partition
     from penstock.tube.producer import Producer, SendResult
     from penstock.tube.record import Record
 
@@ -63,10 +65,19 @@ def produce(
     key_separator: Annotated[
         str | None, typer.Option(help="What stands before this text is the record's key.", metavar="TEXT")
     ] = None,
+    key_field: Annotated[
+        str | None,
+        typer.Option(help="Values are JSON objects, whose key is this field; a.b: field b of field a.", metavar="NAME"),
+    ] = None,
     header: Annotated[
         list[str] | None, typer.Option(help="Header of every record; may be repeated.", metavar="NAME=VALUE")
     ] = None,
-    partition: Annotated[int | None, typer.Option(help="Partition of every record.", min=0, metavar="N")] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            help="Partition of every record; of the first broker that has it, or of one.", metavar="[BROKER:]N"
+        ),
+    ] = None,
     msg_type: Annotated[
         str | None, typer.Option(help="$msgType$ of every record, for filters.", metavar="TEXT")
     ] = None,
@@ -85,25 +96,18 @@ def produce(
         raise ConfigError("tube produce: values and --file", do="give one of them")
     if not values and file is None and sys.stdin.isatty():
         raise ConfigError("tube produce: no values", do="give values, or pipe lines in")
-    if form is Format.JSON and any([values, headers, key, key_separator, msg_type]):
+    if form is Format.JSON and any([values, headers, key, key_separator, key_field, msg_type]):
         raise ConfigError(
             "--format json: a line has its own key, headers and message type",
             option="--format",
-            do="leave VALUE, --key, --key-separator, --header and --msg-type out",
+            do="leave VALUE, --key, --key-separator, --key-field, --header and --msg-type out",
         )
-    separator = key_separator.encode() if key_separator else None
-
-    def record(value: bytes) -> Record:
-        from penstock.tube.record import Record
-
-        if form is Format.JSON:
-            return _from_json(value)
-        own = None if key is None else key.encode()
-        if separator is not None:
-            front, found, rest = value.partition(separator)
-            if found:
-                own, value = front, rest
-        return Record(value, own, list(headers), msg_type=msg_type)
+    if sum(option is not None for option in (key, key_separator, key_field)) > 1:
+        raise ConfigError(
+            "--key, --key-separator and --key-field exclude each other", option="--key", do="give one of them"
+        )
+    record = _from_json if form is Format.JSON else _making(key, key_separator, key_field, headers, msg_type)
+    target = None if partition is None else _target(topic, parse_part(partition))
 
     client = login.client()
     if not partitions(tube_master, topic, client):
@@ -114,7 +118,7 @@ def produce(
     splitter = Lengths() if form is Format.LENGTH else Lines()
     source = _values(values) if values else _arriving(file, splitter)
     show = _print_place if as_json else None
-    count = run_client(_produce(tube_master, topic, source, record, partition, client, show, idempotent=idempotent))
+    count = run_client(_produce(tube_master, topic, source, record, target, client, show, idempotent=idempotent))
     if not as_json:
         note(f"{_records(count)} produced to {escape(topic)}")
 
@@ -124,6 +128,60 @@ def _header(text: str) -> tuple[str, str | bytes]:
     if not equals or not name:
         raise ConfigError(f"--header: got {text!r}, expected NAME=VALUE", option="--header")
     return name, value
+
+
+def _target(topic: str, part: Part) -> int | Partition:
+    from penstock.tube.codec.strings import BrokerInfo, Partition
+
+    if part.broker_id is None:
+        return part.partition
+    return Partition(BrokerInfo(part.broker_id, "", 0), topic, part.partition)  # the master knows where it is
+
+
+def _making(
+    key: str | None,
+    key_separator: str | None,
+    key_field: str | None,
+    headers: Sequence[tuple[str, str | bytes]],
+    msg_type: str | None,
+) -> Callable[[bytes], Record]:
+    """What makes a record of a value, with the key that the options say."""
+    from penstock.tube.record import Record
+
+    constant = None if key is None else key.encode()
+    separator = key_separator.encode() if key_separator else None
+    path = key_field.split(".") if key_field else None
+
+    def record(value: bytes) -> Record:
+        own = constant
+        if path is not None:
+            own = _field(value, path)
+        elif separator is not None:
+            front, found, rest = value.partition(separator)
+            if found:
+                own, value = front, rest
+        return Record(value, own, list(headers), msg_type=msg_type)
+
+    return record
+
+
+def _field(value: bytes, path: Sequence[str]) -> bytes:
+    """The field ``path`` of a JSON object, as text. Raises LocalProtocolError: it has none that can be a key."""
+    try:
+        found: Any = json.loads(value)
+        for name in path:
+            found = found[name]
+    except (ValueError, KeyError, TypeError) as error:
+        raise LocalProtocolError(
+            f"it has no field {'.'.join(path)}",
+            why=f"{type(error).__name__}: {error}",
+            do="name one that every value has",
+        ) from error
+    if isinstance(found, dict | list | None):
+        raise LocalProtocolError(
+            f"its field {'.'.join(path)} is no text and no number", do="name one that every value has"
+        )
+    return found.encode() if isinstance(found, str) else json.dumps(found).encode()
 
 
 def _from_json(line: bytes) -> Record:
@@ -176,7 +234,7 @@ async def _produce(
     topic: str,
     source: AsyncIterator[Iterator[bytes]],
     record: Callable[[bytes], Record],
-    partition: int | None,
+    partition: int | Partition | None,
     client: ClientOptions,
     show: Callable[[str, SendResult], None] | None,
     *,
@@ -227,7 +285,7 @@ async def _send(
     topic: str,
     source: AsyncIterator[Iterator[bytes]],
     record: Callable[[bytes], Record],
-    partition: int | None,
+    partition: int | Partition | None,
     sent: Queue[Future[SendResult] | None],
 ) -> None:
     number = 0

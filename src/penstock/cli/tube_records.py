@@ -8,7 +8,7 @@ import secrets
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from datetime import datetime, timedelta
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,24 +19,29 @@ from penstock.cli.output import bytes_fields, escape, note, print_json, print_ra
 from penstock.cli.tube_common import (
     MASTER,
     NOT_DEPLOYED,
+    WEB,
+    BrokerHttp,
     Json,
     LoginOptions,
     Master,
     Topic,
+    Web,
     announced,
+    brokers,
     logs_in,
     no_topic,
     partitions,
     run_client,
 )
-from penstock.errors import ConfigError, RefusedError, UnavailableError
+from penstock.cli.tube_positions import WHERE, Log, Part, Where, parse_part, parse_where, pick
+from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
     from penstock.runtime.login import ClientOptions
-    from penstock.tube.reader import PartitionInfo
+    from penstock.tube.reader import PartitionInfo, RangeReader
     from penstock.tube.record import Record
 
-__all__ = ["consume", "parse_time"]
+__all__ = ["consume"]
 
 IDLE_S = 2.0
 """How long a group that does not follow waits for another record before it ends."""
@@ -68,11 +73,25 @@ def consume(
         str,
         typer.Option(
             "--from",
-            help="Where to begin: earliest, latest, or (without --group) a time as 2026-01-31T12:00, or 90s, 15m, 2h, "
-            "3d ago; a group that has a position goes on there.",
-            metavar="WHEN",
+            help=f"Where to begin: {WHERE}. -N: the last N of each partition. With --group earliest or latest; "
+            "a group that has a position goes on there.",
+            metavar="WHERE",
         ),
     ] = "earliest",
+    until: Annotated[
+        str | None,
+        typer.Option(
+            help="Where to end (without --group and --follow), written as --from is; what is there is not shown.",
+            metavar="WHERE",
+        ),
+    ] = None,
+    partition: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only this partition (without --group), of each broker or of one; may be repeated.",
+            metavar="[BROKER:]N",
+        ),
+    ] = None,
     msg_filter: Annotated[
         list[str] | None, typer.Option("--filter", help="Only this $msgType$; may be repeated.", metavar="TEXT")
     ] = None,
@@ -86,66 +105,148 @@ def consume(
         ),
     ] = Format.LINES,
     tube_master: Master = MASTER,
+    http: Web = WEB,
+    broker_http: BrokerHttp = None,
     as_json: Json = False,
 ) -> None:
     """Print the records of TOPIC.
 
     Without --group and --follow: what the log holds now, in the order of arrival; where a broker does not answer, what
     the others hold, and exit status 1. With one of them: as a member of a consumer group (one of its own, if none is
-    named), which confirms what was printed.
+    named, which is forgotten at the end), which confirms what was printed.
+
+    Apache's brokers are read as a group in any case; they begin at earliest, at latest, or at an offset.
     """
-    since = None if start in {"earliest", "latest"} else parse_time(start, "--from")
-    if since is not None and (group is not None or follow):
-        raise ConfigError(
-            "--from: a time goes without --group and --follow", do="move the group: penstock tube offsets reset"
-        )
-    types = frozenset(msg_filter or ())
-    client = login.client()
+    wanted = Wanted(
+        tube_master,
+        topic,
+        parse_where(start, "--from"),
+        None if until is None else parse_where(until, "--until"),
+        tuple(parse_part(text) for text in partition or ()),
+        tuple(sorted(set(msg_filter or ()))),
+        count,
+        login.client(),
+    )
+    _check(wanted, group, follow=follow)
     show = _Show(raw=raw, as_json=as_json, form=form)
     with contextlib.suppress(KeyboardInterrupt):
-        if group is None and not follow:
-            away: dict[int, UnavailableError] = {}
-            rows = _held(tube_master, topic, since, client, away) if start != "latest" else iter(())
-            chosen = (row for row in rows if not types or row["msg_type"] in types)
-            for number, row in enumerate(chosen, start=1):
-                show(row)
-                if number == count:
-                    break
-            if away:
-                raise typer.Exit(1)
+        if group is None and not follow and _show_held(wanted, show):
             return
         with contextlib.suppress(RefusedError):  # a group may be let in, or may read, where producers are not
-            partitions(tube_master, topic, client)  # says best that no master answers
+            partitions(tube_master, topic, wanted.client)  # says best that no master answers
         name = group or f"penstock_cli_{secrets.token_hex(6)}"
         try:
-            run_client(_consume(tube_master, topic, name, start, sorted(types), count, show, client, follow=follow))
+            run_client(_consume(wanted, name, show, follow=follow))
         except RefusedError as error:
             raise (no_topic(tube_master, topic) if error.code == NOT_DEPLOYED else error) from None
+        finally:
+            if group is None:
+                _forget(name, http, broker_http)
 
 
-def parse_time(text: str, option: str, words: str = "earliest, latest") -> int:
-    """Milliseconds since 1970 of an ISO 8601 time (local, unless it says otherwise) or of so long ago (``15m``).
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What of a topic is to be shown."""
 
-    ``words``: what the option takes beside times; the error names it.
-    """
-    units = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-    try:
-        if text[-1:] in units and text[:-1].isdigit():
-            found = datetime.now().astimezone() - timedelta(seconds=int(text[:-1]) * units[text[-1]])
-        else:
-            found = datetime.fromisoformat(text)
-        return int(found.timestamp() * 1000)
-    except (ValueError, OverflowError):
+    masters: str
+    topic: str
+    start: Where
+    until: Where | None
+    parts: tuple[Part, ...]
+    types: tuple[str, ...]
+    count: int | None
+    client: ClientOptions
+
+    def places(self) -> list[PartitionInfo]:
+        """The partitions that are meant. Raises RefusedError: there is no such topic, or partition."""
+        infos = announced(self.masters, self.topic, self.client)
+        chosen = pick(self.parts, self.topic, ((info.broker_id, info.partition) for info in infos))
+        return [info for info in infos if (info.broker_id, info.partition) in chosen]
+
+
+def _check(wanted: Wanted, group: str | None, *, follow: bool) -> None:
+    """Raise ConfigError where options do not go together."""
+    if group is not None and wanted.start.word is None:
         raise ConfigError(
-            f"{option}: got {text!r}, which is no time",
-            option=option,
-            do=f"write {words}, 2026-01-31T12:00, or 90s, 15m, 2h, 3d (ago)",
-        ) from None
+            "--from: with --group it is earliest or latest", do="move the group: penstock tube offsets reset"
+        )
+    if group is not None and wanted.parts:
+        raise ConfigError("--partition goes without --group", why="a group's partitions are shared out by the master")
+    if wanted.until is not None and (group is not None or follow):
+        raise ConfigError("--until goes without --group and --follow", do="end it after so many records: --count")
 
 
-def _held(
-    masters: str, topic: str, since: int | None, client: ClientOptions, away: dict[int, UnavailableError]
-) -> Iterator[dict[str, Any]]:
+def _show_held(wanted: Wanted, show: _Show) -> bool:
+    """Show what the log holds now; False: its brokers serve groups only.
+
+    Raises:
+        Exit: some broker did not answer.
+    """
+    from penstock.tube.reader import NO_RANGES
+
+    away: dict[int, UnavailableError] = {}
+    rows = _held(wanted, away) if wanted.start.word != "latest" else iter(())
+    chosen = (row for row in rows if not wanted.types or row["msg_type"] in wanted.types)
+    shown = 0
+    try:
+        for row in chosen:
+            show(row)
+            shown += 1
+            if shown == wanted.count:
+                break
+    except RefusedError as error:
+        if error.code != NO_RANGES or shown or wanted.until is not None:
+            raise
+        return False
+    if away:
+        raise typer.Exit(1)
+    return True
+
+
+def _offsets(wanted: Wanted) -> dict[str, int] | None:
+    """Offsets to begin at, by partition key, where no word says it."""
+    from penstock.tube.reader import NO_RANGES, RangeReader
+
+    if wanted.start.word is not None:
+        return None
+    found = {}
+    for info in wanted.places():
+        if wanted.start.exact is not None:
+            found[_key(info, wanted.topic)] = wanted.start.exact  # also for brokers that are not asked without a group
+            continue
+        try:
+            with RangeReader(info.host, info.port, timeout_s=ANSWER_S, **wanted.client) as source:
+                found[_key(info, wanted.topic)] = wanted.start.offset(_log(source, info, wanted.topic))
+        except RefusedError as error:
+            if error.code != NO_RANGES:
+                raise
+            raise ConfigError(
+                f"--from: broker {info.broker_id} does not tell where {wanted.start.text} is",
+                option="--from",
+                why=error.why,
+                do="write earliest, latest or an offset (penstock tube topics describe shows which there are)",
+            ) from error
+    return found
+
+
+def _key(info: PartitionInfo, topic: str) -> str:
+    return f"{info.broker_id}:{topic}:{info.partition}"
+
+
+def _log(source: RangeReader, info: PartitionInfo, topic: str) -> Log:
+    return Log(source, info.broker_id, topic, info.partition, *source.bounds(topic, info.partition))
+
+
+def _forget(group: str, http: str, broker_http: str | None) -> None:
+    """Have the brokers forget a group that nobody can name again. Where they cannot be asked, it stays listed."""
+    from penstock.tube.client.web import call_broker
+
+    with contextlib.suppress(PenstockError):
+        for broker in brokers(http, broker_http):
+            call_broker(broker.web, "admin_rmv_offset", {"groupName": group, "modifyUser": "penstock"})
+
+
+def _held(wanted: Wanted, away: dict[int, UnavailableError]) -> Iterator[dict[str, Any]]:
     """What the log holds now, merged over the partitions by the time of arrival.
 
     A broker that does not answer is told of, noted in ``away`` and left out, unless there is no other.
@@ -153,8 +254,8 @@ def _held(
     from penstock.tube.reader import RangeReader
     from penstock.tube.record import Record
 
-    infos = announced(masters, topic, client)
-    brokers = {info.broker_id for info in infos}
+    topic, infos = wanted.topic, wanted.places()
+    holders = {info.broker_id for info in infos}
 
     def of_partition(info: PartitionInfo) -> Iterator[dict[str, Any]]:
         if info.broker_id in away:
@@ -165,7 +266,7 @@ def _held(
             if info.broker_id in away:
                 return
             away[info.broker_id] = error
-            if len(away) == len(brokers):
+            if len(away) == len(holders):
                 raise
             left_out = [other.partition for other in infos if other.broker_id == info.broker_id]
             which = f"partition{'s' if len(left_out) > 1 else ''} {', '.join(map(str, left_out))}"
@@ -173,11 +274,10 @@ def _held(
             note(f"broker {info.broker_id} at {where} does not answer ({why}): {which} of {escape(topic)} left out")
 
     def held(info: PartitionInfo) -> Iterator[dict[str, Any]]:
-        with RangeReader(info.host, info.port, timeout_s=ANSWER_S, **client) as source:
-            low, high = source.bounds(topic, info.partition)
-            if since is not None:
-                low = source.offset_at(topic, info.partition, since)
-            for batch in source.read(topic, info.partition, low, high):
+        with RangeReader(info.host, info.port, timeout_s=ANSWER_S, **wanted.client) as source:
+            log = _log(source, info, topic)
+            end = log.end if wanted.until is None else wanted.until.offset(log)
+            for batch in source.read(topic, info.partition, wanted.start.offset(log), end):
                 columns = (batch.offsets, batch.append_times, batch.flags, batch.payloads)
                 for offset, time_ms, flag, data in zip(*columns, strict=True):
                     record = Record.decode(data, int(flag))
@@ -186,32 +286,28 @@ def _held(
     return heapq.merge(*map(of_partition, infos), key=lambda row: row["append_time_ms"])
 
 
-async def _consume(
-    masters: str,
-    topic: str,
-    group: str,
-    start: str,
-    types: list[str],
-    count: int | None,
-    show: _Show,
-    client: ClientOptions,
-    *,
-    follow: bool,
-) -> None:
+async def _consume(wanted: Wanted, group: str, show: _Show, *, follow: bool) -> None:
     import asyncio
 
     from penstock.tube.consumer import Consumer
 
     seen = 0
-    options: dict[str, Any] = {"filters": types} if types else {}
-    options |= {"heartbeat_s": HEARTBEAT_S}
-    async with Consumer(masters, group, [topic], start=start, with_offsets=True, **options, **client) as consumer:
-        note(f"consuming {escape(topic)} as group {escape(group)}" + (", Ctrl-C ends" if follow else ""))
+    options: dict[str, Any] = {"filters": list(wanted.types)} if wanted.types else {}
+    options |= {"heartbeat_s": HEARTBEAT_S, "start": wanted.start.word or "earliest"}
+    if (offsets := _offsets(wanted)) is not None:
+        options["start_offsets"] = offsets
+    if wanted.parts:
+        options["balance"] = "client"
+    member = Consumer(wanted.masters, group, [wanted.topic], with_offsets=True, **options, **wanted.client)
+    if wanted.parts:
+        await member.assign(_key(info, wanted.topic) for info in wanted.places())
+    async with member as consumer:
+        note(f"consuming {escape(wanted.topic)} as group {escape(group)}" + (", Ctrl-C ends" if follow else ""))
         try:
             async for m in _until_idle(consumer, follow=follow):
                 show(_fields(m.topic, m.broker_id, m.partition, m.offset, m.append_time_ms, m.record))
                 seen += 1
-                if seen == count:
+                if seen == wanted.count:
                     break
         except asyncio.CancelledError:
             # Ctrl-C: what was printed is confirmed all the same.

@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.tube.codec.strings import Partition
     from penstock.tube.consumer import Bound, Consumer, Message, Position
     from penstock.tube.link import Links
     from penstock.tube.producer import Producer, SendResult
@@ -23,6 +24,7 @@ __all__ = [
     "Consumer",
     "Links",
     "Message",
+    "Partition",
     "PartitionInfo",
     "Position",
     "Producer",
@@ -38,6 +40,7 @@ _HOMES = {
     "Consumer": "consumer",
     "Links": "link",
     "Message": "consumer",
+    "Partition": "codec.strings",
     "PartitionInfo": "reader",
     "Position": "consumer",
     "Producer": "producer",

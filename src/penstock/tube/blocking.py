@@ -70,21 +70,25 @@ class Producer:
         thread.run(client.unpublish(*topics))
 
     def send(
-        self, topic: str, record: Record | bytes, partition: int | None = None, key: bytes | None = None
+        self, topic: str, record: Record | bytes, partition: int | Partition | None = None, key: bytes | None = None
     ) -> SendResult:
         """As :meth:`penstock.tube.producer.Producer.send`: one record, acknowledged when this returns."""
         thread, client = self._running()
         return thread.run(client.send(topic, record, partition, key))
 
     def queue(
-        self, topic: str, record: Record | bytes, partition: int | None = None, key: bytes | None = None
+        self, topic: str, record: Record | bytes, partition: int | Partition | None = None, key: bytes | None = None
     ) -> Future[SendResult]:
         """Send without waiting for the acknowledgement, which the future has; bounded only by who waits for those."""
         thread, client = self._running()
         return thread.submit(client.send(topic, record, partition, key))
 
     def send_all(
-        self, topic: str, records: Iterable[Record | bytes], partition: int | None = None, key: bytes | None = None
+        self,
+        topic: str,
+        records: Iterable[Record | bytes],
+        partition: int | Partition | None = None,
+        key: bytes | None = None,
     ) -> list[SendResult]:
         """As :meth:`penstock.tube.producer.Producer.send_all`: many records, much faster than one by one.
 

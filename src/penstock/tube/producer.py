@@ -161,7 +161,7 @@ class Producer:
             await self.publish(topic)
         return self._routes.partitions(topic)
 
-    def choose(self, topic: str, key: bytes | None, partition: int | None) -> Partition:
+    def choose(self, topic: str, key: bytes | None, partition: int | Partition | None) -> Partition:
         """Where a record of a published topic goes.
 
         Raises:
@@ -221,12 +221,13 @@ class Producer:
             await self._session.heartbeat()
 
     async def send(
-        self, topic: str, record: Record | bytes, partition: int | None = None, key: bytes | None = None
+        self, topic: str, record: Record | bytes, partition: int | Partition | None = None, key: bytes | None = None
     ) -> SendResult:
         """Store ``record``; returns when the broker acknowledged (its durability: the broker's setting).
 
         ``key`` (default: the record's) keeps equal keys in one partition and in order; without key and partition the
-        partitions take turns.
+        partitions take turns. ``partition``: one of :meth:`partitions`; or its number alone, on the first broker that
+        has it.
 
         Raises:
             RefusedError: the broker refused it for good, or the topic is unknown; nothing was stored.
@@ -237,7 +238,7 @@ class Producer:
         return await self._accept(topic, record, partition, key)
 
     async def queue(
-        self, topic: str, record: Record | bytes, partition: int | None = None, key: bytes | None = None
+        self, topic: str, record: Record | bytes, partition: int | Partition | None = None, key: bytes | None = None
     ) -> asyncio.Future[SendResult]:
         """Take ``record`` once there is a place for it; the future has what :meth:`send` returns or raises."""
         while self._crowded(topic):
@@ -245,7 +246,11 @@ class Producer:
         return self._accept(topic, record, partition, key)
 
     async def send_all(
-        self, topic: str, records: Iterable[Record | bytes], partition: int | None = None, key: bytes | None = None
+        self,
+        topic: str,
+        records: Iterable[Record | bytes],
+        partition: int | Partition | None = None,
+        key: bytes | None = None,
     ) -> list[SendResult]:
         """Store ``records``, many in one request; where each is. ``records`` is read as fast as there are places.
 
@@ -322,7 +327,7 @@ class Producer:
         return [*(self._delivery.messages() if self._delivery is not None else ()), *pending]
 
     def _accept(
-        self, topic: str, record: Record | bytes, partition: int | None, key: bytes | None
+        self, topic: str, record: Record | bytes, partition: int | Partition | None, key: bytes | None
     ) -> asyncio.Future[SendResult]:
         if self._loop is None or self._closing:
             raise LocalProtocolError("tube: the producer is not running: use it between start() and close()")

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import pytest
@@ -75,7 +76,7 @@ def test_show(penstock: Command) -> None:
     ("to", "offset", "messages"),
     [
         ("earliest", 0, -1), ("latest", 168, 2), ("+1", 112, 1), ("+2", 168, 2), ("-1", 0, -1), ("-9", 0, -1),
-        ("+99", 168, 2), ("+0", 28, 0), ("2h", 56, 0), ("2026-01-31T12:00:00Z", 56, 0),
+        ("+99", 168, 2), ("+0", 28, 0), ("2h", 56, 0), ("112", 112, 1), ("0", 0, -1), ("2026-01-31T12:00:00Z", 56, 0),
     ],
 )  # fmt: skip
 def test_reset(web: Web, penstock: Command, to: str, offset: int, messages: int) -> None:
@@ -91,6 +92,33 @@ def test_reset(web: Web, penstock: Command, to: str, offset: int, messages: int)
     assert (address, method) == ("127.0.0.1:8081", "admin_set_offset")
     assert json.loads(parameters["offsetJsonInfo"]) == {"1:water:0": offset}
     assert (parameters["groupName"], parameters["manualSet"]) == ("lake", "true")
+
+
+def test_reset_to_saved_positions(web: Web, penstock: Command, tmp_path: Path) -> None:
+    file = tmp_path / "positions"
+    file.write_text(penstock("tube", "offsets", "show", "lake", "--json").out)
+    assert json.loads(file.read_text())["offset"] == 28
+    done = penstock("tube", "offsets", "reset", "other", "--file", str(file), "--json")
+    row = {"topic": "water", "broker": 1, "partition": 0, "from": None, "to": 28, "messages": None}
+    assert (json.loads(done.out), done.err) == (row, "group other is moved in 1 partition\n")
+    assert json.loads(web.calls[-1][2]["offsetJsonInfo"]) == {"1:water:0": 28}
+    file.write_text(json.dumps({"topic": "water", "broker": 2, "partition": 0, "offset": 28}))
+    done = penstock("tube", "offsets", "reset", "lake", "--file", str(file))
+    assert (done.status, "there is no partition 2:0 of water to move" in done.err) == (1, True)
+    for text, words in [("x", "line 1 of"), ("", "has no position"), ('{"offset": 1}', "line 1 of")]:
+        file.write_text(text)
+        done = penstock("tube", "offsets", "reset", "lake", "--file", str(file))
+        assert (done.status, words in done.err) == (2, True), done.err
+
+
+def test_reset_of_chosen_partitions(web: Web, penstock: Command) -> None:
+    for part in ("1", "1:1"):
+        done = penstock(
+            "tube", "offsets", "reset", "lake", "--to", "28", "--topic", "water", "--partition", part, "--json"
+        )
+        assert [json.loads(line)["partition"] for line in done.out.splitlines()] == [1]
+    done = penstock("tube", "offsets", "reset", "lake", "--to", "28", "--partition", "2:0")
+    assert (done.status, "there is no partition to move group 'lake' in" in done.err) == (1, True)
 
 
 def test_reset_says_that_the_group_runs(web: Web, penstock: Command) -> None:
@@ -117,7 +145,7 @@ def test_a_topic_that_nobody_has(web: Web, penstock: Command) -> None:
 def test_what_cannot_be_reset(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     done = penstock("tube", "offsets", "reset", "lake", "--to", "10")
     assert done.status == 2
-    assert "earliest, latest, +N or -N" in done.err
+    assert "for a number of messages +N or -N" in done.err
     assert penstock("tube", "offsets", "reset", "lake", "--to", "latest", "--partition", "9").status == 1
     monkeypatch.setattr(Reader, "apache", True)
     done = penstock("tube", "offsets", "reset", "lake", "--to", "2h")

@@ -15,13 +15,14 @@ import pytest
 from penstock.cli import arriving, tube_produce
 from penstock.errors import RefusedError
 from penstock.tube import producer
+from penstock.tube.codec.strings import Partition
 from penstock.tube.producer import SendResult
 from penstock.tube.record import Record
 from tests.unit.cli.conftest import Command
 
 
 class Producer:
-    sent: ClassVar[list[tuple[str, Record, int | None]]]
+    sent: ClassVar[list[tuple[str, Record, int | Partition | None]]]
     masters: ClassVar[str]
 
     options: ClassVar[dict[str, Any]]
@@ -37,7 +38,9 @@ class Producer:
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    async def queue(self, topic: str, record: Record, partition: int | None = None) -> asyncio.Future[SendResult]:
+    async def queue(
+        self, topic: str, record: Record, partition: int | Partition | None = None
+    ) -> asyncio.Future[SendResult]:
         Producer.sent.append((topic, record, partition))
         future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
         future.set_result(SendResult(100 + len(Producer.sent), 1_700_000_000_000, 28 * len(Producer.sent), 2, 1))
@@ -59,6 +62,33 @@ def test_produce_values_with_key_headers_and_partition(penstock: Command) -> Non
         ("water", Record(b"v2", b"k", headers, msg_type="flow"), 2),
     ]
     assert (Producer.masters, Producer.options) == ("127.0.0.1:8715", {"idempotent": False})
+
+
+@pytest.mark.usefixtures("_producer")
+def test_produce_to_a_partition_of_one_broker(penstock: Command) -> None:
+    assert penstock("tube", "produce", "water", "v", "--partition", "3:1").status == 0
+    target = Producer.sent[0][2]
+    assert isinstance(target, Partition)
+    assert (target.broker.id, target.topic, target.id) == (3, "water", 1)
+
+
+@pytest.mark.usefixtures("_producer")
+def test_produce_with_the_key_in_a_field(penstock: Command) -> None:
+    values = [b'{"at": {"line": "l\xc3\xa9-1"}, "v": 1}', b'{"at": {"line": 7}}', b'{"at": {"line": true}}']
+    done = penstock("tube", "produce", "water", "--key-field", "at.line", stdin=b"\n".join(values))
+    assert done.status == 0, done.err
+    assert [record.key for _, record, _ in Producer.sent] == ["lé-1".encode(), b"7", b"true"]
+    assert [record.value for _, record, _ in Producer.sent] == values
+
+
+@pytest.mark.usefixtures("_producer")
+@pytest.mark.parametrize("line", [b"x", b"[]", b"{}", b'{"at": 1}', b'{"at": {"line": {}}}', b'{"at": {"line": null}}'])
+def test_a_value_without_the_field_is_named(penstock: Command, line: bytes) -> None:
+    done = penstock("tube", "produce", "water", "--key-field", "at.line", stdin=b'{"at": {"line": 1}}\n' + line)
+    assert (done.status, len(Producer.sent)) == (2, 1)
+    assert "1 record produced to water before it ended" in done.err
+    assert "record 2: it" in done.err
+    assert "at.line" in done.err
 
 
 @pytest.mark.usefixtures("_producer")
@@ -114,7 +144,10 @@ def test_produce_lines_of_standard_input_and_answer_in_json(penstock: Command) -
         (["water"], "tube produce: no values"),
         (["water", "v", "--header", "x"], "--header: got 'x', expected NAME=VALUE"),
         (["water", "v", "--header", "=x"], "--header: got '=x', expected NAME=VALUE"),
-        (["water", "v", "--partition", "-1"], "Invalid value for '--partition'"),
+        (["water", "v", "--partition", "-1"], "--partition: got '-1'"),
+        (["water", "v", "--partition", "a:1"], "--partition: got 'a:1'"),
+        (["water", "v", "--key", "a", "--key-field", "b"], "exclude each other"),
+        (["water", "v", "--key-separator", "=", "--key-field", "b"], "exclude each other"),
     ],
 )
 def test_misuse_of_produce(penstock: Command, args: list[str], message: str) -> None:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import AsyncIterator, Iterator
-from datetime import datetime
+from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, ClassVar, Self
 
 import pytest
 
 from penstock.cli import tube_records
-from penstock.cli.tube_records import parse_time
-from penstock.errors import ConfigError, RefusedError, UnavailableError
+from penstock.errors import RefusedError, UnavailableError
 from penstock.tube import consumer, reader
 from penstock.tube.reader import Batch, PartitionInfo
 from penstock.tube.record import Record
-from tests.unit.cli.conftest import Command
+from tests.unit.cli.conftest import BROKER, Command, Web
 
 
 class Reader:
@@ -40,6 +37,10 @@ class Reader:
     def offset_at(self, topic: str, partition: int, time_ms: int) -> int:
         assert (topic, partition) in {("water", 0), ("water", 1)}
         return 0
+
+    def plan(self, topic: str, partition: int, start: int, end: int, most: int) -> tuple[int, int]:
+        own = range(start, end, 28)
+        return (end, len(own)) if len(own) <= most else (own[most], most)
 
     def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Batch]:
         assert (start, end) == (0, 84)
@@ -91,16 +92,24 @@ def test_a_broker_that_is_away_is_left_out_and_told(penstock: Command, monkeypat
     assert "no connection" in done.err
 
 
-def test_times() -> None:
-    assert parse_time("2026-01-31T12:00:00Z", "--from") == 1_769_860_800_000
-    assert parse_time("2026-01-31", "--from") == int(datetime(2026, 1, 31).astimezone().timestamp() * 1000)
-    before = time.time_ns() // 1_000_000
-    an_hour_ago = parse_time("1h", "--from")
-    after = time.time_ns() // 1_000_000
-    assert before - 1 <= an_hour_ago + 3_600_000 <= after  # floats may take a millisecond off
-    for wrong in ("", "x", "5w", "h", "99999999999d"):
-        with pytest.raises(ConfigError, match="no time"):
-            parse_time(wrong, "--from")
+@pytest.mark.usefixtures("_reader")
+def test_consume_of_a_range(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, int]] = []
+
+    def read(self: Reader, topic: str, partition: int, start: int, end: int) -> Iterator[Batch]:
+        asked.append((partition, start, end))
+        yield from ()
+
+    monkeypatch.setattr(Reader, "read", read)
+    done = penstock("tube", "consume", "water", "--from", "28", "--until", "-1", "--partition", "1")
+    assert (done, asked) == ((0, "", ""), [(1, 28, 56)])
+    asked.clear()
+    assert penstock("tube", "consume", "water", "--from", "-2", "--until", "2h").status == 0
+    assert asked == [(0, 28, 0), (1, 28, 0)]
+    done = penstock("tube", "consume", "water", "--partition", "2:0")
+    assert (done.status, "topic 'water' has no partition 2:0" in done.err) == (1, True)
+    done = penstock("tube", "consume", "water", "--from", "112")
+    assert (done.status, "partition 1:0 of water has no offset 112" in done.err) == (2, True)
 
 
 @pytest.mark.usefixtures("_reader")
@@ -168,13 +177,18 @@ class Message:
 class Consumer:
     made: ClassVar[list[tuple[Any, ...]]]
     confirmed: ClassVar[list[int]]
+    assigned: ClassVar[list[str] | None]
     looks: ClassVar[int] = 0
     """How often the master has not yet given it a partition."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         Consumer.made = [(args, {name: value for name, value in options.items() if value is not None})]
         Consumer.confirmed = []
+        Consumer.assigned = None
         self.given = 0
+
+    async def assign(self, keys: Iterable[str]) -> None:
+        Consumer.assigned = sorted(keys)
 
     async def __aenter__(self) -> Self:
         if self.made[0][0][2] == ["nope"]:
@@ -240,8 +254,58 @@ def test_consume_with_filters(penstock: Command) -> None:
 
 
 @pytest.mark.usefixtures("_consumer")
-def test_consume_follows_as_a_group_of_its_own(penstock: Command) -> None:
+def test_consume_follows_as_a_group_of_its_own_and_has_it_forgotten(penstock: Command, web: Web) -> None:
+    web.answers = {"admin_query_broker_run_status": [BROKER], "admin_rmv_offset": []}
     done = penstock("tube", "consume", "water", "--follow", "--json")
     assert [json.loads(line)["value"] for line in done.out.splitlines()] == ["a", "b", "c"]
-    assert Consumer.made[0][0][1].startswith("penstock_cli_")
+    group = Consumer.made[0][0][1]
+    assert group.startswith("penstock_cli_")
     assert Consumer.confirmed == [3]
+    assert web.calls[-1] == ("127.0.0.1:8081", "admin_rmv_offset", {"groupName": group, "modifyUser": "penstock"})
+    web.calls.clear()
+    penstock("tube", "consume", "water", "--group", "lake")
+    assert web.calls == []
+
+
+@pytest.mark.usefixtures("_consumer", "_reader", "web")
+def test_consume_follows_from_places(penstock: Command) -> None:
+    penstock("tube", "consume", "water", "--follow", "--from", "-1")
+    options = Consumer.made[0][1]
+    assert (options["start_offsets"], options.get("balance")) == ({"1:water:0": 56, "1:water:1": 56}, None)
+    penstock("tube", "consume", "water", "--follow", "--from", "28", "--partition", "1:1")
+    options = Consumer.made[0][1]
+    assert (options["start_offsets"], options["balance"]) == ({"1:water:1": 28}, "client")
+    assert Consumer.assigned == ["1:water:1"]
+    penstock("tube", "consume", "water", "--follow", "--from", "latest", "--partition", "1")
+    options = Consumer.made[0][1]
+    assert (options["start"], "start_offsets" in options, Consumer.assigned) == ("latest", False, ["1:water:1"])
+
+
+@pytest.mark.usefixtures("_consumer", "_reader", "web")
+def test_apaches_brokers_are_read_as_a_group(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def bounds(*_: object) -> tuple[int, int]:
+        raise RefusedError("tube: broker has no exact ranges", code=411, why="it is not a penstock broker")
+
+    monkeypatch.setattr(Reader, "bounds", bounds)
+    done = penstock("tube", "consume", "water", "--raw", "--from", "28")
+    assert (done.status, done.out) == (0, "a\nb\nc\n")
+    assert Consumer.made[0][1]["start_offsets"] == {"1:water:0": 28, "1:water:1": 28}
+    for args in (["--until", "latest"], ["--from", "-1"]):
+        done = penstock("tube", "consume", "water", *args)
+        assert (done.out, "it is not a penstock broker" in done.err) == ("", True)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--group", "lake", "--partition", "1"], "--partition goes without --group"),
+        (["--group", "lake", "--until", "1h"], "--until goes without --group"),
+        (["--follow", "--until", "1h"], "--until goes without --group and --follow"),
+        (["--group", "lake", "--from", "-1"], "with --group it is earliest or latest"),
+        (["--from", "sometime"], "write one of: earliest, latest, a time"),
+        (["--until", "3"], "a multiple of 28"),
+    ],
+)
+def test_what_does_not_go_together(penstock: Command, args: list[str], words: str) -> None:
+    done = penstock("tube", "consume", "water", *args)
+    assert (done.status, words in done.err) == (2, True), done.err

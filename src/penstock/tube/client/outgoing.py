@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from penstock.errors import LocalProtocolError, PenstockError
+from penstock.tube.codec.strings import Partition
 from penstock.tube.record import Record
 
 __all__ = ["Outcome", "Outgoing", "SendResult", "Settings"]
@@ -39,7 +40,7 @@ class Outgoing:
         self,
         topic: str,
         record: Record | bytes,
-        partition: int | None,
+        partition: int | Partition | None,
         key: bytes | None,
         deadline: float,
         future: asyncio.Future[SendResult],
@@ -57,6 +58,10 @@ class Outgoing:
             raise LocalProtocolError(f"tube: what is sent is bytes or a Record, not {type(record).__name__}")
         if key is not None and not isinstance(key, bytes):
             raise LocalProtocolError(f"tube: a key is bytes, not {type(key).__name__}")
+        if partition is not None and not isinstance(partition, int | Partition):
+            raise LocalProtocolError(
+                f"tube: a partition is a number or one of partitions(topic), not {partition!r}", do="write 0, not '0'"
+            )
         if not self.data:
             raise LocalProtocolError("tube: a message without body and attributes cannot be stored")
         self.topic = topic

@@ -111,8 +111,10 @@ class Routes:
         info = self._infos.get(topic)
         return info.max_message_bytes if info is not None and info.max_message_bytes else self._max_bytes
 
-    def choose(self, topic: str, key: bytes | None, partition: int | None, now: int) -> Partition | None:
+    def choose(self, topic: str, key: bytes | None, partition: int | Partition | None, now: int) -> Partition | None:
         """Where a message goes: the partition named, the one of its key, else the next in turn. None: topic unknown.
+
+        A number alone means that partition of the first broker that has it.
 
         A key keeps its partition while the topic's partitions stay the same, even if that broker is avoided: messages
         of one key stay in order. Round robin leaves out avoided brokers while there are others.
@@ -124,11 +126,13 @@ class Routes:
         if not known:
             return None
         if partition is not None:
+            broker, number = (None, partition) if isinstance(partition, int) else (partition.broker.id, partition.id)
             for candidate in known:
-                if candidate.id == partition:
+                if candidate.id == number and broker in {None, candidate.broker.id}:
                     return candidate
-            ids = sorted({candidate.id for candidate in known})
-            raise RefusedError(f"tube: topic {topic!r} has no partition {partition}", code=403, why=f"it has {ids}")
+            name = number if broker is None else f"{broker}:{number}"
+            there = ", ".join(f"{candidate.broker.id}:{candidate.id}" for candidate in known)
+            raise RefusedError(f"tube: topic {topic!r} has no partition {name}", code=403, why=f"it has {there}")
         if key is not None:
             return known[zlib.crc32(key) % len(known)]
         turn = self._turn.get(topic, self._start) + 1

@@ -54,6 +54,11 @@ def test_key_and_number_decide() -> None:
     named = known.choose("demo", b"key", 2, 0)
     assert named is not None
     assert named.id == 2
+    for place in known.partitions("demo"):
+        moved = place._replace(broker=place.broker._replace(host="10.0.0.9"))  # named by its ids, wherever it is now
+        assert known.choose("demo", b"key", moved, 0) == place
+    with pytest.raises(RefusedError, match="no partition 9:0"):
+        known.choose("demo", None, place._replace(broker=place.broker._replace(id=9), id=0), 0)
     with pytest.raises(RefusedError, match="no partition 7"):
         known.choose("demo", None, 7, 0)
     assert known.choose("other", None, None, 0) is None
