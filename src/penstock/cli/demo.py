@@ -9,8 +9,9 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -89,10 +90,9 @@ def demo(
     raise typer.Exit(0 if outcome.proof.holds else 1)
 
 
-async def _interruptible(work: object) -> Outcome:
+async def _interruptible(work: Coroutine[Any, Any, Outcome]) -> Outcome:
     """As ``work``, cancelled by SIGTERM as it is by Ctrl-C: what it started must not outlive it."""
-    assert asyncio.iscoroutine(work)
-    task: asyncio.Task[Outcome] = asyncio.ensure_future(work)
+    task = asyncio.create_task(work)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await task
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -115,13 +116,14 @@ async def _run(command: list[str], token: Hlc, environment: dict[str, str], leas
         return status if status >= 0 else SIGNALLED - status
     except asyncio.CancelledError:
         note(f"penstock: the lock was lost, ending the command (process {process.pid})\n  why: {lease.lost_why}")
-        process.terminate()
-        try:
-            async with asyncio.timeout(END_S):
+        with contextlib.suppress(ProcessLookupError):  # it ended in the same moment
+            process.terminate()
+            try:
+                async with asyncio.timeout(END_S):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
                 await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
         raise
     finally:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -6,7 +6,9 @@ reads this table alone, so it stays fast, and a machine without Spark has every 
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
@@ -19,6 +21,8 @@ from penstock.cli.output import exit_status, print_error
 from penstock.errors import PenstockError
 
 __all__ = ["COMMANDS", "Command", "app", "main"]
+
+_NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
 class Command(NamedTuple):
@@ -106,6 +110,19 @@ def main(args: Sequence[str] | None = None) -> int:
     except PenstockError as error:
         print_error(error)
         return exit_status(error)
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        _forget_output()
+        print_error(PenstockError("the output could not be written", why=error.strerror, do="make room, run it again"))
+        return 1
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
     return 0
+
+
+def _forget_output() -> None:
+    """What stands in the buffer of standard output would fail again at the end, with a status of its own (120)."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

@@ -91,7 +91,7 @@ def statestore(
 
     The store is durable and complete; what a client of a broker cannot do is listed in the how-to "Attach a state store
     to your broker". The data directory may be one of `penstock up` that does not run. SIGTERM and Ctrl-C drain what was
-    accepted and exit 0.
+    accepted and exit 0; a second one ends at once.
     """
     from penstock.runtime import logs
     from penstock.runtime.durability import Durability
@@ -138,18 +138,18 @@ async def _serve(
 ) -> None:
     """Serve until a signal comes, or the attachment ends by itself."""
     import asyncio
-    import signal
     from contextlib import AsyncExitStack
 
     from penstock.node.data_dir import DataDirectory
+    from penstock.node.stopping import told_to_end, unless
 
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = told_to_end()
     with DataDirectory(data_dir) as directory:
         async with AsyncExitStack() as stack:
             async with options.explained("start the broker, or name its address: --broker mqtt://HOST:PORT"):
-                attachment = await stack.enter_async_context(attach(directory.statestore))
+                attachment = await unless(stop, stack.enter_async_context(attach(directory.statestore)))
+            if attachment is None:
+                return
             directory.keep([directory.statestore])
             ready()
             stopping = asyncio.create_task(stop.wait())

@@ -6,6 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -109,3 +110,15 @@ def test_an_error_of_a_command_is_explained_there_too(
     found, out, err = run(capsys, "fails")
     assert (found, out) == (status, "")
     assert err.splitlines()[1:] == ["  why: w", "  do:  d"]
+
+
+def test_a_full_disk_behind_standard_output_is_explained() -> None:
+    script = "import sys; from penstock.cli.main import main; sys.exit(main(['--version']))"
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", script], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 1
+    assert done.stderr == (
+        "penstock: the output could not be written\n  why: No space left on device\n  do:  make room, run it again\n"
+    )
