@@ -29,7 +29,7 @@ class Ceiling(DataSource):
 
         return spark_schema()
 
-    def reader(self, schema: StructType) -> _Reader:  # noqa: ARG002 - Spark's signature
+    def reader(self, schema: StructType) -> _Reader:
         return _Reader(int(self.options["rows"]), int(self.options["size"]))
 
 

@@ -92,7 +92,7 @@ async def test_members_share_the_partitions(masters: str) -> None:
 
     async def follow(consumer: Consumer) -> None:
         async for message in consumer:
-            seen.append(number(message.record.value))  # noqa: PERF401 - never ends
+            seen.append(number(message.record.value))
 
     async with first, second:
         async with asyncio.timeout(30):

@@ -58,7 +58,7 @@ def _template(value: object) -> Template:
     if isinstance(value, Template):
         return value
     if not isinstance(value, str):
-        raise ValueError("expected text, possibly with {topic}")  # noqa: TRY004 - pydantic reads ValueErrors
+        raise ValueError("expected text, possibly with {topic}")
     return Template(value)
 
 

@@ -15,7 +15,7 @@ def _address(value: object) -> Address:
     if isinstance(value, Address):
         return value
     if not isinstance(value, str):
-        raise ValueError("expected HOST:PORT, as in 127.0.0.1:1883")  # noqa: TRY004 - pydantic reads ValueErrors
+        raise ValueError("expected HOST:PORT, as in 127.0.0.1:1883")
     return parse_address(value)
 
 

@@ -92,7 +92,7 @@ def mark_dead(rows: DataFrame, step: str, failures: Sequence[tuple[str, Column]]
                 sf.lit(step).alias("step"),
                 sf.lit(code).alias("code"),
                 reason.alias("reason"),
-                sf.lit(False).alias("again"),  # noqa: FBT003 - a SQL literal
+                sf.lit(False).alias("again"),
             ),
         )
         for code, reason in failures

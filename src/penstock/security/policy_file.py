@@ -38,7 +38,7 @@ def _reader(make: Callable[[str], T], kind: type[T]) -> Callable[[object], T]:
         if isinstance(value, kind):
             return value
         if not isinstance(value, str):
-            raise ValueError("expected text (quote a value that looks like a number)")  # noqa: TRY004 - pydantic's way
+            raise ValueError("expected text (quote a value that looks like a number)")
         return make(value)
 
     return read

@@ -119,7 +119,7 @@ async def test_members_share_and_take_over(tmp_path: Path) -> None:
 
 async def _drain(consumer: Consumer, found: list[bytes]) -> None:
     async for message in consumer:
-        found.append(message.data)  # noqa: PERF401 - seen by the test while it grows
+        found.append(message.data)
 
 
 async def test_consumer_outlives_restarts_of_broker_and_master(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ async def read(consumers: list[Consumer], count: int) -> list[int]:
 
     async def follow(consumer: Consumer) -> None:
         async for message in consumer:
-            seen.append(int(message.data))  # noqa: PERF401 - it never ends
+            seen.append(int(message.data))
 
     tasks = [asyncio.create_task(follow(consumer)) for consumer in consumers]
     await until(lambda: len(seen) >= count, 20)

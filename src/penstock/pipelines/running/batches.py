@@ -28,7 +28,7 @@ from penstock.pipelines.steps.windows import last_end_ms
 __all__ = ["Context", "Drained", "Finished", "Gate", "SinkBatches", "UnderWay"]
 
 
-class Drained(Exception):  # noqa: N818 - not an error: how a query is told to stop before a batch
+class Drained(Exception):
     """The run is stopping: this batch was not begun and is the first of the next run."""
 
 

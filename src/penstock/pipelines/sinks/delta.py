@@ -49,8 +49,8 @@ class DeltaSink:
 
     def _exists(self, rows: DataFrame) -> bool:
         spark = rows.sparkSession
-        jvm: Any = spark._jvm  # noqa: SLF001 - without Delta's Python package
-        return bool(jvm.io.delta.tables.DeltaTable.isDeltaTable(spark._jsparkSession, self._sink.path))  # noqa: SLF001
+        jvm: Any = spark._jvm
+        return bool(jvm.io.delta.tables.DeltaTable.isDeltaTable(spark._jsparkSession, self._sink.path))
 
     def _last(self, rows: DataFrame) -> DataFrame:
         """One row of each key: the last by ``order_by``."""

@@ -33,7 +33,7 @@ def change_rows(records: DataFrame, name: str, source: StateStoreSource) -> Data
     wanted = sf.col("state_key").rlike(glob_pattern(source.keys))
     if not source.deletes:
         wanted = wanted & (sf.col("operation") == "SET")
-    is_wanted = sf.coalesce(wanted, sf.lit(False))  # noqa: FBT003 - a SQL literal
+    is_wanted = sf.coalesce(wanted, sf.lit(False))
     return rows.withColumn("_filtered", sf.when(~is_wanted, sf.lit(name)))
 
 

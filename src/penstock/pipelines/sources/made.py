@@ -60,11 +60,11 @@ class FilesReader:
                 do="make it, or correct the path (it is taken from the directory in which the run is started)",
             )
 
-    def start(self, way: Way) -> Offsets:  # noqa: ARG002 - the first file is the first file
+    def start(self, way: Way) -> Offsets:
         """Before the first file."""
         return {files.STREAM: {"0": 0}}
 
-    def stream(self, spark: SparkSession, way: Way, start: Offsets) -> DataFrame:  # noqa: ARG002
+    def stream(self, spark: SparkSession, way: Way, start: Offsets) -> DataFrame:
         """Files as they come."""
         self._inbox.mkdir(parents=True, exist_ok=True)
         spark.dataSource.register(files.FilesDataSource)
@@ -126,11 +126,11 @@ class RateReader:
         """There is always a clock."""
         _refuse_part(self._name, self._span)
 
-    def start(self, way: Way) -> Offsets:  # noqa: ARG002 - the first row is the first row
+    def start(self, way: Way) -> Offsets:
         """Before the first row."""
         return {rate.STREAM: {"0": 0}}
 
-    def stream(self, spark: SparkSession, way: Way, start: Offsets) -> DataFrame:  # noqa: ARG002
+    def stream(self, spark: SparkSession, way: Way, start: Offsets) -> DataFrame:
         """Rows as they come due."""
         spark.dataSource.register(rate.RateDataSource)
         return self._rows(spark.readStream.format("penstock-rate").options(**self._options(way)).load())
@@ -147,12 +147,12 @@ class RateReader:
         """No rows, with the columns that there are otherwise."""
         return self._rows(spark.createDataFrame([], spark_schema(WITH_HEADERS)))
 
-    def count(self, way: Way, start: Offsets, end: Offsets) -> int:  # noqa: ARG002
+    def count(self, way: Way, start: Offsets, end: Offsets) -> int:
         """The rows of the range."""
         first, last = _range(rate.STREAM, start, end)
         return last - first
 
-    def meter(self, clock: Callable[[], int]) -> _NoMeter:  # noqa: ARG002 - only the stream knows its clock
+    def meter(self, clock: Callable[[], int]) -> _NoMeter:
         """Nothing waits for a clock."""
         return _NoMeter()
 
@@ -194,7 +194,7 @@ class _NoMeter:
     def ask(self, ends: Mapping[str, Offsets]) -> None:
         """Nothing to measure."""
 
-    def of(self, sink: str) -> Lag | None:  # noqa: ARG002
+    def of(self, sink: str) -> Lag | None:
         return Lag(0, 0.0)
 
     def end(self, ends: Mapping[str, Offsets]) -> None:

@@ -23,7 +23,7 @@ def source_rows(name: str, source: Source | TubeOptions, records: DataFrame) -> 
     if not isinstance(source, MqttSource):
         return rows_of(records, name)
     rows = rows_of(records, name, header("headers", "mqtt.topic").alias("mqtt_topic"))
-    wanted = sf.coalesce(sf.col("mqtt_topic").rlike(filter_pattern(source.topic_filter)), sf.lit(False))  # noqa: FBT003
+    wanted = sf.coalesce(sf.col("mqtt_topic").rlike(filter_pattern(source.topic_filter)), sf.lit(False))
     # Marked, not removed: what the tube counted must be found again in the sums.
     return rows.withColumn("_filtered", sf.when(~wanted, sf.lit(name)))
 

@@ -65,7 +65,7 @@ class TubeReader:
             with told_of_capture(source.tube_topic) if isinstance(source, StateStoreSource) else nullcontext():
                 tube.partitions(self.checked.topics)
 
-    def start(self, way: Way) -> Offsets:  # noqa: ARG002 - every way begins at the same place
+    def start(self, way: Way) -> Offsets:
         """Where ``startingOffsets``, or the span, points now."""
         with Tube.of(self.checked) as tube:
             bounds = tube.bounds(tube.partitions(self.checked.topics))
@@ -115,7 +115,7 @@ class TubeReader:
             options |= {"endingOffsets": json.dumps(end)}
         return self._rows(spark.readStream.format("tubemq").options(**options).load())
 
-    def batch(self, spark: SparkSession, way: Way, start: Offsets, end: Offsets) -> DataFrame | None:  # noqa: ARG002
+    def batch(self, spark: SparkSession, way: Way, start: Offsets, end: Offsets) -> DataFrame | None:
         """The records in ``[start, end)``, the same each time; None where there are none.
 
         A partition that only ``end`` has begins where it ends: the source notes it one batch before it reads it.
@@ -139,7 +139,7 @@ class TubeReader:
         """No rows, with the columns that there are otherwise."""
         return self._rows(spark.createDataFrame([], spark_schema(WITH_HEADERS)))
 
-    def count(self, way: Way, start: Offsets, end: Offsets) -> int:  # noqa: ARG002
+    def count(self, way: Way, start: Offsets, end: Offsets) -> int:
         """How many records are in ``[start, end)``, counted by the brokers."""
         return count_rows(self.options, start, end)
 

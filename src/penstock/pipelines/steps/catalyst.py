@@ -20,7 +20,7 @@ class Catalyst:
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
-        self._jvm: Any = spark._jvm  # noqa: SLF001 - there is no other way to an expression
+        self._jvm: Any = spark._jvm
 
     def tried(self, expression: Any) -> Any:
         """``expression``, null where it fails: what Spark makes of ``try_add`` and its like."""
@@ -43,7 +43,7 @@ class Catalyst:
 
     def made_of(self, node: Any, parts: Sequence[Any]) -> Any:
         """A node of the kind of ``node``, of other parts."""
-        gateway: Any = self._spark.sparkContext._gateway  # noqa: SLF001
+        gateway: Any = self._spark.sparkContext._gateway
         made = gateway.new_array(self._jvm.Object, len(parts))
         for position, part in enumerate(parts):
             made[position] = part
@@ -51,13 +51,13 @@ class Catalyst:
 
     def rows(self, like: DataFrame, plan: Any) -> DataFrame:
         """The rows of ``plan``."""
-        session = self._spark._jsparkSession  # noqa: SLF001
+        session = self._spark._jsparkSession
         return type(like)(self._jvm.org.apache.spark.sql.classic.Dataset.ofRows(session, plan), self._spark)
 
 
 def analyzed(rows: DataFrame) -> Any:
     """The plan of ``rows``, with names resolved."""
-    return rows._jdf.queryExecution().analyzed()  # noqa: SLF001
+    return rows._jdf.queryExecution().analyzed()
 
 
 def shape(rows: DataFrame) -> tuple[str, str]:

@@ -84,7 +84,7 @@ def condition(rows: DataFrame, step: str, filtered_by: str, text: str) -> DataFr
     """Rows for which ``text`` is not true are filtered by ``filtered_by``; where it fails, dead of ``step``."""
     tried, texts = _tried(_with_conditions(rows, {"_holds": text}), ["_holds"])
     marked = mark_dead(tried, step, _failures(texts, {"_holds": None}))
-    left_out = alive() & ~sf.coalesce(value_of("_holds", texts), sf.lit(False))  # noqa: FBT003 - a SQL literal
+    left_out = alive() & ~sf.coalesce(value_of("_holds", texts), sf.lit(False))
     return marked.withColumn("_filtered", sf.when(left_out, sf.lit(filtered_by)).otherwise(sf.col("_filtered"))).drop(
         "_holds"
     )

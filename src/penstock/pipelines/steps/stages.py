@@ -155,7 +155,7 @@ class _Flow:
             steps = self._steps_to(source)
             if shared := sorted(before & steps):
                 # It died on the way that this one shares with another, where its letter is written.
-                told = sf.col("_dead").withField("again", sf.lit(True))  # noqa: FBT003 - a SQL literal
+                told = sf.col("_dead").withField("again", sf.lit(True))
                 tagged = tagged.withColumn(
                     "_dead", sf.when(sf.col("_dead.step").isin(*shared), told).otherwise(sf.col("_dead"))
                 )

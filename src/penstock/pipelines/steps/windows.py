@@ -54,7 +54,7 @@ def dedupe_step(rows: DataFrame, dedupe: Dedupe, window: Step | None, after: Seq
     # A dead letter that is driven through again, under its id, is a copy of nothing.
     again = sf.concat_ws(":", sf.lit("dead"), header("_source.headers", REDRIVE), sf.col("_id"))
     # So is a record that came through here and then could not be processed or sent: its id is known by now.
-    first = ~sf.coalesce(header("_source.headers", REDRIVE_STEP).isin(*after), sf.lit(False))  # noqa: FBT003
+    first = ~sf.coalesce(header("_source.headers", REDRIVE_STEP).isin(*after), sf.lit(False))
     own = sf.when(sf.col("_dead").isNull() & first, sf.concat(sf.lit("id:"), sf.col("_id"))).otherwise(again)
     if dedupe.key != "id":
         # A row without the key (a dead letter, say) is a copy of nothing but itself.

@@ -74,12 +74,12 @@ class MqttDataSource(DataSource):
     def streamReader(self, schema: StructType) -> MqttStreamReader:
         return MqttStreamReader(self._read_options(schema))
 
-    def writer(self, schema: StructType, overwrite: bool) -> MqttWriter:  # noqa: FBT001 - Spark's signature
+    def writer(self, schema: StructType, overwrite: bool) -> MqttWriter:
         if overwrite:
             raise rows.refuse_overwrite("mqtt", why="what was published cannot be taken back")
         return MqttWriter(self._write_options(schema))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> MqttStreamWriter:  # noqa: FBT001 - Spark's
+    def streamWriter(self, schema: StructType, overwrite: bool) -> MqttStreamWriter:
         return MqttStreamWriter(self._write_options(schema))
 
     def _read_options(self, schema: StructType) -> MqttReadOptions:

@@ -91,7 +91,7 @@ class StateStoreDataSource(DataSource):
     def streamReader(self, schema: StructType) -> StoreStreamReader:
         return StoreStreamReader(self._read_options(schema).for_stream())
 
-    def writer(self, schema: StructType, overwrite: bool) -> StoreWriter:  # noqa: FBT001 - Spark's signature
+    def writer(self, schema: StructType, overwrite: bool) -> StoreWriter:
         if overwrite:
             raise rows.refuse_overwrite(
                 NAME,
@@ -100,7 +100,7 @@ class StateStoreDataSource(DataSource):
             )
         return StoreWriter(self._write_options(schema))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StoreStreamWriter:  # noqa: FBT001 - Spark's
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StoreStreamWriter:
         return StoreStreamWriter(self._write_options(schema))
 
     def _read_options(self, schema: StructType) -> StoreReadOptions:

@@ -108,12 +108,12 @@ class TubeDataSource(DataSource):
     def streamReader(self, schema: StructType) -> TubeStreamReader:
         return TubeStreamReader(self._checked(schema))
 
-    def writer(self, schema: StructType, overwrite: bool) -> TubeWriter:  # noqa: FBT001 - Spark's signature
+    def writer(self, schema: StructType, overwrite: bool) -> TubeWriter:
         if overwrite:
             raise rows.refuse_overwrite("tubemq", why="a log is only appended to")
         return TubeWriter(self._sink_options(schema))
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> TubeStreamWriter:  # noqa: FBT001 - Spark's
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TubeStreamWriter:
         return TubeStreamWriter(self._sink_options(schema))
 
     def _sink_options(self, schema: StructType) -> SinkOptions:

@@ -16,7 +16,7 @@ from penstock.statestore.hlc import Hlc
 __all__ = ["History", "OutOfReach"]
 
 
-class OutOfReach(Exception):  # noqa: N818 - not an error of ours: the answer to a question too far back
+class OutOfReach(Exception):
     """The history does not go back to the version asked for."""
 
 

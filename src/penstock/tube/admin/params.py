@@ -13,7 +13,7 @@ _TIME = "%Y%m%d%H%M%S"
 _USER = re.compile(r"\S.{0,62}\S", re.ASCII)
 
 
-class BadParameter(Exception):  # noqa: N818 - an answer
+class BadParameter(Exception):
     """A parameter is missing or not possible; the text goes into the answer."""
 
 

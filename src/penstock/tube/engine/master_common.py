@@ -51,10 +51,10 @@ class MasterConfig:
     max_consumers: int = 100_000
     max_brokers: int = 1000
     check_visit_tokens: bool = False
-    default: DefaultConfig = DefaultConfig(partitions=3)  # noqa: RUF009 - immutable
+    default: DefaultConfig = DefaultConfig(partitions=3)
 
 
-class RefusedRequest(Exception):  # noqa: N818 - an answer, not an error of ours
+class RefusedRequest(Exception):
     """Ends a handler with an answer that refuses."""
 
     def __init__(self, code: int, text: str) -> None:

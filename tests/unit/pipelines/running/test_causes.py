@@ -54,7 +54,7 @@ def test_the_last_error_of_ours_or_sparks_first_line_and_deepest_cause(text: str
     assert cause(text) == (kind, words)
 
 
-class OfSpark(Exception):  # noqa: N818 - stands for pyspark's CapturedException
+class OfSpark(Exception):
     def __init__(self, text: str, stack: str = "", cause: Exception | None = None) -> None:
         super().__init__(text)
         self._stackTrace = stack

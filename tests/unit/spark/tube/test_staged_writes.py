@@ -44,14 +44,14 @@ class Task:
         task: Task = Task.here.task
         return task
 
-    def partitionId(self) -> int:  # noqa: N802 - Spark's
+    def partitionId(self) -> int:
         return self.partition
 
-    def getLocalProperty(self, name: str) -> str | None:  # noqa: N802 - Spark's
+    def getLocalProperty(self, name: str) -> str | None:
         return self.properties.get(name)
 
 
-class Died(Exception):  # noqa: N818 - an executor or a driver is no more
+class Died(Exception):
     pass
 
 
