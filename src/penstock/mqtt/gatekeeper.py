@@ -44,7 +44,7 @@ class Method(StrEnum):
     """The client certificate that TLS has verified."""
     SCRAM = "scram"
     """Enhanced authentication by SCRAM-SHA-256: the password does not travel."""
-    TOKEN = "token"  # noqa: S105
+    TOKEN = "token"  # noqa: S105 - the name of the method
     """Enhanced authentication by a bearer token."""
 
 
@@ -164,7 +164,7 @@ class Gatekeeper:
             claimed = credentials.username is not None and Method.PASSWORD in self.methods
             self._refuse(credentials, _BAD_PASSWORD if claimed else _REFUSED, answer, now)
 
-    def allowed(self, principal: Someone, action: Action, topic: str, qos: int, *, retain: bool) -> bool:  # noqa: ARG002
+    def allowed(self, principal: Someone, action: Action, topic: str, _qos: int, *, retain: bool) -> bool:  # noqa: ARG002 - Access
         """Whether the client may do that [Access]."""
         assert isinstance(principal, Client)
         permissions = principal.permissions
@@ -277,7 +277,7 @@ class Gatekeeper:
     def _password(self, credentials: Credentials, name: str, password: bytes, answer: Answer, now: int) -> None:
         user = (self.rulebook.users or {}).get(name)
 
-        def done(right: bool | None) -> None:  # noqa: FBT001
+        def done(right: bool | None) -> None:  # noqa: FBT001 - a Done
             if right is None:
                 self._stats.refused_busy += 1
                 answer(_BUSY, self._now())

@@ -32,10 +32,12 @@ class Trusted:
     def __init__(self, name: str) -> None:
         self.part = _Part(name)
 
-    def authenticate(self, credentials: Credentials, answer: Answer, now: int) -> None:  # noqa: ARG002 - nothing to check
+    def authenticate(self, _credentials: Credentials, answer: Answer, now: int) -> None:
+        """Let it in: there is nothing to check [Access]."""
         answer(Granted(self.part), now)
 
-    def allowed(self, principal: Principal, action: Action, topic: str, qos: int, *, retain: bool) -> bool:  # noqa: ARG002
+    def allowed(self, _who: Principal, action: Action, _topic: str, _qos: int, *, retain: bool) -> bool:  # noqa: ARG002 - Access
+        """Everything but to overhear others [Access]."""
         return action is not Action.OVERHEAR
 
 

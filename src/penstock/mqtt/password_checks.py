@@ -72,7 +72,7 @@ class PasswordChecks:
         if credential is not None and self._right.get(digest) == credential:
             self._right.move_to_end(digest)
             self.remembered += 1
-            done(True)  # noqa: FBT003 - the answer itself
+            done(True)  # noqa: FBT003 - whether it is right
             return
         queue = self._waiting.get(address)
         if self._count >= WAITING_IN_ALL or (queue is not None and len(queue) >= WAITING_PER_ADDRESS):

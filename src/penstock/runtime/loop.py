@@ -26,7 +26,7 @@ def loop_name() -> str:
     """``uvloop`` where it is installed, unless ``PENSTOCK_LOOP=asyncio`` asks for the plain loop."""
     if os.environ.get("PENSTOCK_LOOP", "uvloop") != "asyncio":
         with contextlib.suppress(ImportError):
-            import uvloop  # noqa: F401
+            import uvloop  # noqa: F401 - whether it is there
 
             return "uvloop"
     return "asyncio"

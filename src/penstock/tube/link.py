@@ -190,7 +190,7 @@ class Link(asyncio.Protocol):
         if failed:
             self.abort()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the interface's
+    def connection_lost(self, _exc: Exception | None) -> None:
         self.closed = True
         waiting, self._waiting = self._waiting, {}
         error = self._lost(applied=None)

@@ -116,7 +116,7 @@ class ServerConnection(asyncio.Protocol):
         if connection is not None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the interface's
+    def connection_lost(self, _exc: Exception | None) -> None:
         self._transport = None
         self._frames.clear()
         self._out.clear()

@@ -130,7 +130,7 @@ THEIRS = Properties5(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
 CLIENTS_PACKETS = {
     name: getattr(PacketTypes, name)
     for name in (
-        "CONNECT WILLMESSAGE PUBLISH PUBACK PUBREC PUBREL PUBCOMP SUBSCRIBE UNSUBSCRIBE DISCONNECT AUTH".split()  # noqa: SIM905
+        "CONNECT WILLMESSAGE PUBLISH PUBACK PUBREC PUBREL PUBCOMP SUBSCRIBE UNSUBSCRIBE DISCONNECT AUTH".split()  # noqa: SIM905 - one line
     )
 }
 

@@ -67,7 +67,7 @@ class Link(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._owner.resume_writing(self)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the name is asyncio's
+    def connection_lost(self, _exc: Exception | None) -> None:
         for future in (self.ready, self.answered, self.ended):
             if not future.done():
                 future.set_result(None)

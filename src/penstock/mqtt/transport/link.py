@@ -203,7 +203,7 @@ class Link(asyncio.Protocol):
         if self.transport is not None and not self.transport.is_closing():
             self.transport.pause_reading()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the name is asyncio's
+    def connection_lost(self, _exc: Exception | None) -> None:
         if self._abort is not None:
             self._abort.cancel()
         self.gone()
@@ -279,7 +279,7 @@ class RefusingLink(asyncio.Protocol):
             self._transport.write(b"\x20\x02\x00\x03")  # server unavailable: MQTT 3.1.1 has no better one
         self._transport.close()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the name is asyncio's
+    def connection_lost(self, _exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._done()

@@ -53,7 +53,8 @@ class WebSocketLink(Link):
             subprotocols=[_SUBPROTOCOL], max_size=(None, listener.max_connect_size), logger=_quiet
         )
 
-    def writer(self, transport: asyncio.Transport) -> Callable[[bytes], None]:  # noqa: ARG002
+    def writer(self, _transport: asyncio.Transport) -> Callable[[bytes], None]:
+        """What sends bytes of MQTT: in frames, not straight into the transport."""
         return self._write
 
     def data_received(self, data: bytes) -> None:

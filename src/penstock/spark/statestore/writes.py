@@ -73,7 +73,7 @@ def _nowhere(*orders: Any) -> str | None:
     """What has no place in the order: null, and the number that is none (it differs from itself)."""
     if None in orders:
         return "null"
-    return "NaN" if any(order != order for order in orders) else None  # noqa: PLR0124
+    return "NaN" if any(order != order for order in orders) else None  # noqa: PLR0124 - see above
 
 
 async def write_changes(store: Store, by_key: Mapping[Any, Sequence[Change]], token: Hlc | None) -> int:

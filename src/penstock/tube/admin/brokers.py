@@ -145,7 +145,9 @@ def defaults_on(engine: MasterEngine, numbers: list[int]) -> TopicDefaults:
     """What a topic gets that is made on these brokers: what they agree on, else what the cluster says."""
     config = engine.config.default
     cluster = engine.controls.cluster.topic_defaults.over(
-        TopicDefaults(config.partitions, config.stores, config.delete_policy, True, True)  # noqa: FBT003 - two flags
+        TopicDefaults(
+            config.partitions, config.stores, config.delete_policy, accept_publish=True, accept_subscribe=True
+        )
     )
     brokers = known(engine)
     there = [brokers[number].topic_defaults.over(cluster) for number in numbers if number in brokers]

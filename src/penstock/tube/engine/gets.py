@@ -266,7 +266,7 @@ class Gets:
         # Readers of ranges are ours, and ours read blocks of any length.
         return Answer(join_response(MethodId.GET_MESSAGES, body), one_block=True)
 
-    def commit(self, payload: bytes, now_ms: int) -> Answer:  # noqa: ARG002 - the commit does not refresh the session
+    def commit(self, payload: bytes, _now_ms: int) -> Answer:
         """Answer method 18."""
         request = decode(pb.CommitOffsetRequestC2B, payload)
         refusal = self._gate.refuse_reader(None, request.clientId)

@@ -33,7 +33,7 @@ def choose(
     keys: Set[int] | None,
     room: int,
     most: int,
-    started: bool,  # noqa: FBT001
+    started: bool,  # noqa: FBT001 - positional on the hot path
 ) -> tuple[Chosen, int]:
     """What of the places ``[first, stop)`` is read: the matching ones, up to ``room`` bytes and ``most`` messages.
 
