@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import lmdb
 import pytest
@@ -107,8 +108,8 @@ def test_every_prefix_of_what_a_store_does(fresh: Path, monkeypatch: pytest.Monk
 
     transact = Environment.transact
 
-    def noted(self: Environment, *args: object, **options: object) -> None:
-        transact(self, *args, **options)  # type: ignore[arg-type]
+    def noted(self: Environment, *args: Any, **options: Any) -> None:
+        transact(self, *args, **options)
         copied()
 
     states: list[Rows] = [{}]

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -156,8 +156,15 @@ async def test_connections_and_unfinished_frames_are_bounded(server: Server) -> 
 
 async def test_texts_and_lists_without_end(server: Server) -> None:
     client = await Client.connect(server.address)
-    base = {"clientId": "p", "topicName": "demo", "partitionId": 0, "data": b"x", "flag": 0, "checkSum": -1}
-    send = pb.SendMessageRequestP2B(**base, sentAddr=0, msgType="t" * (8 << 20))  # type: ignore[arg-type]
+    base: dict[str, Any] = {
+        "clientId": "p",
+        "topicName": "demo",
+        "partitionId": 0,
+        "data": b"x",
+        "flag": 0,
+        "checkSum": -1,
+    }
+    send = pb.SendMessageRequestP2B(**base, sentAddr=0, msgType="t" * (8 << 20))
     started = time.process_time()
     for _ in range(2):
         assert (await client.ask(MethodId.SEND_MESSAGE, send)).errCode == 400

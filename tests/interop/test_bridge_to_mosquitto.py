@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import trustme
 
@@ -29,9 +30,9 @@ async def test_restarts_of_mosquitto_lose_nothing_in_either_direction(tmp_path: 
     topics = (BridgeTopic("up/#", Direction.OUT, 2), BridgeTopic("down/#", Direction.IN, 2))
     bridge = Bridge(BridgeSettings("plant", mosquitto.url, topics, window=20), server)
     await bridge.start()
-    session = {"clean_start": False, "session_expiry_s": 600, "jitter": lambda: 0.0}
+    session: dict[str, Any] = {"clean_start": False, "session_expiry_s": 600, "jitter": lambda: 0.0}
     here = MqttClient("127.0.0.1", port, client_id="here")
-    there = MqttClient(mosquitto.url, client_id="there", **session)  # type: ignore[arg-type]
+    there = MqttClient(mosquitto.url, client_id="there", **session)
     async with asyncio.timeout(DEADLINE_S):
         await until(lambda: bridge.stats.connected == 1)
         async with (

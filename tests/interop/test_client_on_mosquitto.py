@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -53,9 +54,9 @@ async def test_streams_share_a_client_also_where_filters_overlap(mosquitto: Mosq
 
 
 async def test_what_the_body_did_not_finish_comes_again(mosquitto: Mosquitto) -> None:
-    session = {"client_id": "s", "session_expiry_s": 60}
+    session: dict[str, Any] = {"client_id": "s", "session_expiry_s": 60}
     async with MqttClient(mosquitto.url) as publisher, asyncio.timeout(DEADLINE_S):
-        first = MqttClient(mosquitto.url, clean_start=True, **session)  # type: ignore[arg-type]
+        first = MqttClient(mosquitto.url, clean_start=True, **session)
         await first.connect()
         async with first.subscription("a") as messages:
             for n in range(3):
@@ -65,7 +66,7 @@ async def test_what_the_body_did_not_finish_comes_again(mosquitto: Mosquitto) ->
             await asyncio.sleep(0)
             await first.publish("nobody")  # what was acknowledged before it has left
             await first.disconnect()
-        second = MqttClient(mosquitto.url, clean_start=False, **session)  # type: ignore[arg-type]
+        second = MqttClient(mosquitto.url, clean_start=False, **session)
         assert (await second.connect()).session_present
         again = second.messages()
         assert [(await anext(again)).payload for _ in range(2)] == [b"1", b"2"]
@@ -129,9 +130,9 @@ async def test_topic_aliases_out(mosquitto: Mosquitto) -> None:
 
 async def test_a_restart_of_the_server_loses_nothing_and_doubles_nothing(mosquitto: Mosquitto) -> None:
     # Mosquitto 2.0 forgets a session that began with Clean Start when it restarts.
-    session = {"session_expiry_s": 600, "clean_start": False, "jitter": lambda: 0.0}
-    publisher = MqttClient(mosquitto.url, client_id="p", **session)  # type: ignore[arg-type]
-    subscriber = MqttClient(mosquitto.url, client_id="s", **session)  # type: ignore[arg-type]
+    session: dict[str, Any] = {"session_expiry_s": 600, "clean_start": False, "jitter": lambda: 0.0}
+    publisher = MqttClient(mosquitto.url, client_id="p", **session)
+    subscriber = MqttClient(mosquitto.url, client_id="s", **session)
     async with asyncio.timeout(DEADLINE_S), publisher, subscriber, subscriber.subscription("a", qos=2) as messages:
         sent = [asyncio.create_task(publisher.publish("a", str(n), qos=2)) for n in range(50)]
         await asyncio.gather(*sent)

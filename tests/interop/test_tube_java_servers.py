@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,10 +31,10 @@ def masters(java_tube: JavaTube) -> str:
     return java_tube.ready()
 
 
-async def read(masters: str, group: str, topic: str, count: int, **options: object) -> list[tuple[int, int]]:
+async def read(masters: str, group: str, topic: str, count: int, **options: Any) -> list[tuple[int, int]]:
     """(partition, number) of the messages, until ``count`` different ones came; all of them are confirmed."""
     seen: list[tuple[int, int]] = []
-    async with Consumer(masters, group, [topic], heartbeat_s=HEARTBEAT_S, **options) as consumer:  # type: ignore[arg-type]
+    async with Consumer(masters, group, [topic], heartbeat_s=HEARTBEAT_S, **options) as consumer:
         async with asyncio.timeout(30):
             async for message in consumer:
                 seen.append((message.partition, number(message.record.value)))
@@ -43,10 +44,10 @@ async def read(masters: str, group: str, topic: str, count: int, **options: obje
     return seen
 
 
-async def send(masters: str, topic: str, count: int, **options: object) -> None:
+async def send(masters: str, topic: str, count: int, **options: Any) -> None:
     async with Producer(masters, heartbeat_s=HEARTBEAT_S) as producer, asyncio.TaskGroup() as group:
         for n in range(count):
-            group.create_task(producer.send(topic, body(n), **options))  # type: ignore[arg-type]
+            group.create_task(producer.send(topic, body(n), **options))
 
 
 def in_order(seen: list[tuple[int, int]]) -> bool:

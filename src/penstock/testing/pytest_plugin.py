@@ -14,7 +14,7 @@ penstock is imported by the fixtures alone: a test run that uses none of them do
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -39,13 +39,13 @@ def penstock_broker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[
     """An MQTT broker with a state store, stopped after the test: ``url``, ``host``, ``port``, ``restart()``."""
     from penstock.testing.local_node import LocalNode
 
-    options: dict[str, object] = {}
+    options: dict[str, Any] = {}
     for marker in reversed(list(request.node.iter_markers("penstock"))):
         if marker.args:
             pytest.fail(f"@pytest.mark.penstock takes options by name only, got {marker.args!r}", pytrace=False)
         options |= marker.kwargs
     try:
-        node = LocalNode(tmp_path / "penstock", **options)  # type: ignore[arg-type]
+        node = LocalNode(tmp_path / "penstock", **options)
     except (TypeError, ValueError) as error:
         pytest.fail(f"@pytest.mark.penstock: {error}", pytrace=False)
     with node:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -189,11 +190,11 @@ async def test_the_older_topic_has_its_own_property_names(bench: Bench) -> None:
     ids=str,
 )
 async def test_requests_that_break_the_rules_are_not_executed(
-    bench: Bench, request_of: dict[str, object], settled: int, status: str | None
+    bench: Bench, request_of: dict[str, Any], settled: int, status: str | None
 ) -> None:
     peer = bench.peer if "extra" not in request_of else Peer(bench.peer.service, bench.outlet, bench.clock, form=())
     far = f"{bench.clock.now_ms + 60_000}:0:c"
-    peer.send("SET k v", ts=far, **request_of)  # type: ignore[arg-type]
+    peer.send("SET k v", ts=far, **request_of)
     answers = bench.outlet.taken()
     assert [d.user("__stat") for d in answers] == ([] if status is None else [status])
     assert [code for _, code, _ in bench.outlet.settled] == [settled]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from penstock.mqtt.codec.packets import Packet, Subscription
 from penstock.mqtt.engine.access import Rights
@@ -85,9 +86,9 @@ class KeptBench(Bench):
         self._start(*services)
 
 
-def reader(bench: KeptBench, qos: int = 2, client_id: str = "reader", **more: object) -> None:
+def reader(bench: KeptBench, qos: int = 2, client_id: str = "reader", **more: Any) -> None:
     """A kept session with a subscription to everything, offline."""
-    peer = bench.connect(client_id, expiry=HOUR, **more)  # type: ignore[arg-type]
+    peer = bench.connect(client_id, expiry=HOUR, **more)
     peer.subscribe(Subscription("#", qos))
     peer.drop()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -129,8 +131,8 @@ def test_a_lost_session_is_made_anew() -> None:
     assert message.properties.subscription_identifiers == [4]
 
 
-def start(**connect: object) -> ClientEngine:
-    engine = ClientEngine(Connect("c", **connect))  # type: ignore[arg-type]
+def start(**connect: Any) -> ClientEngine:
+    engine = ClientEngine(Connect("c", **connect))
     engine.begin(0)
     engine.take()
     return engine

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.tube.storage.store import Store
@@ -33,9 +35,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     starts: list[int] = []
     read = Store.read
 
-    def noted(self: Store, partition_id: int, start: int, **options: object) -> object:
+    def noted(self: Store, partition_id: int, start: int, **options: Any) -> object:
         starts.append(start)
-        return read(self, partition_id, start, **options)  # type: ignore[arg-type]
+        return read(self, partition_id, start, **options)
 
     monkeypatch.setattr(Store, "read", noted)
     return starts

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.tube.codec.envelope import Request
@@ -197,13 +199,13 @@ def test_a_heartbeat_names_what_is_lost() -> None:
         ({"opType": 32}, 411),
     ],
 )
-def test_registrations_that_are_refused(fields: dict[str, object], code: int) -> None:
+def test_registrations_that_are_refused(fields: dict[str, Any], code: int) -> None:
     talk = Talk()
     talk.topic("closed", accept_subscribe=False)
-    base: dict[str, object] = {"partition": 0}
+    base: dict[str, Any] = {"partition": 0}
     if "partitionId" in fields:
         base["partition"] = fields.pop("partitionId")
-    answer = talk.register(**base, **fields)  # type: ignore[arg-type]
+    answer = talk.register(**base, **fields)
     assert (outcome(answer), answer.currOffset) == ((False, code), -1)
 
 
@@ -266,13 +268,13 @@ def test_visit_tokens_are_asked_of_those_who_carry_them() -> None:
 # The range read of batch readers (extension)
 
 
-def ranged(talk: Talk, partition: int = 0, topic: str = "demo", **fields: object) -> pb.GetMessageResponseB2C:
+def ranged(talk: Talk, partition: int = 0, topic: str = "demo", **fields: Any) -> pb.GetMessageResponseB2C:
     request = pb.GetMessageRequestC2B(
         clientId="r",
         partitionId=partition,
         groupName="r",
         topicName=topic,
-        range=pb.RangeRequest(**fields),  # type: ignore[arg-type]
+        range=pb.RangeRequest(**fields),
     )
     answer = talk.ask(MethodId.GET_MESSAGES, request)
     assert isinstance(answer, pb.GetMessageResponseB2C)

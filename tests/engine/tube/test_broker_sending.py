@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.errors import RefusedError, StorageError, UnavailableError
@@ -12,8 +14,8 @@ from penstock.tube.codec.proto import broker_pb2 as pb
 from tests.engine.tube.broker_talk import NOW, Talk, texts
 
 
-def request(method: int = 13, service: int = 3, payload: bytes = b"", **more: object) -> Request:
-    return Request(7, service, method, payload, **more)  # type: ignore[arg-type]
+def request(method: int = 13, service: int = 3, payload: bytes = b"", **more: Any) -> Request:
+    return Request(7, service, method, payload, **more)
 
 
 def valid_send(data: bytes = b"a") -> bytes:
@@ -65,11 +67,11 @@ def test_go_sends_under_the_read_service() -> None:
         ({"checkSum": 5}, 403),
     ],
 )
-def test_sends_that_are_refused(fields: dict[str, object], code: int) -> None:
+def test_sends_that_are_refused(fields: dict[str, Any], code: int) -> None:
     talk = Talk()
     talk.topic("closed", accept_publish=False)
     talk.topic("removed", status=1)
-    answer = talk.send(**{"data": b"x", **fields})  # type: ignore[arg-type]
+    answer = talk.send(**{"data": b"x", **fields})
     assert (answer.success, answer.errCode) == (False, code)
     assert not answer.HasField("messageId")
     assert talk.engine.refused == 1

@@ -196,8 +196,8 @@ def test_an_ordinary_get_tells_offsets_and_times_when_asked() -> None:
     assert not talk.get().HasField("range")
 
 
-def bounds(talk: Talk, **fields: int) -> Any:
-    return talk.get(range=pb.RangeRequest(**fields)).range  # type: ignore[arg-type]
+def bounds(talk: Talk, **fields: Any) -> Any:
+    return talk.get(range=pb.RangeRequest(**fields)).range
 
 
 def test_offset_by_time() -> None:

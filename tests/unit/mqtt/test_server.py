@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -56,8 +57,8 @@ class Wire:
                 self.packets += self.decoder.feed(data)
         return self.packets.pop(0)
 
-    async def connect(self, client_id: str = "c", **fields: int) -> Wire:
-        self.send(Connect(client_id, **fields))  # type: ignore[arg-type]
+    async def connect(self, client_id: str = "c", **fields: Any) -> Wire:
+        self.send(Connect(client_id, **fields))
         answer = await self.next()
         assert isinstance(answer, ConnAck)
         assert answer.reason_code == 0

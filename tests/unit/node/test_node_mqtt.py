@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ def records(masters: str, topic: str) -> list[Record]:
     return found
 
 
-def with_rule(path: Path, **rule: object) -> NodeConfig:
+def with_rule(path: Path, **rule: Any) -> NodeConfig:
     return config(path, rules=[Rule.model_validate({"filter": "plant/#", "topic": "water", **rule})])
 
 

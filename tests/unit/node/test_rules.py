@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -268,12 +269,12 @@ def test_attributes_come_from_templates_after_the_user_properties(log: Log, brok
     assert log.records[0][2].headers == [("line", "3"), ("site", "plant"), ("unit", "bar")]
 
 
-def small(**more: object) -> Rule:
+def small(**more: Any) -> Rule:
     return Rule.model_validate({"filter": "#", "topic": "water", "max_pending_bytes": 2000, **more})
 
 
-def send(rule: RuleService, broker: Broker, text: str, size: int = 400, qos: int = 1, **properties: object) -> None:
-    given = Properties(**properties) if properties else None  # type: ignore[arg-type]
+def send(rule: RuleService, broker: Broker, text: str, size: int = 400, qos: int = 1, **properties: Any) -> None:
+    given = Properties(**properties) if properties else None
     rule.receive(broker.inbound(Publish("a", text.encode().ljust(size, b"."), qos, properties=given)))
 
 

@@ -71,9 +71,9 @@ class Client:
         request = pb.CommitOffsetRequestC2B(clientId="c", groupName="group", topicName=topic, partitionId=partition)
         return await self.ask(MethodId.COMMIT_OFFSET, request)
 
-    async def range(self, partition: int = 0, topic: str = "demo", **fields: int) -> Any:
+    async def range(self, partition: int = 0, topic: str = "demo", **fields: Any) -> Any:
         request = pb.GetMessageRequestC2B(clientId="r", partitionId=partition, groupName="r", topicName=topic)
-        request.range.CopyFrom(pb.RangeRequest(**fields))  # type: ignore[arg-type]
+        request.range.CopyFrom(pb.RangeRequest(**fields))
         return await self.ask(MethodId.GET_MESSAGES, request)
 
     async def close(self) -> None:

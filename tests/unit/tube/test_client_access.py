@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -40,10 +41,10 @@ async def test_users_sign_and_go_on_by_token(tmp_path: Path) -> None:
                     await Producer(masters, **who).start()  # type: ignore[arg-type]
                 with pytest.raises(PenstockError, match="authentication"):
                     await Consumer(masters, "lake", ["demo"], **who).start()  # type: ignore[arg-type]
-            known = {"user": "edge", "password": "secret"}
+            known: dict[str, Any] = {"user": "edge", "password": "secret"}
             async with (
-                Producer(masters, heartbeat_s=0.1, **known) as producer,  # type: ignore[arg-type]
-                Consumer(masters, "lake", ["demo"], heartbeat_s=0.1, **known) as consumer,  # type: ignore[arg-type]
+                Producer(masters, heartbeat_s=0.1, **known) as producer,
+                Consumer(masters, "lake", ["demo"], heartbeat_s=0.1, **known) as consumer,
             ):
                 for number in range(30):
                     await producer.send("demo", b"%d" % number)

@@ -204,8 +204,12 @@ async def test_exactly_once_where_the_position_is_stored_with_the_result(tmp_pat
         table: list[bytes] = []
         positions: dict[str, int] = {}
         for _ in range(4):  # each time the consumer ends in the middle, without confirming
-            options = {"start_offsets": lambda p: positions.get(p.key), "with_offsets": True, "auto_confirm": False}
-            async with Consumer(running.masters, "lake", ["demo"], **options) as consumer:  # type: ignore[arg-type]
+            options: dict[str, Any] = {
+                "start_offsets": lambda p: positions.get(p.key),
+                "with_offsets": True,
+                "auto_confirm": False,
+            }
+            async with Consumer(running.masters, "lake", ["demo"], **options) as consumer:
                 async with asyncio.timeout(20):
                     async for message in consumer:
                         assert message.offset is not None

@@ -169,10 +169,10 @@ class Script:
         return encode_response(request.method, closed.SerializeToString())
 
 
-async def run(script: Script, count: int, **kind: float) -> list[object]:
+async def run(script: Script, count: int, **kind: Any) -> list[object]:
     async with scripted(script.answer) as (port, _):
         script.port = port
-        async with Producer(f"127.0.0.1:{port}", retry_s=0.01, **kind) as producer:  # type: ignore[arg-type]
+        async with Producer(f"127.0.0.1:{port}", retry_s=0.01, **kind) as producer:
             sends = (producer.send("demo", b"%d" % n) for n in range(count))
             return await asyncio.gather(*sends, return_exceptions=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -44,9 +45,9 @@ async def broker() -> AsyncIterator[tuple[MqttServer, str, int]]:
     await server.close()
 
 
-def client_on(broker: tuple[MqttServer, str, int], **options: object) -> MqttClient:
+def client_on(broker: tuple[MqttServer, str, int], **options: Any) -> MqttClient:
     _, host, port = broker
-    return MqttClient(host, port, jitter=lambda: 0.0, **options)  # type: ignore[arg-type]
+    return MqttClient(host, port, jitter=lambda: 0.0, **options)
 
 
 async def test_publish_subscribe_unsubscribe(broker: tuple[MqttServer, str, int]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,10 +63,10 @@ def _property(spec: PropertySpec, context: int) -> st.SearchStrategy[object]:
 def properties_of(context: int) -> st.SearchStrategy[Properties]:
     given_values = {spec.attribute: _property(spec, context) for spec in ALLOWED_IN[context]}
 
-    def build(values: dict[str, object]) -> Properties:
+    def build(values: dict[str, Any]) -> Properties:
         if values.get("authentication_method") is None:
             values.pop("authentication_data", None)
-        return Properties(**values)  # type: ignore[arg-type]
+        return Properties(**values)
 
     return st.fixed_dictionaries(given_values).map(build)
 

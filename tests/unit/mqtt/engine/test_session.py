@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.mqtt.codec.packets import Publish
@@ -11,8 +13,8 @@ from penstock.mqtt.engine.message import Message
 from penstock.mqtt.engine.session import Session
 
 
-def offline(**limits: object) -> Session:
-    broker = Broker(BrokerLimits(**limits), new_client_id=lambda: "c")  # type: ignore[arg-type]
+def offline(**limits: Any) -> Session:
+    broker = Broker(BrokerLimits(**limits), new_client_id=lambda: "c")
     return Session(broker, "c", broker.limits, broker.stats)
 
 

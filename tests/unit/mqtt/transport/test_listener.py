@@ -8,6 +8,7 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,12 +41,12 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return made
 
 
-def tls_settings(authority: Authority, **more: object) -> ListenerSettings:
+def tls_settings(authority: Authority, **more: Any) -> ListenerSettings:
     files = TlsFiles(
         certificate=authority.directory / "server.pem",
         key=authority.directory / "server.key",
         client_ca=authority.file,
-        **more,  # type: ignore[arg-type]
+        **more,
     )
     return ListenerSettings(name="secure", port=0, transport=Transport.TLS, tls=files)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,9 +25,9 @@ class _Disk(Storage):
         super().__init__(path, durability)
         self.commits: list[list[bytes]] = []
 
-    def commit(self, changes: object, **options: object) -> None:
-        self.commits.append([change.key for change in changes])  # type: ignore[attr-defined]
-        super().commit(changes, **options)  # type: ignore[arg-type]
+    def commit(self, changes: Any, **options: Any) -> None:
+        self.commits.append([change.key for change in changes])
+        super().commit(changes, **options)
 
 
 async def test_a_log_that_lmdb_cannot_follow_fails_the_store_at_once(
@@ -34,7 +35,7 @@ async def test_a_log_that_lmdb_cannot_follow_fails_the_store_at_once(
 ) -> None:
     """Nobody has to write for it to be known."""
 
-    def is_full(*_: object, **__: object) -> None:
+    def is_full(*_: object, **__: Any) -> None:
         raise StorageError("state store: the disk is full")
 
     async with _Writing(tmp_path, Durability.DURABLE) as writing:

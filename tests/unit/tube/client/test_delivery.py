@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,8 +130,8 @@ async def test_numbered_messages_are_stored_once(code: int) -> None:
     async with scripted(peer.answer) as (port, _):
         peer.port = port
         # Nobody answers the second request where there is no code: that one has to time out, and no other.
-        options = {"retry_s": 0.01, "request_timeout_s": 10.0 if code else 1.0, "batch_messages": 3}
-        async with Producer(f"127.0.0.1:{port}", idempotent=True, **options) as producer:  # type: ignore[arg-type]
+        options: dict[str, Any] = {"retry_s": 0.01, "request_timeout_s": 10.0 if code else 1.0, "batch_messages": 3}
+        async with Producer(f"127.0.0.1:{port}", idempotent=True, **options) as producer:
             results = await asyncio.gather(*(producer.send("demo", b"%d" % n) for n in range(9)))
         assert peer.log == [b"%d" % n for n in range(9)]
         known = [result.append_offset for result in results if result.append_offset >= 0]
@@ -213,8 +214,13 @@ async def test_a_caller_that_gives_up_frees_its_place() -> None:
     peer = Peer(0)
     async with scripted(peer.answer) as (port, _):
         peer.port = port
-        options = {"request_timeout_s": 0.5, "delivery_timeout_s": 20.0, "retry_s": 0.01, "max_in_flight": 1}
-        async with Producer(f"127.0.0.1:{port}", **options) as producer:  # type: ignore[arg-type]
+        options: dict[str, Any] = {
+            "request_timeout_s": 0.5,
+            "delivery_timeout_s": 20.0,
+            "retry_s": 0.01,
+            "max_in_flight": 1,
+        }
+        async with Producer(f"127.0.0.1:{port}", **options) as producer:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.05):
                     await producer.send("demo", b"x")

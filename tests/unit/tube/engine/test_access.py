@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.tube.codec.methods import MethodId
@@ -27,8 +29,8 @@ def with_token(token: str) -> shared_pb2.MasterCertificateInfo:
     return shared_pb2.MasterCertificateInfo(authorizedToken=token)
 
 
-def access(**options: object) -> Access:
-    return Access({"usr": "pw", "two": "other"}, **options)  # type: ignore[arg-type]
+def access(**options: Any) -> Access:
+    return Access({"usr": "pw", "two": "other"}, **options)
 
 
 def test_the_reference_sample_of_a_signature() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock.tube.codec.envelope import Request
 from penstock.tube.codec.proto import broker_pb2 as pb
 from tests.engine.tube.broker_talk import NOW, SESSION_MS, Talk
@@ -35,16 +37,16 @@ def test_answers_that_confirm_a_position_wait_for_its_commit() -> None:
     talk.fill(b"a")
     talk.register()
     talk.get()
-    base = {"clientId": "c1", "groupName": "group", "topicName": "demo", "partitionId": 0}
+    base: dict[str, Any] = {"clientId": "c1", "groupName": "group", "topicName": "demo", "partitionId": 0}
     waits = []
     for consumed in (True, False):
-        message = pb.CommitOffsetRequestC2B(**base, lastPackConsumed=consumed)  # type: ignore[arg-type]
+        message = pb.CommitOffsetRequestC2B(**base, lastPackConsumed=consumed)
         answer = talk.answer(Request(7, 2, 18, message.SerializeToString()))
         assert answer is not None
         waits.append(answer.wait)
     for read_status in (0, 1):
         talk.register()
-        message = pb.RegisterRequestC2B(**base, opType=32, readStatus=read_status)  # type: ignore[arg-type, assignment]
+        message = pb.RegisterRequestC2B(**base, opType=32, readStatus=read_status)
         answer = talk.answer(Request(7, 2, 15, message.SerializeToString()))
         assert answer is not None
         waits.append(answer.wait)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,8 +41,8 @@ def test_a_failure_fills_what_clients_look_at() -> None:
     assert (answer.success, answer.errCode, answer.currOffset, answer.minLimitTime) == (False, 404, -1, -1)
 
 
-def ranged(store: Store, **fields: int) -> tuple[pb.GetMessageResponseB2C, int]:
-    body, count = answer_range(store, 0, pb.RangeRequest(**fields))  # type: ignore[arg-type]
+def ranged(store: Store, **fields: Any) -> tuple[pb.GetMessageResponseB2C, int]:
+    body, count = answer_range(store, 0, pb.RangeRequest(**fields))
     return pb.GetMessageResponseB2C.FromString(b"".join(body)), count
 
 
@@ -101,18 +102,18 @@ def test_lost_messages_of_unknown_partitions_are_lost_to_every_range_over_them()
 Row = tuple[int, int, int, bytes]
 
 
-def asked(store: Store, partition: int, start: int, **fields: int) -> RangeAnswer:
-    wanted = pb.RangeRequest(startOffset=start, asColumns=True, asStored=True, **fields)  # type: ignore[arg-type]
+def asked(store: Store, partition: int, start: int, **fields: Any) -> RangeAnswer:
+    wanted = pb.RangeRequest(startOffset=start, asColumns=True, asStored=True, **fields)
     return RangeAnswer(b"".join(answer_range(store, partition, wanted)[0]), "broker")
 
 
-def rows(store: Store, partition: int, *, stored: bool, **fields: int) -> tuple[list[Row], list[bool]]:
+def rows(store: Store, partition: int, *, stored: bool, **fields: Any) -> tuple[list[Row], list[bool]]:
     """Offset, time, flag and data of all messages, and of each answer whether it held records."""
     found: list[Row] = []
     kinds = []
     position = 0
     while position < store.durable_end:
-        wanted = pb.RangeRequest(startOffset=position, asColumns=True, asStored=stored, **fields)  # type: ignore[arg-type]
+        wanted = pb.RangeRequest(startOffset=position, asColumns=True, asStored=stored, **fields)
         body, count = answer_range(store, partition, wanted)
         answer = RangeAnswer(b"".join(body), "broker")
         kinds.append(answer.has_records)

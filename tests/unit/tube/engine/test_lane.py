@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,8 +24,8 @@ class Item:
         return self.data.decode()
 
 
-def lane_of(text: str, **options: object) -> tuple[Lane[Item], list[Item]]:
-    lane: Lane[Item] = Lane(TARGET, **{"requests": 9, **options})  # type: ignore[arg-type]
+def lane_of(text: str, **options: Any) -> tuple[Lane[Item], list[Item]]:
+    lane: Lane[Item] = Lane(TARGET, **{"requests": 9, **options})
     items = [Item(letter.encode()) for letter in text]
     for item in items:
         lane.push(item)

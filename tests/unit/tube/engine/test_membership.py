@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.errors import RefusedError, RemoteProtocolError
@@ -49,8 +51,8 @@ def test_requests_are_those_of_the_recorded_java_broker() -> None:
     assert compared == 9
 
 
-def heartbeat(**fields: object) -> bytes:
-    base: dict[str, object] = {
+def heartbeat(**fields: Any) -> bytes:
+    base: dict[str, Any] = {
         "success": True,
         "errCode": 200,
         "errMsg": "OK!",
@@ -62,7 +64,7 @@ def heartbeat(**fields: object) -> bytes:
         "takeConfInfo": False,
         "takeRemoveTopicInfo": True,
     }
-    return pb.HeartResponseM2B(**{**base, **fields}).SerializeToString()  # type: ignore[arg-type]
+    return pb.HeartResponseM2B(**{**base, **fields}).SerializeToString()
 
 
 def registered() -> Membership:

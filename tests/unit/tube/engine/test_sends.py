@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,9 +31,9 @@ def read(reader: SendReader, payload: bytes) -> tuple[object, ...]:
     return (send.client_id, send.place, send.flag, send.checksum, send.msg_type, *tokens, data)
 
 
-def encoded(data: bytes = b"data", partition: int = 10002, **fields: object) -> bytes:
-    base: dict[str, object] = {"clientId": "client", "topicName": "demo", "partitionId": partition, "data": data}
-    request = pb.SendMessageRequestP2B(**{**base, "flag": 1, "checkSum": -1, "sentAddr": -5, **fields})  # type: ignore[arg-type]
+def encoded(data: bytes = b"data", partition: int = 10002, **fields: Any) -> bytes:
+    base: dict[str, Any] = {"clientId": "client", "topicName": "demo", "partitionId": partition, "data": data}
+    request = pb.SendMessageRequestP2B(**{**base, "flag": 1, "checkSum": -1, "sentAddr": -5, **fields})
     return request.SerializeToString()
 
 
