@@ -133,7 +133,11 @@ def _from_files(settings: Settings, clients: Mapping[str, Loads], peers: Mapping
 
             runners: dict[str, Callable[[], float]] = {"penstock": ours}
             if APACHE in peers:
-                runners[APACHE] = lambda client=client: client.consume(topic, OLD, peers[APACHE].master).value  # type: ignore[misc]
+
+                def theirs(client: Loads = client) -> float:
+                    return client.consume(topic, OLD, peers[APACHE].master).value
+
+                runners[APACHE] = theirs
             figures += alternate(settings, f"consume {size} B from files{name}", "messages/s", runners)
     return figures
 

@@ -65,7 +65,7 @@ async def test_our_client_answers_a_request_of_theirs(broker: tuple[str, int]) -
         aiomqtt.Client(host, port, protocol=aiomqtt.ProtocolVersion.V5) as theirs,
     ):
         await theirs.subscribe("answers/7", qos=1)
-        asking = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        asking = Properties(PacketTypes.PUBLISH)
         asking.ResponseTopic = "answers/7"
         asking.CorrelationData = b"\x00\xff"
         await theirs.publish("ask", b"abc", qos=1, properties=asking)

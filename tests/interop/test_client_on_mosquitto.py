@@ -226,9 +226,10 @@ async def test_passwords(tmp_path: Path) -> None:
         where = f"127.0.0.1:{broker.port}"
         async with asyncio.timeout(DEADLINE_S), MqttClient(f"mqtt://pump:s3%3Acret@{where}") as client:
             assert await client.publish("a") == 0x10
-        for options in ({}, {"username": "pump", "password": "wrong"}):
+        wrong: list[dict[str, Any]] = [{}, {"username": "pump", "password": "wrong"}]
+        for options in wrong:
             with pytest.raises(RefusedError) as caught:
-                await MqttClient(f"mqtt://{where}", **options).connect()  # type: ignore[arg-type]
+                await MqttClient(f"mqtt://{where}", **options).connect()
             assert caught.value.code in (0x86, 0x87)
             assert caught.value.do is not None
     finally:

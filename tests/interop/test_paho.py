@@ -43,7 +43,7 @@ class Paho:
         self.client.on_message = self._on_message
         self.client.on_subscribe = lambda *_: self.subscribed.set()
         self.client.on_disconnect = self._on_disconnect
-        properties: Any = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        properties: Any = Properties(PacketTypes.CONNECT)
         properties.SessionExpiryInterval = expiry
         self.client.connect(host, port, clean_start=clean_start, properties=properties)
         self.client.loop_start()
@@ -84,7 +84,7 @@ async def test_publish_and_subscribe(broker: tuple[MqttServer, str, int]) -> Non
     def conversation() -> None:
         subscriber, publisher = Paho(host, port, "s"), Paho(host, port, "p")
         subscriber.subscribe("a/#")
-        properties: Any = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        properties: Any = Properties(PacketTypes.PUBLISH)
         properties.UserProperty = [("k", "1"), ("k", "2")]
         properties.ResponseTopic = "r"
         properties.CorrelationData = b"\x00\x01"
@@ -155,7 +155,7 @@ async def test_overlapping_subscriptions_give_one_copy_with_all_identifiers(
     def run() -> None:
         client = Paho(host, port, "overlap")
         for number, (topic_filter, qos) in enumerate((("TopicA/#", 2), ("TopicA/+", 1), ("TopicA/C", 0)), 1):
-            properties: Any = Properties(PacketTypes.SUBSCRIBE)  # type: ignore[no-untyped-call]
+            properties: Any = Properties(PacketTypes.SUBSCRIBE)
             properties.SubscriptionIdentifier = number
             client.subscribed.clear()
             client.client.subscribe(topic_filter, options=SubscribeOptions(qos), properties=properties)

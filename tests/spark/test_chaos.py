@@ -13,6 +13,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -224,6 +225,10 @@ def test_nothing_is_lost_doubled_or_turned_back(tmp_path: Path) -> None:
             driver = Driver(tmp_path, file, *options, *(word for text in small for word in ("--conf", text)))
             with Load(master, mqtt) as under_load, driver, supervised(driver) as lock:
                 driver.await_event("batch", 1, sink="alarms")
+
+                def batch_since(done: int) -> bool:
+                    return any(event["event"] == "batch" for event in driver.events[done:])
+
                 victims = [*VICTIMS, *(dice.choice(VICTIMS) for _ in range(ROUNDS - len(VICTIMS)))]
                 dice.shuffle(victims)
                 for victim in victims:
@@ -232,10 +237,7 @@ def test_nothing_is_lost_doubled_or_turned_back(tmp_path: Path) -> None:
                     with lock:
                         kill(victim, driver, cluster, node, broker)
                     # Let it come back, else the second kill hits what is not running.
-                    until(
-                        lambda done=done: any(e["event"] == "batch" for e in driver.events[done:]),  # type: ignore[misc]
-                        f"a batch after the {victim} was killed",
-                    )
+                    until(partial(batch_since, done), f"a batch after the {victim} was killed")
                 under_load.stop.set()
                 until(under_load.sent, "everything sent to be acknowledged")
                 wanted = under_load.acknowledged

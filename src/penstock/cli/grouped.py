@@ -46,7 +46,7 @@ def grouped(kind: type[_Dataclass], argument: str) -> Callable[[Command], Comman
         with_options.__name__ = command.__name__
         with_options.__doc__ = command.__doc__
         with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *shared)}
-        with_options.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+        with_options.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined] # read by inspect
         return with_options
 
     return decorate

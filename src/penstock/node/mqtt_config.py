@@ -190,7 +190,7 @@ class MqttListenerMore(MqttListenerEntry):
     """A further address for MQTT clients."""
 
     bind: AddressText = Field(description="HOST:PORT to listen on; port 0: a free one")
-    limits: ListenerLimits = Field(  # type: ignore[valid-type]
+    limits: ListenerLimits = Field(  # type: ignore[valid-type] # a model that is made above
         default_factory=lambda: ListenerLimits(max_unauthenticated=0), description="bounds of this listener"
     )
 
@@ -202,7 +202,7 @@ class MqttListener(MqttListenerEntry):
     listeners: dict[str, MqttListenerMore] = Field(
         default_factory=dict, description="further listeners, by the name that logs and metrics give them"
     )
-    limits: MqttLimits = Field(default_factory=MqttLimits, description="bounds of the broker")  # type: ignore[valid-type]
+    limits: MqttLimits = Field(default_factory=MqttLimits, description="bounds of the broker")  # type: ignore[valid-type] # too
 
     @model_validator(mode="after")
     def _names(self) -> MqttListener:

@@ -125,7 +125,7 @@ def with_property(packet_type: int, prop: bytes) -> bytes:
     return bytes((first << 4 | flags,)) + encode_varint(len(body)) + body
 
 
-THEIRS = Properties5(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+THEIRS = Properties5(PacketTypes.PUBLISH)
 """Another implementation's table of properties: which packets may carry which."""
 CLIENTS_PACKETS = {
     name: getattr(PacketTypes, name)

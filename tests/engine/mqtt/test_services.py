@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from penstock.errors import LocalProtocolError
@@ -161,8 +163,8 @@ def test_answer_from_within_receive() -> None:
     """A service may publish, deliver, disconnect and settle while it receives."""
 
     class Answering(RecordingService):
-        def receive(self, message: object) -> None:
-            super().receive(message)  # type: ignore[arg-type]
+        def receive(self, message: Any) -> None:
+            super().receive(message)
             bench.broker.deliver("c", Publish("answer", b"", 1), bench.now)
             self.taken[-1].settle()
 
@@ -252,8 +254,8 @@ def test_a_qos_2_message_that_waits_again_elsewhere_ends_that_connection() -> No
 
 def test_disconnect_from_within_receive_stops_the_rest() -> None:
     class Closing(RecordingService):
-        def receive(self, message: object) -> None:
-            super().receive(message)  # type: ignore[arg-type]
+        def receive(self, message: Any) -> None:
+            super().receive(message)
             bench.broker.disconnect("c", 0x87, bench.now)
 
     service = Closing("ask")

@@ -311,12 +311,12 @@ async def _compare(
     quick.taken = 0
     answers = PreparedRequests._answer
 
-    def counting(self: PreparedRequests, *args: object) -> None:
+    def counting(self: PreparedRequests, *args: Any) -> None:
         quick.taken += 1
-        cast("Callable[..., None]", answers)(self, *args)
+        answers(self, *args)
 
-    PreparedRequests._answer = counting  # type: ignore[method-assign, assignment]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PreparedRequests, "_answer", counting)
         for number, step in enumerate(steps, 1):
             for node in nodes:
                 node.clock.now_ms += step.wall_ms
@@ -325,8 +325,6 @@ async def _compare(
             said = quick.said(), full.said()
             assert said[0] == said[1], (number, step)
             assert quick.state() == full.state(), (number, step)
-    finally:
-        PreparedRequests._answer = answers  # type: ignore[method-assign]
     for node in nodes:
         node.committer.finish()
     assert quick.said() == full.said()

@@ -20,7 +20,7 @@ from penstock.errors import UnavailableError
 from penstock.statestore.blocking import Client
 from penstock.statestore.client.client import StateStoreClient, Write
 from penstock.testing import LocalNode
-from tests.unit.cli.conftest import Command
+from tests.unit.cli.conftest import Command, Done
 
 
 @pytest.fixture
@@ -36,10 +36,10 @@ def store(node: LocalNode) -> Client:
 
 @pytest.fixture
 def kv(node: LocalNode, penstock: Command) -> Command:
-    def run(name: str, *args: str, stdin: bytes | None = None) -> object:
+    def run(name: str, *args: str, stdin: bytes | None = None) -> Done:
         return penstock("kv", name, "--broker", node.url, *args, stdin=stdin)
 
-    return run  # type: ignore[return-value]
+    return run
 
 
 def test_vdel(kv: Command, store: Client) -> None:

@@ -38,7 +38,7 @@ DEADLINE_S = 30
 
 
 async def connect(ready: Ready, client_id: str, will: Will | None = None, expiry: int = 0) -> Wire:
-    wire = await Wire.open(tuple(parse_address(ready.mqtt)))  # type: ignore[arg-type]
+    wire = await Wire.open(parse_address(ready.mqtt))
     wire.send(Connect(client_id, clean_start=False, will=will, properties=Properties(session_expiry_interval=expiry)))
     await wire.next()
     return wire

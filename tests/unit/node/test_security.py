@@ -8,6 +8,7 @@ import hashlib
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -168,9 +169,7 @@ async def test_a_reload_drops_those_who_may_not_be_here_and_nobody_else(tmp_path
                 *bound["mqtt"], client_id=name, username=name, password=name, reconnect=False
             )
             await client.connect()
-            client.on_disconnected(
-                lambda error, name=name: ended.update({name: str(error)})  # type: ignore[misc]
-            )
+            client.on_disconnected(partial(lambda name, error: ended.update({name: str(error)}), name))
         got: list[str] = []
         clients["ann"].listen("#", lambda message: got.append(message.topic))
         await clients["ann"].subscribe("plant/#")

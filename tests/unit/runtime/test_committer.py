@@ -248,9 +248,9 @@ async def test_only_small_commits_run_in_the_loop() -> None:
     )  # fmt: skip
     committer.start()
     for op in ([], [], [1, 2], []):
-        finished = asyncio.Event()
-        committer.submit(op, lambda _, finished=finished: finished.set())  # type: ignore[misc]
-        await finished.wait()
+        finished = asyncio.get_running_loop().create_future()
+        committer.submit(op, finished.set_result)
+        await finished
     await committer.close()
     loop, thread = threading.current_thread().name, "commit-t"
     assert threads == [thread, loop, thread, loop]

@@ -36,11 +36,14 @@ async def test_users_sign_and_go_on_by_token(tmp_path: Path) -> None:
             assert broker.registered is not None
             await broker.registered.wait()
             await master.create_topic("demo", ready_s=10)
-            for who in ({}, {"user": "edge", "password": "wrong"}, {"user": "nobody", "password": "secret"}):
+            wrong: list[dict[str, Any]] = [
+                {}, {"user": "edge", "password": "wrong"}, {"user": "nobody", "password": "secret"}
+            ]  # fmt: skip
+            for who in wrong:
                 with pytest.raises(PenstockError, match="authentication"):
-                    await Producer(masters, **who).start()  # type: ignore[arg-type]
+                    await Producer(masters, **who).start()
                 with pytest.raises(PenstockError, match="authentication"):
-                    await Consumer(masters, "lake", ["demo"], **who).start()  # type: ignore[arg-type]
+                    await Consumer(masters, "lake", ["demo"], **who).start()
             known: dict[str, Any] = {"user": "edge", "password": "secret"}
             async with (
                 Producer(masters, heartbeat_s=0.1, **known) as producer,

@@ -96,8 +96,6 @@ class Publish:
             and (self.optional_properties or _NONE) == (other.optional_properties or _NONE)
         )
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         flags = f"q{self.qos}{' retain' if self.retain else ''}{' dup' if self.dup else ''}"
         identifier = f" id={self.packet_id}" if self.qos else ""
@@ -131,8 +129,6 @@ class _Acknowledgement:
             and self.reason_code == other.reason_code
             and (self.optional_properties or _NONE) == (other.optional_properties or _NONE)
         )
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         properties = f" {self.optional_properties!r}" if self.optional_properties is not None else ""

@@ -100,8 +100,6 @@ class SparseProperties(Properties):
             return NotImplemented
         return all(getattr(self, field.name) == getattr(other, field.name) for field in fields(Properties))
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 class LikeProperties(SparseProperties):
     """Properties that differ from those of ``shape.model`` in correlation data and user properties alone."""

@@ -63,8 +63,6 @@ class Record:
             and self.expires_at == other.expires_at
         )
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"<Record {self.key!r} version={self.version} fence={self.fence} expires_at={self.expires_at}>"
 

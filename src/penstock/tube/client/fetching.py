@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
@@ -380,11 +380,11 @@ class Fetcher:
             entry[1].cancel()
             self._drop(partition)
 
-    async def _wait(self, waiting: Iterable[object]) -> bool:
+    async def _wait(self, waiting: Iterable[Awaitable[object]]) -> bool:
         """Whether all of them came in time."""
         try:
             async with asyncio.timeout(self._settings.timeout_s):
-                await asyncio.gather(*waiting)  # type: ignore[call-overload]
+                await asyncio.gather(*waiting)
         except TimeoutError:
             return False
         return True

@@ -386,7 +386,7 @@ async def test_what_only_our_store_has() -> None:
     await pages.server.close()
 
 
-async def test_the_persistence_and_priority_switches_are_user_properties() -> None:
+async def test_the_persistence_and_priority_switches_are_user_properties(monkeypatch: pytest.MonkeyPatch) -> None:
     pages = Pages(b"+OK\r\n", b"+OK\r\n")
     seen: list[list[tuple[str, str]]] = []
     receive = pages.receive
@@ -395,7 +395,7 @@ async def test_the_persistence_and_priority_switches_are_user_properties() -> No
         seen.append(message.publish.properties.user_properties)
         receive(message)
 
-    pages.receive = remember  # type: ignore[method-assign]
+    monkeypatch.setattr(pages, "receive", remember)
     _, port = await pages.server.start("127.0.0.1", 0)
     async with StateStoreClient.connect(f"mqtt://127.0.0.1:{port}", high_priority=True) as store:
         await store.set("k", "v", persist=True)

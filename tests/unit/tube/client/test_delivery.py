@@ -111,8 +111,9 @@ async def test_who_sends_waits_for_a_place() -> None:
     peer = Peer()
     async with scripted(peer.answer) as (port, _):
         peer.port = port
-        for limit in ({"max_in_flight": 2}, {"max_in_flight_bytes": 2}):
-            async with Producer(f"127.0.0.1:{port}", **limit) as producer:  # type: ignore[arg-type]
+        limits: list[dict[str, Any]] = [{"max_in_flight": 2}, {"max_in_flight_bytes": 2}]
+        for limit in limits:
+            async with Producer(f"127.0.0.1:{port}", **limit) as producer:
                 await producer.publish("demo")
                 first = await producer.queue("demo", b"1")
                 second = await producer.queue("demo", b"2")

@@ -46,8 +46,8 @@ def test_answers_that_confirm_a_position_wait_for_its_commit() -> None:
         waits.append(answer.wait)
     for read_status in (0, 1):
         talk.register()
-        message = pb.RegisterRequestC2B(**base, opType=32, readStatus=read_status)
-        answer = talk.answer(Request(7, 2, 15, message.SerializeToString()))
+        register = pb.RegisterRequestC2B(**base, opType=32, readStatus=read_status)
+        answer = talk.answer(Request(7, 2, 15, register.SerializeToString()))
         assert answer is not None
         waits.append(answer.wait)
     assert waits == [True, False, True, False]
