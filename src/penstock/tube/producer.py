@@ -196,7 +196,9 @@ class Producer:
         """
         self._loop = asyncio.get_running_loop()
         await self._session.start()
-        self._delivery = Delivery(self._settings, self._routes, self._writer, self._links, self._tell_and_admit)
+        self._delivery = Delivery(
+            self._settings, self._routes, self._writer, self._links, self._tell_and_admit, self._session.heartbeat
+        )
 
     async def publish(self, *topics: str) -> None:
         """Announce ``topics`` and connect to their brokers, so that the first send finds all ready.

@@ -20,7 +20,7 @@ from penstock.tube.codec.methods import METHODS
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.schema import decode
 from penstock.tube.engine.access import Access
-from penstock.tube.engine.cluster import Topic
+from penstock.tube.engine.deployment import Topic
 from penstock.tube.master.master import TubeMaster
 from penstock.tube.producer import Producer
 from tests.unit.tube.vectors import Frame, frames

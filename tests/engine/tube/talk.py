@@ -10,7 +10,7 @@ from penstock.tube.codec.envelope import Request, Response, decode_request, deco
 from penstock.tube.codec.methods import METHODS, MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.schema import decode
-from penstock.tube.engine.cluster import Topic
+from penstock.tube.engine.deployment import Topic
 from penstock.tube.engine.master import MasterConfig, MasterEngine
 
 M = TypeVar("M", bound=Message)

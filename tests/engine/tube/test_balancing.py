@@ -15,8 +15,8 @@ import pytest
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.strings import Partition
 from penstock.tube.engine.balance import Group, Member
-from penstock.tube.engine.cluster import Topic
 from penstock.tube.engine.consumer import Membership
+from penstock.tube.engine.deployment import Topic
 from penstock.tube.engine.master import MasterConfig, MasterEngine
 from tests.engine.tube.talk import NOW, ask, broker_beat, join_broker, master
 
@@ -75,6 +75,7 @@ class Model:
         self.random = random.Random(seed)
         self.trace: list[str] = []
         self.now = NOW
+        self.topics = {topic.name: topic for topic in TOPICS}  # they outlast the master
         self.engine = master(*TOPICS, config=CONFIG)
         self.clients: dict[str, Client] = {}
         self.gone: list[Client] = []  # they ended or hang: nobody told the master
@@ -156,12 +157,24 @@ class Model:
             self.joined.discard(number)
             self.most_moves += self._share()
 
+    def changes_on_a_broker(self) -> None:
+        """A topic is closed for consumers on one of its brokers, or opened again."""
+        for number in self._one_of(sorted(self.joined)):
+            topic = self.topics["side"]
+            here = topic.at(number)
+            changed = topic.changed({number: here._replace(accept_subscribe=not here.accept_subscribe)})
+            self.topics["side"] = changed
+            self.engine.stored(changed, self.now)
+            if self.engine.cluster.brokers[number].online:
+                join_broker(self.engine, self.now, number=number)
+                self.most_moves += EACH + self._share()
+
     def master_restarts(self) -> None:
         """It knows nobody; members have a while to say what they hold before anything is given out.
 
         Of one that hangs it cannot know: brokers refuse others what that one registered, for as long as they keep it.
         """
-        self.engine = master(*TOPICS, config=CONFIG)
+        self.engine = master(*self.topics.values(), config=CONFIG)
         for number in sorted(self.joined):
             join_broker(self.engine, self.now, number=number)
         for client in self.gone:
@@ -186,7 +199,8 @@ class Model:
         told = [self._round() for _ in range(3)]
         assert not any(told), "orders without a reason"
         wanted = set(self.engine.cluster.partitions([topic.name for topic in TOPICS]))
-        assert len(wanted) == EACH * len(self.joined)
+        opened = [topic.at(number) for topic in self.topics.values() for number in self.joined]
+        assert len(wanted) == sum(here.partitions for here in opened if here.accept_subscribe)
         held = {p for client in self.clients.values() for p in client.held}
         if self.clients:
             assert wanted <= held
@@ -229,7 +243,7 @@ class Model:
 EVENTS: list[Callable[[Model], None]] = [
     *[Model.joins] * 2, *[Model.beats] * 4, Model.loses_an_answer, Model.leaves, Model.vanishes,
     Model.loses_a_partition, Model.time_passes, Model.broker_joins, Model.broker_is_lost, Model.master_restarts,
-    Model.gets_quiet,
+    Model.changes_on_a_broker, Model.gets_quiet,
 ]  # fmt: skip
 
 

@@ -12,8 +12,9 @@ from penstock.tube.codec.envelope import Request
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.strings import BrokerInfo, Partition
-from penstock.tube.engine.cluster import SYSTEM_TOPIC, Topic
+from penstock.tube.engine.cluster import SYSTEM_TOPIC
 from penstock.tube.engine.consumer import Membership
+from penstock.tube.engine.deployment import Topic
 from penstock.tube.engine.master import MasterConfig, MasterEngine
 from penstock.tube.engine.producer import Routes
 from tests.engine.tube.talk import NOW, ask, broker_beat, join_broker, master, raw, report

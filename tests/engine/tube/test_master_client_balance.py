@@ -9,8 +9,8 @@ from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.strings import TopicMeta
 from penstock.tube.engine.client_groups import META_PUSH_MS
-from penstock.tube.engine.cluster import Topic
 from penstock.tube.engine.consumer import Membership
+from penstock.tube.engine.deployment import Topic
 from penstock.tube.engine.master import MasterEngine
 from tests.engine.tube.talk import NOW, ask, join_broker, master, report
 

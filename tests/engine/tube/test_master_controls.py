@@ -10,9 +10,10 @@ import pytest
 from penstock.tube.admin.master import METHODS, Change, handle
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
-from penstock.tube.engine.cluster import Topic
 from penstock.tube.engine.consumer import Membership
+from penstock.tube.engine.deployment import Deployment, Topic
 from penstock.tube.engine.master import MasterEngine
+from penstock.tube.engine.settings import Removal
 from tests.engine.tube.talk import NOW, ask, broker_beat, join_broker, master
 
 TOKEN = "secret"
@@ -161,7 +162,7 @@ def test_a_topic_is_changed_deleted_redone_and_removed() -> None:
         takeConfInfo=False, takeRemovedTopicInfo=True, removedTopicsInfo=["demo"],
     )  # fmt: skip
     assert not ask(engine, MethodId.BROKER_HEARTBEAT, done).removeTopicConfInfo
-    assert (engine.take_removed(), engine.take_removed()) == (["demo"], [])
+    assert (engine.take_removed(), engine.take_removed()) == ([Removal("Topic", "demo")], [])
 
 
 @pytest.mark.parametrize(
@@ -257,27 +258,6 @@ def test_what_tools_ask_first() -> None:
     assert do(engine, "admin_query_broker_topic_config_info")[0]["topicTotalCfgCnt"] == 1
 
 
-def test_a_topic_on_some_of_its_brokers_is_not_changed_everywhere() -> None:
-    """A topic is the same on all of its brokers: a deletion that names one of three must not take all data away."""
-    engine = master(Topic("demo", brokers=(1, 2)))
-    join_broker(engine)
-    join_broker(engine, number=2)
-    stop = {"acceptPublish": "false", "acceptSubscribe": "false"}
-    for method, params in (
-        ("admin_modify_topic_info", stop),
-        ("admin_delete_topic_info", {}),
-        ("admin_redo_deleted_topic_info", {}),
-        ("admin_remove_topic_info", {}),
-    ):
-        (row,) = do(engine, method, topicName="demo", brokerId="1", **params)
-        assert (row["brokerId"], row["success"], row["errCode"]) == (1, False, 405)
-        assert "(1,2)" in row["errInfo"]
-    assert engine.cluster.topics["demo"] == Topic("demo", brokers=(1, 2))
-    rows = do(engine, "admin_modify_topic_info", topicName="demo", brokerId="1,2", **stop)
-    assert [(row["brokerId"], row["errCode"]) for row in rows] == [(1, 200), (2, 200)]
-    assert not engine.cluster.topics["demo"].accept_publish
-
-
 def test_topics_get_what_their_brokers_and_the_cluster_say() -> None:
     engine = master()
     props = {"numPartitions": "5", "numTopicStores": "2", "deletePolicy": "delete,24h"}
@@ -291,17 +271,18 @@ def test_topics_get_what_their_brokers_and_the_cluster_say() -> None:
     for name, brokers in (("on_one", "1"), ("on_both", "1,2"), ("said", "1")):
         said = {"numPartitions": "1", "acceptPublish": "true"} if name == "said" else {}
         do(engine, "admin_add_new_topic_record", topicName=name, brokerId=brokers, **said)
-    found = engine.cluster.topics
-    shape = {name: (t.partitions, t.stores, t.delete_policy, t.accept_publish) for name, t in found.items()}
-    assert shape == {
-        "demo": (3, 1, None, True),
-        "on_one": (7, 2, "delete,24h", False),
-        "on_both": (5, 2, "delete,24h", True),
-        "said": (1, 2, "delete,24h", True),
-    }
-    do(engine, "admin_update_broker_configure", brokerId="2", numPartitions="7", modifyUser="me")
-    do(engine, "admin_add_new_topic_record", topicName="agreed", brokerId="1,2")
-    assert engine.cluster.topics["agreed"].partitions == 7
+    do(engine, "admin_add_new_topic_record", topicName="everywhere")
+    rows = do(engine, "admin_query_topic_deploy_configure", topicName="on_one,on_both,said,everywhere")
+    names = ("topicName", "brokerId", "numPartitions", "numTopicStores", "deletePolicy", "acceptPublish")
+    assert [tuple(row[name] for name in names) for row in rows] == [
+        ("everywhere", 1, 7, 2, "delete,24h", False),
+        ("everywhere", 2, 8, 2, "delete,24h", True),
+        ("on_both", 1, 7, 2, "delete,24h", False),
+        ("on_both", 2, 8, 2, "delete,24h", True),
+        ("on_one", 1, 7, 2, "delete,24h", False),
+        ("said", 1, 1, 2, "delete,24h", True),
+    ]
+    assert engine.cluster.topics["everywhere"].common == Deployment(5, 2, delete_policy="delete,24h")
     (row,) = do(engine, "admin_query_cluster_default_setting")
     assert (row["numPartitions"], row["deletePolicy"], row["brokerPort"]) == (5, "delete,24h", 9123)
     assert "1 to 9999" in refused(engine, "admin_set_cluster_default_setting", numPartitions="0")

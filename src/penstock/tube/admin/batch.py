@@ -1,8 +1,8 @@
 """The batch forms of changes: a JSON array of objects, each the parameters of one change.
 
 All or nothing as far as the request can be judged before it is done: an object that cannot be read refuses the batch.
-Parameters beside the array (who asks, when) are for all objects. Objects that differ in ``brokerId`` alone are one
-change for these brokers, for a topic has the same properties on all of them.
+Parameters beside the array (who asks, when) are for all objects. What
+earlier objects make of a topic is what later ones find: a topic has an object for each of its brokers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.tube.admin.common import Change, item, success
 from penstock.tube.admin.params import BadParameter, Params
+from penstock.tube.engine.deployment import Topic
 from penstock.tube.engine.master import MasterEngine
 from penstock.tube.engine.settings import Removal, Setting, key_of
 
@@ -34,11 +35,11 @@ def batch(run: Run, *names: str) -> Run:
         common = {name: value for name, value in params.given.items() if name not in names}
         for given in _objects(params, names):
             try:
-                change = run(engine, Params({**common, **given}), now)
+                change = run(engine, Params({**common, **given}, changed), now)
             except BadParameter as error:
                 raise BadParameter(f"{names[0]}: {error}, in {json.dumps(given, ensure_ascii=False)}") from None
             keys = {key_of(setting) for setting in change.settings}
-            if keys & changed.keys():
+            if any(kind != Topic.__name__ for kind, _ in keys & changed.keys()):
                 told: dict[str, Any] = {name: given[name] for name in _NAMES if name in given}
                 if told.get("brokerId", "").isdecimal():
                     told["brokerId"] = int(told["brokerId"])
@@ -53,7 +54,6 @@ def batch(run: Run, *names: str) -> Run:
 
 
 def _objects(params: Params, names: tuple[str, ...]) -> Iterable[Mapping[str, str]]:
-    """The objects, those that differ in ``brokerId`` alone as one."""
     text = params.required(*names)
     try:
         found = json.loads(text)
@@ -63,17 +63,8 @@ def _objects(params: Params, names: tuple[str, ...]) -> Iterable[Mapping[str, st
         raise BadParameter(f"{names[0]}: an array of objects is expected")
     if len(found) > MAX_OBJECTS:
         raise BadParameter(f"{names[0]} has {len(found)} objects, at most {MAX_OBJECTS} are possible")
-    merged: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
     for entry in found:
-        given = {name: _text(names[0], name, value) for name, value in entry.items() if value is not None}
-        if "topicName" not in given:  # a broker of its own
-            merged[tuple(sorted(given.items()))] = given
-            continue
-        key = tuple(sorted((name, value) for name, value in given.items() if name != "brokerId"))
-        same = merged.setdefault(key, given)
-        if same is not given and "brokerId" in given and "brokerId" in same:
-            same["brokerId"] += f",{given['brokerId']}"
-    return merged.values()
+        yield {name: _text(names[0], name, value) for name, value in entry.items() if value is not None}
 
 
 def _text(array: str, name: str, value: Any) -> str:

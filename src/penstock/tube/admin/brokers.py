@@ -5,10 +5,20 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Callable
 
-from penstock.tube.admin.common import NOT_USED, Answer, Change, item, success, topic_defaults, who_and_when
+from penstock.tube.admin.common import (
+    NOT_USED,
+    Answer,
+    Change,
+    has_properties,
+    item,
+    success,
+    topic_defaults,
+    who_and_when,
+)
 from penstock.tube.admin.params import BadParameter, Params
 from penstock.tube.codec.strings import ipv4_to_int
-from penstock.tube.engine.cluster import Broker, Topic
+from penstock.tube.engine.cluster import Broker
+from penstock.tube.engine.deployment import Topic
 from penstock.tube.engine.master import MasterEngine
 from penstock.tube.engine.settings import BrokerSetting, Removal, Setting, Status, TopicDefaults
 
@@ -141,20 +151,16 @@ def known(engine: MasterEngine) -> dict[int, BrokerSetting]:
     return dict(sorted({**found, **engine.controls.brokers}.items()))
 
 
-def defaults_on(engine: MasterEngine, numbers: list[int]) -> TopicDefaults:
-    """What a topic gets that is made on these brokers: what they agree on, else what the cluster says."""
+def defaults_on(engine: MasterEngine, number: int | None = None) -> TopicDefaults:
+    """What a topic gets that is made on this broker without saying more; None: on one that is not known yet."""
     config = engine.config.default
     cluster = engine.controls.cluster.topic_defaults.over(
         TopicDefaults(
             config.partitions, config.stores, config.delete_policy, accept_publish=True, accept_subscribe=True
         )
     )
-    brokers = known(engine)
-    there = [brokers[number].topic_defaults.over(cluster) for number in numbers if number in brokers]
-    if not there:
-        return cluster
-    agreed = TopicDefaults._make(values[0] if len(set(values)) == 1 else None for values in zip(*there, strict=True))
-    return agreed.over(cluster)
+    setting = engine.controls.brokers.get(number) if number is not None else None
+    return cluster if setting is None else setting.topic_defaults.over(cluster)
 
 
 def online(engine: MasterEngine, params: Params, now: int) -> Change:
@@ -193,18 +199,28 @@ def reload(engine: MasterEngine, params: Params, now: int) -> Change:
 
 
 def delete(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Forget the setting of brokers that are offline or drafts, and the brokers."""
+    """Forget brokers that are offline or drafts, or not configured and not here.
+
+    None of the topics that are given to brokers by name may be on them; with `isReservedData` these are left there.
+    """
     params.required("modifyUser", "mur")
+    reserved = params.flag("isReservedData", default=False)
     changed: list[Setting | Removal] = []
     rows = []
     for number in _ids(params):
         old = engine.controls.brokers.get(number)
-        if old is None:
-            rows.append(item(401, f"broker {number} is not configured", brokerId=number))
-        elif old.status not in {Status.DRAFT, Status.OFFLINE}:
+        broker = engine.cluster.brokers.get(number)
+        named = [name for name, topic in sorted(engine.cluster.topics.items()) if number in (topic.brokers or ())]
+        if old is None and broker is None:
+            rows.append(item(401, f"broker {number} is not known", brokerId=number))
+        elif old is None and broker is not None and broker.online:
+            rows.append(item(406, f"broker {number} is here: stop it first", brokerId=number))
+        elif old is not None and old.status not in {Status.DRAFT, Status.OFFLINE}:
             rows.append(
                 item(406, f"broker {number} is {Status(old.status).text}: set it offline first", brokerId=number)
             )
+        elif named and not reserved:
+            rows.append(item(404, f"remove its topics first: {', '.join(named)}", brokerId=number))
         else:
             changed.append(Removal(BrokerSetting.__name__, str(number)))
             rows.append(item(brokerId=number))
@@ -222,29 +238,27 @@ def configured(engine: MasterEngine, params: Params, now: int) -> Answer:
         if names and has_them is names.isdisjoint(topic.name for topic in topics):
             continue
         behind = broker is not None and broker.need_report
-        defaults = defaults_on(engine, [number])
-        rows.append(
-            {
-                "brokerId": number,
-                "brokerIp": setting.host,
-                "brokerPort": setting.port,
-                "brokerTLSPort": setting.tls_port,
-                "brokerWebPort": setting.web_port,
-                "manageStatus": Status(setting.status).text,
-                "isConfChanged": behind,
-                "isConfLoaded": not behind,
-                "regionId": 0,
-                "groupId": 1,
-                "numPartitions": defaults.partitions,
-                "numTopicStores": defaults.stores,
-                "deletePolicy": defaults.delete_policy,
-                "acceptPublish": setting.status in _WRITABLE,
-                "acceptSubscribe": setting.status in _READABLE,
-                **NOT_USED,
-                **who_and_when(),
-            }
-            | ({"topicSet": [_topic(topic, number) for topic in topics]} if with_topic else {})
-        )
+        defaults = defaults_on(engine, number)
+        row: Answer = {
+            "brokerId": number,
+            "brokerIp": setting.host,
+            "brokerPort": setting.port,
+            "brokerTLSPort": setting.tls_port,
+            "brokerWebPort": setting.web_port,
+            "manageStatus": Status(setting.status).text,
+            "isConfChanged": behind,
+            "isConfLoaded": not behind,
+            "regionId": 0,
+            "groupId": 1,
+            "numPartitions": defaults.partitions,
+            "numTopicStores": defaults.stores,
+            "deletePolicy": defaults.delete_policy,
+            "acceptPublish": setting.status in _WRITABLE,
+            "acceptSubscribe": setting.status in _READABLE,
+            **NOT_USED,
+            **who_and_when(),
+        } | ({"topicSet": [_topic(topic, number) for topic in topics]} if with_topic else {})
+        rows += [row] if has_properties(row, params) else []
     return success(rows)
 
 
@@ -258,14 +272,15 @@ def _asked(engine: MasterEngine, params: Params) -> list[tuple[int, BrokerSettin
 
 
 def _topic(topic: Topic, number: int) -> Answer:
+    here = topic.at(number)
     return {
         "topicName": topic.name,
         "brokerId": number,
-        "topicStatusId": topic.status,
-        "numPartitions": topic.partitions,
-        "numTopicStores": topic.stores,
-        "acceptPublish": topic.accept_publish,
-        "acceptSubscribe": topic.accept_subscribe,
+        "topicStatusId": here.status,
+        "numPartitions": here.partitions,
+        "numTopicStores": here.stores,
+        "acceptPublish": here.accept_publish,
+        "acceptSubscribe": here.accept_subscribe,
     }
 
 

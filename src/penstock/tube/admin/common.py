@@ -24,6 +24,7 @@ __all__ = [
     "failure",
     "flow_rules",
     "flow_text",
+    "has_properties",
     "item",
     "message_bytes",
     "success",
@@ -113,6 +114,30 @@ def delete_policy(params: Params) -> str | None:
     if match is None or not 0 < int(match[1]) * _SECONDS[match[2].lower()] <= _MAX_HOURS * 3600:
         raise BadParameter(f"deletePolicy {text!r}: delete,<number>[s|m|h] of at most {_MAX_HOURS} hours is possible")
     return text
+
+
+_PROPERTIES = (
+    ("numPartitions", "numPart"),
+    ("numTopicStores", "numStore"),
+    ("acceptPublish", "accPub"),
+    ("acceptSubscribe", "accSub"),
+    ("deletePolicy", "delPolicy"),
+    ("unflushThreshold", "unfDskMsgCnt"),
+    ("unflushInterval", "unfDskInt"),
+    ("unflushDataHold", "unfDskDataSize"),
+    ("memCacheMsgSizeInMB", "cacheSizeInMB"),
+    ("memCacheMsgCntInK", "unfMemMsgCnt"),
+    ("memCacheFlushIntvl", "unfMemInt"),
+)
+
+
+def has_properties(row: Answer, params: Params) -> bool:
+    """Whether ``row`` has the properties of topics that a query asks for."""
+    return all(
+        json.dumps(row[names[0]]).strip('"') in {"", text.lower()}
+        for names in _PROPERTIES
+        if (text := params.text(*names))
+    )
 
 
 def topic_defaults(params: Params, present: TopicDefaults) -> TopicDefaults:

@@ -378,7 +378,7 @@ def delete_resources(engine: MasterEngine, params: Params, now: int) -> Change:
 
 def cluster_setting(engine: MasterEngine, params: Params, now: int) -> Answer:
     """The cluster's defaults."""
-    setting, default = engine.controls.cluster, defaults_on(engine, [])
+    setting, default = engine.controls.cluster, defaults_on(engine)
     return success(
         [
             {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from types import MappingProxyType
 
 __all__ = ["BadParameter", "Params", "as_number", "format_time"]
 
@@ -18,10 +19,16 @@ class BadParameter(Exception):
 
 
 class Params:
-    """The parameters of one request; each has a long and often a short name."""
+    """The parameters of one request; each has a long and often a short name.
 
-    def __init__(self, given: Mapping[str, str]) -> None:
+    ``before``: what earlier objects of the same batch make of settings, by kind and key.
+    """
+
+    def __init__(
+        self, given: Mapping[str, str], before: Mapping[tuple[str, str], object] = MappingProxyType({})
+    ) -> None:
         self.given = given
+        self.before = before
 
     def text(self, *names: str) -> str:
         """The value under the first of ``names`` that is there, without blanks around it."""

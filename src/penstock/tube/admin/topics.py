@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from functools import partial
 
 from penstock.errors import RefusedError
 from penstock.tube.admin.brokers import defaults_on, known
@@ -13,6 +14,7 @@ from penstock.tube.admin.common import (
     Answer,
     Change,
     delete_policy,
+    has_properties,
     item,
     message_bytes,
     success,
@@ -21,11 +23,15 @@ from penstock.tube.admin.common import (
 from penstock.tube.admin.groups import who_may
 from penstock.tube.admin.params import BadParameter, Params
 from penstock.tube.codec.strings import UNDEFINED
-from penstock.tube.engine.cluster import TOPIC_DELETED, TOPIC_REMOVED, Topic
+from penstock.tube.engine.deployment import TOPIC_DELETED, TOPIC_REMOVED, Deployment, Topic
 from penstock.tube.engine.master import MIN_MESSAGE_BYTES, MasterEngine
-from penstock.tube.engine.settings import Status
+from penstock.tube.engine.settings import Status, TopicDefaults
 
 __all__ = ["add", "delete", "deployed", "info", "modify", "places", "redo", "remove"]
+
+
+OK = 200
+UNCHANGED = 201
 
 
 def _names(params: Params) -> list[str]:
@@ -40,123 +46,151 @@ def _rows(engine: MasterEngine, broker_ids: list[int], name: str, code: int, tex
     return [item(code, text, brokerId=broker_id, topicName=name) for broker_id in ids]
 
 
-def _left_out(engine: MasterEngine, topic: Topic, broker_ids: list[int]) -> str | None:
-    """What to say where ``broker_ids`` are some of the topic's brokers only: it is the same on all of them."""
-    there = [number for number in known(engine) if topic.on(number)]
-    if not broker_ids or set(there) <= set(broker_ids):
-        return None
-    text = ",".join(map(str, there))
-    return f"topic {topic.name} is the same on all of its brokers ({text}): name all of them in brokerId, or none"
+def _present(engine: MasterEngine, params: Params, name: str) -> Topic | None:
+    """The topic as it is, or as earlier objects of the same batch have it; None where there is none, or not yet."""
+    changed = params.before.get((Topic.__name__, name))
+    if isinstance(changed, Topic):
+        return changed
+    return engine.cluster.topics.get(name) if name not in engine.storing else None
+
+
+def _made(params: Params, default: TopicDefaults, engine: MasterEngine) -> Deployment:
+    """A topic as it is asked for, on a broker with these defaults."""
+    policy = delete_policy(params) or default.delete_policy
+    return Deployment(
+        params.number("numPartitions", "numPart", default=default.partitions),
+        params.number("numTopicStores", "numStore", default=default.stores),
+        params.flag("acceptPublish", "accPub", default=default.accept_publish is not False),
+        params.flag("acceptSubscribe", "accSub", default=default.accept_subscribe is not False),
+        delete_policy=None if policy == engine.config.default.delete_policy else policy,
+    )
 
 
 def add(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Make topics, or give topics further brokers."""
+    """Make topics, or give topics further brokers; on each with the properties given, else with the broker's."""
     params.required("createUser", "cur")
-    names = _names(params)
-    broker_ids = params.numbers("brokerId")
-    default = defaults_on(engine, broker_ids)
-    partitions = params.number("numPartitions", "numPart", default=default.partitions)
-    stores = params.number("numTopicStores", "numStore", default=default.stores)
-    publish = params.flag("acceptPublish", "accPub", default=default.accept_publish is not False)
-    subscribe = params.flag("acceptSubscribe", "accSub", default=default.accept_subscribe is not False)
-    size, policy = message_bytes(params), delete_policy(params) or default.delete_policy
-    if policy == engine.config.default.delete_policy:
-        policy = None
+    names, broker_ids, size = _names(params), params.numbers("brokerId"), message_bytes(params)
+    common = _made(params, defaults_on(engine), engine)
+    own = {number: _made(params, defaults_on(engine, number), engine) for number in broker_ids or known(engine)}
     topics: list[Topic] = []
     rows: list[Answer] = []
     for name in names:
-        present = engine.cluster.topics.get(name) if name not in engine.storing else None
-        wanted = Topic(
-            name, partitions, stores, tuple(sorted(broker_ids)) or None, publish, subscribe, size, delete_policy=policy
-        )
-        code, text = 200, "Ok!"
-        if present is not None and present.brokers is not None and not all(map(present.on, broker_ids)):
-            # The topic gets further brokers.
-            topics.append(present._replace(brokers=tuple(sorted({*present.brokers, *broker_ids}))))
-        else:
-            try:
-                engine.check_new_topic(wanted)
-                topics.append(wanted)
-            except RefusedError as error:
-                code, text = error.code, error.what if error.why is None else f"{error.what}: {error.why}"
-        rows += _rows(engine, broker_ids, name, code, text)
+        topic = _present(engine, params, name)
+        if topic is None or not broker_ids:
+            brokers = tuple(sorted(broker_ids)) or None
+            wanted = Topic(name, brokers=brokers, max_message_bytes=size).changed(own, common)
+            code, text = _judged(partial(engine.check_new_topic, wanted))
+            topics += [wanted] if code == OK else []
+            rows += _rows(engine, broker_ids, name, code, text)
+            continue
+        before = topic
+        for number in broker_ids:
+            if topic.on(number):
+                code, text = 402, f"topic {name} is on broker {number}"
+            else:
+                code, text = _judged(partial(engine.check_topic, name, own[number]))
+                topic = topic.joined(number, own[number]) if code == OK else topic
+            rows += _rows(engine, [number], name, code, text)
+        topics += [topic] if topic != before else []
     return Change([*topics], success(rows))
 
 
+def _judged(check: Callable[[], None]) -> tuple[int, str]:
+    try:
+        check()
+    except RefusedError as error:
+        return error.code, error.what if error.why is None else f"{error.what}: {error.why}"
+    return OK, "Ok!"
+
+
+Edit = Callable[[Deployment], tuple[Deployment, int, str]]
+"""What becomes of a topic on one broker; the code is 200 where it is another then."""
+
+
+def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = None) -> Change:
+    """Change topics on the brokers that are named. None, or all that the topic has: brokers that join get it too."""
+    params.required("modifyUser", "mur")
+    broker_ids = params.numbers("brokerId")
+    changed: list[Topic] = []
+    rows: list[Answer] = []
+    for name in _names(params):
+        topic = _present(engine, params, name)
+        if topic is None:
+            storing = 512, f"topic {name} is being changed by another request: try again"
+            refusal = storing if name in engine.storing else (401, f"topic {name} does not exist")
+            rows += _rows(engine, broker_ids, name, *refusal)
+            continue
+        sized = topic._replace(max_message_bytes=size or topic.max_message_bytes)
+        there = sorted(number for number in {*known(engine), *(topic.brokers or dict(topic.own))} if topic.on(number))
+        outcomes = {number: edit(topic.at(number)) for number in there if not broker_ids or number in broker_ids}
+        left_out = [n for n in there if n not in outcomes and topic.at(n).status < TOPIC_REMOVED]
+        common = None
+        if not broker_ids or (outcomes and not left_out):
+            common, code, text = edit(topic.common)
+            rows += [] if there else _rows(engine, [0], name, code, text)
+        for number in broker_ids or there:
+            _, code, text = outcomes.get(number, (None, 401, f"topic {name} is not on broker {number}"))
+            unlike = code == UNCHANGED and sized != topic
+            rows += _rows(engine, [number], name, *((OK, "Ok!") if unlike else (code, text)))
+        wanted = sized.changed({number: each for number, (each, _, _) in outcomes.items()}, common)
+        changed += [wanted] if wanted != topic else []
+    return Change([*changed], success(rows))
+
+
 def modify(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Change what is given of topics. Partitions and stores can only become more: offsets stay where they are."""
-    params.required("modifyUser", "mur")
-    broker_ids = params.numbers("brokerId")
-    changed: list[Topic] = []
-    rows: list[Answer] = []
-    for name in _names(params):
-        topic = engine.cluster.topics.get(name)
-        if topic is None or name in engine.storing:
-            rows += _rows(engine, broker_ids, name, 401, f"topic {name} does not exist")
-            continue
-        if (text := _left_out(engine, topic, broker_ids)) is not None:
-            rows += _rows(engine, broker_ids, name, 405, text)
-            continue
-        wanted = topic._replace(
-            partitions=params.number(
-                "numPartitions", "numPart", default=topic.partitions, least=1, most=MAX_PARTITIONS
-            ),
-            stores=params.number("numTopicStores", "numStore", default=topic.stores, least=1, most=MAX_STORES),
-            accept_publish=params.flag("acceptPublish", "accPub", default=topic.accept_publish),
-            accept_subscribe=params.flag("acceptSubscribe", "accSub", default=topic.accept_subscribe),
-            max_message_bytes=message_bytes(params) or topic.max_message_bytes,
-            delete_policy=delete_policy(params) or topic.delete_policy,
+    """Change what is given of topics, on the brokers that are named or on all.
+
+    Partitions and stores can only become more: offsets stay where they are.
+    """
+    policy = delete_policy(params)
+
+    def edit(here: Deployment) -> tuple[Deployment, int, str]:
+        wanted = Deployment(
+            params.number("numPartitions", "numPart", default=here.partitions, least=1, most=MAX_PARTITIONS),
+            params.number("numTopicStores", "numStore", default=here.stores, least=1, most=MAX_STORES),
+            params.flag("acceptPublish", "accPub", default=here.accept_publish),
+            params.flag("acceptSubscribe", "accSub", default=here.accept_subscribe),
+            here.status,
+            policy or here.delete_policy,
         )
-        if wanted.partitions < topic.partitions or wanted.stores < topic.stores:
-            text = f"{topic.partitions} partitions in {topic.stores} stores: fewer are not possible"
-            rows += _rows(engine, broker_ids, name, 407, text)
-        elif topic.status:
-            rows += _rows(engine, broker_ids, name, 406, "the topic is deleted: redo it first")
-        elif wanted == topic:
-            rows += _rows(engine, broker_ids, name, 201, "nothing to change")
-        else:
-            changed.append(wanted)
-            rows += _rows(engine, broker_ids, name, 200, "Ok!")
-    return Change([*changed], success(rows))
+        if wanted.partitions < here.partitions or wanted.stores < here.stores:
+            return here, 407, f"{here.partitions} partitions in {here.stores} stores: fewer are not possible"
+        if here.status:
+            return here, 406, "the topic is deleted: redo it first"
+        return (here, UNCHANGED, "nothing to change") if wanted == here else (wanted, OK, "Ok!")
+
+    return _edit(engine, params, edit, message_bytes(params))
 
 
-def _status(engine: MasterEngine, params: Params, status: int, needed: tuple[int, ...], hint: str) -> Change:
-    params.required("modifyUser", "mur")
-    broker_ids = params.numbers("brokerId")
-    changed: list[Topic] = []
-    rows: list[Answer] = []
-    for name in _names(params):
-        topic = engine.cluster.topics.get(name)
-        code, text = 200, "Ok!"
-        if topic is None or name in engine.storing:
-            code, text = 401, f"topic {name} does not exist"
-        elif (left_out := _left_out(engine, topic, broker_ids)) is not None:
-            code, text = 405, left_out
-        elif topic.status == status:
-            code, text = 201, "nothing to change"
-        elif topic.status not in needed:
-            code, text = 406, hint
-        elif status == TOPIC_DELETED and (topic.accept_publish or topic.accept_subscribe):
-            code, text = 405, "stop it first: acceptPublish=false and acceptSubscribe=false"
-        else:
-            changed.append(topic._replace(status=status))
-        rows += _rows(engine, broker_ids, name, code, text)
-    return Change([*changed], success(rows))
+def _status(engine: MasterEngine, params: Params, status: int, needed: int, hint: str) -> Change:
+    def edit(here: Deployment) -> tuple[Deployment, int, str]:
+        if here.status == status:
+            return here, UNCHANGED, "nothing to change"
+        if here.status != needed:
+            return here, 406, hint
+        if status == TOPIC_DELETED and (here.accept_publish or here.accept_subscribe):
+            return here, 405, "stop it first: acceptPublish=false and acceptSubscribe=false"
+        return here._replace(status=status), OK, "Ok!"
+
+    return _edit(engine, params, edit)
 
 
 def delete(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Take topics out of service; their data stay until they are removed."""
-    return _status(engine, params, TOPIC_DELETED, (0,), "the topic is being removed")
+    """Take topics out of service, on the brokers that are named or on all; their data stay until they are removed."""
+    return _status(engine, params, TOPIC_DELETED, 0, "the topic is being removed")
 
 
 def redo(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Take back a deletion."""
-    return _status(engine, params, 0, (TOPIC_DELETED,), "the topic is being removed")
+    """Take back a deletion, on the brokers that are named or on all."""
+    return _status(engine, params, 0, TOPIC_DELETED, "the topic is being removed")
 
 
 def remove(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Remove deleted topics with their data: brokers do it with their next heartbeat, then the name is free."""
-    return _status(engine, params, TOPIC_REMOVED, (TOPIC_DELETED,), "delete the topic first")
+    """Remove deleted topics with their data, on the brokers that are named or on all.
+
+    Brokers do it with their next heartbeat; once none has a topic, its name is free.
+    """
+    return _status(engine, params, TOPIC_REMOVED, TOPIC_DELETED, "delete the topic first")
 
 
 def info(engine: MasterEngine, params: Params, now: int) -> Answer:
@@ -167,7 +201,8 @@ def info(engine: MasterEngine, params: Params, now: int) -> Answer:
         del control["topicName"]
         control["enableAuthControl"] = control.pop("isEnable")
         sums, places = _sums(engine, topic, numbers), _places(engine, topic, numbers)
-        rows.append({**sums, "topicStatusId": topic.status, "topicInfo": places, "authData": control})
+        status = min((row["topicStatusId"] for row in places), default=topic.status)
+        rows.append({**sums, "topicStatusId": status, "topicInfo": places, "authData": control})
     return success(rows)
 
 
@@ -198,8 +233,19 @@ def _asked(engine: MasterEngine, params: Params) -> list[tuple[Topic, list[int]]
     status = params.given_number("topicStatusId", "tStsId", least=0, most=TOPIC_REMOVED + 1)
     found = []
     for name, topic in sorted(engine.cluster.topics.items()):
-        there = [number for number in known(engine) if topic.on(number) and (not numbers or number in numbers)]
-        if (not wanted or name in wanted) and (there or not numbers) and status in {None, topic.status}:
+        if wanted and name not in wanted:
+            continue
+        on = [number for number in known(engine) if topic.on(number)]
+        there = [
+            number
+            for number in on
+            if (not numbers or number in numbers)
+            and status in {None, topic.at(number).status}
+            and has_properties(_properties(engine, topic.at(number)), params)
+        ]
+        # A topic whose brokers are not known yet is shown by what they will have.
+        nowhere = not on and not numbers and status in {None, topic.status}
+        if there or (nowhere and has_properties(_properties(engine, topic.common), params)):
             found.append((topic, there))
     return found
 
@@ -227,21 +273,27 @@ def _places(engine: MasterEngine, topic: Topic, numbers: Collection[int]) -> lis
             {
                 "topicName": topic.name,
                 "topicNameId": UNDEFINED,
-                "topicStatusId": topic.status,
+                "topicStatusId": topic.at(broker_id).status,
                 "brokerId": broker_id,
                 "brokerIp": brokers[broker_id].host,
                 "brokerPort": brokers[broker_id].port,
-                "numPartitions": topic.partitions,
-                "numTopicStores": topic.stores,
-                "acceptPublish": topic.accept_publish,
-                "acceptSubscribe": topic.accept_subscribe,
-                "deletePolicy": topic.delete_policy or engine.config.default.delete_policy,
-                **NOT_USED,
+                **_properties(engine, topic.at(broker_id)),
                 **who_and_when(),
                 "runInfo": run,
             }
         )
     return rows
+
+
+def _properties(engine: MasterEngine, here: Deployment) -> Answer:
+    return {
+        "numPartitions": here.partitions,
+        "numTopicStores": here.stores,
+        "acceptPublish": here.accept_publish,
+        "acceptSubscribe": here.accept_subscribe,
+        "deletePolicy": here.delete_policy or engine.config.default.delete_policy,
+        **NOT_USED,
+    }
 
 
 def _sums(engine: MasterEngine, topic: Topic, numbers: Collection[int]) -> Answer:
@@ -254,7 +306,7 @@ def _sums(engine: MasterEngine, topic: Topic, numbers: Collection[int]) -> Answe
         "topicName": topic.name,
         "maxMsgSizeInMB": (topic.max_message_bytes or engine.max_message_bytes) // MIN_MESSAGE_BYTES,
         "infoCount": len(numbers),
-        "totalCfgNumPart": len(numbers) * topic.partitions * topic.stores,
+        "totalCfgNumPart": sum(topic.at(number).partition_count for number in numbers),
         "totalRunNumPartCount": sum((config.partitions or 1) * (config.stores or 1) for config in running),
         "isSrvAcceptPublish": cluster.topic_info(topic.name) is not None,
         "isSrvAcceptSubscribe": bool(cluster.partitions([topic.name])),

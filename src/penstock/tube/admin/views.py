@@ -6,7 +6,7 @@ from penstock.tube.admin.common import Answer, Change, failure, item, success
 from penstock.tube.admin.params import Params
 from penstock.tube.engine.balance import Group
 from penstock.tube.engine.client_groups import ClientGroup
-from penstock.tube.engine.cluster import Topic
+from penstock.tube.engine.deployment import Deployment
 from penstock.tube.engine.master import MasterEngine
 from penstock.tube.engine.settings import Status
 
@@ -49,8 +49,7 @@ def loads_of_brokers(engine: MasterEngine, params: Params, now: int) -> Answer:
         topics = [t for name, t in engine.cluster.topics.items() if t.on(number) and (not wanted or name in wanted)]
         setting = engine.controls.brokers.get(number)
         writes, reads = broker.online and not broker.stop_write, broker.online and not broker.stop_read
-        publish = [t for t in topics if writes and t.accept_publish and t.name in broker.serving]
-        subscribe = [t for t in topics if reads and t.accept_subscribe and t.name in broker.serving]
+        served = [topic.at(number) for topic in topics if topic.name in broker.serving]
         rows.append(
             {
                 "brokerId": number,
@@ -60,20 +59,22 @@ def loads_of_brokers(engine: MasterEngine, params: Params, now: int) -> Answer:
                 "acceptPublish": not broker.stop_write,
                 "acceptSubscribe": not broker.stop_read,
                 "nodeRunInfo": "running" if broker.online else "notRegister",
-                **_counted("TotalCfgCnt", topics),
-                **_counted("AccPubTotalCnt", publish),
-                **_counted("AccSubTotalCnt", subscribe),
+                **_counted("topicTotalCfgCnt", [topic.at(number) for topic in topics]),
+                **_counted("topicAccPubTotalCnt", [here for here in served if writes and here.accept_publish]),
+                **_counted("topicAccSubTotalCnt", [here for here in served if reads and here.accept_subscribe]),
             }
         )
     return success(rows)
 
 
-def _counted(what: str, topics: list[Topic], name: str = "topic", brokers: int = 1) -> Answer:
-    """Topics (or ``brokers`` that each have them) with their stores and partitions."""
-    stores = brokers * sum(topic.stores for topic in topics)
-    partitions = brokers * sum(topic.stores * topic.partitions for topic in topics)
-    count = len(topics) if name == "topic" else brokers
-    return {f"{name}{what}": count, f"store{what}": stores, f"part{what}": partitions}
+def _counted(name: str, places: list[Deployment]) -> Answer:
+    """Topics of a broker, or brokers of a topic, under ``name``, with their stores and partitions."""
+    what = name.removeprefix("topic").removeprefix("broker")
+    return {
+        name: len(places),
+        f"store{what}": sum(here.stores for here in places),
+        f"part{what}": sum(here.partition_count for here in places),
+    }
 
 
 def spread_of_topics(engine: MasterEngine, params: Params, now: int) -> Answer:
@@ -86,16 +87,15 @@ def spread_of_topics(engine: MasterEngine, params: Params, now: int) -> Answer:
             continue
         on = [broker for number, broker in cluster.brokers.items() if topic.on(number)]
         running = [broker for broker in on if broker.online and name in broker.serving]
-        publish = sum(topic.accept_publish and not broker.stop_write for broker in running)
-        subscribe = sum(topic.accept_subscribe and not broker.stop_read for broker in running)
+        places = [(broker, topic.at(broker.info.id)) for broker in running]
         control = engine.controls.topics.get(name)
         rows.append(
             {
                 "topicName": name,
-                **_counted("TotalCfgCnt", [topic], "broker", len(on)),
-                **_counted("TotalRunCnt", [topic], "broker", len(running)),
-                **_counted("AccPubTotalCnt", [topic], "broker", publish),
-                **_counted("AccSubTotalCnt", [topic], "broker", subscribe),
+                **_counted("brokerTotalCfgCnt", [topic.at(broker.info.id) for broker in on]),
+                **_counted("brokerTotalRunCnt", [here for _, here in places]),
+                **_counted("brokerAccPubTotalCnt", [p for b, p in places if p.accept_publish and not b.stop_write]),
+                **_counted("brokerAccSubTotalCnt", [p for b, p in places if p.accept_subscribe and not b.stop_read]),
                 "topicSrvAccPubStatus": cluster.topic_info(name) is not None,
                 "topicSrvAccSubStatus": bool(cluster.partitions([name])),
                 "enableAuthControl": control is not None and control.enabled,
@@ -134,15 +134,16 @@ def cluster_view(engine: MasterEngine, params: Params, now: int) -> Answer:
         on = [broker for number, broker in cluster.brokers.items() if topic.on(number)]
         if (wanted and name not in wanted) or (numbers and not numbers & {broker.info.id for broker in on}):
             continue
+        configured = [topic.at(broker.info.id) for broker in on]
         running = [broker.serving[name] for broker in on if broker.online and name in broker.serving]
         control = engine.controls.topics.get(name)
         rows.append(
             {
                 "topicName": name,
                 "totalCfgBrokerCnt": len(on),
-                "totalCfgNumStore": len(on) * topic.stores,
+                "totalCfgNumStore": sum(here.stores for here in configured),
                 "totalRunNumStore": sum(config.stores or 1 for config in running),
-                "totalCfgNumPart": len(on) * topic.partitions * topic.stores,
+                "totalCfgNumPart": sum(here.partition_count for here in configured),
                 "totalRunNumPartCount": sum((config.partitions or 1) * (config.stores or 1) for config in running),
                 "isSrvAcceptPublish": cluster.topic_info(name) is not None,
                 "isSrvAcceptSubscribe": bool(cluster.partitions([name])),

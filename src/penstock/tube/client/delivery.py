@@ -8,9 +8,10 @@ first message, closed after ten idle minutes, and given up with all that is on i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
@@ -38,7 +39,10 @@ BATCHES_IN_FLIGHT = 4  # enough to keep broker and connection busy; more would o
 
 
 class Delivery:
-    """Brings messages to their partitions. ``tell(message, outcome)`` is called once a message (twice is harmless)."""
+    """Brings messages to their partitions. ``tell(message, outcome)`` is called once a message (twice is harmless).
+
+    ``refresh()`` asks the master for the routes again; it may raise PenstockError.
+    """
 
     def __init__(
         self,
@@ -47,6 +51,7 @@ class Delivery:
         writer: SendWriter,
         links: Links,
         tell: Callable[[Outgoing, Outcome], None],
+        refresh: Callable[[], Awaitable[None]],
     ) -> None:
         self.retried = 0
         self._settings = settings
@@ -54,6 +59,9 @@ class Delivery:
         self._writer = writer
         self._links = links
         self._tell = tell
+        self._refresh = refresh
+        self._strays: list[tuple[Partition, Outgoing, PenstockError]] = []
+        self._leading: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
         self._lanes: dict[tuple[str, int, int], Lane[Outgoing]] = {}
         self._ready: dict[int, Link] = {}
@@ -83,12 +91,15 @@ class Delivery:
 
     def messages(self) -> list[Outgoing]:
         """All messages without an outcome."""
-        return [message for lane in self._lanes.values() for message in lane.messages()]
+        return [
+            *(message for lane in self._lanes.values() for message in lane.messages()),
+            *(message for _, message, _ in self._strays),
+        ]
 
     async def close(self) -> None:
         """Stop; what is still on its way is left alone."""
         self._closing = True
-        tasks = [self._sweeper, *self._connecting.values()]
+        tasks = [self._sweeper, *self._connecting.values(), *([] if self._leading is None else [self._leading])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -183,11 +194,44 @@ class Delivery:
             error.retriable = retry
             if answer.errCode == ErrCode.SERVICE_UNAVAILABLE:
                 self._routes.avoid(target.broker.id, monotonic_ms() + AVOID_MS)
+            if answer.errCode == ErrCode.FORBIDDEN:
+                self._stray(target, lane.refused(number), error)
+                self._settle(lane)
+                return
         for message in lane.failed(number) if retry else lane.refused(number):
             message.error = error
             if not retry:
                 self._tell(message, error)
         self._settle(lane)
+
+    def _stray(self, target: Partition, messages: list[Outgoing], error: PenstockError) -> None:
+        """The place takes nothing: perhaps it was closed after the master had announced it."""
+        self._strays += [(target, message, error) for message in messages]
+        if self._leading is None or self._leading.done():
+            self._leading = asyncio.create_task(self._lead())
+
+    async def _lead(self) -> None:
+        """Messages for places that are not announced any more go to others; the rest is refused."""
+        while strays := list(self._strays):
+            with contextlib.suppress(PenstockError):
+                await self._refresh()
+            del self._strays[: len(strays)]
+            for target, message, error in strays:
+                other = self._instead(target, message)
+                if other is None:
+                    self._tell(message, error)
+                else:
+                    message.error, message.sequence = error, -1
+                    self.push(other, message)
+
+    def _instead(self, target: Partition, message: Outgoing) -> Partition | None:
+        routes = self._routes
+        if any((p.broker.id, p.id) == (target.broker.id, target.id) for p in routes.partitions(message.topic)):
+            return None
+        try:
+            return routes.choose(message.topic, message.key, message.partition, monotonic_ms())
+        except RefusedError:
+            return None  # there is no partition of this number any more
 
     def _stored(self, messages: list[Outgoing], answer: broker_pb2.SendMessageResponseB2P, target: Partition) -> None:
         # Old servers say the id in the text only.

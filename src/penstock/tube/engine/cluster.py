@@ -6,8 +6,8 @@ for consumers and for producers, we do not.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from penstock.errors import RemoteProtocolError
 from penstock.tube.codec.strings import (
@@ -22,48 +22,12 @@ from penstock.tube.codec.strings import (
     conf_check_sum,
     partition_ids,
 )
+from penstock.tube.engine.deployment import TOPIC_REMOVED, Topic
 
-__all__ = ["SYSTEM_TOPIC", "TOPIC_DELETED", "TOPIC_REMOVED", "Broker", "Cluster", "Topic", "parse_broker_id"]
+__all__ = ["SYSTEM_TOPIC", "Broker", "Cluster", "parse_broker_id"]
 
 SYSTEM_TOPIC = "__offset_history__"
-TOPIC_DELETED = 1
-TOPIC_REMOVED = 2
 _SYSTEM = TopicConfig(SYSTEM_TOPIC, partitions=10)
-
-
-class Topic(NamedTuple):
-    """A configured topic. ``brokers``: the ids that have it, None for all; sizes in bytes, None for the cluster's."""
-
-    name: str
-    partitions: int = 3
-    stores: int = 1
-    brokers: tuple[int, ...] | None = None
-    accept_publish: bool = True
-    accept_subscribe: bool = True
-    max_message_bytes: int | None = None
-    status: int = 0
-    """0 in use, 1 deleted (no service, data kept), 2 being removed with its data."""
-    delete_policy: str | None = None
-
-    def on(self, broker_id: int) -> bool:
-        return self.brokers is None or broker_id in self.brokers
-
-    def config(self, default: DefaultConfig) -> TopicConfig:
-        """As pushed to a broker: what equals its default is left blank."""
-        return TopicConfig(
-            self.name,
-            _unless(self.partitions, default.partitions),
-            None if self.accept_publish else False,
-            None if self.accept_subscribe else False,
-            delete_policy=None if self.delete_policy == default.delete_policy else self.delete_policy,
-            stores=_unless(self.stores, default.stores),
-            status=self.status,
-            max_message_bytes=self.max_message_bytes,
-        )
-
-
-def _unless(value: int, inherited: int) -> int | None:
-    return None if value == inherited else value
 
 
 class Broker:
@@ -123,7 +87,7 @@ class Cluster:
         self.default = default
         self.default_text = default.format()
         self.topics = {topic.name: topic for topic in topics}
-        self.removing = {topic.name for topic in self.topics.values() if topic.status == TOPIC_REMOVED}
+        self._removing = {topic.name for topic in self.topics.values() if topic.removing}
         self.brokers: dict[int, Broker] = {}
         self.version = now
         self._started = now
@@ -148,45 +112,65 @@ class Cluster:
         broker.online = False
         broker.serving = {}
 
+    def forget(self, broker_id: int, now: int) -> None:
+        """The broker is taken out of the list, unless it is here. It may come again."""
+        broker = self.brokers.get(broker_id)
+        if broker is not None and not broker.online:
+            del self.brokers[broker_id]
+            self._bump(now)
+
     def put_topic(self, topic: Topic) -> None:
         """A topic was created or changed: brokers get it with their next heartbeat."""
         self.topics[topic.name] = topic
-        if topic.status == TOPIC_REMOVED:
-            self.removing.add(topic.name)
+        if topic.removing:
+            self._removing.add(topic.name)
+        else:
+            self._removing.discard(topic.name)
         for broker in self.brokers.values():
+            if topic.at(broker.info.id).status != TOPIC_REMOVED:
+                broker.removed.discard(topic.name)
             self._configure(broker)
 
     def drop_topic(self, name: str) -> None:
         """A topic is removed and forgotten: another of the same name may be made."""
         self.topics.pop(name, None)
-        self.removing.discard(name)
+        self._removing.discard(name)
         for broker in self.brokers.values():
             broker.removed.discard(name)
             self._configure(broker)
 
     def removals(self, broker: Broker) -> list[str]:
         """removeTopicConfInfo: topics whose data the broker has to remove."""
+        number = broker.info.id
         return [
-            topic.config(self.default).format()
-            for topic in self.topics.values()
-            if topic.status == TOPIC_REMOVED and topic.on(broker.info.id) and topic.name not in broker.removed
+            topic.config(self.default, number).format()
+            for topic in map(self.topics.__getitem__, sorted(self._removing))
+            if topic.on(number) and topic.at(number).status == TOPIC_REMOVED and topic.name not in broker.removed
         ]
 
     def removed_on(self, broker: Broker, names: Iterable[str]) -> None:
         """The broker has removed the data of these topics."""
         for name in names:
             topic = self.topics.get(name)
-            if topic is not None and topic.status == TOPIC_REMOVED:
+            if topic is not None and topic.at(broker.info.id).status == TOPIC_REMOVED:
                 broker.removed.add(name)
                 broker.serving.pop(name, None)
 
-    def all_removed(self) -> list[str]:
-        """Topics being removed whose data are gone from every broker that is here: they can be forgotten."""
-        return [
-            name
-            for name in sorted(self.removing)
-            if all(name in b.removed for b in self.brokers.values() if self.topics[name].on(b.info.id))
-        ]
+    def cleared(self) -> list[Topic]:
+        """Topics being removed, as they are without the brokers whose data are gone since.
+
+        ``brokers`` is empty where nobody that is here has it any more: the topic can be forgotten.
+        """
+        found = []
+        for topic in map(self.topics.__getitem__, sorted(self._removing)):
+            here = [broker for number, broker in self.brokers.items() if topic.on(number)]
+            gone = [broker.info.id for broker in here if topic.name in broker.removed]
+            if topic.status == TOPIC_REMOVED:
+                if len(gone) == len(here):
+                    found.append(topic._replace(brokers=()))
+            elif gone:
+                found.append(functools.reduce(Topic.left, gone, topic))
+        return found
 
     def report(self, broker: Broker, default: str, topics: Iterable[str]) -> bool:
         """What the broker says it serves; whether that differs from before.
@@ -218,26 +202,42 @@ class Cluster:
 
     def deployed(self, topic: str) -> bool:
         known = self.topics.get(topic)
-        return (known is not None and not known.status) or topic == SYSTEM_TOPIC
+        return (known is not None and known.in_use) or topic == SYSTEM_TOPIC
 
     def topic_info(self, name: str) -> TopicInfo | None:
         """Where ``name`` can be produced to; None if nowhere."""
         found = []
         for broker_id in sorted(self.brokers):
             broker = self.brokers[broker_id]
-            config = broker.serving.get(name)
-            writable = not broker.write_status and not broker.stop_write
-            if config is not None and not config.status and config.accept_publish and writable:
+            config = self._served(broker, name)
+            if config is not None and config.accept_publish and not broker.write_status and not broker.stop_write:
                 found.append(BrokerTopic(broker_id, config.partitions or 1, config.stores or 1))
         topic = self.topics.get(name)
-        if not found or name == SYSTEM_TOPIC or (topic is not None and topic.status):
+        if not found or name == SYSTEM_TOPIC:
             return None
         return TopicInfo(name, tuple(found), topic.max_message_bytes if topic is not None else None)
+
+    def _served(self, broker: Broker, name: str) -> TopicConfig | None:
+        """What ``broker`` said that it serves of a topic, without what it shall serve no more; None: nothing."""
+        config = broker.serving.get(name)
+        if config is None or config.status:
+            return None
+        topic = self.topics.get(name)
+        if topic is None:
+            return config
+        here = topic.at(broker.info.id)
+        if here.status:
+            return None
+        # Clients turn away from what is closed before the broker refuses them.
+        return config._replace(
+            accept_publish=bool(config.accept_publish and here.accept_publish),
+            accept_subscribe=bool(config.accept_subscribe and here.accept_subscribe),
+        )
 
     def awaited(self, name: str) -> bool:
         """Whether the topic is in use, and no broker that has it is here: not yet, or not at present."""
         topic = self.topics.get(name)
-        if topic is None or topic.status or not topic.accept_publish:
+        if topic is None or not any(each.accept_publish and not each.status for each in topic.deployments):
             return False
         return not any(name in broker.serving for broker in self.brokers.values())
 
@@ -248,7 +248,7 @@ class Cluster:
         """
         topic = self.topics.get(name)
         here = [broker for broker in self.brokers.values() if broker.online and broker.web_address]
-        return topic is None or all(name in broker.serving for broker in here if topic.on(broker.info.id))
+        return topic is None or all(name in broker.serving for broker in here if _kept(topic, broker.info.id))
 
     def partitions(self, topics: Iterable[str]) -> list[Partition]:
         """What can be consumed of ``topics`` now, in order."""
@@ -256,10 +256,8 @@ class Cluster:
         for broker in self.brokers.values():
             if broker.online and not broker.read_status and not broker.stop_read:
                 for name in topics:
-                    config = broker.serving.get(name)
-                    known = self.topics.get(name)
-                    open_ = config is not None and not config.status and (known is None or not known.status)
-                    if config is not None and open_ and config.accept_subscribe:
+                    config = self._served(broker, name)
+                    if config is not None and config.accept_subscribe:
                         ids = partition_ids(config.partitions or 1, config.stores or 1)
                         found += [Partition(broker.info, name, number) for number in ids]
         return sorted(found)
@@ -285,11 +283,8 @@ class Cluster:
         return {broker.info.id for broker in self.brokers.values() if broker.online and broker.serving}
 
     def _configure(self, broker: Broker) -> None:
-        topics = [
-            t.config(self.default).format()
-            for t in self.topics.values()
-            if t.on(broker.info.id) and t.status < TOPIC_REMOVED
-        ]
+        number = broker.info.id
+        topics = [topic.config(self.default, number).format() for topic in self.topics.values() if _kept(topic, number)]
         topics.append(_SYSTEM.format())
         check_sum = conf_check_sum(self.default_text, topics)
         if check_sum != broker.check_sum:
@@ -300,6 +295,11 @@ class Cluster:
 
     def _bump(self, now: int) -> None:
         self.version = max(now, self.version + 10)
+
+
+def _kept(topic: Topic, broker_id: int) -> bool:
+    """Whether the broker has the topic and shall keep it."""
+    return topic.on(broker_id) and topic.at(broker_id).status < TOPIC_REMOVED
 
 
 def parse_broker_id(text: str) -> int:

@@ -22,7 +22,8 @@ from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.schema import decode
 from penstock.tube.codec.strings import java_trim, valid_topic
 from penstock.tube.engine.access import Access
-from penstock.tube.engine.cluster import SYSTEM_TOPIC, Cluster, Topic
+from penstock.tube.engine.cluster import SYSTEM_TOPIC, Cluster
+from penstock.tube.engine.deployment import Deployment, Topic
 from penstock.tube.engine.master_brokers import BrokerDesk
 from penstock.tube.engine.master_client_balance import ClientBalanceDesk
 from penstock.tube.engine.master_common import (
@@ -36,7 +37,7 @@ from penstock.tube.engine.master_common import (
 )
 from penstock.tube.engine.master_consumers import ConsumerDesk
 from penstock.tube.engine.master_producers import ProducerDesk
-from penstock.tube.engine.settings import Controls, Removal, Setting
+from penstock.tube.engine.settings import BrokerSetting, Controls, Removal, Setting
 
 __all__ = ["MIN_MESSAGE_BYTES", "MasterConfig", "MasterEngine"]
 
@@ -75,7 +76,6 @@ class MasterEngine:
         self.client_groups = self._clients.groups
         self.storing: set[str] = set()
         """Topics on their way to the disk: another of the same name would replace them."""
-        self._forgetting: set[str] = set()
         self.requests = 0
         self._handlers: dict[int, Callable[[Any, int], Message]] = {
             MethodId.PRODUCER_REGISTER: self._producers.register,
@@ -179,20 +179,25 @@ class MasterEngine:
 
     # --- topics and settings ---
 
-    def check_new_topic(self, topic: Topic) -> None:
-        """Raise RefusedError if ``topic`` cannot be created: its name, its numbers, or that it exists."""
-        if not valid_topic(topic.name) or topic.name == SYSTEM_TOPIC:
+    def check_topic(self, name: str, deployment: Deployment) -> None:
+        """Raise RefusedError if there can be no topic of this name, or not with these numbers."""
+        if not valid_topic(name) or name == SYSTEM_TOPIC:
             raise RefusedError(
-                f"tube: {topic.name!r} cannot be a topic",
+                f"tube: {name!r} cannot be a topic",
                 code=407,
                 why="a topic is a letter, then letters, digits or '_': 2 to 64 of them",
             )
-        if not (1 <= topic.partitions <= 9999 and 1 <= topic.stores <= 1000):
+        if not (1 <= deployment.partitions <= 9999 and 1 <= deployment.stores <= 1000):
             raise RefusedError(
-                f"tube: {topic.partitions} partitions in {topic.stores} stores are not possible",
+                f"tube: {deployment.partitions} partitions in {deployment.stores} stores are not possible",
                 code=407,
                 why="a store has 1 to 9999 partitions, a topic 1 to 1000 stores on a broker",
             )
+
+    def check_new_topic(self, topic: Topic) -> None:
+        """Raise RefusedError if ``topic`` cannot be created: its name, its numbers, or that it exists."""
+        for deployment in topic.deployments:
+            self.check_topic(topic.name, deployment)
         if topic.name in self.cluster.topics or topic.name in self.storing:
             raise RefusedError(f"tube: topic {topic.name!r} exists", code=402)
 
@@ -204,24 +209,24 @@ class MasterEngine:
         """Take all partitions from a member, which takes part again after ``rounds`` heartbeats; whether it is one."""
         return self._consumers.expel(group, member, rounds, now)
 
-    def take_removed(self) -> list[str]:
-        """Topics whose data every broker has removed, each told once: store their removal."""
-        if not self.cluster.removing:
-            return []
-        fresh = [name for name in self.cluster.all_removed() if name not in self._forgetting]
-        self._forgetting.update(fresh)
-        return fresh
+    def take_removed(self) -> list[Setting | Removal]:
+        """What is to be stored since brokers have removed the data of topics; each change is told once."""
+        cleared = [topic for topic in self.cluster.cleared() if topic.name not in self.storing]
+        self.storing.update(topic.name for topic in cleared)
+        return [topic if topic.brokers != () else Removal(Topic.__name__, topic.name) for topic in cleared]
 
     def stored(self, setting: Setting | Removal, now: int) -> None:
         """A topic or a setting is durable: it is in force, and whoever it concerns learns by its next heartbeat."""
         if isinstance(setting, Topic):
             self.topic_stored(setting)
+            self._consumers.rebalance_all(now)
             return
         if isinstance(setting, Removal) and setting.kind == Topic.__name__:
             self.cluster.drop_topic(setting.key)
-            self._forgetting.discard(setting.key)
             return
         self.controls.put(setting)
+        if isinstance(setting, Removal) and setting.kind == BrokerSetting.__name__:
+            self.cluster.forget(int(setting.key), now)
         for broker in self.cluster.brokers.values():
             self._brokers.order(broker)
         self._consumers.rebalance_all(now)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.strings import DEFAULT_BROKER_PORT, DEFAULT_BROKER_TLS_PORT, UNDEFINED
-from penstock.tube.engine.cluster import Topic
+from penstock.tube.engine.deployment import Topic
 
 __all__ = [
     "BrokerSetting",

@@ -17,9 +17,9 @@ from penstock.tube.admin import master as admin
 from penstock.tube.codec.envelope import Request
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.engine.access import Access
-from penstock.tube.engine.cluster import Topic
+from penstock.tube.engine.deployment import Topic
 from penstock.tube.engine.master import MasterConfig, MasterEngine
-from penstock.tube.engine.settings import Removal, Setting
+from penstock.tube.engine.settings import Removal, Setting, key_of
 from penstock.tube.listeners import Listeners
 from penstock.tube.master.metadata import SettingStore
 from penstock.tube.rpc import AnsweringProtocol, Peer, Peers
@@ -145,7 +145,8 @@ class TubeMaster:
         Raises:
             StorageError: it could not be made durable.
         """
-        await self._persist([self.engine.cluster.topics[name]._replace(delete_policy=delete_policy)])
+        topic = self.engine.cluster.topics[name]
+        await self._persist([topic.everywhere(lambda deployment: deployment._replace(delete_policy=delete_policy))])
 
     async def wait_topic(self, name: str, timeout_s: float) -> None:
         """Return when a broker serves ``name`` to producers; UnavailableError after ``timeout_s``."""
@@ -215,7 +216,8 @@ class TubeMaster:
     def _submit(self, committer: GroupCommitter[Setting | Removal], setting: Setting | Removal) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         storing = self.engine.storing
-        name = setting.name if isinstance(setting, Topic) else None
+        kind, key = key_of(setting)
+        name = key if kind == Topic.__name__ else None
 
         def done(error: StorageError | None) -> None:
             if name is not None:
@@ -249,11 +251,11 @@ class TubeMaster:
         self.engine.disconnected(connection)
 
     def _forget_removed(self) -> None:
-        """Topics whose data are gone everywhere leave the disk too."""
-        if self._committer is None:
+        """Topics whose data are gone, everywhere or on some brokers, leave the disk too."""
+        if self._committer is None or self._committer.failure is not None:
             return
-        for name in self.engine.take_removed():
-            self._submit(self._committer, Removal(Topic.__name__, name)).add_done_callback(_report)
+        for setting in self.engine.take_removed():
+            self._submit(self._committer, setting).add_done_callback(_report)
 
     def _wake(self) -> None:
         for reached, future in self._waiters:

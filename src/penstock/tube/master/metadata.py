@@ -22,7 +22,7 @@ from penstock.runtime.durability import Durability
 from penstock.runtime.environment import Environment
 from penstock.runtime.files import DirectFiles
 from penstock.tube.engine import settings as kinds
-from penstock.tube.engine.cluster import Topic
+from penstock.tube.engine.deployment import Deployment, Topic
 from penstock.tube.engine.settings import Removal, Setting, key_of
 from penstock.tube.storage.lock import DirectoryLock
 
@@ -113,6 +113,8 @@ class SettingStore:
         fields = {name: tuple(v) if isinstance(v, list) else v for name, v in row.items() if name in kind._fields}
         if "topic_defaults" in fields:
             fields["topic_defaults"] = kinds.TopicDefaults(*fields["topic_defaults"])
+        if "own" in fields:
+            fields["own"] = tuple((number, Deployment(*values)) for number, values in fields["own"])
         setting: Setting = kind(**fields)
         return setting
 

@@ -30,7 +30,7 @@ def test_brokers_are_configured_together() -> None:
     assert {found[n].port for n in (1, 2)} == {9}
 
 
-def test_a_topic_on_several_brokers_is_one_change() -> None:
+def test_a_topic_has_an_object_for_each_of_its_brokers() -> None:
     engine = master()
     join_broker(engine)
     objects = [
@@ -41,14 +41,16 @@ def test_a_topic_on_several_brokers_is_one_change() -> None:
     ]
     answer = change(engine, "admin_bath_add_new_topic_record", topicJsonSet=json.dumps(objects))
     assert [(row["topicName"], row["brokerId"], row["errCode"]) for row in answer["data"]] == [
-        ("aa", 1, 200), ("aa", 2, 200), ("bb", 1, 200), ("bb", 2, 408),
+        ("aa", 1, 200), ("aa", 2, 200), ("bb", 1, 200), ("bb", 2, 200),
     ]  # fmt: skip
     topic = engine.cluster.topics["aa"]
     assert (topic.partitions, topic.brokers, topic.accept_publish) == (4, (1, 2), False)
-    assert engine.cluster.topics["bb"].brokers == (1,)
-    more = json.dumps([{"topicName": "aa", "numPartitions": 6}])
-    change(engine, "admin_batch_update_topic_deploy_info", topicJsonSet=more, modifyUser="me")
-    assert engine.cluster.topics["aa"].partitions == 6
+    topic = engine.cluster.topics["bb"]
+    assert (topic.brokers, topic.at(1).partitions, topic.at(2).partitions) == ((1, 2), 3, 9)
+    more = json.dumps([{"topicName": "aa", "brokerId": number, "numPartitions": 5 + number} for number in (1, 2, 3)])
+    answer = change(engine, "admin_batch_update_topic_deploy_info", topicJsonSet=more, modifyUser="me")
+    assert [(row["brokerId"], row["errCode"]) for row in answer["data"]] == [(1, 200), (2, 200), (3, 401)]
+    assert [engine.cluster.topics["aa"].at(number).partitions for number in (1, 2)] == [6, 7]
 
 
 def test_controls_and_resources() -> None:

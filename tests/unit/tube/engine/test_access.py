@@ -10,7 +10,7 @@ from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.proto import shared_pb2
 from penstock.tube.engine.access import Access, sign
-from penstock.tube.engine.cluster import Topic
+from penstock.tube.engine.deployment import Topic
 from penstock.tube.engine.master import MasterEngine
 from tests.engine.tube.talk import NOW, ask
 

@@ -5,20 +5,15 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import RemoteProtocolError
-from penstock.tube.codec.strings import BrokerInfo, DefaultConfig, TopicConfig
-from penstock.tube.engine.cluster import SYSTEM_TOPIC, Cluster, Topic, parse_broker_id
+from penstock.tube.codec.strings import BrokerInfo, DefaultConfig
+from penstock.tube.engine.cluster import SYSTEM_TOPIC, Cluster, parse_broker_id
+from penstock.tube.engine.deployment import Topic
 
 DEFAULT = DefaultConfig(partitions=3)
 
 
 def cluster(*topics: Topic) -> Cluster:
     return Cluster(topics, DEFAULT, 1000)
-
-
-def test_topic_as_pushed_leaves_blank_what_is_the_brokers_default() -> None:
-    assert Topic("demo").config(DEFAULT) == TopicConfig("demo")
-    full = Topic("demo", 5, 2, None, accept_publish=False, accept_subscribe=False, max_message_bytes=9)
-    assert full.config(DEFAULT).format() == "demo:5:false:false: : : : :2:0: : : : :9"
 
 
 def test_topic_of_some_brokers_is_pushed_to_them_only() -> None:

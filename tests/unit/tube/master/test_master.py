@@ -12,11 +12,13 @@ from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.strings import DefaultConfig
-from penstock.tube.engine.cluster import Topic
+from penstock.tube.consumer import Consumer
+from penstock.tube.engine.deployment import Topic
 from penstock.tube.engine.master import MasterConfig
 from penstock.tube.engine.producer import Routes
 from penstock.tube.link import Link
 from penstock.tube.master.master import TubeMaster
+from penstock.tube.producer import Producer
 from tests.unit.tube.servers import tube, until
 
 
@@ -176,3 +178,60 @@ async def test_taken_address_leaves_nothing_open(tmp_path: Path) -> None:
     await second.start("127.0.0.1", 0)
     await second.close()
     await first.close()
+
+
+async def test_a_broker_is_drained_while_clients_go_on(tmp_path: Path) -> None:
+    """Closed for producers, read to the end, closed for consumers, deleted, removed: on broker 2 alone."""
+    sent: list[int] = []
+    read: list[int] = []
+    stop = asyncio.Event()
+    async with tube(tmp_path, "demo", brokers=2) as running:
+        master = running.master
+        assert master is not None
+
+        async def produce(producer: Producer) -> None:
+            while not stop.is_set():
+                await producer.send("demo", str(len(sent)).encode())
+                sent.append(len(sent))
+
+        async def consume(consumer: Consumer) -> None:
+            async for batch in consumer.batches():
+                read.extend(int(message.record.value) for message in batch)
+
+        async def on_broker_2(method: str, **params: str) -> None:
+            told = {"modifyUser": "me", "confModAuthToken": "token", "topicName": "demo", "brokerId": "2"}
+            answer = await master.webapi({"method": method, **told, **params})
+            assert [(row["brokerId"], row["errCode"]) for row in answer["data"]] == [(2, 200)]
+
+        def log(number: int) -> list[Path]:
+            return list((tmp_path / str(number) / "tube" / f"broker-{number}" / "log").glob("demo-*/*"))
+
+        async with (
+            Producer(running.masters, heartbeat_s=0.05) as producer,
+            Consumer(running.masters, "lake", ["demo"], heartbeat_s=0.05) as consumer,
+            asyncio.TaskGroup() as tasks,
+        ):
+            producing = tasks.create_task(produce(producer))
+            consuming = tasks.create_task(consume(consumer))
+            await until(lambda: len(read) > 100)
+            stores = running.brokers[2].engine.topics.by_name["demo"].stores
+            await on_broker_2("admin_modify_topic_info", acceptPublish="false")
+            await until(lambda: not running.brokers[2].engine.topics.by_name["demo"].writable)
+            ends = [store.durable_end for store in stores.values()]
+            further = len(sent) + 50
+            await until(lambda: len(sent) > further)
+            assert [store.durable_end for store in stores.values()] == ends
+            await until(lambda: len(set(read)) > further)
+            await on_broker_2("admin_modify_topic_info", acceptSubscribe="false")
+            await on_broker_2("admin_delete_topic_info")
+            await on_broker_2("admin_remove_topic_info")
+            await until(lambda: not master.engine.cluster.topics["demo"].on(2))
+            await until(lambda: not log(2))
+            further = len(sent) + 50
+            await until(lambda: len(sent) > further)
+            stop.set()
+            await producing
+            await until(lambda: len(set(read)) == len(sent))
+            consuming.cancel()
+        assert log(1)
+        assert sorted(set(read)) == sent

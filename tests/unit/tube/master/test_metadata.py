@@ -10,7 +10,7 @@ import lmdb
 import pytest
 
 from penstock.errors import StorageError
-from penstock.tube.engine.cluster import Topic
+from penstock.tube.engine.deployment import Deployment, Topic
 from penstock.tube.engine.settings import (
     BrokerSetting,
     ClusterSetting,
@@ -65,6 +65,20 @@ def test_newer_schema_is_not_guessed_at(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_topic_of_the_first_version_is_read(tmp_path: Path) -> None:
+    """Before topics could differ by broker, and before they had a retention of their own."""
+    SettingStore(tmp_path).close()
+    body = (
+        b'{"schema":1,"name":"a","partitions":2,"stores":1,"brokers":[1,3],"accept_publish":true,'
+        b'"accept_subscribe":false,"max_message_bytes":null,"status":0}'
+    )
+    damage(tmp_path, "a", zlib.crc32(body).to_bytes(4, "big") + body)
+    store = SettingStore(tmp_path)
+    (topic,) = store.load()
+    assert topic == Topic("a", 2, brokers=(1, 3), accept_subscribe=False)
+    store.close()
+
+
 def test_place_that_cannot_be_opened(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StorageError, match="cannot be used"):
@@ -79,6 +93,7 @@ def test_every_kind_of_setting_survives_and_can_be_removed(tmp_path: Path) -> No
         GroupSetting("g", check_rate=True, rate=3, serial=9),
         TopicControl("t", enabled=True),
         Topic("t", status=1, delete_policy="delete,3h"),
+        Topic("u", brokers=(1, 2)).changed({2: Deployment(5, accept_publish=False)}),
     ]
     store = SettingStore(tmp_path)
     store.put(settings)
@@ -88,7 +103,7 @@ def test_every_kind_of_setting_survives_and_can_be_removed(tmp_path: Path) -> No
     assert sorted(loaded, key=repr) == sorted(settings, key=repr)
     assert [type(each.topic_defaults) for each in loaded if isinstance(each, BrokerSetting)] == [TopicDefaults]
     store.put([Removal("ConsumeControl", "g\0t"), Removal("Topic", "t"), Removal("Topic", "none")])
-    assert len(store.load()) == 4
+    assert len(store.load()) == 5
     store.close()
 
 
