@@ -69,6 +69,7 @@ class Lines:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
+        """The lines that ``data`` completes, without their ends [Splitter]."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             yield line.removesuffix(b"\r")
@@ -76,6 +77,7 @@ class Lines:
             raise LocalProtocolError(f"a line has more than {LARGEST} bytes")
 
     def end(self) -> Iterator[bytes]:
+        """The last line, where it does not end [Splitter]."""
         if self._rest:
             yield self._rest.removesuffix(b"\r")
 
@@ -87,6 +89,7 @@ class Lengths:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[bytes]:
+        """The records that ``data`` completes, without their lengths [Splitter]."""
         data = self._rest + data
         start = 0
         while len(data) - start >= LENGTH.size:
@@ -101,6 +104,7 @@ class Lengths:
         self._rest = data[start:]
 
     def end(self) -> Iterator[bytes]:
+        """Nothing: a record that is begun is an error [Splitter]."""
         rest = self._rest
         if 0 < len(rest) < LENGTH.size:
             raise _no_length(rest)

@@ -14,6 +14,7 @@ class Group(TyperGroup):
     """Lists each command with the whole first paragraph of its help, where the parser would cut it at the margin."""
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
+        """One row a command, in the order in which they were added."""
         rows = [(name, _first_paragraph(command.help or "")) for name, command in self.commands.items()]
         with formatter.section("Commands"):
             formatter.write_dl(rows)

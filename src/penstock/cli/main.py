@@ -48,9 +48,11 @@ class LazyGroup(TyperGroup):
     """A group whose commands are imported when one is called."""
 
     def list_commands(self, _ctx: Any) -> list[str]:
+        """The names of the table, in its order."""
         return list(COMMANDS)
 
     def get_command(self, _ctx: Any, cmd_name: str) -> Any:
+        """The command of that name, whose module is imported now; None where the table has none."""
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
@@ -59,10 +61,12 @@ class LazyGroup(TyperGroup):
         return command
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
+        """One row a command, from the table alone."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, entry.help) for name, entry in COMMANDS.items()])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """As the parser does it, which reads only the names, for "did you mean"."""
         # The parser reads only the names, for "did you mean".
         names: dict[str, Any] = dict.fromkeys(COMMANDS)
         self.commands = names

@@ -99,13 +99,16 @@ class LineDisplay(_Quiet):
         self._shown = ""
 
     def say(self, text: str) -> None:
+        """A line on standard error, after the seconds since the start [Display]."""
         sys.stderr.write(f"[{time.monotonic() - self._start:5.1f} s] {text}\n")
         sys.stderr.flush()
 
     def alarm(self, text: str) -> None:
+        """A line of its own [Display]."""
         self.say(f"ALARM  {text}")
 
     def show(self, hops: Hops, *, at_once: bool = False) -> None:
+        """A line every few seconds, where something moved [Display]."""
         now = time.monotonic()
         text = ", ".join(f"{name} {count}" + (f" (lag {lag})" if lag else "") for name, count, lag in hops.rows())
         if (at_once or now - self._last >= LINE_EVERY_S) and text != self._shown:
@@ -121,12 +124,15 @@ class JsonDisplay(_Quiet):
         self._shown: list[tuple[str, int, int]] = []
 
     def say(self, text: str) -> None:
+        """An event ``step`` [Display]."""
         print_json({"event": "step", "text": text})
 
     def alarm(self, text: str) -> None:
+        """An event ``alarm`` [Display]."""
         print_json({"event": "alarm", "text": text})
 
     def show(self, hops: Hops, *, at_once: bool = False) -> None:
+        """An event ``progress`` every few seconds, where something moved [Display]."""
         now, rows = time.monotonic(), hops.rows()
         if (at_once or now - self._last >= LINE_EVERY_S) and rows != self._shown:
             self._last, self._shown = now, rows
@@ -156,12 +162,15 @@ class LiveDisplay(_Quiet):
         self._live.__exit__(kind, error, traceback)
 
     def say(self, text: str) -> None:
+        """A line above the table [Display]."""
         self._print(text, "")
 
     def alarm(self, text: str) -> None:
+        """A line above the table, in red [Display]."""
         self._print(f"ALARM  {text}", "bold red")
 
     def show(self, hops: Hops, *, at_once: bool = False) -> None:  # noqa: ARG002 - redrawn at a rate of its own
+        """The table, drawn anew at a rate of its own [Display]."""
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 

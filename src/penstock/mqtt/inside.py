@@ -80,20 +80,25 @@ class InsideLink(Link):
 
     @property
     def open(self) -> bool:
+        """Whether something can still be sent."""
         return not self._closing
 
     def write(self, data: bytes) -> None:
+        """Hand ``data`` to the part in the next turn of the loop, as a network would."""
         self._loop.call_soon(self._send, data)
 
     def close(self) -> None:
+        """End the connection in the next turn; twice is harmless."""
         if not self._closing:
             self._closing = True
             self._loop.call_soon(self._end)
 
     def abort(self) -> None:
+        """As :meth:`close`: there is no network whose buffer could be thrown away."""
         self.close()
 
     def set_reading(self, *, paused: bool) -> None:
+        """Let what the part sends wait, or take it again: the back pressure of the broker's services."""
         if self._connection is not None:
             if paused:
                 self._connection.pause(self._server.now())

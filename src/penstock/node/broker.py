@@ -71,6 +71,7 @@ class ReadyBroker:
     """Where it listens with TLS; None where it does not."""
 
     def as_json(self) -> dict[str, object]:
+        """The line of ``penstock tube broker --json``; without what there is not."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 

@@ -293,6 +293,7 @@ class Option(NamedTuple):
 
     @property
     def variable(self) -> str:
+        """Its environment variable: ``PENSTOCK_DATA_DIR`` for ``data-dir``."""
         return "PENSTOCK_" + self.flag.upper().replace("-", "_")
 
 

@@ -218,6 +218,7 @@ class _Connection(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn types it
+        """Close what is too many, and expect a request of the others."""
         super().connection_made(transport)
         if len(self.connections) > MAX_CONNECTIONS:
             transport.close()
@@ -225,10 +226,12 @@ class _Connection(H11Protocol):
             self._expect_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Expect nothing any more."""
         self._expect_nothing()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
+        """The next request has its time from now on."""
         self._expect_request()
         super().on_response_complete()
 
@@ -252,6 +255,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to the node."""
         yield
 
 

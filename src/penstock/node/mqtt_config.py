@@ -138,6 +138,7 @@ class Tls(Part):
         return self
 
     def files(self) -> TlsFiles:
+        """As the listener takes it; without a ``client_ca`` nobody is asked for a certificate."""
         return TlsFiles(
             certificate=self.certificate,
             key=self.key,

@@ -206,6 +206,7 @@ class _Schema:
         self._defs: dict[str, Any] = self._root.get("$defs", {})
 
     def names(self, loc: tuple[str | int, ...]) -> list[str]:
+        """The options that are known at a pydantic location, sorted; empty where anything may stand."""
         return sorted({name for node in self._at(loc) for name in node.get("properties", ())})
 
     def below(self, loc: tuple[str | int, ...]) -> dict[str, list[str]]:

@@ -150,6 +150,7 @@ class _Builder:
         self.count = 0
 
     def document(self) -> Value:
+        """The value of the one document; None where the file is empty."""
         root: Value = None
         seen = False
         for event in self.events:
@@ -166,6 +167,7 @@ class _Builder:
         return root
 
     def value(self, event: Any, at: Location) -> Value:
+        """The value that begins with ``event`` and stands at the path ``at``; its events are consumed."""
         place = self._place(event)
         self.count += 1
         if self.count > MAX_VALUES or len(at) > MAX_DEPTH:

@@ -69,6 +69,7 @@ class DirectFile:
         self._fd = fd
 
     def read(self, position: int, size: int) -> bytes:
+        """With ``pread``, again where the kernel gave less [File]."""
         data = os.pread(self._fd, size, position)
         if len(data) == size or not data:
             return data
@@ -80,21 +81,26 @@ class DirectFile:
         return b"".join(parts)
 
     def write(self, position: int, data: bytes) -> None:
+        """With ``pwrite``, again where the kernel took less [File]."""
         done = os.pwrite(self._fd, data, position)
         # A disk that fills up writes short first; the next call then says ENOSPC.
         while done < len(data):
             done += os.pwrite(self._fd, memoryview(data)[done:], position + done)
 
     def truncate(self, size: int) -> None:
+        """With ``ftruncate`` [File]."""
         os.ftruncate(self._fd, size)
 
     def sync(self) -> None:
+        """With ``fdatasync``, which covers a changed size [File]."""
         os.fdatasync(self._fd)
 
     def size(self) -> int:
+        """With ``fstat`` [File]."""
         return os.fstat(self._fd).st_size
 
     def close(self) -> None:
+        """Also where the last reference goes [File]."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -116,6 +122,7 @@ class DirectFiles:
     """The operating system's file system."""
 
     def make_dir(self, path: Path) -> None:
+        """Readable by the owner and the group, mode 0750 [Files]."""
         missing = []
         while not path.is_dir():
             missing.append(path)
@@ -125,24 +132,30 @@ class DirectFiles:
             self.sync_dir(directory.parent)
 
     def create(self, path: Path) -> DirectFile:
+        """Readable by the owner and the group, mode 0640 [Files]."""
         return DirectFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640))
 
     def open(self, path: Path) -> DirectFile:
+        """Not handed on to processes that this one starts [Files]."""
         return DirectFile(os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
     def names(self, path: Path) -> list[str]:
+        """Of files and directories alike [Files]."""
         try:
             return sorted(entry.name for entry in path.iterdir())
         except FileNotFoundError:
             return []
 
     def rename(self, old: Path, new: Path) -> None:
+        """With ``rename``, which replaces in one step [Files]."""
         old.replace(new)
 
     def remove(self, path: Path) -> None:
+        """Nothing where it is gone already [Files]."""
         path.unlink(missing_ok=True)
 
     def sync_dir(self, path: Path) -> None:
+        """With ``fsync`` of the directory [Files]."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)

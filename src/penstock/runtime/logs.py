@@ -75,6 +75,7 @@ class TextFormatter(logging.Formatter):
     """``2026-11-21T10:00:00.000Z info  mqtt: event key=value``; an error's further lines are indented."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """One event: its line, and those of its error below it [logging.Formatter]."""
         part = record.name.removeprefix("penstock.")
         lines = record.getMessage().split("\n")
         pairs = "".join(f" {key}={self._value(value)}" for key, value in _fields(record).items())
@@ -94,6 +95,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object a line: ``time``, ``level``, ``part``, ``event``, then the fields."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """One event on one line [logging.Formatter]."""
         entry: dict[str, object] = {
             "time": _instant(record),
             "level": record.levelname.lower(),

@@ -187,6 +187,7 @@ class _Part:
             self._regex = re.compile("".join(map(_regex, tokens)), re.DOTALL)
 
     def at(self, text: str, position: int) -> bool:
+        """Whether it stands in ``text`` at ``position``."""
         if self._literal is not None:
             return text.startswith(self._literal, position)
         return self._regex is not None and self._regex.match(text, position) is not None

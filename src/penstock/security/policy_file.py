@@ -92,6 +92,7 @@ class Principals(_Part):
         return self
 
     def who(self) -> Who:
+        """As a rule asks it."""
         return Who(
             client_ids=self.clientIds,
             usernames=self.usernames,
@@ -128,6 +129,7 @@ class BrokerResource(_Part):
         return self
 
     def add_to(self, grants: Grants) -> None:
+        """Add what this allows to the ``grants`` of its rule."""
         if self.method == "Connect":
             grants.connect += self.clientIds or [Glob("*")]
             return
@@ -172,6 +174,7 @@ class StateStoreResource(_Part):
         return Glob.exactly(key.encode(errors="surrogatepass"))
 
     def add_to(self, grants: Grants) -> None:
+        """Add what this allows to the ``grants`` of its rule."""
         globs = self.globs()
         if self.method != "Write":
             grants.read += globs
@@ -190,6 +193,7 @@ class PolicyRule(_Part):
     )
 
     def rule(self) -> Rule:
+        """The rule, with all that it allows."""
         grants = Grants()
         for broker_resource in self.brokerResources:
             broker_resource.add_to(grants)
@@ -205,6 +209,7 @@ class Known(_Part):
     attributes: dict[str, str] = Field(default_factory=dict, description="attributes, for `principals` and patterns")
 
     def profile(self) -> Profile:
+        """As a policy looks it up."""
         return Profile(self.groups, self.attributes)
 
 

@@ -52,6 +52,7 @@ class Link(asyncio.Protocol):
     # asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The connection is there; MQTT may begin, after a handshake of what carries it [asyncio]."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one, without being a subclass
         tcp = transport.get_extra_info("socket")
         if tcp is not None:
@@ -59,15 +60,19 @@ class Link(asyncio.Protocol):
         self.opened()
 
     def data_received(self, data: bytes) -> None:
+        """Bytes of MQTT, which the client takes at once [asyncio]."""
         self._owner.received(self, data)
 
     def pause_writing(self) -> None:
+        """The transport's buffer is full: the client waits with what is not urgent [asyncio]."""
         self._owner.pause_writing(self)
 
     def resume_writing(self) -> None:
+        """It has drained [asyncio]."""
         self._owner.resume_writing(self)
 
     def connection_lost(self, _exc: Exception | None) -> None:
+        """Wake whoever waits for this connection: it is over for good [asyncio]."""
         for future in (self.ready, self.answered, self.ended):
             if not future.done():
                 future.set_result(None)

@@ -37,16 +37,19 @@ class WebSocketLink(Link):
         self._headers = headers
 
     def opened(self) -> None:
+        """Send the request of the handshake, with the headers that were asked for [RFC 6455 section 4.1]."""
         request = self._protocol.connect()
         for name, value in self._headers:
             request.headers[name] = value
         self._send_request(request)
 
     def data_received(self, data: bytes) -> None:
+        """Bytes of the handshake, then of frames, whose content is handed on as MQTT [asyncio]."""
         self._protocol.receive_data(data)
         self._handle_events()
 
     def eof_received(self) -> None:
+        """The server sends no more: the protocol ends in order, or says what is missing [asyncio]."""
         self._protocol.receive_eof()
         self._handle_events()
 
@@ -70,6 +73,7 @@ class WebSocketLink(Link):
             self.close_transport()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Say so where the handshake was not over yet [asyncio]."""
         if not self.ready.done() and self.failure is None:
             self.failure = UnavailableError(
                 f"mqtt: {self._url} closed the connection during the WebSocket handshake", applied=False
@@ -77,11 +81,13 @@ class WebSocketLink(Link):
         super().connection_lost(exc)
 
     def write(self, data: bytes) -> None:
+        """Send ``data`` as a binary frame; nothing once the connection is being closed."""
         if self._protocol.state is State.OPEN:
             self._protocol.send_binary(data)
             self._flush()
 
     def close(self) -> None:
+        """Say goodbye to the server (code 1000), then close."""
         if self._protocol.state is State.OPEN:
             self._protocol.send_close(1000)
             self._flush()

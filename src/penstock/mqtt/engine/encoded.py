@@ -33,6 +33,7 @@ class EncodedMessage(Message):
         self.payload = b""
 
     def complete(self) -> None:
+        """Become an ordinary message, payload included; twice is harmless."""
         encoded, self._encoded = self._encoded, None
         if encoded is not None:
             super().__init__(published(encoded), self.accepted_at)

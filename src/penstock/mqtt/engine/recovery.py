@@ -74,6 +74,7 @@ class _Deliveries:
         self._shared: dict[int, Message] = {}
 
     def restore(self, found: Recovered) -> None:
+        """Take up ``found``, what the disk has of each session, before any client is there."""
         progress = {row.number: row for row in found.progress}
         with_message = {row.number for row in found.deliveries}
         # By number, since that is the order in which they were sent, and are to be sent again [MQTT-4.6.0-1].

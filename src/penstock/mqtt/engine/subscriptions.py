@@ -23,6 +23,7 @@ class _Node(Generic[V]):
         self.below: dict[str, V] = {}
 
     def empty(self) -> bool:
+        """Whether nothing hangs on it, so that it can be cut off."""
         return not (self.children or self.here or self.below)
 
 

@@ -171,6 +171,7 @@ class _Loader:
         self._next = 1
 
     def load(self) -> Recovered:
+        """Everything that is on disk; records whose checksum is wrong are set aside, and counted."""
         offset = self._offset
         sessions: dict[int, SessionRow] = self._numbered("sessions", lambda n, raw: decode_session(n, raw, offset))
         shared: dict[int, MessageRow] = self._numbered("messages", lambda n, raw: decode_message(raw, offset, n))

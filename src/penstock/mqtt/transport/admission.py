@@ -57,10 +57,12 @@ class Refusal(Enum):
 
     @property
     def reason_code(self) -> int:
+        """What a CONNACK of MQTT 5.0 says."""
         return self.value[0]
 
     @property
     def reason(self) -> str:
+        """The same in words, for the log."""
         return self.value[1]
 
 

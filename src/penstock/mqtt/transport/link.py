@@ -125,6 +125,7 @@ class Link(asyncio.Protocol):
         return tls is not None and self.identity in tls.revoked
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The client is there: its time to CONNECT begins, over TLS also what its certificate says [asyncio]."""
         transport = cast(asyncio.Transport, transport)  # uvloop's is one, without being a subclass
         self.transport = transport
         tcp = transport.get_extra_info("socket")
@@ -149,6 +150,7 @@ class Link(asyncio.Protocol):
         return transport.write
 
     def data_received(self, data: bytes) -> None:
+        """Bytes of MQTT, for the broker [asyncio]."""
         if self.connection is not None and not self._lingering:
             self._server.received(self.connection, self, data)
 
@@ -177,6 +179,7 @@ class Link(asyncio.Protocol):
         self.write(data)
 
     def pause_writing(self) -> None:
+        """The client does not take what it is sent: it is not read either until it does [asyncio]."""
         if self.connection is not None and self.transport is not None:
             self._full = True
             self.connection.pause(self._server.now())
@@ -184,6 +187,7 @@ class Link(asyncio.Protocol):
                 self.transport.pause_reading()
 
     def resume_writing(self) -> None:
+        """It has taken enough: read on [asyncio]."""
         if self.connection is not None and self.transport is not None and not self.transport.is_closing():
             self._full = False
             self.read_on()
@@ -204,6 +208,7 @@ class Link(asyncio.Protocol):
             self.transport.pause_reading()
 
     def connection_lost(self, _exc: Exception | None) -> None:
+        """The connection is over, whoever ended it [asyncio]."""
         if self._abort is not None:
             self._abort.cancel()
         self.gone()
@@ -263,10 +268,12 @@ class RefusingLink(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Give the client a moment to send its CONNECT [asyncio]."""
         self._transport = cast(asyncio.Transport, transport)
         self._timer = asyncio.get_running_loop().call_later(REFUSAL_S, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
+        """Answer as soon as the version can be told; then close [asyncio]."""
         if self._transport is None or self._transport.is_closing():
             return
         self._data = (self._data + data)[:16]
@@ -280,6 +287,7 @@ class RefusingLink(asyncio.Protocol):
         self._transport.close()
 
     def connection_lost(self, _exc: Exception | None) -> None:
+        """Say that the place is free again [asyncio]."""
         if self._timer is not None:
             self._timer.cancel()
         self._done()

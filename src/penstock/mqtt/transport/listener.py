@@ -56,10 +56,12 @@ class Transport(StrEnum):
 
     @property
     def encrypted(self) -> bool:
+        """Whether TLS is below it, which needs a certificate."""
         return self in (Transport.TLS, Transport.WSS)
 
     @property
     def websocket(self) -> bool:
+        """Whether MQTT travels in frames of WebSocket, at a path."""
         return self in (Transport.WS, Transport.WSS)
 
 

@@ -58,6 +58,7 @@ class WebSocketLink(Link):
         return self._write
 
     def data_received(self, data: bytes) -> None:
+        """Bytes of the handshake, then of frames, whose content is MQTT, wherever they are cut [asyncio]."""
         protocol = self._protocol
         if protocol.state is State.CONNECTING:
             self._handshake_bytes += len(data)
@@ -82,6 +83,7 @@ class WebSocketLink(Link):
         self._send()
 
     def eof_received(self) -> None:
+        """The client sends no more [asyncio]."""
         self._protocol.receive_eof()
         self._send()
 

@@ -50,6 +50,7 @@ class _State(NamedTuple):
     applied: int
 
     def encode(self) -> bytes:
+        """As it is stored, with its checksum."""
         stored = _STATE.pack(*self)
         return stored + crc32(stored).to_bytes(4, "big")
 

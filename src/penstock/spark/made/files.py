@@ -63,9 +63,11 @@ class FilesReader(DataSourceReader):
         self._range = int(options["start"]), int(options["end"])
 
     def partitions(self) -> list[InputPartition]:
+        """A task for each run of neighbouring pieces of the files in the range."""
         return _planned(self._log.entries()[slice(*self._range)])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of the pieces of one task, in order."""
         assert isinstance(partition, FilesPartition)
         return records(partition.pieces)
 
@@ -87,6 +89,7 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: int | None = None
 
     def initialOffset(self) -> dict[str, dict[str, int]]:
+        """Before the first file. Offsets count files, in the order of their log."""
         return {STREAM: {"0": 0}}
 
     def latestOffset(
@@ -104,6 +107,7 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {STREAM: {"0": max(begin, min(begin + self._most, reachable))}}
 
     def getDefaultReadLimit(self) -> ReadLimit:
+        """As many files as ``latestOffset`` takes into a batch by itself."""
         from pyspark.sql.streaming.datasource import ReadAllAvailable
 
         return ReadAllAvailable()
@@ -117,10 +121,12 @@ class FilesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(
         self, start: Mapping[str, Mapping[str, int]], end: Mapping[str, Mapping[str, int]]
     ) -> list[InputPartition]:
+        """The tasks of the files ``[start, end)``, the same whenever they are asked for."""
         self._position = end[STREAM]["0"]
         return _planned(self._log.entries()[start[STREAM]["0"] : self._position])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of the pieces of one task, in order."""
         assert isinstance(partition, FilesPartition)
         return records(partition.pieces)
 

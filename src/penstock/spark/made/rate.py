@@ -43,9 +43,11 @@ class RateReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
+        """The rows ``[start, end)`` of the options, split evenly."""
         return _planned(int(self._options["start"]), int(self._options["end"]))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task."""
         assert isinstance(partition, RatePartition)
         yield rate_rows(partition.start, partition.end, self._options)
 
@@ -58,6 +60,7 @@ class RateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: int | None = None
 
     def initialOffset(self) -> dict[str, dict[str, int]]:
+        """Before the first row. Offsets count rows."""
         return {STREAM: {"0": 0}}
 
     def latestOffset(
@@ -65,24 +68,29 @@ class RateStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         start: Mapping[str, Mapping[str, int]] | None = None,
         limit: ReadLimit | None = None,
     ) -> dict[str, dict[str, int]]:
+        """How many rows are due by the clock, and never fewer than before."""
         rows = due(self._options, time.time_ns()) if self._target is None else self._target
         # A clock that was set back makes nothing undone.
         return {STREAM: {"0": max(rows, 0 if start is None else start[STREAM]["0"])}}
 
     def getDefaultReadLimit(self) -> ReadLimit:
+        """None: a batch has what is due."""
         from pyspark.sql.streaming.datasource import ReadAllAvailable
 
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
+        """Fix where the run ends: at the rows that are due now."""
         self._target = due(self._options, time.time_ns())
 
     def partitions(
         self, start: Mapping[str, Mapping[str, int]], end: Mapping[str, Mapping[str, int]]
     ) -> list[InputPartition]:
+        """The rows ``[start, end)``, split evenly."""
         return _planned(start[STREAM]["0"], end[STREAM]["0"])
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task."""
         assert isinstance(partition, RatePartition)
         yield rate_rows(partition.start, partition.end, self._options)
 

@@ -25,13 +25,17 @@ class MadeSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """What ``format`` is given."""
         return cls.format_name
 
     def schema(self) -> StructType:
+        """The columns of ``tubemq``, headers included."""
         return spark_schema(WITH_HEADERS)
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        """For a batch."""
         return self.readers[0](dict(self.options))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """For a stream."""
         return self.readers[1](dict(self.options))

@@ -50,6 +50,7 @@ class _Layout(NamedTuple):
 
     @classmethod
     def of(cls, names: tuple[str, ...]) -> _Layout:
+        """Where each attribute stands among ``names``; what is left are user properties."""
         places: dict[str, int] = {}
         later = iter(_FIXED)
         for place, name in enumerate(names):

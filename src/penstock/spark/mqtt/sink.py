@@ -84,6 +84,7 @@ class MqttWriter(DataSourceArrowWriter):
         self._job = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """Publish the rows of one task; returns when each has its acknowledgement. Runs on an executor."""
         return _published(self._options, iterator, self._job)
 
 
@@ -94,6 +95,7 @@ class MqttStreamWriter(DataSourceStreamArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """As that of a batch. A task that runs again publishes again, with the same ids."""
         return _published(self._options, iterator, "")
 
 

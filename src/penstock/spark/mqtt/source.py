@@ -61,6 +61,7 @@ class MqttDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """What ``format`` is given."""
         return "mqtt"
 
     def schema(self) -> StructType:
@@ -69,17 +70,21 @@ class MqttDataSource(DataSource):
         return _SCHEMA
 
     def reader(self, schema: StructType) -> MqttReader:
+        """A batch of what the tube has of these messages. Raises ConfigError: an option or column is wrong."""
         return MqttReader(self._read_options(schema))
 
     def streamReader(self, schema: StructType) -> MqttStreamReader:
+        """The messages from now on, or from where the checkpoint stands. Raises ConfigError as :meth:`reader`."""
         return MqttStreamReader(self._read_options(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> MqttWriter:
+        """Publishes each row. Raises ConfigError: the mode is overwrite, or an option or column is wrong."""
         if overwrite:
             raise rows.refuse_overwrite("mqtt", why="what was published cannot be taken back")
         return MqttWriter(self._write_options(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> MqttStreamWriter:
+        """As :meth:`writer`, batch after batch; a batch that is repeated is published again."""
         return MqttStreamWriter(self._write_options(schema))
 
     def _read_options(self, schema: StructType) -> MqttReadOptions:
@@ -106,10 +111,12 @@ class MqttReader(TubeReader):
         self._filter = options.topic_filter
 
     def partitions(self) -> list[InputPartition]:
+        """As a reader of the tube; a topic that is not there is explained by the rule that it needs."""
         with _telling_of_rules(self._options):
             return super().partitions()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages of one task that match the filter."""
         return _messages(self._options, partition, self._filter, self._client)
 
 
@@ -121,14 +128,17 @@ class MqttStreamReader(TubeStreamReader):
         self._filter = options.topic_filter
 
     def initialOffset(self) -> dict[str, dict[str, int]]:
+        """As a reader of the tube; a topic that is not there is explained by the rule that it needs."""
         with _telling_of_rules(self._options):
             return super().initialOffset()
 
     def prepareForTriggerAvailableNow(self) -> None:
+        """As a reader of the tube; a topic that is not there is explained by its rule."""
         with _telling_of_rules(self._options):
             super().prepareForTriggerAvailableNow()
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The messages of one task that match the filter."""
         return _messages(self._options, partition, self._filter, self._client)
 
 

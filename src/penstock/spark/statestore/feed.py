@@ -90,6 +90,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end if done is None else {**end, SNAPSHOT_DONE: {"done": done}}
 
     def getDefaultReadLimit(self) -> ReadLimit:
+        """That of the topic of changes."""
         return self._changes.getDefaultReadLimit()
 
     def reportLatestOffset(self) -> Offset | None:
@@ -121,6 +122,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [*plan_keys(self._options.snapshot), *pieces]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task: keys of the snapshot, or a range of changes."""
         if isinstance(partition, KeysPartition):
             assert self._options.snapshot is not None, "only then are such tasks planned"
             yield from read_keys(self._options.snapshot, partition)
@@ -134,6 +136,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Nothing to do: positions live in the query's checkpoint."""
 
     def stop(self) -> None:
+        """Close the connection to the topic."""
         self._changes.stop()
 
     def _start(self, starting: Hlc | str) -> Positions:

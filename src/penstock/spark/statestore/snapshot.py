@@ -56,9 +56,11 @@ class StoreReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> list[InputPartition]:
+        """The keys there are now, in tasks of about the same number; one at least."""
         return list(plan_keys(self._options)) or [KeysPartition([])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of the keys of one task, as they are when it runs."""
         assert isinstance(partition, KeysPartition)
         return read_keys(self._options, partition)
 
@@ -137,9 +139,11 @@ class _KeyRows:
         self._many = ManyKeys(self._store)
 
     async def open(self) -> None:
+        """Connect."""
         await self._store.__aenter__()
 
     async def close(self) -> None:
+        """Disconnect."""
         await self._store.__aexit__(None, None, None)
 
     async def read(self, keys: Sequence[bytes]) -> list[KeyRow]:

@@ -1,6 +1,6 @@
 """``format("aio-statestore")``: the keys of a state store as a batch, their changes as a stream, and a sink.
 
-The source is in ``store_snapshot`` (the keys as they are) and ``store_feed`` (what changes).
+The source is in ``snapshot`` (the keys as they are) and ``feed`` (what changes).
 
 The sink takes one row a key and batch: tasks only collect, the driver writes once all of them have succeeded, so a
 failed batch writes nothing. What it writes depends on the rows alone, so a repeated batch leaves the store as it was.
@@ -73,6 +73,7 @@ class StateStoreDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """What ``format`` is given."""
         return NAME
 
     def schema(self) -> StructType:
@@ -86,12 +87,15 @@ class StateStoreDataSource(DataSource):
         return _SCHEMA
 
     def reader(self, schema: StructType) -> StoreReader:
+        """The keys as they are while they are read. Raises ConfigError: an option or column is wrong."""
         return StoreReader(self._read_options(schema).for_batch())
 
     def streamReader(self, schema: StructType) -> StoreStreamReader:
+        """Every change in the order of versions, after the keys where that is wanted. Raises ConfigError."""
         return StoreStreamReader(self._read_options(schema).for_stream())
 
     def writer(self, schema: StructType, overwrite: bool) -> StoreWriter:
+        """Sets and deletes keys. Raises ConfigError: the mode is overwrite, or an option or column is wrong."""
         if overwrite:
             raise rows.refuse_overwrite(
                 NAME,
@@ -101,6 +105,7 @@ class StateStoreDataSource(DataSource):
         return StoreWriter(self._write_options(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StoreStreamWriter:
+        """As :meth:`writer`, batch after batch; a repeated batch has the same effect."""
         return StoreStreamWriter(self._write_options(schema))
 
     def _read_options(self, schema: StructType) -> StoreReadOptions:
@@ -137,9 +142,11 @@ class StoreWriter(DataSourceArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """Collect the rows of one task for the driver, which alone writes: order and fence need one place."""
         return _collected(self._options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Write what all tasks have collected. Runs on the driver, once all of them are done."""
         _store(self._options, messages)
 
 
@@ -150,9 +157,11 @@ class StoreStreamWriter(DataSourceStreamArrowWriter):
         self._options = options
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """As that of a batch."""
         return _collected(self._options, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Write what all tasks of the batch have collected; a batch that is repeated is written again."""
         _store(self._options, messages)
 
 

@@ -23,6 +23,7 @@ class Attempts:
         self._pause_s = _FIRST_PAUSE_S
 
     def progress(self) -> None:
+        """An answer came: the deadline and the pauses begin anew with the next failure."""
         self._failing_since = None
         self._pause_s = _FIRST_PAUSE_S
 

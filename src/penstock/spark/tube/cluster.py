@@ -322,6 +322,7 @@ class Tube:
         return reader
 
     def has_ranges(self, partition: Partition) -> bool:
+        """Whether the broker of the partition answers exact ranges: penstock's do, Apache's do not."""
         return self._ask(partition, lambda reader: not reader.http)
 
     def _forget(self, partition: Partition) -> None:

@@ -75,12 +75,15 @@ class TubeWriter(DataSourceArrowWriter):
         self._job = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """Send or stage the rows of one task; returns when the brokers have them. Runs on an executor."""
         return _write(self._options, iterator, self._job, streaming=False)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Let readers see what all tasks have staged; nothing to do where rows were sent at once."""
         _finish(self._options, messages, commit=True)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Drop what the tasks have staged."""
         _finish(self._options, messages, commit=False)
 
 
@@ -99,12 +102,15 @@ class TubeStreamWriter(DataSourceStreamArrowWriter):
         self._job = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        """As that of a batch, under the number of the batch."""
         return _write(self._options, iterator, self._job, streaming=True)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """As that of a batch; repeated for a batch that is committed it changes nothing."""
         _finish(self._options, messages, commit=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Drop what the tasks have staged, unless it was decided already."""
         # Called after a commit that failed, too: what was decided cannot be undone, and is not.
         _finish(self._options, messages, commit=False)
 

@@ -96,6 +96,7 @@ class TubeDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """What ``format`` is given."""
         return "tubemq"
 
     def schema(self) -> StructType:
@@ -103,17 +104,21 @@ class TubeDataSource(DataSource):
         return spark_schema(SourceOptions.parse(self.options).columns)
 
     def reader(self, schema: StructType) -> TubeReader:
+        """One batch between two positions of each partition. Raises ConfigError: an option or column is wrong."""
         return TubeReader(self._checked(schema))
 
     def streamReader(self, schema: StructType) -> TubeStreamReader:
+        """A stream that can read every range of offsets again. Raises ConfigError as :meth:`reader`."""
         return TubeStreamReader(self._checked(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> TubeWriter:
+        """Sends each row. Raises ConfigError: the mode is overwrite, or an option or column is wrong."""
         if overwrite:
             raise rows.refuse_overwrite("tubemq", why="a log is only appended to")
         return TubeWriter(self._sink_options(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TubeStreamWriter:
+        """As :meth:`writer`, batch after batch, under the delivery guarantee that was asked for."""
         return TubeStreamWriter(self._sink_options(schema))
 
     def _sink_options(self, schema: StructType) -> SinkOptions:
@@ -143,6 +148,7 @@ class TubeReader(DataSourceReader):
         self._starting, self._ending = options.for_batch()
 
     def partitions(self) -> list[InputPartition]:
+        """The tasks between the two positions of each partition. Raises ConfigError: they are in the wrong order."""
         with Tube.of(self._options, client=self._client) as tube:
             bounds = tube.bounds(selected(self._options, tube))
             start = tube.positions(self._starting, bounds, "startingOffsets")
@@ -162,6 +168,7 @@ class TubeReader(DataSourceReader):
         return planned(slices(start, end), self._options, tube, marks)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task, row for row the same as often as it is read."""
         return read_rows(self._options, partition, self._client)
 
 
@@ -228,6 +235,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return with_marks(to_json(ends), self._ends.marks(ends, bounds, begin=begin, before=before))
 
     def getDefaultReadLimit(self) -> ReadLimit:
+        """``maxOffsetsPerTrigger`` of the options, else everything."""
         from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
         limit = self._options.max_messages
@@ -259,6 +267,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return planned(slices(begin, stop), self._options, self._tube, marks_of(start))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task, row for row the same as often as it is read."""
         return read_rows(self._options, partition, self._client)
 
     def commit(self, end: Mapping[str, Mapping[str, int]]) -> None:
@@ -272,6 +281,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._published.show(from_json(end))
 
     def stop(self) -> None:
+        """Close what the driver has open; tasks have connections of their own."""
         if self._published is not None:
             self._published.close()
             self._published = None
