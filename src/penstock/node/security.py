@@ -268,9 +268,9 @@ class StorePolicy:
         )
 
     def may_answer_on(self, context: Context, topic: str) -> bool:
-        """Whether the requester itself may publish to the topic on which it wants its answer."""
+        """Whether the requester may subscribe to the topic on which it wants its answer; nobody else gets it there."""
         permissions = _permissions(context)
-        return permissions is None or permissions.may_publish(topic)
+        return permissions is None or permissions.may_receive(topic)
 
     def may_hurry(self, context: Context) -> bool:
         """Whether the requester's ``$high_priority`` counts on the store's own topic."""

@@ -12,7 +12,7 @@ from tests.engine.statestore import FakeOutlet, ManualClock, Peer, open_service
 
 
 class Rules:
-    """Clients may do what ``granted`` says, and answer on topics below ``clients/``."""
+    """Clients may do what ``granted`` says, and get answers below their own ``clients/``."""
 
     def __init__(self, granted: Access) -> None:
         self.granted = granted
@@ -59,7 +59,7 @@ async def test_an_observer_that_may_not_read_any_more_is_told_nothing(tmp_path: 
     await service.close()
 
 
-async def test_no_answer_goes_where_the_requester_may_not_publish(tmp_path: Path) -> None:
+async def test_no_answer_goes_where_the_requester_may_not_subscribe(tmp_path: Path) -> None:
     outlet, clock = FakeOutlet(), ManualClock()
     service = await open_service(tmp_path, outlet, clock, policy=Rules(Access.READ | Access.WRITE))
     peer = Peer(service, outlet, clock)

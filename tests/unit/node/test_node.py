@@ -294,7 +294,10 @@ def test_fault_switches_need_plain_tcp_behind_them(tmp_path: Path) -> None:
 
 
 async def test_policies_reach_the_state_store(tmp_path: Path) -> None:
-    """Keys by policy, and no answer on a topic that the requester itself may not publish to."""
+    """Keys by policy, and answers where the requester may subscribe, which it need not be able to publish to.
+
+    These rules grant what the product's guide for BrokerAuthorization tells its readers to grant.
+    """
     policies = tmp_path / "policies.yaml"
     invoke = "statestore/v1/FA9AE35F-2F64-47CD-9BFF-08E2B32A0FE8/command/invoke"
     policies.write_text(
@@ -303,11 +306,15 @@ rules:
   - principals: {{clientIds: [app, watcher]}}
     brokerResources:
       - {{method: Connect}}
-      - {{method: Publish, topics: ["{invoke}", "clients/{{clientIdHex}}/#"]}}
-      - {{method: Subscribe, topics: ["clients/#", "victim/#"]}}
+      - {{method: Publish, topics: ["{invoke}"]}}
+      - {{method: Subscribe, topics: ["clients/#"]}}
     stateStoreResources:
       - {{method: Write, keys: ["app/*"]}}
       - {{method: Read, keys: ["app/shared/*"]}}
+  - principals: {{clientIds: [victim]}}
+    brokerResources:
+      - {{method: Connect}}
+      - {{method: Subscribe, topics: ["victim/#"]}}
 """
     )
     node = Node(config(tmp_path / "data", security=Security(policies=policies)))
@@ -317,7 +324,8 @@ rules:
         heard: list[str] = []
         async with (
             StateStoreClient.connect(f"mqtt://{ready.mqtt}", client_id="app") as store,
-            MqttClient(host, int(port), client_id="watcher", on_message=lambda m: heard.append(m.topic)) as watcher,
+            MqttClient(host, int(port), client_id="watcher") as watcher,
+            MqttClient(host, int(port), client_id="victim", on_message=lambda m: heard.append(m.topic)) as victim,
         ):
             assert (await store.set("app/own", "1")).applied
             assert (await store.set("app/shared/x", "1")).applied
@@ -325,7 +333,7 @@ rules:
             for forbidden in (store.set("other", "1"), store.get("app/own"), store.get("other")):
                 with pytest.raises(PenstockError, match="not authorized"):
                     await forbidden
-            await watcher.subscribe("victim/#")
+            await victim.subscribe("victim/#")
             payload = b"*3\r\n$3\r\nSET\r\n$5\r\napp/z\r\n$1\r\n1\r\n"
             with pytest.raises(RefusedError, match="0x87"):
                 await watcher.publish(

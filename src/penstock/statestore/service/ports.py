@@ -56,7 +56,7 @@ class Policy(Protocol):
         ...
 
     def may_answer_on(self, context: Context, topic: str) -> bool:
-        """Whether the client may publish to the response topic that it names: the store does so on its word."""
+        """Whether the client may subscribe to the response topic that it names."""
         ...
 
     def may_hurry(self, context: Context) -> bool:

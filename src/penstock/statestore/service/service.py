@@ -252,7 +252,7 @@ class StateStoreService:
         )
         policy = self._policy
         if policy is not None and isinstance(ask, Ask) and not policy.may_answer_on(ask.context, ask.response_topic):
-            ask = Refusal(ReasonCode.NOT_AUTHORIZED, "the client may not publish to its own response topic")
+            ask = Refusal(ReasonCode.NOT_AUTHORIZED, "the client may not subscribe to its own response topic")
         if isinstance(ask, Refusal):
             self._refuse(message, ask)
             return
