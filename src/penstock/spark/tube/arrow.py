@@ -94,7 +94,7 @@ def record_batches(
 class Joined:
     """The messages of several batches.
 
-    ``times`` are append times in microseconds, ``ids`` message ids: a broker tells either the one or the other.
+    ``times`` are append times in microseconds; a broker tells either these or message ids.
     """
 
     def __init__(self, batches: Sequence[Batch]) -> None:
@@ -102,11 +102,15 @@ class Joined:
         self.offsets = _concatenated([batch.offsets for batch in batches])
         times = _concatenated([batch.append_times for batch in batches]) * 1000
         self.times = times if len(times) == len(self) else None
-        ids = [number for batch in batches for number in batch.message_ids or ()]
-        self.ids = ids if len(ids) == len(self) else None
 
     def __len__(self) -> int:
         return len(self.offsets)
+
+    @property
+    def ids(self) -> list[int] | None:
+        """Each message's id; None where the broker tells none."""
+        ids = [number for batch in self.batches for number in batch.message_ids or ()]
+        return ids if len(ids) == len(self) else None
 
     @property
     def payloads(self) -> list[bytes]:

@@ -35,12 +35,15 @@ class Spans(NamedTuple):
     starts: Numbers
     ends: Numbers
 
+    @classmethod
+    def of(cls, payloads: Sequence[bytes]) -> Spans:
+        """The same from one object a message."""
+        edges = np.cumsum([0, *map(len, payloads)], dtype=np.int64)
+        return cls(b"".join(payloads), edges[:-1], edges[1:])
+
 
 class Batch:
     """Messages in order: index offsets, append times (ms), flags and data, item by item."""
-
-    message_ids = None
-    """Not kept: an offset says which message it is."""
 
     def __init__(self, offsets: Numbers, append_times: Numbers, flags: Numbers, spans: Spans) -> None:
         self.offsets = offsets
@@ -57,17 +60,19 @@ class Batch:
         payloads: Sequence[bytes],
     ) -> Batch:
         """The same from one object a message."""
-        ends = np.cumsum(list(map(len, payloads)), dtype=np.int64)
-        starts = np.concatenate([[0], ends[:-1]])
-        spans = Spans(b"".join(payloads), starts, ends)
         places, times = np.asarray(offsets, np.int64), np.asarray(append_times, np.int64)
-        return cls(places, times, np.asarray(flags, np.int64), spans)
+        return cls(places, times, np.asarray(flags, np.int64), Spans.of(payloads))
 
     @cached_property
     def payloads(self) -> list[bytes]:
         """The data of each message, for whoever needs them one by one."""
         data, starts, ends = self.spans
         return [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+
+    @property
+    def message_ids(self) -> Sequence[int] | None:
+        """None: an offset says which message it is."""
+        return None
 
     @property
     def reached(self) -> int:

@@ -9,27 +9,43 @@ from __future__ import annotations
 import logging
 import ssl
 import time
-import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
+from functools import cached_property, partial
 from typing import Any, NamedTuple
+from zlib import crc32
+
+import numpy as np
 
 from penstock.errors import DataLossError, PenstockError, RefusedError, UnavailableError
 from penstock.tube.client import web
 from penstock.tube.client.blocking_broker import BlockingBroker
 from penstock.tube.client.blocking_link import client_id
+from penstock.tube.client.range_answers import Batch, Spans
 from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.encoded import decode_get
 from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.schema import decode
-from penstock.tube.engine.registered import Answer, Ask, Fetched, Pause, Place, Session, Steps, read_range, stand_at
+from penstock.tube.codec.stored import Numbers, ids_of, sums_of, take_apart
+from penstock.tube.engine.registered import (
+    Answer,
+    Ask,
+    Fetched,
+    Got,
+    Pause,
+    Place,
+    Session,
+    Steps,
+    read_range,
+    stand_at,
+)
 
 __all__ = ["Kept", "RegisteredBatch", "RegisteredReader", "Registrar", "broker_webs"]
 
-_ANSWERS: dict[MethodId, type[Answer]] = {
+_ANSWERS: dict[MethodId, type[broker_pb2.RegisterResponseB2C | broker_pb2.CommitOffsetResponseB2C]] = {
     MethodId.PARTITION_REGISTER: broker_pb2.RegisterResponseB2C,
-    MethodId.GET_MESSAGES: broker_pb2.GetMessageResponseB2C,
     MethodId.COMMIT_OFFSET: broker_pb2.CommitOffsetResponseB2C,
 }
 _GROUPS = 16
@@ -49,23 +65,25 @@ class Kept(NamedTuple):
     end_data: int
 
 
-class RegisteredBatch(NamedTuple):
-    """Messages in order, item by item: where the get that brought each began, flags, data, message ids.
+class RegisteredBatch(Batch):
+    """Messages in order, item by item; the offset of each is where the get that brought it began.
 
-    ``append_times`` is empty: the wire has none. ``reached``: every message before it is in this batch or an earlier.
+    ``append_times`` is empty: the wire has none. Instead the broker's id of each is there.
     """
 
-    offsets: Sequence[int]
-    append_times: Sequence[int]
-    flags: list[int]
-    payloads: list[bytes]
-    message_ids: list[int]
-    reached: int
+    def __init__(self, fetched: Fetched, spans: Spans, flags: Numbers, ids: Callable[[], list[int]]) -> None:
+        offsets = np.full(len(flags), fetched.start, np.int64)
+        super().__init__(offsets, np.empty(0, np.int64), flags, spans)
+        self._reached = fetched.end
+        self._ids = ids
+
+    @cached_property
+    def message_ids(self) -> list[int]:
+        return self._ids()
 
     @property
-    def spans(self) -> None:
-        """The payloads are objects of their own."""
-        return
+    def reached(self) -> int:
+        return self._reached
 
 
 def broker_webs(http: str, *, timeout_s: float) -> dict[int, str]:
@@ -139,9 +157,8 @@ class Registrar(BlockingBroker):
                 yield step
 
     def _ask(self, step: Ask) -> Answer:
-        registers = step.method is MethodId.PARTITION_REGISTER
-        answer = self._call(step, signed=registers)
-        if registers and answer.errCode == ErrCode.CERTIFICATE_FAILURE:
+        answer = self._call(step, signed=step.method is MethodId.PARTITION_REGISTER)
+        if isinstance(answer, broker_pb2.RegisterResponseB2C) and answer.errCode == ErrCode.CERTIFICATE_FAILURE:
             # The broker asks for the visit token, or has a newer one.
             self._token = self._ask_token()
             answer = self._call(step, signed=True)
@@ -156,6 +173,8 @@ class Registrar(BlockingBroker):
         try:
             link = self._open(time.monotonic() + self._timeout_s)
             payload = link.payload(Service.BROKER_READ, step.method, request)
+            if step.method is MethodId.GET_MESSAGES:
+                return Got(*decode_get(payload))
             return decode(_ANSWERS[step.method], payload)
         except BaseException:
             self.close()  # half an answer may be left in it
@@ -269,23 +288,33 @@ class RegisteredReader(Registrar):
             )
 
     def _batch(self, fetched: Fetched, place: Place) -> RegisteredBatch | None:
-        payloads: list[bytes] = []
-        flags: list[int] = []
-        ids: list[int] = []
-        crc32 = zlib.crc32
-        for message in fetched.messages:
-            payload = message.payLoadData
-            if crc32(payload) & 0x7FFFFFFF != message.checkSum:
-                raise DataLossError(
-                    f"tube: {place}: a message from {self._peer} does not match its checksum",
-                    why="it was changed on its way, or before the broker took it",
-                )
-            payloads.append(payload)
-            flags.append(message.flag)
-            ids.append(message.messageId)
-        if not payloads:
+        encoded = fetched.messages
+        if not len(encoded):
             return None
-        return RegisteredBatch([fetched.start] * len(payloads), (), flags, payloads, ids, fetched.end)
+        edges = np.asarray(encoded.edges, np.int64)
+        columns = take_apart(encoded.answer, edges[:-1], edges[1:])
+        if columns is None:
+            return self._one_by_one(fetched, place)
+        spans = Spans(encoded.answer, columns.starts, columns.ends)
+        self._check(place, spans, sums_of(encoded.answer, columns))
+        return RegisteredBatch(fetched, spans, columns.flags.astype(np.int64), partial(ids_of, encoded.answer, columns))
+
+    def _one_by_one(self, fetched: Fetched, place: Place) -> RegisteredBatch:
+        """Of messages in another form than servers write."""
+        parsed = fetched.messages.parsed()
+        spans = Spans.of([message.payLoadData for message in parsed])
+        self._check(place, spans, np.array([message.checkSum for message in parsed], np.int64))
+        flags = np.array([message.flag for message in parsed], np.int64)
+        return RegisteredBatch(fetched, spans, flags, lambda: [message.messageId for message in parsed])
+
+    def _check(self, place: Place, spans: Spans, sums: Numbers) -> None:
+        view = memoryview(spans.data)
+        edges = zip(spans.starts.tolist(), spans.ends.tolist(), strict=True)
+        if [crc32(view[start:end]) & 0x7FFFFFFF for start, end in edges] != sums.tolist():
+            raise DataLossError(
+                f"tube: {place}: a message from {self._peer} does not match its checksum",
+                why="it was changed on its way, or before the broker took it",
+            )
 
     def _forget(self, group: str, topic: str) -> None:
         """Have the broker forget where ``group`` stood: each costs it a file entry and a message a minute."""

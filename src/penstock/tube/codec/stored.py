@@ -27,11 +27,13 @@ __all__ = [
     "Numbers",
     "describe",
     "describe_records",
+    "ids_of",
     "messages_start",
     "numbers_of",
     "positions_of",
     "records_head",
     "records_start",
+    "sums_of",
     "take_apart",
 ]
 
@@ -41,7 +43,7 @@ _MARKER = (0xC0, 0x3E)
 _RECORDS = b"\xca\x3e"
 """The tag of field 1001 of a get response."""
 _LENGTH_DELIMITED = 2
-_ID_BYTES, _LENGTH_BYTES = 10, 4
+_ID_BYTES, _SUM_BYTES, _LENGTH_BYTES = 10, 5, 4
 """Most bytes of the varints; payloads of 256 MiB and more do not occur."""
 _LEAST_BYTES = 10
 
@@ -57,11 +59,16 @@ _GROUPS = [np.uint64(0x7F << 7 * number) for number in range(5)]
 
 
 class Columns(NamedTuple):
-    """Where the payload of each message is, ``[start, end)`` in the answer, and its flag."""
+    """Where the payload of each message is, ``[start, end)`` in the answer, and its flag.
+
+    ``ids`` and ``sums``: where the varints of its id and of its checksum begin, for :func:`ids_of`, :func:`sums_of`.
+    """
 
     starts: Numbers
     ends: Numbers
     flags: npt.NDArray[np.uint8]
+    ids: Numbers
+    sums: Numbers
 
 
 def describe(joined: bytes, sizes: Iterable[int], offsets: Sequence[int], times: Sequence[int]) -> RangeColumns:
@@ -169,7 +176,18 @@ def take_apart(answer: bytes, begins: Numbers, ends: Numbers) -> Columns | None:
         ok[marked] &= (_at(data, behind) == _MARKER[0]) & (_at(data, behind + 1) == _MARKER[1])
     if not ok.all():
         return None
-    return Columns(payload_start, payload_end, flags)
+    return Columns(payload_start, payload_end, flags, after_length + 1, after_id + 1)
+
+
+def sums_of(answer: bytes, columns: Columns) -> Numbers:
+    """The checksums of the messages that :func:`take_apart` found in ``answer``."""
+    return _varint(answer, columns.sums, _SUM_BYTES)[0]
+
+
+def ids_of(answer: bytes, columns: Columns) -> list[int]:
+    """The ids of the messages that :func:`take_apart` found in ``answer``, one by one: few readers want them."""
+    found = (decode_varint(answer, position)[0] for position in columns.ids.tolist())
+    return [number - (1 << 64) if number >> 63 else number for number in found]
 
 
 def _at(data: npt.NDArray[np.uint8], positions: Numbers) -> npt.NDArray[np.uint8]:

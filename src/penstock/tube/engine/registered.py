@@ -17,14 +17,13 @@ from typing import NamedTuple
 
 from penstock.errors import DataLossError, RefusedError, UnavailableError
 from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.encoded import Encoded
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2
 
-__all__ = ["Answer", "Ask", "Fetched", "Pause", "Place", "Session", "Step", "read_range", "stand_at"]
+__all__ = ["Answer", "Ask", "Fetched", "Got", "Pause", "Place", "Session", "Step", "read_range", "stand_at"]
 
 Request = broker_pb2.RegisterRequestC2B | broker_pb2.GetMessageRequestC2B | broker_pb2.CommitOffsetRequestC2B
-Answer = broker_pb2.RegisterResponseB2C | broker_pb2.GetMessageResponseB2C | broker_pb2.CommitOffsetResponseB2C
-Messages = Sequence[broker_pb2.TransferedMessage]
 
 _REGISTER, _UNREGISTER = 31, 32
 _KEEP_POSITION = 1
@@ -33,6 +32,16 @@ _FROM_MEMORY_TOO = 303
 """qryPriorityId: also what is not in the broker's files yet. With less a reader would miss the newest messages."""
 _RETRY_MS = 20
 _OCCUPIED_MS = 500
+
+
+class Got(NamedTuple):
+    """The answer to a get: all but its messages, and these."""
+
+    said: broker_pb2.GetMessageResponseB2C
+    messages: Encoded
+
+
+Answer = broker_pb2.RegisterResponseB2C | Got | broker_pb2.CommitOffsetResponseB2C
 
 
 class Place(NamedTuple):
@@ -64,7 +73,7 @@ class Fetched(NamedTuple):
 
     start: int
     end: int
-    messages: Messages
+    messages: Encoded
 
 
 Step = Ask | Pause | Fetched
@@ -155,7 +164,7 @@ def read_range(session: Session, place: Place, start: int, end: int) -> Steps:
     position = start
     while position < end:
         messages, reached = yield from _fetch(session, place, position, end)
-        if messages and reached > end:
+        if len(messages) and reached > end:
             messages = messages[: (yield from _cut(session, place, end, reached, messages))]
         if reached > position:
             yield Fetched(position, min(reached, end), messages)
@@ -205,11 +214,12 @@ def _register(session: Session, place: Place, start: int, end: int) -> Steps:
 
 def _fetch(
     session: Session, place: Place, position: int, end: int
-) -> Generator[Step, Answer | None, tuple[Messages, int]]:
+) -> Generator[Step, Answer | None, tuple[Encoded, int]]:
     """What one get brings at ``position``, and how far it walked: the position of the next entry it did not see."""
     while True:
-        got = yield session.get(place)
-        assert isinstance(got, broker_pb2.GetMessageResponseB2C)
+        answer = yield session.get(place)
+        assert isinstance(answer, Got)
+        got, messages = answer
         if got.errCode == ErrCode.HB_NO_NODE:  # the session ended: the reader was slow, or the broker restarted
             yield from _register(session, place, position, end)
             continue
@@ -241,7 +251,7 @@ def _fetch(
             yield from _register_anew(session, place, position, end)
             continue
         if done.currOffset > position:
-            return (got.messages if got.errCode == ErrCode.SUCCESS else (), done.currOffset)
+            return (messages if got.errCode == ErrCode.SUCCESS else messages[:0]), done.currOffset
         # A 404 alone never says that the end is reached: something may be on its way into the files.
         yield Pause(_RETRY_MS, f"{place}: nothing can be read at offset {position} yet: {got.errMsg}")
 
@@ -255,23 +265,16 @@ def _register_anew(session: Session, place: Place, position: int, end: int) -> S
     yield from _register(session, place, position, end)
 
 
-def _cut(session: Session, place: Place, end: int, reached: int, messages: Messages) -> Positioned:
+def _cut(session: Session, place: Place, end: int, reached: int, messages: Encoded) -> Positioned:
     """How many of ``messages``, of a batch that reached beyond ``end``, lie before it."""
     yield from _register(session, place, end, reached)
     position = end
     while position < reached:
         beyond, position = yield from _fetch(session, place, position, reached)
-        if beyond:
+        if len(beyond):
+            # By all that is in it, and by place: message ids are not ordered, and may recur.
             first = beyond[0]
-            for index, message in enumerate(messages):
-                # By identity and place: message ids are not ordered, and may recur.
-                if (
-                    message.messageId == first.messageId
-                    and message.checkSum == first.checkSum
-                    and message.payLoadData == first.payLoadData
-                ):
-                    return index
-            break
+            return next((index for index, message in enumerate(messages) if message == first), len(messages))
     return len(messages)
 
 

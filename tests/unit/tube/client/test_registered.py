@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from google.protobuf.message import Message
 
 from penstock.errors import DataLossError, RefusedError, UnavailableError
 from penstock.tube.client import registered, web
 from penstock.tube.client.registered import Kept, RegisteredReader, Registrar
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import Request, encode_response
+from penstock.tube.codec.message import check_sum
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.producer import Producer
@@ -67,7 +69,7 @@ async def test_ranges_positions_and_what_is_left_behind(tmp_path: Path, monkeypa
                         found = [pair for b in batches for pair in zip(b.payloads, b.message_ids, strict=True)]
                         assert found == [(data, number) for at, data, number in own if start <= at < end]
                         assert [b.reached for b in batches[-1:]] in ([], [end])
-                        assert all(b.append_times == () for b in batches)
+                        assert all(not len(b.append_times) for b in batches)
                 assert source.plan("demo", 0, 28, 28 * 50, 10) == (28 * 11, 10)
                 with pytest.raises(RefusedError, match="does not find offsets by time"):
                     source.offset_at("demo", 0, 5)
@@ -140,6 +142,42 @@ async def test_a_broker_that_wants_a_token() -> None:
         with Registrar("127.0.0.1", port, token=lambda: next(tokens)) as registrar:
             await blocking(lambda: registrar.stand_at("g", "demo", 0, 28))
             assert shown == [-1, 17, 17]
+
+
+@pytest.mark.parametrize("flag", [0, 1000])  # servers write none above 127: such messages are read one by one
+@pytest.mark.parametrize("off_by", [0, 1])
+async def test_messages_are_what_their_checksums_say(monkeypatch: pytest.MonkeyPatch, flag: int, off_by: int) -> None:
+    monkeypatch.setattr(web, "call_broker", lambda *_, **__: [])
+    bodies = [b"one", b"", bytes(300)]
+    sums = [check_sum(body) for body in bodies]
+    sums[1] += off_by
+    messages = [
+        broker_pb2.TransferedMessage(messageId=-number, checkSum=total, payLoadData=body, flag=flag)
+        for number, (body, total) in enumerate(zip(bodies, sums, strict=True), 1)
+    ]
+
+    def answer(request: Request) -> bytes:
+        done: Message
+        if request.method == MethodId.PARTITION_REGISTER:
+            wanted = broker_pb2.RegisterRequestC2B.FromString(request.payload)
+            done = broker_pb2.RegisterResponseB2C(
+                success=True, errCode=200, errMsg="", currOffset=wanted.currOffset, maxOffset=84
+            )
+        elif request.method == MethodId.GET_MESSAGES:
+            done = broker_pb2.GetMessageResponseB2C(success=True, errCode=200, messages=messages, currOffset=0)
+        else:
+            done = broker_pb2.CommitOffsetResponseB2C(success=True, errCode=200, errMsg="", currOffset=84)
+        return encode_response(request.method, done.SerializeToString())
+
+    async with scripted(answer) as (port, _):
+        with reader(port) as source:
+            if off_by:
+                with pytest.raises(DataLossError, match=r"partition 0: a message from .* does not match its checksum"):
+                    await blocking(lambda: list(source.read("demo", 0, 0, 84)))
+                return
+            [batch] = await blocking(lambda: list(source.read("demo", 0, 0, 84)))
+            assert batch.payloads == bodies
+            assert (batch.flags.tolist(), batch.message_ids, batch.reached) == ([flag] * 3, [-1, -2, -3], 84)
 
 
 async def test_no_progress_is_no_end() -> None:

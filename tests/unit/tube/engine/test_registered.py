@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from penstock.errors import DataLossError, RefusedError, UnavailableError
 from penstock.tube.codec.codes import ErrCode
+from penstock.tube.codec.encoded import decode_get
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2
-from penstock.tube.engine.registered import Answer, Ask, Fetched, Pause, Place, Session, read_range, stand_at
+from penstock.tube.engine.registered import Answer, Ask, Fetched, Got, Pause, Place, Session, read_range, stand_at
 
 ENTRY = 28
 PLACE = Place("t", 0)
@@ -69,7 +70,7 @@ class Model:
             return broker_pb2.CommitOffsetResponseB2C(
                 success=True, errCode=200, errMsg="OK", currOffset=self.stored[group]
             )
-        return self.get(group, held=held)
+        return Got(*decode_get(self.get(group, held=held).SerializeToString()))
 
     def register(self, request: broker_pb2.RegisterRequestC2B, group: str) -> broker_pb2.RegisterResponseB2C:
         if self.held_by.get(group, request.clientId) != request.clientId:
@@ -135,7 +136,7 @@ def read(model: Model, start: int, end: int, session: Session | None = None) -> 
         elif isinstance(step, Fetched):
             assert step.start == position < step.end <= end
             position = step.end
-            found += [message.payLoadData for message in step.messages]
+            found += [message.payLoadData for message in step.messages.parsed()]
         else:
             pauses.append(step)
             assert len(pauses) < 1000
@@ -249,7 +250,8 @@ def test_refusals(method: MethodId, code: int, kind: type[Exception]) -> None:
         step = steps.send(model.answer(step))
     assert isinstance(step, Ask)
     answer = model.answer(step)
-    answer.errCode, answer.errMsg = code, "no"
+    said = answer.said if isinstance(answer, Got) else answer
+    said.errCode, said.errMsg = code, "no"
     with pytest.raises(kind, match=r"topic 't' partition 0.*no"):
         steps.send(answer)
 

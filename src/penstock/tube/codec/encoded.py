@@ -1,0 +1,99 @@
+"""A get response whose messages stay as they stand in it: they are taken apart all at once, where they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+from penstock.errors import RemoteProtocolError
+from penstock.tube.codec.proto import broker_pb2
+from penstock.tube.codec.schema import check, decode
+from penstock.tube.codec.stored import messages_start
+from penstock.tube.codec.varint import decode_varint, encode_varint
+
+__all__ = ["Encoded", "decode_get"]
+
+_MESSAGES = 0x22
+
+
+class Encoded(Sequence[bytes]):
+    """Messages of ``answer``, one after the other: message k, with its tag, in ``answer[edges[k]:edges[k + 1]]``."""
+
+    __slots__ = ("answer", "edges")
+
+    def __init__(self, answer: bytes, edges: Sequence[int]) -> None:
+        self.answer = answer
+        self.edges = edges
+
+    def __len__(self) -> int:
+        return len(self.edges) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> Encoded: ...
+    def __getitem__(self, index: int | slice) -> bytes | Encoded:
+        if isinstance(index, slice):
+            start, stop, step = index.indices(len(self))
+            if step != 1:
+                raise ValueError("encoded messages follow one another")
+            return Encoded(self.answer, self.edges[start : max(start, stop) + 1])
+        place = range(len(self))[index]
+        return self.answer[self.edges[place] : self.edges[place + 1]]
+
+    def parsed(self) -> Sequence[broker_pb2.TransferedMessage]:
+        """Each as protobuf reads it.
+
+        Raises:
+            RemoteProtocolError: one is no message.
+        """
+        # The fields that a response must have beside its messages are not among these.
+        around = broker_pb2.GetMessageResponseB2C(success=True, errCode=0).SerializeToString()
+        return decode(broker_pb2.GetMessageResponseB2C, around + self.answer[self.edges[0] : self.edges[-1]]).messages
+
+
+def decode_get(answer: bytes) -> tuple[broker_pb2.GetMessageResponseB2C, Encoded]:
+    """The get response in ``answer`` without its messages, and these.
+
+    Raises:
+        RemoteProtocolError: it is no get response. Of its messages only the lengths are looked at.
+    """
+    start = messages_start(answer)
+    edges = _edges(answer, start)
+    if edges is not None:
+        rest = decode(broker_pb2.GetMessageResponseB2C, answer[:start] + answer[edges[-1] :])
+        if not rest.messages:
+            return rest, Encoded(answer, edges)
+    # Not in the order in which the servers write.
+    whole = decode(broker_pb2.GetMessageResponseB2C, answer)
+    parts: list[bytes] = []
+    edges = [0]
+    for message in whole.messages:
+        check(message)
+        inner = message.SerializeToString()
+        parts.append(b"\x22%b%b" % (encode_varint(len(inner)), inner))
+        edges.append(edges[-1] + len(parts[-1]))
+    del whole.messages[:]
+    return whole, Encoded(b"".join(parts), edges)
+
+
+def _edges(answer: bytes, start: int) -> list[int] | None:
+    """Where the messages begin that follow one another from ``start`` on, and where the last ends; None: one is cut."""
+    edges = [start]
+    position, end = start, len(answer)
+    try:
+        while position < end and answer[position] == _MESSAGES:
+            size = answer[position + 1]
+            position += 2
+            if size >= 0x80:
+                more = answer[position]
+                position += 1
+                if more < 0x80:
+                    size += (more - 1) << 7
+                else:
+                    size, position = decode_varint(answer, position - 2)
+            position += size
+            edges.append(position)
+    except (IndexError, RemoteProtocolError):
+        return None
+    return edges if position <= end else None
