@@ -137,8 +137,9 @@ async def test_a_store_out_of_reach_loses_the_lease_within_its_time(node: StoreN
 
 
 async def test_waiting_goes_on_while_the_store_is_out_of_reach(node: StoreNode) -> None:
-    async with StateStoreClient.connect(node.url, timeout_s=0.1) as store:
+    async with StateStoreClient.connect(node.url) as store:
         await node.close()
+        store.timeout_s = 0.1
         lease = Lease(store, "lock", holder="me")
         with pytest.raises(UnavailableError, match="not to be had") as raised:
             await lease.acquire(timeout_s=0.25)
@@ -147,6 +148,7 @@ async def test_waiting_goes_on_while_the_store_is_out_of_reach(node: StoreNode) 
             await lease.acquire()
         waiting = asyncio.create_task(lease.acquire(timeout_s=20))
         await node.start()
+        store.timeout_s = 10.0
         assert await waiting
         await lease.release()
 
