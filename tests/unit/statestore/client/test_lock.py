@@ -122,15 +122,13 @@ async def test_a_refused_renewal_loses_the_lease(store: StateStoreClient, other:
 
 
 async def test_a_store_out_of_reach_loses_the_lease_within_its_time(node: StoreNode) -> None:
-    async with StateStoreClient.connect(node.url) as store:
+    """Not only once the request that renews it has gone without an answer."""
+    async with StateStoreClient.connect(node.url, timeout_s=600) as store:
         lease = Lease(store, "lock", holder="me", ttl_ms=150)
         await lease.acquire()
-        loop = asyncio.get_running_loop()
-        started = loop.time()
         await node.server.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             await lease.lost.wait()
-        assert loop.time() - started < 5
         store.timeout_s = 0.05
         with pytest.raises(UnavailableError):
             await lease.release()
