@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.runtime.durability import Durability
-from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.engine.history import history_place
@@ -24,21 +21,9 @@ from penstock.tube.engine.topics import HISTORY_TOPIC
 from penstock.tube.storage.disk import Disk
 from penstock.tube.storage.store import StoreLimits
 from tests.unit.tube.broker_client import Client
+from tests.unit.tube.broker_client import running as broker
 
 SMALL = StoreLimits(segment_bytes=2000, fill_bytes_least=256, fill_bytes_most=1024)
-
-
-@asynccontextmanager
-async def broker(path: Path, **options: Any) -> AsyncIterator[tuple[TubeBroker, Client]]:
-    running = TubeBroker(path, **options)
-    address = await running.start("127.0.0.1", 0)
-    running.create_topic("demo")
-    client = await Client.connect(address)
-    try:
-        yield running, client
-    finally:
-        await client.close()
-        await running.close()
 
 
 def killed(path: Path) -> Path:

@@ -52,6 +52,20 @@ def penstock(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     return run
 
 
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses of ``--watch``, none of which takes any time; in each second one the user presses Ctrl-C."""
+    found: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        found.append(seconds)
+        if len(found) % 2 == 0:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock.cli.watching.time.sleep", sleep)
+    return found
+
+
 class Web:
     """Administrations that answer ``rows``, or by method what ``answers`` or (by address, too) ``by_address`` holds."""
 

@@ -81,16 +81,8 @@ def test_status(books: Books, capsys: pytest.CaptureFixture[str], monkeypatch: p
 
 
 def test_status_is_watched_until_an_interrupt(
-    books: Books, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    books: Books, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
-    pauses: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("penstock.cli.watching.time.sleep", sleep)
     monkeypatch.setattr(control, "lease_holder", lambda *_: control.Holder(None, None))
     command = ["pipeline", "status", str(books.file), "--state-dir", str(books.state), "--watch", "5"]
     assert main(command) == 0
@@ -99,7 +91,6 @@ def test_status_is_watched_until_an_interrupt(
     assert len(re.findall(r"^20..-..-.. ..:..:..$", printed.out, re.MULTILINE)) == 2
     assert printed.out.count("SINK ") == 2
     assert printed.err.count("no run holds the lease") == 2
-    pauses.clear()
     assert main([*command, "--json"]) == 0
     assert [line["sink"] for line in lines(capsys)] == ["rows", "rows"]
 

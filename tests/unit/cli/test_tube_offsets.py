@@ -167,39 +167,26 @@ def test_lag(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == {**row, "messages": 5, "seconds": None, "time": found["time"]}, "the store's messages, no times"
 
 
-def test_watching_ends_with_an_interrupt(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-
-    def sleep(seconds: float) -> None:
-        pauses.append(seconds)
-        if len(pauses) == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("penstock.cli.watching.time.sleep", sleep)
+def test_watching_ends_with_an_interrupt(penstock: Command, pauses: list[float]) -> None:
     done = penstock("tube", "lag", "lake", "--watch", "5")
     assert (done.status, done.out.count("water"), pauses) == (0, 2, [5, 5])
     assert len(re.findall(r"^20..-..-.. ..:..:..$", done.out, re.MULTILINE)) == 2, "each table says when it was so"
 
 
-def test_watching_goes_on_after_a_failure(penstock: Command, monkeypatch: pytest.MonkeyPatch, web: Web) -> None:
-    ends = iter([None, None, KeyboardInterrupt()])
+def test_watching_goes_on_after_a_failure(
+    penstock: Command, monkeypatch: pytest.MonkeyPatch, web: Web, pauses: list[float]
+) -> None:
     ask = web.call
     fails = iter([UnavailableError("nobody answers at h:1", do="wait"), None])
-
-    def sleep(_: float) -> None:
-        end = next(ends)
-        if end is not None:
-            raise end
 
     def call(address: str, method: str, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
         if method == "admin_query_broker_run_status" and (error := next(fails, None)) is not None:
             raise error
         return ask(address, method, parameters)
 
-    monkeypatch.setattr("penstock.cli.watching.time.sleep", sleep)
     monkeypatch.setattr("penstock.tube.client.web.call", call)
     done = penstock("tube", "lag", "lake", "--watch", "5", "--json")
-    assert done.status == 0
+    assert (done.status, pauses) == (0, [5, 5])
     assert "nobody answers at h:1" in done.err
     assert "do:  wait" in done.err
     times = {datetime.fromisoformat(json.loads(line)["time"]).utcoffset() for line in done.out.splitlines()}

@@ -123,7 +123,7 @@ async def test_a_publish_can_be_delayed(port: int) -> None:
         loop = asyncio.get_running_loop()
         before = loop.time()
         await client.publish("t", b"x", properties=asks(delay="0.05"))
-        assert loop.time() - before >= 0.05
+        assert loop.time() - before > 0.049  # the clock of uvloop has milliseconds
 
 
 async def test_what_is_no_mqtt_reaches_the_broker_and_ends(port: int) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import Message
 
+from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.envelope import Request, Response, decode_response, encode_request
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.codec.methods import METHODS, MethodId
@@ -80,3 +83,17 @@ class Client:
         self.writer.close()
         with suppress(ConnectionError):
             await self.writer.wait_closed()
+
+
+@asynccontextmanager
+async def running(path: Path, **options: Any) -> AsyncIterator[tuple[TubeBroker, Client]]:
+    """A broker over ``path`` that has the topic ``demo``, and a client of it."""
+    broker = TubeBroker(path, **options)
+    address = await broker.start("127.0.0.1", 0)
+    broker.create_topic("demo")
+    client = await Client.connect(address)
+    try:
+        yield broker, client
+    finally:
+        await client.close()
+        await broker.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -12,19 +11,6 @@ from penstock.statestore.client.client import StateStoreClient
 from penstock.statestore.client.leader import LeaderElection
 from penstock.statestore.errors import FencingError, LockHeldError
 from penstock.statestore.hlc import Hlc
-from tests.conformance.statestore.node import StoreNode
-
-
-@pytest.fixture
-async def store(node: StoreNode) -> AsyncIterator[StateStoreClient]:
-    async with StateStoreClient.connect(node.url, client_id="a") as client:
-        yield client
-
-
-@pytest.fixture
-async def other(node: StoreNode) -> AsyncIterator[StateStoreClient]:
-    async with StateStoreClient.connect(node.url, client_id="b") as client:
-        yield client
 
 
 async def test_campaign_and_resign(store: StateStoreClient, other: StateStoreClient) -> None:

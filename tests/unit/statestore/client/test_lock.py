@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -14,18 +13,6 @@ from penstock.statestore.client.lock import Lease
 from penstock.statestore.errors import FencingError, LeaseLostError, LockHeldError
 from penstock.statestore.hlc import Hlc
 from tests.conformance.statestore.node import StoreNode
-
-
-@pytest.fixture
-async def store(node: StoreNode) -> AsyncIterator[StateStoreClient]:
-    async with StateStoreClient.connect(node.url, client_id="a") as client:
-        yield client
-
-
-@pytest.fixture
-async def other(node: StoreNode) -> AsyncIterator[StateStoreClient]:
-    async with StateStoreClient.connect(node.url, client_id="b") as client:
-        yield client
 
 
 def is_held(lease: Lease) -> bool:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,21 +21,8 @@ from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import TopicConfig
 from penstock.tube.master.master import TubeMaster
 from tests.ports import free_port
-from tests.unit.tube.broker_client import Client
+from tests.unit.tube.broker_client import running
 from tests.unit.tube.vectors import frames
-
-
-@asynccontextmanager
-async def running(path: Path, **options: Any) -> AsyncIterator[tuple[TubeBroker, Client]]:
-    broker = TubeBroker(path, **options)
-    address = await broker.start("127.0.0.1", 0)
-    broker.create_topic("demo")
-    client = await Client.connect(address)
-    try:
-        yield broker, client
-    finally:
-        await client.close()
-        await broker.close()
 
 
 async def test_produce_consume_confirm_over_a_socket(tmp_path: Path) -> None:

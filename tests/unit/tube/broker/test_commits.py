@@ -12,7 +12,7 @@ import pytest
 from penstock.runtime.durability import Durability
 from penstock.runtime.files import DirectFiles
 from penstock.tube.storage.meta import MetaStore
-from tests.unit.tube.broker.test_broker import running
+from tests.unit.tube.broker_client import running
 
 NEVER_S = 3600.0
 
