@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +30,9 @@ Retention = Annotated[
     str | None,
     typer.Option(help="How long records are kept, as in 12h or 3d; 7d at most.", metavar="TEXT"),
 ]
+Brokers = Annotated[
+    str | None, typer.Option("--broker", help="On these brokers alone, as in 2 or 2,3.", metavar="LIST")
+]
 MaxMessage = Annotated[int | None, typer.Option(help="Largest record in MiB; at first 1.", min=1, max=20, metavar="N")]
 
 app = command_group("Topics, brokers, groups; produce and consume records; positions and lag.")
@@ -44,16 +48,16 @@ app.command()(tube_broker.broker)
 
 
 @topics.callback()
-def topics_default(ctx: typer.Context, http: Web = WEB, as_json: Json = False) -> None:
+def topics_default(ctx: typer.Context, broker: Brokers = None, http: Web = WEB, as_json: Json = False) -> None:
     """List topics (the default), describe, create, change or delete one."""
     if ctx.invoked_subcommand is None:
-        _list_topics(http, as_json=as_json)
+        _list_topics(http, broker, as_json=as_json)
 
 
 @topics.command("list")
-def topics_list(http: Web = WEB, as_json: Json = False) -> None:
+def topics_list(broker: Brokers = None, http: Web = WEB, as_json: Json = False) -> None:
     """List the topics of a tube."""
-    _list_topics(http, as_json=as_json)
+    _list_topics(http, broker, as_json=as_json)
 
 
 @topics.command("create")
@@ -74,7 +78,7 @@ def topics_create(
     from penstock.tube.client.web import call
 
     kept = _kept(retention, max_message)
-    if if_not_exists and _states(http, topic) is not None:
+    if if_not_exists and _known(http, topic) is not None:
         note(f"topic {topic} exists")
         return
     wanted = {
@@ -107,20 +111,29 @@ def topics_alter(
     ] = None,
     retention: Retention = None,
     max_message: MaxMessage = None,
+    publish: Annotated[bool | None, typer.Option(help="Whether it takes records.")] = None,
+    subscribe: Annotated[bool | None, typer.Option(help="Whether it can be consumed.")] = None,
+    broker: Brokers = None,
     http: Web = WEB,
     admin_token: AdminToken = TOKEN,
 ) -> None:
-    """Change what is given of TOPIC, on every broker. With more partitions, keys may go to others than before."""
+    """Change what is given of TOPIC, on every broker or on some. With more partitions, keys may go to others."""
     from penstock.tube.client.web import call
 
     wanted = _kept(retention, max_message)
     if partitions is not None:
         wanted["numPartitions"] = str(partitions)
+    wanted |= {
+        name: str(value).lower()
+        for name, value in (("acceptPublish", publish), ("acceptSubscribe", subscribe))
+        if value is not None
+    }
     if not wanted:
-        raise ConfigError("nothing to change is given", do="give --partitions, --retention or --max-message")
-    states = _states(http, topic)
-    if states is None:
-        raise _unknown(topic, http)
+        raise ConfigError(
+            "nothing to change is given",
+            do="give --partitions, --retention, --max-message, --publish or --subscribe, or --no- before one of these",
+        )
+    states = _states(http, topic, broker)
     there = {"brokerId": ",".join(map(str, states))} if _EVERY not in states else {}
     common = {"topicName": topic, "modifyUser": "penstock", "confModAuthToken": admin_token}
     call(http, "admin_modify_topic_info", {**common, **wanted, **there})
@@ -128,18 +141,25 @@ def topics_alter(
 
 
 @topics.command("describe")
-def topics_describe(topic: Topic, http: Web = WEB, broker_http: BrokerHttp = None, as_json: Json = False) -> None:
+def topics_describe(
+    topic: Topic,
+    broker: Brokers = None,
+    http: Web = WEB,
+    broker_http: BrokerHttp = None,
+    as_json: Json = False,
+) -> None:
     """Show where TOPIC is: brokers, partitions, what each partition holds."""
     from penstock.tube.client.web import call_broker
 
+    wanted = _numbers(broker)
     rows: list[dict[str, Cell]] = []
     named = {"topicName": topic}
-    for broker, entries in ask_each(http, broker_http, lambda b: call_broker(b.web, "admin_query_pubinfo", named)):
+    for place, entries in ask_each(http, broker_http, lambda b: call_broker(b.web, "admin_query_pubinfo", named)):
         for entry in entries:
             rows += [
                 {
-                    "broker": broker.id,
-                    "address": f"{broker.host}:{broker.port}",
+                    "broker": place.id,
+                    "address": f"{place.host}:{place.port}",
                     "partition": part["partitionId"],
                     "first_offset": part["offsetMin"],
                     "end_offset": part["offsetMax"],
@@ -147,10 +167,10 @@ def topics_describe(topic: Topic, http: Web = WEB, broker_http: BrokerHttp = Non
                     "store_bytes": part["dataMax"] - part["dataMin"],
                 }
                 for part in entry["offsetInfo"]
-                if entry["topicName"] == topic
+                if entry["topicName"] == topic and (not wanted or place.id in wanted)
             ]
     if not rows:
-        known = _states(http, topic) is not None
+        known = _known(http, topic) is not None
         raise RefusedError(
             f"no broker tells of topic {topic!r}" if known else f"no broker has topic {topic!r}",
             peer=http,
@@ -165,16 +185,15 @@ def topics_describe(topic: Topic, http: Web = WEB, broker_http: BrokerHttp = Non
 def topics_delete(
     topic: Topic,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    broker: Brokers = None,
     http: Web = WEB,
     admin_token: AdminToken = TOKEN,
     as_json: Json = False,
 ) -> None:
-    """Delete TOPIC and its records on every broker."""
+    """Delete TOPIC and its records, on every broker or on some."""
     from penstock.tube.client.web import call
 
-    states = _states(http, topic)
-    if states is None:
-        raise _unknown(topic, http)
+    states = _states(http, topic, broker)
     if not (yes or agreed(f"Delete topic {topic} and all its records on {len(states)} broker(s)?")):
         note(f"topic {topic} is not deleted")
         raise typer.Exit(1)
@@ -192,16 +211,31 @@ def topics_delete(
             there = {"brokerId": ",".join(map(str, ids))} if ids != [_EVERY] else {}
             call(http, method, {**common, **parameters, **there})
     until = time.monotonic() + _REMOVED_S
-    while (gone := _states(http, topic) is None) is False and time.monotonic() < until:
+    while not (gone := _gone(http, topic, states if broker is not None else None)) and time.monotonic() < until:
         time.sleep(_LOOK_S)
     if as_json:
         print_json({"topic": topic, "brokers": len(states), "removed": gone})
         return
-    note(f"topic {topic} is deleted" + ("" if gone else "; its brokers remove the records"))
+    where = f" on {_listed(states)}" if broker is not None else ""
+    note(f"topic {topic} is deleted{where}" + ("" if gone else "; its brokers remove the records"))
 
 
-def _unknown(topic: str, http: str) -> RefusedError:
-    return RefusedError(f"the master has no topic {topic!r}", peer=http, do="look at the names (penstock tube topics)")
+def _gone(http: str, topic: str, brokers: Iterable[int] | None) -> bool:
+    """Whether these brokers have ``topic`` no more; None: whether the master has it no more."""
+    known = _known(http, topic) or {}
+    return not known if brokers is None else known.keys().isdisjoint(brokers)
+
+
+def _numbers(broker: str | None) -> list[int]:
+    """The brokers that ``--broker`` names; none: all. Raises ConfigError."""
+    texts = [] if broker is None else [text.strip() for text in broker.split(",")]
+    if not all(text.isdecimal() and text.isascii() for text in texts):
+        raise ConfigError(f"--broker: got {broker!r}", option="--broker", do="name brokers by number: 2, or 2,3")
+    return [int(text) for text in texts]
+
+
+def _listed(brokers: Iterable[int]) -> str:
+    return "broker " + ", ".join(map(str, brokers))
 
 
 def _kept(retention: str | None, max_message: int | None) -> dict[str, str]:
@@ -220,7 +254,27 @@ def _kept(retention: str | None, max_message: int | None) -> dict[str, str]:
     return kept
 
 
-def _states(http: str, topic: str) -> dict[int, int] | None:
+def _states(http: str, topic: str, broker: str | None) -> dict[int, int]:
+    """How far the deletion of ``topic`` is on each broker, or on those of ``--broker``.
+
+    Raises:
+        ConfigError: ``--broker`` is no list of numbers.
+        RefusedError: the master has no such topic, or it is not on one of them.
+    """
+    wanted = _numbers(broker)
+    states = _known(http, topic)
+    if states is None:
+        raise RefusedError(
+            f"the master has no topic {topic!r}", peer=http, do="look at the names (penstock tube topics)"
+        )
+    if lacking := [number for number in wanted if number not in states]:
+        raise RefusedError(
+            f"topic {topic!r} is not on {_listed(lacking)}", peer=http, why=f"it is on {_listed(states)}"
+        )
+    return {number: state for number, state in states.items() if not wanted or number in wanted}
+
+
+def _known(http: str, topic: str) -> dict[int, int] | None:
     """How far the deletion of ``topic`` is on each broker; None: the master has no such topic."""
     from penstock.tube.client.web import call
 
@@ -300,12 +354,16 @@ def fsck(
         raise typer.Exit(1)
 
 
-def _list_topics(http: str, *, as_json: bool) -> None:
+def _list_topics(http: str, broker: str | None, *, as_json: bool) -> None:
     from penstock.tube.client.web import call
 
+    wanted = _numbers(broker)
     rows: list[dict[str, Cell]] = []
     for entry in sorted(call(http, "admin_query_topic_info", {}), key=lambda entry: str(entry["topicName"])):
-        brokers: list[dict[str, Any]] = entry["topicInfo"]
+        places: list[dict[str, Any]] = entry["topicInfo"]
+        brokers = [place for place in places if not wanted or int(place["brokerId"]) in wanted]
+        if wanted and not brokers:
+            continue
         rows.append(
             {
                 "topic": entry["topicName"],

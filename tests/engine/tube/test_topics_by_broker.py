@@ -175,6 +175,21 @@ def test_removals_of_several_brokers_end_each_in_its_time() -> None:
     assert stored(engine) == [Removal("Topic", "demo")]
 
 
+def test_a_removal_in_several_steps_ends_everywhere() -> None:
+    """One broker was closed before, one has other partitions: still all are removed, and nobody gets it again."""
+    engine = three()
+    edit(engine, "modify_topic_info", "2", **CLOSED, numPartitions="5")
+    edit(engine, "modify_topic_info", "1,3", **CLOSED)
+    for method in ("delete_topic_info", "remove_topic_info"):
+        assert edit(engine, method, "1,2,3") == [(1, 200), (2, 200), (3, 200)]
+    join_broker(engine, number=4)
+    for number in (1, 2, 3, 4):
+        assert "demo" in engine.cluster.topics
+        settle(engine, number, removed=("demo",))
+        stored(engine)
+    assert "demo" not in engine.cluster.topics
+
+
 def test_a_restarted_master_goes_on_with_a_removal() -> None:
     before = three()
     edit(before, "modify_topic_info", "2", **CLOSED)

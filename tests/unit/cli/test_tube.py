@@ -86,6 +86,29 @@ def test_topics_alter(web: Web, penstock: Command) -> None:
     assert "no topic 'air'" in penstock("tube", "topics", "alter", "air", "--max-message", "2").err
 
 
+def test_topics_on_some_brokers_alone(web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tube, "_REMOVED_S", 0.0)
+    flags = {"isSrvAcceptPublish": True, "isSrvAcceptSubscribe": True}
+    places = [{"brokerId": number, "numPartitions": 3 * number, "numTopicStores": 1} for number in (1, 2, 3)]
+    web.answers["admin_query_topic_info"] = [
+        {"topicName": "water", "topicInfo": places, **flags},
+        {"topicName": "other", "topicInfo": places[:1], **flags},
+    ]
+    (row,) = [json.loads(line) for line in penstock("tube", "topics", "--broker", "2", "--json").out.splitlines()]
+    assert (row["topic"], row["partitions"], row["brokers"]) == ("water", 6, 1)
+    assert penstock("tube", "topics", "alter", "water", "--broker", "2,3", "--no-publish", "--subscribe").status == 0
+    asked = web.calls[-1][2]
+    assert (asked["brokerId"], asked["acceptPublish"], asked["acceptSubscribe"]) == ("2,3", "false", "true")
+    web.calls.clear()
+    done = penstock("tube", "topics", "delete", "water", "--broker", "2", "--yes")
+    assert done.err == "topic water is deleted on broker 2; its brokers remove the records\n"
+    assert {told["brokerId"] for _, method, told in web.calls if "query" not in method} == {"2"}
+    done = penstock("tube", "topics", "alter", "water", "--broker", "2,7", "--no-publish")
+    assert (done.status, "is not on broker 7" in done.err, "it is on broker 1, 2, 3" in done.err) == (1, True, True)
+    done = penstock("tube", "topics", "describe", "water", "--broker", "two")
+    assert (done.status, "name brokers by number" in done.err) == (2, True)
+
+
 def test_topics_create_at_apaches_master_names_the_brokers(
     web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,7 @@ def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = N
         if not broker_ids or (outcomes and not left_out):
             common, code, text = edit(topic.common)
             rows += [] if there else _rows(engine, [0], name, code, text)
+            common = _agreed([outcomes[n][0] if n in outcomes else topic.at(n) for n in there], common)
         for number in broker_ids or there:
             _, code, text = outcomes.get(number, (None, 401, f"topic {name} is not on broker {number}"))
             unlike = code == UNCHANGED and sized != topic
@@ -135,6 +136,12 @@ def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = N
         wanted = sized.changed({number: each for number, (each, _, _) in outcomes.items()}, common)
         changed += [wanted] if wanted != topic else []
     return Change([*changed], success(rows))
+
+
+def _agreed(there: list[Deployment], common: Deployment) -> Deployment:
+    """What brokers that join get: of each property what all brokers have, else as in ``common``."""
+    columns = zip(common, *there, strict=True)
+    return Deployment._make(column[-1] if len(set(column[1:])) == 1 else column[0] for column in columns)
 
 
 def modify(engine: MasterEngine, params: Params, now: int) -> Change:
