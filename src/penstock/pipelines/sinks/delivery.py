@@ -54,6 +54,7 @@ class Delivery:
         self._plan = plan
         self._checkpoint = checkpoint
         self._targets = targets
+        self._tables: dict[tuple[str, str], Table] = {}
 
     def rows(self, sink: Sink, rows: DataFrame, batch: int, count: int) -> int:
         """``rows``, all alive and ``count`` of them, into ``sink``; how many it has of them."""
@@ -102,7 +103,9 @@ class Delivery:
         return self._table(sink.name, sink.table.path)
 
     def _table(self, writer: str, path: str) -> Table:
-        return Table(Path(path), writer, self._checkpoint.query_id())
+        if (writer, path) not in self._tables:
+            self._tables[writer, path] = Table(Path(path), writer, self._checkpoint.query_id())
+        return self._tables[writer, path]
 
     def _show(self, sink: Sink, rows: DataFrame, batch: int) -> None:
         assert sink.console is not None

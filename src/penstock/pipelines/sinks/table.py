@@ -43,28 +43,30 @@ class Table:
     """The table at ``path`` as one writer sees it. ``query`` is the id of the writer's checkpoint.
 
     Batch numbers mean something only beside the checkpoint that counts them, so a writer refuses a table in which its
-    own name committed batches of another checkpoint.
+    own name committed batches of another checkpoint: the newest tells, since each was refused that did not match. That
+    lists the directory of all commits, so a table is made once for a run, not for each batch.
     """
 
     def __init__(self, path: Path, writer: str, query: str) -> None:
         self.path = path
         self.writer = writer
         self.query = query
-        for commit in commits(path):
-            if commit.writer == writer and commit.query != query:
-                raise PenstockError(
-                    f"table {str(path)!r} holds batches that {writer!r} wrote from another checkpoint",
-                    why=f"batch {commit.batch} is of query {commit.query}, this run is query {query}: "
-                    "its numbers would overwrite or hide each other's rows",
-                    do="give the run its old state directory back, or the sink another path",
-                )
+        newest = max((batch for of, batch in _named(path) if of == writer), default=None)
+        commit = None if newest is None else _commit(self._commit_path(newest))
+        if commit is not None and commit.query != query:
+            raise PenstockError(
+                f"table {str(path)!r} holds batches that {writer!r} wrote from another checkpoint",
+                why=f"batch {commit.batch} is of query {commit.query}, this run is query {query}: "
+                "its numbers would overwrite or hide each other's rows",
+                do="give the run its old state directory back, or the sink another path",
+            )
 
     def write(self, batch: int, rows: DataFrame, count: int) -> int:
         """Put ``rows`` into the table as ``batch`` and commit; the rows that the table now has of it.
 
         ``count`` is how many there are. A batch that was committed before is left as it is.
         """
-        commit_path = self.path / "_commits" / f"{self.writer}-{batch}.json"
+        commit_path = self._commit_path(batch)
         if commit_path.exists():
             return _commit(commit_path).rows
         if count == 0:
@@ -88,6 +90,9 @@ class Table:
             path.unlink()
         return _commit(commit_path).rows
 
+    def _commit_path(self, batch: int) -> Path:
+        return self.path / "_commits" / f"{self.writer}-{batch}.json"
+
     def _write_files(self, directory: Path, batch: int, rows: DataFrame) -> list[Path]:
         """The files of ``rows`` in ``directory``, beside what other attempts may have left there.
 
@@ -110,10 +115,14 @@ class Table:
 
 def commits(path: Path) -> list[Commit]:
     """The committed batches of the table at ``path``, by writer and batch; none where there is no table."""
-    found = (
-        _commit(entry) for entry in (path / "_commits").glob("*.json") if _COMMIT_NAME.fullmatch(entry.name) is not None
-    )
-    return sorted(found, key=lambda commit: (commit.writer, commit.batch))
+    return [_commit(path / "_commits" / f"{writer}-{batch}.json") for writer, batch in sorted(_named(path))]
+
+
+def _named(path: Path) -> Iterator[tuple[str, int]]:
+    """The writer and the batch of each commit of the table at ``path``, by their names alone."""
+    for entry in (path / "_commits").glob("*.json"):
+        if (match := _COMMIT_NAME.fullmatch(entry.name)) is not None:
+            yield match["writer"], int(match["batch"])
 
 
 def files(path: Path) -> list[Path]:
