@@ -139,6 +139,8 @@ steps:
 sinks:
   - {{{{name: rows, table: {{{{path: "{{lake}}/windows"}}}}}}}}
   - {{{{name: late, from: hours.late, table: {{{{path: "{{lake}}/late"}}}}}}}}
+  - {{{{name: told, from: hours.late, statestore: {{{{max_bytes: 9, entries: [{{{{key: told}}}}]}}}}}}}}
+  - {{{{name: panel, from: hours, mqtt: {{{{topic: panel, max_bytes: 9}}}}}}}}
 """
 
 
@@ -157,18 +159,25 @@ def test_late_records_have_a_sink_of_their_own(setup_of: Callable[..., Setup]) -
     assert sorted(row["name"] for row in table(setup.lake / "late")) == ["late1", "late2"]
     assert {row["n"] for row in table(setup.lake / "windows")} == {6}
     # The query of windows keeps the letters itself, as there is no other.
-    assert sorted((x.id, x.step, x.code) for x in dead.letters(setup.lake / "dead")) == [
+    letters = list(dead.letters(setup.lake / "dead"))
+    assert sorted((x.id, x.step, x.code) for x in letters if x.step != "sink:panel") == [
         ("future", "hours", "event.ahead"),
+        ("late1", "sink:told", "sink.size"),
+        ("late2", "sink:told", "sink.size"),
         ("seven", "hours", "expression.failed"),
         ("zero", "sound", "expression.failed"),
     ]
+    # A window that its sink refuses is kept, too.
+    windows = [x for x in letters if x.step == "sink:panel"]
+    assert {(x.code, x.source, json.loads(x.value)["n"]) for x in windows} == {("sink.size", "hours", 6)}
     sums = setup.ledger.sums("rows")
-    assert (sums.read, sums.late, sums.dead, sums.filtered) == (68, 2, 3, 1)
+    assert (sums.read, sums.late, sums.dead, sums.filtered) == (68, 2, 5, 1)
+    assert setup.ledger.sums("panel").letters == len(windows)
     setup.forget_the_last_data("rows")
     setup.run()
     assert sorted(row["name"] for row in table(setup.lake / "late")) == ["late1", "late2"]
-    (account,) = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
-    assert (account.off, account.unknown) == ((), ())
+    for account in reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state)):
+        assert (account.off, account.unknown) == ((), ())
 
 
 def test_a_directory_that_is_not_there_is_told_before_spark_starts(setup_of: Callable[..., Setup]) -> None:

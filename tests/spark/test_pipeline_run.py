@@ -121,6 +121,40 @@ def test_alarms_are_set_fenced_and_deleted_when_a_window_is_normal_again(setup: 
     assert len(tokens) == 2
 
 
+def test_a_file_that_changed_is_followed_or_refused(setup: Setup, node: Node, new_topic: Callable[..., str]) -> None:
+    other = new_topic(1)
+    filled = FILE.format(name=setup.topic, topic=setup.topic, master=node.master, broker=node.mqtt, lake=setup.lake)
+
+    def run(*changes: tuple[str, str]) -> None:
+        text = filled
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        setup.pipeline = config.parse(text, Pipeline, name="p.yaml")
+        setup.run()
+
+    setup.send(*(message(f"m{n}", n) for n in range(3)))
+    run()
+    # Another topic is read from its first record on, and counted from there.
+    node.append(other, [(0, message(f"o{n}", n)) for n in range(2)])
+    run((f'["{setup.topic}"]', f'["{setup.topic}", "{other}"]'))
+    assert setup.rows() == ["m0", "m1", "m2", "o0", "o1"]
+    # What was taken out and is put back goes on where it ended.
+    setup.send(message("m3", 3))
+    run()
+    assert setup.rows() == ["m0", "m1", "m2", "m3", "o0", "o1"]
+    for account in reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state)):
+        assert (account.off, account.unknown) == ((), ())
+    # Nobody could read a table with two types in one column.
+    with pytest.raises(ConfigError, match=r"column 'flow' is FLOAT now, in '.*rows' it is DOUBLE"):
+        run(("flow DOUBLE", "flow FLOAT"))
+    setup.send(message("m4", 4))
+    table = f'  - name: rows\n    from: once\n    table: {{path: "{setup.lake}/rows"}}\n'
+    with pytest.raises(ConfigError, match="remember has columns of other types") as raised:
+        run((table, ""), ("flow DOUBLE", "flow FLOAT"))
+    assert "give the sink a new name" in str(raised.value)
+
+
 def test_a_crash_between_sink_and_checkpoint_doubles_nothing(setup: Setup) -> None:
     setup.send(*(message(f"m{n}", n) for n in range(50)), b"nope")
     setup.run()

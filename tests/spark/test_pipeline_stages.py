@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError
-from penstock.pipelines.model import Pipeline, Step
-from penstock.pipelines.model.plan import Node, plan
-from penstock.pipelines.model.sinks import StateStoreSink
-from penstock.pipelines.rows import key_column, rows_of
-from penstock.pipelines.running.batches import SinkBatches
+from penstock.pipelines.model import Sink, StateStoreSink, Step
+from penstock.pipelines.model.plan import Node
+from penstock.pipelines.rows import key_column, rows_of, windows_as_rows
 from penstock.pipelines.sinks.delivery import changes_of
-from penstock.pipelines.state.checkpoint import Checkpoint
+from penstock.pipelines.sinks.marking import marked
 from penstock.pipelines.steps.expressions import sure
 from penstock.pipelines.steps.stages import Lookup, apply, into_window
 
@@ -210,6 +206,29 @@ def test_a_window_leaves_out_what_it_cannot_count_and_says_why(spark: SparkSessi
     assert (made["n"], made["highest"], made["whole"], made["share"]) == (2, 1.5, 8, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("sink", "code"),
+    [
+        ({"mqtt": {"topic": "a/{note}"}}, "sink.topic"),
+        ({"mqtt": {"topic": "a", "when": "1 / n > CAST(note AS INT)"}}, "expression.failed"),
+        ({"statestore": {"entries": [{"key": "k"}], "max_bytes": 130}}, "sink.size"),
+    ],
+)
+def test_a_window_that_a_sink_refuses_is_a_letter_of_its_own(
+    spark: SparkSession, sink: dict[str, Any], code: str
+) -> None:
+    line = b'{"t":"2022-03-20T10:00:00Z","note":"%s"}'
+    values = [line % b"4", line % (b"+" * 60)]
+    parse = {"name": "parsed", "parse": {"schema": "t TIMESTAMP, note STRING"}}
+    windows = apply(rows(spark, *values), steps(parse, windowed(aggregates={"n": "count(*)"})), no_lookup)
+    found = marked(windows_as_rows(windows, "w"), Sink.model_validate({"name": "s", **sink})).orderBy("note").collect()
+    refused, fine = found
+    assert (fine["_dead"], refused["_dead"]["step"], refused["_dead"]["code"]) == (None, "sink:s", code)
+    assert refused["_source"]["source"] == "w"
+    assert refused["_source"]["timestamp"] == refused["window_end"]
+    assert json.loads(refused["_source"]["value"])["note"] == "+" * 60
+
+
 def test_what_fails_of_a_whole_window_is_null(spark: SparkSession) -> None:
     values = [b'{"t":"2022-03-20T10:00:00Z","big":9223372036854775807,"z":0}'] * 2
     parse = {"name": "parsed", "parse": {"schema": "t TIMESTAMP, big LONG, z INT, note STRING"}}
@@ -275,14 +294,11 @@ def test_rows_on_which_a_condition_of_the_state_store_sink_fails_are_told(spark:
     ],
 )
 def test_a_value_that_is_too_large_for_a_sink_is_a_dead_letter(
-    spark: SparkSession, tmp_path: Path, sink: dict[str, Any], code: str | None
+    spark: SparkSession, sink: dict[str, Any], code: str | None
 ) -> None:
-    file = {"name": "p", "source": {"topics": ["t"]}, "steps": [PARSE], "sinks": [{"name": "s", **sink}]}
-    (only,) = plan(Pipeline.model_validate(file))
     large = GOOD.replace(b'"n"', b'"' + b"n" * (1 << 20) + b'"')
     parsed = apply(rows(spark, GOOD, large), steps(PARSE), no_lookup)
-    batches = SinkBatches(only, Checkpoint(tmp_path), cast("Any", SimpleNamespace(targets=None)))
-    found = batches.marked(parsed).orderBy("_source.offset").collect()
+    found = marked(parsed, Sink.model_validate({"name": "s", **sink})).orderBy("_source.offset").collect()
     assert [row["_dead"] and row["_dead"]["code"] for row in found] == [None, code]
 
 

@@ -5,57 +5,108 @@ from __future__ import annotations
 import json
 import re
 import sys
+import textwrap
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from penstock.cli import pipeline_books, pipeline_cases, pipeline_run, pipeline_submit
 from penstock.cli.groups import command_group
-from penstock.cli.output import print_json
-from penstock.cli.pipeline_options import File, Json
+from penstock.cli.output import escape, print_error, print_json, use_colour
+from penstock.cli.pipeline_options import File, Into, Json, StateDir, run_of
 from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.pipelines.books.changes import Change
 
 __all__ = ["app"]
 
 app = command_group("Check and run pipelines.")
 
 
+CASES = ".test.yaml"
+"""How the names of files of cases end."""
 _PROBLEM = re.compile(r".*?:(?P<line>\d+):(?P<column>\d+): (?:option '(?P<option>.*?)': )?(?P<text>.*)")
 
 
 @app.command()
-def validate(file: File, as_json: Json = False) -> None:
-    """Check a pipeline file without Spark.
+def validate(
+    files: Annotated[
+        list[Path],
+        typer.Argument(help="Pipeline files (YAML), and files of cases (NAME.test.yaml).", metavar="FILE..."),
+    ],
+    as_json: Json = False,
+) -> None:
+    """Check pipeline files without Spark.
 
     Options, values, names, references, schemas, columns, and the step that a statement reads; a mistake is reported
-    with line and column. SQL, and which columns come out of a sql step, are checked when the pipeline is run. Exit
-    status 2 where the file cannot be used; with --json its problems are on standard output, too.
+    with line and column. SQL, and which columns come out of a sql step, are checked when the pipeline is run. Of a file
+    of cases: whether it can be used with the pipeline beside it. Exit status 2 where a file cannot be used; with --json
+    its problems are on standard output, too.
+    """
+    refused = 0
+    for file in files:
+        try:
+            found = _valid(file)
+        except ConfigError as error:
+            if as_json:
+                print_json(_as_json(error, file))
+            elif len(files) == 1:
+                raise
+            else:
+                print_error(error)
+            refused += 1
+        else:
+            if as_json:
+                print_json({"ok": True, "file": str(file), **found.data})
+            else:
+                sys.stdout.write("\n  ".join([f"{file}: {found.words}", *found.lines]) + "\n")
+    if len(files) > 1 and not as_json:
+        sys.stdout.write(f"{len(files) - refused} valid, {refused} not\n")
+    if refused:
+        raise typer.Exit(2)
+
+
+class _Valid(NamedTuple):
+    """What is said of a file that can be used."""
+
+    words: str
+    lines: list[str]
+    data: dict[str, object]
+
+
+def _valid(file: Path) -> _Valid:
+    """Check one file.
+
+    Raises:
+        ConfigError: it cannot be used.
     """
     from penstock.pipelines.model import load
+    from penstock.pipelines.model.describe import way
     from penstock.pipelines.model.plan import plan
 
-    try:
-        pipeline = load(file)
-    except ConfigError as error:
-        if not as_json:
-            raise
-        print_json(_as_json(error, file))
-        raise typer.Exit(2) from None
+    if file.name.endswith(CASES):
+        from penstock.pipelines.trial.cases import load_cases
+
+        pipeline = load(file.with_name(file.name.removesuffix(CASES) + file.suffix))
+        names = [case.name for case in load_cases(file, pipeline)]
+        count = "1 case" if len(names) == 1 else f"{len(names)} cases"
+        return _Valid(f"{count} of pipeline {pipeline.name!r}", names, {"pipeline": pipeline.name, "cases": names})
+    pipeline = load(file)
     plans = plan(pipeline)
-    if as_json:
-        sinks = {p.sink.name: [step.name for step in p.steps] for p in plans}
-        print_json({"ok": True, "file": str(file), "pipeline": pipeline.name, "sinks": sinks})
-        return
-    sys.stdout.write(f"{file}: pipeline {pipeline.name!r} is valid\n")
-    for sink_plan in plans:
-        chain = " -> ".join(["source", *(step.name for step in sink_plan.steps), sink_plan.sink.name])
-        sys.stdout.write(f"  {chain}\n")
+    return _Valid(
+        f"pipeline {pipeline.name!r} is valid",
+        [f"{way(sink_plan)} -> {sink_plan.sink.name}" for sink_plan in plans],
+        {"pipeline": pipeline.name, "sinks": {p.sink.name: [step.name for step in p.steps] for p in plans}},
+    )
 
 
 @app.command("plan")
 def show_plan(
     file: File,
+    state_dir: StateDir = None,
+    into: Into = None,
     svg: Annotated[
         bool, typer.Option("--svg", help="The graph as a picture: penstock pipeline plan FILE --svg > plan.svg.")
     ] = False,
@@ -65,19 +116,40 @@ def show_plan(
 
     For each sink: its steps from the source on, what becomes of the records that do not go on, what the sink promises,
     and what a run that lost its lease can still do there. With --svg: its graph.
+
+    Where it has run before, also what is different since: + is new, ~ changed, - gone, = goes on where it ended, and !
+    cannot go on from its checkpoint, so that a run would refuse the file; the exit status is 1 then.
     """
-    from penstock.pipelines.model import load
+    from penstock.pipelines.books.changes import REFUSED, changes
     from penstock.pipelines.model.describe import as_data, as_text
     from penstock.pipelines.model.picture import as_svg
 
-    pipeline = load(file)
+    pipeline, state, _ = run_of(file, state_dir, into)
     if svg:
         sys.stdout.write(as_svg(pipeline))
         return
+    found = changes(pipeline, state)
     if as_json:
-        print_json(as_data(pipeline))
-        return
-    sys.stdout.write(as_text(pipeline))
+        print_json({**as_data(pipeline), "changes": None if found is None else [each._asdict() for each in found]})
+    else:
+        sys.stdout.write(as_text(pipeline))
+        if found is not None:
+            sys.stdout.write(f"\ncompared with the last run, state in {state}\n")
+            sys.stdout.writelines(f"{line}\n" for change in found for line in _wrapped(change))
+    if any(change.mark == REFUSED for change in found or ()):
+        raise typer.Exit(1)
+
+
+_COLOURS = {"+": 32, "~": 33, "-": 31, "!": 31}
+_WIDTH = 110
+
+
+def _wrapped(change: Change) -> list[str]:
+    """A change as lines of a diff."""
+    text = escape(f"{change.mark} {change.what}: {change.text}")
+    made = textwrap.wrap(text, _WIDTH, initial_indent="  ", subsequent_indent=" " * 8, break_long_words=False)
+    colour = _COLOURS.get(change.mark) if use_colour(sys.stdout) else None
+    return made if colour is None else [f"\x1b[{colour}m{line}\x1b[0m" for line in made]
 
 
 @app.command()

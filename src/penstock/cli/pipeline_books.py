@@ -254,7 +254,15 @@ def dead_redrive(
 
     path, pipeline = _dead_letters(file)
     again = set() if repeat else redriven(path)
-    wanted = _chosen(list(letters(path)), pipeline, step, only)
+    found = _chosen(list(letters(path)), pipeline, step, only)
+    windows = _windows(pipeline)
+    wanted = [letter for letter in found if letter.source not in windows]
+    if len(wanted) < len(found):
+        kept = len(found) - len(wanted)
+        note(
+            f"{_letters(kept)} of windows {'is' if kept == 1 else 'are'} kept back: a window is made of records, which "
+            "went into it; mend the sink, and what changes in a window from then on comes through"
+        )
     chosen = [letter for letter in wanted if letter.place not in again]
     if only and len(chosen) < len(wanted):
         note(f"{_letters(len(wanted) - len(chosen))} sent again before: --repeat sends it once more")
@@ -270,11 +278,18 @@ def dead_redrive(
 
 def _place(letter: Letter, pipeline: Pipeline) -> str:
     """Where the record stands, in the words of its source."""
+    if letter.source in _windows(pipeline):
+        return f"window of {letter.source}"
     source = pipeline.inputs.get(letter.source)
     if source is None or source.format != "files":
         return f"{letter.topic} {letter.broker}:{letter.partition}@{letter.offset}"
     unit = "byte" if source.content in {"lines", "whole"} else "row"
     return f"{letter.topic}, {unit} {letter.offset}"
+
+
+def _windows(pipeline: Pipeline) -> set[str]:
+    """The steps whose windows may be dead letters: of those the source is the step."""
+    return {step.name for step in pipeline.steps if step.window is not None}
 
 
 def _chosen(letters: list[Letter], pipeline: Pipeline, step: str | None, only: list[str] | None) -> list[Letter]:

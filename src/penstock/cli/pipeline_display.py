@@ -86,6 +86,12 @@ class LiveDisplay(LineDisplay):
         self.live = Live(console=self._console, refresh_per_second=4, transient=False)
 
     def tell(self, event: dict[str, Any]) -> None:
+        from rich.spinner import Spinner
+
+        if event["event"] == "starting":
+            self.live.update(Spinner("dots", "Spark is starting"))
+        elif event["event"] == "started":
+            self.live.update(Spinner("dots", "the first batches are planned"))
         if event["event"] != "batch":
             super().tell(event)
 
@@ -195,12 +201,25 @@ def _batch(event: Event) -> str:
 
 
 def _progress(name: str, sink: Mapping[str, Any]) -> str:
-    return (
-        f"{name}: {amount(sink['rows_per_s'])} rows/s, {amount(sink['read'])} read, {amount(sink['out'])} out; "
-        f"waiting {amount(sink['waiting_records'])} (oldest {duration(sink['waiting_s'])}), "
-        f"in the batch {amount(sink['in_batch_records'])} ({duration(sink['in_batch_s'])}); "
-        f"last batch {duration(sink['batch_s'])}; state {amount(sink['state_rows'])} rows, {size(sink['state_bytes'])}"
-    )
+    """A line of what there is to say: nothing of a batch, a backlog or a state that is not there."""
+    parts = [f"{amount(sink['read'])} read, {amount(sink['out'])} out, {amount(sink['rows_per_s'])} rows/s"]
+    if sink["waiting_records"] is None:
+        parts.append("what waits is not known")
+    elif sink["waiting_records"]:
+        parts.append(f"{amount(sink['waiting_records'])} waiting, the oldest for {duration(sink['waiting_s'])}")
+    else:
+        parts.append("nothing waiting")
+    if sink["in_batch_s"]:
+        parts.append(f"{amount(sink['in_batch_records'])} in the batch under way for {duration(sink['in_batch_s'])}")
+    if sink["batch_s"] is not None:
+        parts.append(f"last batch took {duration(sink['batch_s'])}")
+    if sink["state_rows"]:
+        parts.append(f"state {amount(sink['state_rows'])} rows, {size(sink['state_bytes'])}")
+    if sink["restarts"]:
+        parts.append(
+            f"started again {amount(sink['restarts'])} times" if sink["restarts"] > 1 else "started again once"
+        )
+    return f"{name}: {'; '.join(parts)}"
 
 
 def _words(event: Event) -> Iterator[str]:

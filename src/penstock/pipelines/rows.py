@@ -10,7 +10,7 @@ In columns that start with ``_``:
     _path      only after a concat of ways that part behind one source: which ways the row took
 
 Rows are marked, never removed, so that every record read can be counted. Windows are the exception: only rows that
-are alive go into them.
+are alive go into them. A window itself has its ``_id`` alone, and the other columns where a sink may refuse it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from penstock.pipelines.model.values import pieces
 
 __all__ = [
     "INTERNAL",
+    "MARKS",
     "SOURCE_FIELDS",
     "alive",
     "data_columns",
@@ -37,9 +38,12 @@ __all__ = [
     "refuse_internal",
     "rows_of",
     "too_large",
+    "windows_as_rows",
 ]
 
 INTERNAL = ("_id", "_source", "_dead", "_filtered", "_path")
+MARKS = ("_source", "_dead", "_filtered")
+"""What :func:`windows_as_rows` adds."""
 SOURCE_FIELDS = ("topic", "broker", "partition", "offset", "timestamp", "headers", "key", "value")
 """Columns of the ``tubemq`` source, which the other sources have too."""
 
@@ -52,14 +56,41 @@ def rows_of(source: DataFrame, name: str = SOURCE, *extra: Column) -> DataFrame:
     place = sf.format_string("%s/%d:%d@%d", "topic", "broker", "partition", "offset")
     if name != SOURCE:
         place = sf.concat(sf.lit(f"{name}/"), place)
-    nothing = "CAST(NULL AS STRUCT<step: STRING, code: STRING, reason: STRING, again: BOOLEAN>)"
     return source.select(
         sf.coalesce(header("headers", "id"), place).alias("_id"),
         sf.struct(sf.lit(name).alias("source"), *SOURCE_FIELDS).alias("_source"),
-        sf.expr(nothing).alias("_dead"),
-        sf.lit(None).cast("string").alias("_filtered"),
+        *_unmarked(),
         *extra,
     )
+
+
+def windows_as_rows(windows: DataFrame, name: str) -> DataFrame:
+    """``windows`` of the step ``name`` with the columns of rows, so that those that a sink refuses are kept as well.
+
+    Source and topic are the name of the step, the place is the instant (ms since 1970) at which the window starts, the
+    timestamp that of its end, and the value the window as JSON.
+    """
+    edges = [sf.split_part("_id", sf.lit("-"), sf.lit(n)).try_cast("bigint") for n in (1, 2)]
+    value = sf.to_json(sf.struct(*data_columns(windows)), {"ignoreNullFields": "false"})
+    headers = "CAST(NULL AS ARRAY<STRUCT<key: STRING, value: BINARY>>)"
+    fields = [
+        sf.lit(name).alias("source"),
+        sf.lit(name).alias("topic"),
+        sf.lit(0).alias("broker"),
+        sf.lit(0).alias("partition"),
+        sf.coalesce(edges[0], sf.lit(0)).cast("bigint").alias("offset"),
+        sf.timestamp_millis(edges[1]).alias("timestamp"),
+        sf.expr(headers).alias("headers"),
+        sf.lit(None).cast("binary").alias("key"),
+        value.cast("binary").alias("value"),
+    ]
+    return windows.select("*", sf.struct(*fields).alias("_source"), *_unmarked())
+
+
+def _unmarked() -> list[Column]:
+    """The marks of a row that is alive."""
+    nothing = "CAST(NULL AS STRUCT<step: STRING, code: STRING, reason: STRING, again: BOOLEAN>)"
+    return [sf.expr(nothing).alias("_dead"), sf.lit(None).cast("string").alias("_filtered")]
 
 
 def header(headers: str, name: str) -> Column:

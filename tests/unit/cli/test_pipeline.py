@@ -10,6 +10,11 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.demo.data import example
+from penstock.pipelines.books.changes import remember
+from penstock.pipelines.model import load
+from penstock.pipelines.state import layout
+from penstock.pipelines.state.owner import claim
+from penstock.pipelines.state.shape import check_shapes
 from penstock.pipelines.store import control
 
 
@@ -18,6 +23,41 @@ def test_validate_names_the_chains(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "pipeline 'water' is valid" in out
     assert "source -> readings -> plausible -> limited -> judged -> once -> readings" in out
+
+
+def test_validate_takes_many_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bad.yaml").write_text("name: bad\nsource: {topics: [t]}\n")
+    (tmp_path / "bad.test.yaml").write_text("cases: []\n")
+    good, cases = example("pipeline.yaml"), example("pipeline.test.yaml")
+    files = [str(path) for path in (good, tmp_path / "bad.yaml", cases)]
+    assert main(["pipeline", "validate", *files]) == 2
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[-1] == "2 valid, 1 not"
+    assert f"{cases}: 3 cases of pipeline 'water'" in printed.out
+    assert "option 'sinks': is missing" in printed.err
+    assert main(["pipeline", "validate", "--json", *files]) == 2
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["ok"] for line in lines] == [True, False, True]
+    assert len(lines[2]["cases"]) == 3
+
+
+def test_plan_tells_what_a_run_would_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pipeline = load(example("pipeline.yaml"))
+    state = tmp_path / "penstock-pipelines" / "water"
+    claim(state, "water")
+    check_shapes(pipeline, state)
+    remember(pipeline, state)
+    layout.checkpoint(state, "alarms").mkdir(parents=True)
+    text = example("pipeline.yaml").read_text()
+    assert main(["pipeline", "plan", str(example("pipeline.yaml"))]) == 0
+    assert "  + sink readings: begins where its sources begin" in capsys.readouterr().out
+    (tmp_path / "p.yaml").write_text(text.replace("emit: closed", "emit: changes").replace("3 hours", "5 hours"))
+    assert main(["pipeline", "plan", "p.yaml", "--json"]) == 1
+    changes = {change["what"]: change["mark"] for change in json.loads(capsys.readouterr().out)["changes"]}
+    assert (changes["sink alarms"], changes["sink readings"]) == ("!", "+")
 
 
 def test_validate_as_json(capsys: pytest.CaptureFixture[str]) -> None:

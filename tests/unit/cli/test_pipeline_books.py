@@ -18,7 +18,7 @@ from penstock.pipelines.model.values import REDRIVE, REDRIVE_STEP
 from penstock.pipelines.state.durable import write_json
 from penstock.pipelines.state.replay import plan_replay
 from penstock.pipelines.store import control
-from tests.unit.pipelines.bookkeeping import Books
+from tests.unit.pipelines.bookkeeping import Books, letter
 
 
 @pytest.fixture
@@ -245,6 +245,22 @@ def test_a_letter_of_a_file_goes_into_the_inbox_of_its_source(books: Books, caps
     said = capsys.readouterr()
     assert said.out == "0 letters sent again\n"
     assert "1 letter sent again before: --repeat sends it once more" in said.err
+
+
+def test_windows_are_shown_and_kept_back(books: Books, capsys: pytest.CaptureFixture[str]) -> None:
+    text = books.file.read_text()
+    window = "  - {name: hours, window: {time: x, duration: 1 hour, watermark: 1 hour, aggregates: {n: count(*)}}}\n"
+    text = text.replace("sinks:\n", f"{window}sinks:\n").replace("rows\n    table", "rows\n    from: parsed\n    table")
+    books.file.write_text(text + "  - {name: panel, mqtt: {topic: panel}}\n")
+    window_row = letter(9, step="sink:panel", source="hours", topic="hours", value=b'{"n":2}', headers=None)
+    books.commit("dead", 2, [window_row])
+    assert main(["pipeline", "dead", "show", str(books.file), "--step", "sink:panel"]) == 0
+    assert "window of hours, 2024-05-01 00:00:00 UTC" in capsys.readouterr().out
+    redrive = ["pipeline", "dead", "redrive", str(books.file), "--state-dir", str(books.state), "--dry-run"]
+    assert main(redrive) == 0
+    printed = capsys.readouterr()
+    assert printed.out == "2 letters would be sent again\n"
+    assert printed.err.startswith("1 letter of windows is kept back: a window is made of records")
 
 
 def test_a_pipeline_without_dead_letters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

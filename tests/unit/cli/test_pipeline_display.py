@@ -41,9 +41,10 @@ def test_progress_as_lines_and_an_idle_sink_once(capsys: pytest.CaptureFixture[s
     said = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in said] == ["rows", "alarms", "rows"]
     assert said[0] == (
-        "rows: 120 rows/s, 1,200 read, 1,100 out; waiting 30 (oldest 4.2 s), in the batch 10 (0.3 s); "
-        "last batch 0.2 s; state 17 rows, 2.0 KiB"
+        "rows: 1,200 read, 1,100 out, 120 rows/s; 30 waiting, the oldest for 4.2 s; "
+        "10 in the batch under way for 0.3 s; last batch took 0.2 s; state 17 rows, 2.0 KiB"
     )
+    assert said[1] == "alarms: 0 read, 0 out, 0 rows/s; what waits is not known"
 
 
 def test_a_batch_says_what_it_did_and_how_long_it_took(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,15 +73,21 @@ def test_a_run_that_was_asked_to_stop_says_what_it_waits_for(capsys: pytest.Capt
     ]
 
 
-def test_the_live_table_holds_every_sink(monkeypatch: pytest.MonkeyPatch) -> None:
+def _shown(live: LiveDisplay) -> str:
     from rich.console import Console
 
-    live = LiveDisplay()
-    live.tell(progress(rows=BUSY, alarms=SinkProgress()))
     console = Console(width=160, record=True, file=None, quiet=False)
     with console.capture() as captured:
         console.print(live.live.renderable)
-    text = captured.get()
+    return captured.get()
+
+
+def test_the_live_table_holds_every_sink() -> None:
+    live = LiveDisplay()
+    live.tell({"event": "starting", "pipeline": "water", "run": "r", "state_dir": "/s"})
+    assert "Spark is starting" in _shown(live)
+    live.tell(progress(rows=BUSY, alarms=SinkProgress()))
+    text = _shown(live)
     assert "rows" in text
     assert "4.2 s" in text
     assert "17 rows, 2.0 KiB" in text

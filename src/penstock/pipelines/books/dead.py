@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
@@ -22,7 +23,7 @@ from penstock.pipelines.model.sources import FilesSource, Source, StateStoreSour
 from penstock.pipelines.model.values import REDRIVE, REDRIVE_STEP
 from penstock.pipelines.sinks.table import files
 from penstock.pipelines.state import layout
-from penstock.pipelines.state.durable import read_json, sync_directory, write_json
+from penstock.pipelines.state.durable import listed, read_json, sync_directory, write_json
 from penstock.spark.tube.headers import record_of
 from penstock.spark.tube.options import SourceOptions
 from penstock.tube.producer import Producer
@@ -30,6 +31,7 @@ from penstock.tube.record import Record
 
 __all__ = ["Letter", "Place", "letters", "redrive", "redriven"]
 
+_NOTE = re.compile(r"[0-9]+\.json")
 Place = tuple[str, int, int, int]
 """Topic, broker, partition and offset of the record."""
 
@@ -84,8 +86,9 @@ def _letter(row: dict[str, Any]) -> Letter:
 def redriven(path: Path) -> set[Place]:
     """The places of the letters that were sent again."""
     found: set[Place] = set()
-    for note in (path / "_redriven").glob("*.json"):
-        found |= {(str(t), int(b), int(p), int(o)) for t, b, p, o in read_json(note)["places"]}
+    for note in listed(path / "_redriven", _NOTE):
+        places = read_json(path / "_redriven" / note[0])["places"]
+        found |= {(str(t), int(b), int(p), int(o)) for t, b, p, o in places}
     return found
 
 

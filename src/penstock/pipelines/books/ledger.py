@@ -8,13 +8,14 @@ single rows ``read = out + dead + filtered + duplicates``; a query of windows co
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
 from penstock.errors import StorageError
 from penstock.pipelines.state.checkpoint import Offsets
-from penstock.pipelines.state.durable import read_json, write_json
+from penstock.pipelines.state.durable import listed, read_json, write_json
 
 __all__ = ["Counts", "Entry", "Ledger", "Sums"]
 
@@ -92,17 +93,16 @@ class Ledger:
 
     def write(self, entry: Entry) -> None:
         """Record ``entry``; the same batch again replaces it."""
-        write_json(self.path / entry.sink / f"{entry.batch}.json", asdict(entry))
+        write_json(self._path(entry.sink, entry.batch), asdict(entry))
 
     def entries(self, sink: str) -> list[Entry]:
         """The batches of ``sink`` in order; none where it has not run."""
-        found = [_entry(path) for path in (self.path / sink).glob("[0-9]*.json")]
-        return sorted(found, key=lambda entry: entry.batch)
+        return [_entry(self._path(sink, batch)) for batch in sorted(self._batches(sink))]
 
     def last(self, sink: str) -> Entry | None:
         """The newest batch of ``sink``; None where it has not run."""
-        newest = max((self.path / sink).glob("[0-9]*.json"), key=lambda path: int(path.stem), default=None)
-        return None if newest is None else _entry(newest)
+        newest = max(self._batches(sink), default=None)
+        return None if newest is None else _entry(self._path(sink, newest))
 
     def sums(self, sink: str) -> Sums:
         """The counts of ``sink`` over all its batches."""
@@ -111,7 +111,14 @@ class Ledger:
             total = total.plus(entry)
         return total
 
+    def _batches(self, sink: str) -> list[int]:
+        return [int(match["batch"]) for match in listed(self.path / sink, _BATCH)]
 
+    def _path(self, sink: str, batch: int) -> Path:
+        return self.path / sink / f"{batch}.json"
+
+
+_BATCH = re.compile(r"(?P<batch>[0-9]+)\.json")
 _NAMES = frozenset(field.name for field in fields(Entry))
 _NEWER = frozenset({"letters"})
 

@@ -101,9 +101,26 @@ def _balance(sink_plan: SinkPlan, entries: list[Entry]) -> Iterator[str]:
 
 
 def _read(sink_plan: SinkPlan, entries: list[Entry], sums: Sums, count: Count) -> Iterator[str]:
-    held = count(sink_plan.sink.name, entries[0].start, entries[-1].end)
+    held = count(sink_plan.sink.name, *_whole(entries))
     if held != sums.read:
         yield f"the source has {held} records in the range of the batches, {sums.read} were read"
+
+
+def _whole(entries: list[Entry]) -> tuple[Offsets, Offsets]:
+    """Where the range of all batches begins and ends.
+
+    A topic or partition that came later begins where it is named first, one that is read no more ends where it was
+    named last.
+    """
+    start: Offsets = {}
+    end: Offsets = {}
+    for entry in entries:
+        for named in (entry.start, entry.end):
+            for stream, places in named.items():
+                start[stream] = places | start.get(stream, {})
+        for stream, places in entry.end.items():
+            end[stream] = end.get(stream, {}) | places
+    return start, end
 
 
 def _tables(sink_plan: SinkPlan, sums: Sums, dead: Path | None) -> Iterator[str]:

@@ -21,7 +21,7 @@ from penstock.pipelines.model.plan import SinkPlan, plan
 from penstock.pipelines.model.values import lease_key, sink_letter
 from penstock.runtime.addresses import without_secret
 
-__all__ = ["as_data", "as_text"]
+__all__ = ["as_data", "as_text", "way"]
 
 _WIDTH = 110
 
@@ -47,8 +47,8 @@ def as_text(pipeline: Pipeline) -> str:
         f"  dead letters: {found['dead_letters'] or 'counted, not kept'}",
         f"  lease: {found['lease']['key']} at {found['lease']['broker']}",
     ]
-    for query in found["queries"]:
-        lines += ["", f"query {query['sink']}: {_way(query)} -> sink"]
+    for sink_plan, query in zip(plan(pipeline), found["queries"], strict=True):
+        lines += ["", f"query {query['sink']}: {way(sink_plan)} -> sink"]
         for step in query["steps"]:
             lines += _wrapped(f"  {step['name']}: ", f"{step['kind']} {step['does']}")
             lines += [f"      {what}: {fate}" for what, fate in step["leaves"].items()]
@@ -81,14 +81,14 @@ def _source(source: Source) -> str:
     return f"{source.format} {source.master}, {topics}" + (f" ({options})" if options else "")
 
 
-def _way(query: dict[str, Any]) -> str:
+def way(sink_plan: SinkPlan) -> str:
     """The steps of a query one after the other; a step that does not read the one before it says what it reads."""
-    shown = list(query["sources"]) if len(query["sources"]) == 1 else [f"({', '.join(query['sources'])})"]
-    before = query["sources"][0]
-    for step in query["steps"]:
-        named = step["name"] if step["reads"] == [before] else f"{step['name']} ({' + '.join(step['reads'])})"
-        shown.append(named)
-        before = step["name"]
+    sources = list(dict.fromkeys(sink_plan.ways))
+    shown = sources if len(sources) == 1 else [f"({', '.join(sources)})"]
+    before = (sources[0],)
+    for step, reads in sink_plan.nodes:
+        shown.append(step.name if reads == before else f"{step.name} ({' + '.join(reads)})")
+        before = (step.name,)
     return " -> ".join(shown)
 
 
@@ -111,9 +111,7 @@ def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
             leaves[f"rows for which {sink.messages.when} is not true"] = (
                 "not sent" if sink_plan.windowed else f"counted as filtered by {sink_letter(sink.name)}"
             )
-        leaves["rows that no message can be made of"] = (
-            "not sent" if sink_plan.windowed else _fate(sink_plan, sink_letter(sink.name), kept=kept)
-        )
+        leaves["rows that no message can be made of"] = _fate(sink_plan, sink_letter(sink.name), kept=kept)
     return {
         "sink": sink.name,
         "sources": list(dict.fromkeys(sink_plan.ways)),

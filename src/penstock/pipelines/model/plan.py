@@ -46,6 +46,11 @@ class SinkPlan(NamedTuple):
         return next((step.window for step in self.steps if step.window is not None), None)
 
     @property
+    def window_name(self) -> str:
+        """The name of that step; empty without one."""
+        return next((step.name for step in self.steps if step.window is not None), "")
+
+    @property
     def changes_windows(self) -> bool:
         """Whether a window comes out again whenever it changed."""
         return self.window is not None and not self.window.only_closed
@@ -55,8 +60,8 @@ class SinkPlan(NamedTuple):
         """Names under which records of this query may become dead letters, in whichever query they are written."""
         last = next((n for n, step in enumerate(self.steps, 1) if step.kind == "window"), len(self.steps))
         found = {step.name for step in self.steps[:last] if step.kind in MAKES_DEAD_LETTERS}
-        refuses = not self.windowed and (self.sink.messages is not None or self.sink.statestore is not None)
-        return frozenset(found | ({sink_letter(self.sink.name)} if refuses else set()))
+        refusing = {sink_letter(sink.name) for sink in (self.sink, *self.late_sinks) if sink.refuses}
+        return frozenset(found | refusing)
 
     @property
     def windowed(self) -> bool:
@@ -107,13 +112,13 @@ def plan(pipeline: Pipeline) -> list[SinkPlan]:
             plans.append(_plan(pipeline, sink))
         else:
             late.setdefault(window, []).append(sink)
+    for place, found in enumerate(plans):
+        plans[place] = found._replace(late_sinks=tuple(late.pop(found.window_name, ())))
     owned: set[str] = set()
     for found in sorted(plans, key=lambda each: each.windowed):
         mine = found.makes_dead_letters - owned
         owned |= mine
-        window = next((step.name for step in found.steps if step.kind == "window"), "")
-        late_sinks = tuple(late.pop(window, ()))
-        plans[plans.index(found)] = found._replace(dead_letters_of=mine, late_sinks=late_sinks)
+        plans[plans.index(found)] = found._replace(dead_letters_of=mine)
     return plans
 
 

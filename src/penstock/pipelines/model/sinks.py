@@ -167,6 +167,11 @@ class Sink(Part):
         """The sink as one of messages, where it is."""
         return self.tubemq if self.tubemq is not None else self.mqtt
 
+    @property
+    def refuses(self) -> bool:
+        """Whether there are rows that it can do nothing with."""
+        return self.messages is not None or self.statestore is not None
+
     @model_validator(mode="after")
     def _one_kind(self) -> Sink:
         given = [kind for kind in SINK_KINDS if getattr(self, kind) is not None]

@@ -10,18 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as sf
 
 from penstock.pipelines.books.ledger import Entry, Ledger
 from penstock.pipelines.model.plan import SinkPlan
-from penstock.pipelines.model.values import sink_letter
-from penstock.pipelines.rows import alive, key_column, mark_dead, too_large
-from penstock.pipelines.sinks.delivery import Delivery, Targets, entry_value
-from penstock.pipelines.sinks.messages import identity, marked, sendable
+from penstock.pipelines.rows import MARKS, alive, windows_as_rows
+from penstock.pipelines.sinks.delivery import Delivery, Targets
+from penstock.pipelines.sinks.marking import marked
+from penstock.pipelines.sinks.messages import identity
 from penstock.pipelines.sources.sources import Sources
 from penstock.pipelines.state.checkpoint import Checkpoint, Offsets
-from penstock.pipelines.steps.expressions import conditions, sure
 from penstock.pipelines.steps.stages import WithLookup, into_window
 from penstock.pipelines.steps.windows import last_end_ms
 
@@ -74,8 +73,7 @@ class Context:
     targets: Targets
 
 
-@dataclass(frozen=True, slots=True)
-class _Counts:
+class _Counts(NamedTuple):
     """How many rows of a batch are in which state, in the rows that the sink gets."""
 
     out: int
@@ -138,58 +136,44 @@ class SinkBatches:
 
     def _rows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> Entry:
         # Cached: the rows come out of stateful operators, which must run once, and are used three times.
-        rows = self.marked(rows).persist()
+        rows = marked(rows, self.plan.sink).persist()
         try:
             counts = _count(rows)
             out = self._delivery.rows(self.plan.sink, rows.where(alive()), batch, counts.out)
-            letters = self._delivery.letters(rows, batch, counts.dead)
+            letters = self._delivery.letters([rows] if counts.dead else [], batch)
         finally:
             rows.unpersist()
         read = self._read(start, end)
         duplicates = read - counts.out - counts.dead - counts.filtered
         return self._entry(batch, start, end, read, counts, out=out, duplicates=duplicates, letters=letters)
 
-    def marked(self, rows: DataFrame) -> DataFrame:
-        """``rows``, dead where the sink can do nothing with them."""
-        sink = self.plan.sink
-        if sink.statestore is None:
-            return marked(rows, sink)
-        # A key with a null in it names nothing; a row may leave out some of its keys, but not all.
-        keys = [key_column(rows, entry.key) for entry in sink.statestore.entries]
-        templates = " and ".join(entry.key for entry in sink.statestore.entries)
-        nameless = sf.when(sf.coalesce(*keys).isNull(), sf.lit(f"there is a null in {templates}"))
-        failures = [("sink.key", nameless)]
-        whens = {f"_when{n}": entry.when for n, entry in enumerate(sink.statestore.entries)}
-        if (most := sink.statestore.max_bytes) is not None:
-            # Of a row that deletes its key no value is sent.
-            values = [entry_value(rows, entry) for entry in sink.statestore.entries]
-            sizes = (sf.when(sf.col(name), sf.octet_length(value)) for name, value in zip(whens, values, strict=True))
-            failures += [("sink.size", too_large(size, most)) for size in sizes]
-            rows = conditions(rows, whens)
-        named = mark_dead(rows, sink_letter(sink.name), failures).drop(*whens)
-        return sure(named, sink_letter(sink.name), list(whens.values()))
-
     def _windows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> Entry:
+        plan = self.plan
         # Cached, as above: a window must not be computed once to be counted and once to be sent.
-        chosen = (rows if self.plan.sink.messages is None else sendable(rows, self.plan.sink)).persist()
+        windows = marked(windows_as_rows(rows, plan.window_name), plan.sink).persist()
         try:
-            written = self._delivery.windows(chosen, batch)
+            found = _count(windows)
+            written = self._delivery.windows(windows.where(alive()).drop(*MARKS), batch, found.out)
+            refused = [windows] if found.dead else []
+            read = self._read(start, end)
+            counts, late, letters = self._into_windows(rows.sparkSession, batch, start, end, refused)
         finally:
-            chosen.unpersist()
-        read = self._read(start, end)
-        counts, late, letters = self._into_windows(rows, batch, start, end) if read else (_Counts(0, 0, 0), 0, 0)
+            windows.unpersist()
+        counts = counts._replace(dead=counts.dead + found.dead)
         return self._entry(batch, start, end, read, counts, out=written, duplicates=None, late=late, letters=letters)
 
-    def _into_windows(self, rows: DataFrame, batch: int, start: Offsets, end: Offsets) -> tuple[_Counts, int, int]:
+    def _into_windows(
+        self, spark: SparkSession, batch: int, start: Offsets, end: Offsets, refused: list[DataFrame]
+    ) -> tuple[_Counts, int, int]:
         """What this batch put into the windows, how many of its events were too late for them, and its dead letters.
 
         The windows do not say, and Spark's own count is of partial aggregates, so the batch's records are read once
-        more and compared with the watermark that Spark compared them with.
+        more and compared with the watermark that Spark compared them with. ``refused``: windows, dead ones among them.
         """
         plan = self.plan
-        streams = self._context.source.batches(rows.sparkSession, plan.sink.name, start, end)
+        streams = self._context.source.batches(spark, plan.sink.name, start, end)
         if streams is None:
-            return _Counts(0, 0, 0), 0, 0
+            return _Counts(0, 0, 0), 0, self._delivery.letters(refused, batch)
         window = plan.window
         assert window is not None
         records = into_window(streams, plan.nodes, self._context.with_lookup)
@@ -200,20 +184,26 @@ class SinkBatches:
         late = sf.count_distinct(sf.when(is_late, sf.struct(*identity(records)))).alias("late")
         if plan.late_sinks or plan.dead_letters_of:
             records = records.persist()
+        late_rows: list[DataFrame] = []
         try:
-            found = records.agg(*_states(), late).first()
-            assert found is not None
+            row = records.agg(*_states(), late).first()
+            assert row is not None
+            counts = _counted(row)
             if plan.late_sinks:
-                self._write_late(records.where(is_late), batch, int(found["late"]))
-            letters = self._delivery.letters(records, batch, found["dead"])
+                once = records.where(is_late).dropDuplicates(identity(records))
+                late_rows = [marked(once, sink).persist() for sink in plan.late_sinks]
+            dead = [records] if counts.dead else []
+            for sink, rows in zip(plan.late_sinks, late_rows, strict=True):
+                found = _count(rows)
+                self._delivery.rows(sink, rows.where(alive()), batch, found.out)
+                if found.dead:
+                    dead.append(rows)
+                    counts = counts._replace(dead=counts.dead + found.dead)
+            letters = self._delivery.letters([*dead, *refused], batch)
         finally:
-            records.unpersist()
-        return _Counts(found["out"], found["dead"], found["filtered"]), int(found["late"]), letters
-
-    def _write_late(self, rows: DataFrame, batch: int, count: int) -> None:
-        once = rows.dropDuplicates(identity(rows))
-        for sink in self.plan.late_sinks:
-            self._delivery.rows(sink, once if sink.messages is None else sendable(once, sink), batch, count)
+            for rows in (records, *late_rows):
+                rows.unpersist()
+        return counts, int(row["late"]), letters
 
     def _entry(
         self,
@@ -257,4 +247,8 @@ def _states() -> list[Column]:
 def _count(rows: DataFrame) -> _Counts:
     found = rows.agg(*_states()).first()
     assert found is not None
+    return _counted(found)
+
+
+def _counted(found: Row) -> _Counts:
     return _Counts(found["out"], found["dead"], found["filtered"])

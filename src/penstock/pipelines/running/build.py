@@ -12,6 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.pipelines.model import Pipeline
 from penstock.pipelines.model.plan import SinkPlan, labels, plan
 from penstock.pipelines.running.batches import Context, SinkBatches
+from penstock.pipelines.sinks.table import check_columns
 from penstock.pipelines.state import layout
 from penstock.pipelines.state.checkpoint import Checkpoint
 from penstock.pipelines.steps.stages import flow
@@ -54,7 +55,7 @@ def build(pipeline: Pipeline, spark: SparkSession, state: Path, context: Context
     """The queries of ``pipeline``, in the order of its sinks. Spark has checked every column by then.
 
     Raises:
-        ConfigError: a step cannot be built: see ``stages.flow``.
+        ConfigError: a step cannot be built (see ``stages.flow``), or a table has columns of other types.
     """
     built = []
     for sink_plan in plan(pipeline):
@@ -62,5 +63,8 @@ def build(pipeline: Pipeline, spark: SparkSession, state: Path, context: Context
         checkpoint = Checkpoint(layout.checkpoint(state, name), labels(sink_plan.ways))
         streams = context.source.streams(spark, name)
         rows = flow(streams, sink_plan.nodes, sink_plan.reads, context.with_lookup, sink=name)
+        table = sink_plan.sink.table
+        if table is not None and table.format == "parquet":
+            check_columns(Path(table.path), name, rows.schema)
         built.append(BuiltQuery(sink_plan, rows, SinkBatches(sink_plan, checkpoint, context), checkpoint))
     return built

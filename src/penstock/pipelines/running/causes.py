@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
-__all__ = ["cause", "is_named_by_spark", "is_of_a_busy_machine", "whole"]
+from penstock.errors import UnavailableError
+
+__all__ = ["AWAY", "BUSY", "FULL", "Passing", "cause", "is_named_by_spark", "is_of_other_state", "passing", "whole"]
 
 CAUSES_SHOWN = 10
 
@@ -14,6 +17,10 @@ _SPARKS = re.compile(r"\[(?P<name>[A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)*)\] \S.*"
 _WRAPPERS = {"FOREACH_BATCH_USER_FUNCTION_ERROR", "STREAM_FAILED"}
 _BUSY = re.compile(r"Python worker failed to connect back|\[CANNOT_OPEN_SOCKET\]")
 """Spark gives a Python process of its own ten seconds to start, and has no option for it."""
+_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+_OTHER_STATE = re.compile(r"\[STATE_STORE_\w*(SCHEMA|FORMAT)\w*\]")
+_CALLING = "An error occurred while calling"
+"""How Py4J begins, of a call that is known to nobody else."""
 _PYTHONS = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception): \S.*", re.MULTILINE)
 
 
@@ -30,7 +37,7 @@ def cause(text: str) -> tuple[str, str]:
     conditions = [match[0] for match in _SPARKS.finditer(text) if match["name"] not in _WRAPPERS]
     if conditions or (conditions := _PYTHONS.findall(text)):
         return "", str(conditions[-1]).rstrip(" ;")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip(" \t:") for line in text.splitlines() if line.strip() and not line.startswith(_CALLING)]
     deeper = [line for line in lines if line.startswith("Caused by:")]
     return "", " / ".join([*lines[:1], *deeper[-1:]]) or "the query ended without a reason"
 
@@ -47,9 +54,38 @@ def whole(error: BaseException) -> str:
     return "\n".join(texts)
 
 
-def is_of_a_busy_machine(words: str) -> bool:
-    """Whether the words of a cause are that Spark's Python processes were not started in time."""
-    return _BUSY.search(words) is not None
+class Passing(NamedTuple):
+    """A failure that may pass by itself: how long it is tried again, and what to do where it does not pass.
+
+    ``apart_s``: how far apart queries are started again.
+    """
+
+    limit_s: float
+    do: str
+    apart_s: float = 0.0
+
+
+AWAY = Passing(120.0, "start the node, then the run")
+"""What the query needs is away."""
+FULL = Passing(120.0, "make room where its state and tables are, then start it: it goes on where its checkpoints end")
+"""A disk is full."""
+BUSY = Passing(600.0, "give the machine more room, or fewer pipelines and sinks, then start the run", 5.0)
+"""The machine is too busy to start what Spark needs: to end the run would not make it less so, and all queries at once
+are a part of the load."""
+
+
+def passing(kind: str, words: str, text: str) -> Passing | None:
+    """Whether the failure of a query may pass by itself; ``kind`` and ``words`` are the cause of its whole ``text``."""
+    if kind == UnavailableError.__name__:
+        return AWAY
+    if _FULL.search(text) is not None:
+        return FULL
+    return BUSY if not kind and _BUSY.search(words) is not None else None
+
+
+def is_of_other_state(words: str) -> bool:
+    """Whether the words of a cause are that a query's state has columns of other types than the query."""
+    return _OTHER_STATE.match(words) is not None
 
 
 def is_named_by_spark(words: str) -> bool:

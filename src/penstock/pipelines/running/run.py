@@ -15,13 +15,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import PenstockError, UnavailableError
+from penstock.errors import ConfigError, PenstockError, UnavailableError
+from penstock.pipelines.books.changes import remember
 from penstock.pipelines.books.ledger import Ledger
 from penstock.pipelines.model import Pipeline
 from penstock.pipelines.model.values import duration_ms
 from penstock.pipelines.running.batches import Context, Finished, Gate
 from penstock.pipelines.running.build import build
-from penstock.pipelines.running.causes import cause, is_named_by_spark, is_of_a_busy_machine, whole
+from penstock.pipelines.running.causes import (
+    cause,
+    is_named_by_spark,
+    is_of_other_state,
+    passing,
+    whole,
+)
 from penstock.pipelines.running.driver import BROKEN, DRAIN_S, ended, has_ended, own_words, spark_of
 from penstock.pipelines.running.metrics import serve
 from penstock.pipelines.running.queries import RunningQuery, check_nothing_dropped
@@ -34,7 +41,7 @@ from penstock.pipelines.state.checkpoint import Offsets
 from penstock.pipelines.state.durable import ready_directory
 from penstock.pipelines.state.owner import claim
 from penstock.pipelines.state.replay import Span
-from penstock.pipelines.state.shape import check_shapes
+from penstock.pipelines.state.shape import ANEW, check_shapes
 from penstock.pipelines.steps.lookups import lookups
 from penstock.pipelines.store.control import FAILED, STOPPED, RunRecord
 from penstock.pipelines.store.writeback import WriteBack
@@ -52,12 +59,6 @@ Event = dict[str, Any]
 MEND = "mend the cause and start the pipeline again: it goes on where its checkpoints end"
 LEASE_WAIT_S = 60.0
 """A driver that died keeps the lease until it expires; one that lives keeps it for ever."""
-GIVE_UP_S = 120.0
-"""How long a query may fail without finishing a batch, when what it needs is away."""
-BUSY_S = 600.0
-"""The same where the machine is too busy to start what Spark needs: to end the run would not make it less so."""
-BUSY_APART_S = 5.0
-"""How far apart queries are started again then, since all of them at once are a part of the load."""
 NAMED_TRIES = 3
 """How often in a row an error is tried again that Spark has a name for: mostly one of data or SQL, which stays."""
 STRANGE_TRIES = 8
@@ -209,6 +210,7 @@ class _Run:
         state, why = FAILED, ""
         try:
             self._queries = {q.name: RunningQuery(q) for q in build(pipeline, spark, self._state, context)}
+            remember(pipeline, self._state)
             self._tell_event(
                 "started",
                 fencing_token=str(token),
@@ -232,7 +234,8 @@ class _Run:
             raise
         except BROKEN as error:
             if not has_ended(error):
-                raise
+                _, words = cause(whole(error))
+                raise PenstockError(f"Spark cannot carry out {pipeline.name!r}: {words}", do=MEND) from error
             self._queries = {}
             if not self._was_asked():
                 gone = ended()
@@ -304,30 +307,33 @@ class _Run:
         """Start the query again after a pause where what it needs was away; otherwise the run is over."""
         kind, words = cause(text)
         name = running.built.name
+        if is_of_other_state(words):
+            raise ConfigError(
+                f"sink {name!r}: what its dedupe and windows remember has columns of other types than they have now",
+                option=f"sinks.{name}",
+                why=words,
+                do=ANEW,
+            )
         now = time.monotonic()
         running.failing_since = running.failing_since or now
         # What Spark itself stumbles over may be gone at the next try ("Task not serializable" was seen where two
         # queries start at once); a batch is idempotent, so trying is safe. Our own errors say whether trying helps.
-        busy = not kind and is_of_a_busy_machine(words)
-        running.strange += not kind and not busy
+        may_pass = passing(kind, words, text)
+        running.strange += not kind and may_pass is None
         tries = NAMED_TRIES if is_named_by_spark(words) else STRANGE_TRIES
-        if (kind and kind != UnavailableError.__name__) or running.strange > tries:
+        if may_pass is None and (kind or running.strange > tries):
             raise PenstockError(
                 f"sink {name!r}: {words}",
                 why=None if kind else f"{running.strange} tries in a row failed",
                 # An error of ours brings its own remedy.
                 do=None if "\n  do: " in words else MEND,
             )
-        limit_s = BUSY_S if busy else GIVE_UP_S
-        if now - running.failing_since > limit_s:
-            room = "give the machine more room, or fewer pipelines and sinks, then start the run"
+        if may_pass is not None and now - running.failing_since > may_pass.limit_s:
             raise UnavailableError(
-                f"sink {name!r}: {words}",
-                why=f"nothing worked for {limit_s:g} s",
-                do=room if busy else "start the node, then the run",
+                f"sink {name!r}: {words}", why=f"nothing worked for {may_pass.limit_s:g} s", do=may_pass.do
             )
         waiting = sum(other.query is None and not other.ended for other in self._queries.values())
-        in_s = running.pause_s + (BUSY_APART_S * waiting if busy else 0.0)
+        in_s = running.pause_s + (0.0 if may_pass is None else may_pass.apart_s * waiting)
         running.query = None
         running.restarts += 1
         self._watch.restarted(name)

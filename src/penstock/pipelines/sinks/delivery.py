@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -70,12 +71,11 @@ class Delivery:
             self._show(sink, rows, batch)
         return count
 
-    def windows(self, rows: DataFrame, batch: int) -> int:
-        """Windows into the sink; how many, or for the state store how many requests that took."""
+    def windows(self, rows: DataFrame, batch: int, count: int) -> int:
+        """``count`` windows into the sink; how many, or for the state store how many requests that took."""
         sink = self._plan.sink
         if sink.statestore is not None:
             return self._write_back(rows, sink.statestore)
-        count = rows.count()
         if sink.messages is not None:
             send(rows, sink, self._targets.pipeline, count, self._named(batch), windows=True)
         elif sink.table is not None:
@@ -84,14 +84,17 @@ class Delivery:
             self._show(sink, rows, batch)
         return count
 
-    def letters(self, rows: DataFrame, batch: int, count: int) -> int:
-        """Those of the ``count`` dead ``rows`` that this query answers for, as dead letters; how many."""
+    def letters(self, rows: Sequence[DataFrame], batch: int) -> int:
+        """Those of the dead among ``rows`` that this query answers for, as dead letters of the batch; how many."""
         path = self._targets.dead_letters
-        if path is None or not count or not self._plan.dead_letters_of:
+        if path is None or not rows or not self._plan.dead_letters_of:
             return 0
+        letters = reduce(DataFrame.unionByName, map(self._letters, rows))
+        return self._table(self._plan.sink.name, str(path)).write(batch, letters, letters.count())
+
+    def _letters(self, rows: DataFrame) -> DataFrame:
         mine = rows.where(sf.col("_dead.step").isin(*sorted(self._plan.dead_letters_of)) & ~sf.col("_dead.again"))
-        letters = mine.select("_dead.step", "_dead.code", "_dead.reason", sf.col("_id").alias("id"), "_source.*")
-        return self._table(self._plan.sink.name, str(path)).write(batch, letters, mine.count())
+        return mine.select("_dead.step", "_dead.code", "_dead.reason", sf.col("_id").alias("id"), "_source.*")
 
     def _named(self, batch: int) -> Write:
         return Write(self._checkpoint.query_id(), batch, str(self._targets.store.token))

@@ -2,8 +2,8 @@
 
 A batch is sent inside the batch and again after a failure. Penstock's tube brokers take it once: the write is named by
 the query of the checkpoint, the sink and the batch, and ordered by the run's lease. Elsewhere delivery is at least
-once; ids come from the source's record, so that each copy of a message has the same one. What cannot be a message is
-marked before anything is sent.
+once; ids come from the source's record, so that each copy of a message has the same one. What cannot be a message
+(``failures``) is marked before anything is sent.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType
 
 from penstock.pipelines.model import Messages, Pipeline, Sink
-from penstock.pipelines.model.values import sink_letter
-from penstock.pipelines.rows import data_columns, key_column, mark_dead, too_large
-from penstock.pipelines.steps.expressions import condition, where
+from penstock.pipelines.rows import data_columns, key_column, too_large
 
-__all__ = ["Write", "as_messages", "identity", "marked", "send", "sendable"]
+__all__ = ["Write", "as_messages", "failures", "identity", "send"]
 
 ONE_TASK = 10_000
 """Up to so many rows one task sends them: one connection, and the order of the rows."""
@@ -33,25 +31,6 @@ class Write(NamedTuple):
     query: str
     batch: int
     token: str
-
-
-def marked(rows: DataFrame, sink: Sink) -> DataFrame:
-    """Single rows, marked: filtered where ``when`` does not hold, dead where no message can be made of them."""
-    messages = sink.messages
-    if messages is None:
-        return rows
-    name = sink_letter(sink.name)
-    if messages.when != "true":
-        rows = condition(rows, name, name, messages.when)
-    return mark_dead(rows, name, _failures(rows, sink, messages))
-
-
-def sendable(rows: DataFrame, sink: Sink) -> DataFrame:
-    """Those windows that become messages. A window has no source record to keep as a dead letter: the rest is left."""
-    assert sink.messages is not None
-    reasons = [reason for _, reason in _failures(rows, sink, sink.messages)]
-    wanted = rows if sink.messages.when == "true" else where(rows, sink.messages.when)
-    return wanted.where(sf.coalesce(*reasons).isNull())
 
 
 def send(rows: DataFrame, sink: Sink, pipeline: Pipeline, count: int, write: Write, *, windows: bool = False) -> None:
@@ -126,7 +105,7 @@ def identity(rows: DataFrame) -> list[str]:
     return ["_id", *(["_path"] if "_path" in rows.columns else [])]
 
 
-def _failures(rows: DataFrame, sink: Sink, messages: Messages) -> list[tuple[str, Column]]:
+def failures(rows: DataFrame, sink: Sink, messages: Messages) -> list[tuple[str, Column]]:
     """Why a row can be no message: codes and reasons, which are null where it can."""
     topic = key_column(rows, messages.topic)
     reasons = [("sink.topic", sf.when(topic.isNull(), sf.lit(f"the topic {messages.topic} has a null in it")))]

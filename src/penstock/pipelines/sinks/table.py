@@ -11,6 +11,7 @@ may meet a batch that is being written, and what dead attempts left.
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import uuid
@@ -18,14 +19,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.errors import PenstockError, StorageError
-from penstock.pipelines.state.durable import create_json, read_json, sync_directory, sync_file
+from penstock.errors import ConfigError, PenstockError, StorageError
+from penstock.pipelines.state.durable import create_json, listed, read_json, sync_directory, sync_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
-__all__ = ["Commit", "Table", "commits", "files", "read"]
+__all__ = ["Commit", "Table", "check_columns", "commits", "files", "read"]
 
+_SPARKS_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
+"""Where Spark keeps the types of the columns in a Parquet file, as it calls them."""
 _COMMIT_NAME = re.compile(r"(?P<writer>.+)-(?P<batch>[0-9]+)\.json")
 
 
@@ -51,8 +55,7 @@ class Table:
         self.path = path
         self.writer = writer
         self.query = query
-        newest = max((batch for of, batch in _named(path) if of == writer), default=None)
-        commit = None if newest is None else _commit(self._commit_path(newest))
+        commit = _newest(path, writer)
         if commit is not None and commit.query != query:
             raise PenstockError(
                 f"table {str(path)!r} holds batches that {writer!r} wrote from another checkpoint",
@@ -66,7 +69,7 @@ class Table:
 
         ``count`` is how many there are. A batch that was committed before is left as it is.
         """
-        commit_path = self._commit_path(batch)
+        commit_path = _commit_path(self.path, self.writer, batch)
         if commit_path.exists():
             return _commit(commit_path).rows
         if count == 0:
@@ -90,9 +93,6 @@ class Table:
             path.unlink()
         return _commit(commit_path).rows
 
-    def _commit_path(self, batch: int) -> Path:
-        return self.path / "_commits" / f"{self.writer}-{batch}.json"
-
     def _write_files(self, directory: Path, batch: int, rows: DataFrame) -> list[Path]:
         """The files of ``rows`` in ``directory``, beside what other attempts may have left there.
 
@@ -115,14 +115,42 @@ class Table:
 
 def commits(path: Path) -> list[Commit]:
     """The committed batches of the table at ``path``, by writer and batch; none where there is no table."""
-    return [_commit(path / "_commits" / f"{writer}-{batch}.json") for writer, batch in sorted(_named(path))]
+    return [_commit(_commit_path(path, writer, batch)) for writer, batch in sorted(_named(path))]
 
 
 def _named(path: Path) -> Iterator[tuple[str, int]]:
     """The writer and the batch of each commit of the table at ``path``, by their names alone."""
-    for entry in (path / "_commits").glob("*.json"):
-        if (match := _COMMIT_NAME.fullmatch(entry.name)) is not None:
-            yield match["writer"], int(match["batch"])
+    for match in listed(path / "_commits", _COMMIT_NAME):
+        yield match["writer"], int(match["batch"])
+
+
+def check_columns(path: Path, writer: str, columns: StructType) -> None:
+    """See that ``columns`` have the types that they have in the newest rows which ``writer`` put into the table.
+
+    Columns may come and go, and are null in the other rows; nobody could read one of two types.
+
+    Raises:
+        ConfigError: one has another type.
+    """
+    import pyarrow.parquet as pq
+    from pyspark.sql.types import StructType
+
+    commit = _newest(path, writer)
+    if commit is None or not commit.files or not (file := path / commit.files[0]).is_file():
+        return
+    of_spark = (pq.read_schema(file).metadata or {}).get(_SPARKS_SCHEMA)
+    if of_spark is None:
+        return
+    before = {field.name.lower(): field.dataType for field in StructType.fromJson(json.loads(of_spark)).fields}
+    for field in columns.fields:
+        was, now = before.get(field.name.lower(), field.dataType).simpleString(), field.dataType.simpleString()
+        if was != now:
+            raise ConfigError(
+                f"sink {writer!r}: column {field.name!r} is {now.upper()} now, in {str(path)!r} it is {was.upper()}",
+                option=f"sinks.{writer}",
+                why="no reader of the table could read both",
+                do="cast it in a map step, give the column another name, or give the sink a new name and a new table",
+            )
 
 
 def files(path: Path) -> list[Path]:
@@ -144,6 +172,15 @@ def read(spark: SparkSession, path: Path | str) -> DataFrame:
             do="check the path, or wait for the pipeline's first batch",
         )
     return spark.read.option("mergeSchema", "true").parquet(*map(str, found))
+
+
+def _newest(path: Path, writer: str) -> Commit | None:
+    newest = max((batch for of, batch in _named(path) if of == writer), default=None)
+    return None if newest is None else _commit(_commit_path(path, writer, newest))
+
+
+def _commit_path(path: Path, writer: str, batch: int) -> Path:
+    return path / "_commits" / f"{writer}-{batch}.json"
 
 
 def _files(path: Path) -> Iterator[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, StorageError
 from penstock.pipelines.sources.lag import Lag, query_of
 from penstock.pipelines.sources.reader import Way
 from penstock.pipelines.sources.rows import source_rows
@@ -46,6 +47,7 @@ class FilesReader:
 
         Raises:
             ConfigError: it is not, is no Delta table where it should be, or a part of the files is asked for.
+            StorageError: it may not be looked into.
         """
         _refuse_part(self._name, self._span)
         path = Path(self._path)
@@ -58,6 +60,13 @@ class FilesReader:
                 f"the source {self._name!r} cannot read {str(directory)!r}: there is no such directory",
                 option="path",
                 do="make it, or correct the path (it is taken from the directory in which the run is started)",
+            )
+        if not os.access(directory, os.R_OK | os.X_OK):
+            raise StorageError(
+                f"the source {self._name!r} cannot read {str(directory)!r}",
+                path=str(directory),
+                why="this user may not look into it",
+                do="give this user the right to, or start the run as another one",
             )
 
     def start(self, way: Way) -> Offsets:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,7 +14,7 @@ from typing import Any
 
 from penstock.errors import StorageError
 
-__all__ = ["create_json", "read_json", "ready_directory", "sync_directory", "sync_file", "write_json"]
+__all__ = ["create_json", "listed", "read_json", "ready_directory", "sync_directory", "sync_file", "write_json"]
 
 
 _PROBE_BYTES = 65_536
@@ -42,20 +43,38 @@ def ready_directory(path: Path) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write ``value`` beside ``path``, sync it, rename it into place, sync the directory. Replaces what was there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write ``value`` beside ``path``, sync it, rename it into place, sync the directory. Replaces what was there.
+
+    Raises:
+        StorageError: it cannot be written; what was there is still there.
+    """
     temporary = path.with_name(f".{path.name}.tmp")
-    _write(temporary, value)
-    temporary.replace(path)
-    sync_directory(path.parent)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(temporary, value)
+        temporary.replace(path)
+        sync_directory(path.parent)
+    except OSError as error:
+        raise _failed(path, "written", error) from error
 
 
 def create_json(path: Path, value: Mapping[str, Any]) -> bool:
     """As :func:`write_json`, but only where there is nothing yet; whether it was this call that made the file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     # A name of its own: another process may be about to make the same file.
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
-    _write(temporary, value)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _write(temporary, value)
+        return _linked(temporary, path)
+    except OSError as error:
+        raise _failed(path, "written", error) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _linked(temporary: Path, path: Path) -> bool:
+    """Give ``temporary`` the name ``path`` as well; whether nothing had it."""
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -68,8 +87,6 @@ def create_json(path: Path, value: Mapping[str, Any]) -> bool:
             return False
         path.write_bytes(temporary.read_bytes())
         sync_file(path)
-    finally:
-        temporary.unlink()
     sync_directory(path.parent)
     return True
 
@@ -87,15 +104,44 @@ def read_json(path: Path) -> dict[str, Any]:
 
     Raises:
         FileNotFoundError: there is none.
-        StorageError: it is not a JSON object.
+        StorageError: it is not a JSON object, or cannot be read.
     """
     try:
         value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _failed(path, "read", error) from error
     except ValueError as error:
         raise StorageError(f"{path} is not JSON: {error}", path=str(path)) from error
     if not isinstance(value, dict):
         raise StorageError(f"{path} is not a JSON object", path=str(path))
     return value
+
+
+def listed(directory: Path, pattern: re.Pattern[str]) -> list[re.Match[str]]:
+    """The names in ``directory`` that are of ``pattern``; none where there is no such directory.
+
+    Raises:
+        StorageError: it cannot be looked into. An empty answer would be taken for "nothing is there".
+    """
+    try:
+        with os.scandir(directory) as entries:
+            names = [entry.name for entry in entries]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise _failed(directory, "read", error) from error
+    return [match for name in names if (match := pattern.fullmatch(name)) is not None]
+
+
+def _failed(path: Path, what: str, error: OSError) -> StorageError:
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return StorageError(
+        f"{str(path)!r} cannot be {what}: {error.strerror}",
+        path=str(path),
+        do="make room there" if is_full else "look at the disk, and whether this user has the right to",
+    )
 
 
 def sync_file(path: Path) -> None:

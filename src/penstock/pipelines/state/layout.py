@@ -8,6 +8,7 @@
 <state>/inbox/<source>/                 dead letters of files, put there to be read again
 <state>/shapes/<sink>.json              what the checkpoint of the sink's query depends on
 <state>/pipeline.json                   whose state it is
+<state>/plan.json                       what the last run did, in words
 <state>/replay.json                     what a replay was asked for
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["checkpoint", "clock", "file_log", "inbox", "ledger", "owner", "replay", "shape", "starts"]
+__all__ = ["checkpoint", "clock", "file_log", "inbox", "ledger", "owner", "plan", "replay", "shape", "starts"]
 
 
 def checkpoint(state: Path, sink: str) -> Path:
@@ -56,6 +57,11 @@ def shape(state: Path, sink: str) -> Path:
 def owner(state: Path) -> Path:
     """Whose state it is."""
     return state / "pipeline.json"
+
+
+def plan(state: Path) -> Path:
+    """What the last run did, in words."""
+    return state / "plan.json"
 
 
 def replay(state: Path) -> Path:

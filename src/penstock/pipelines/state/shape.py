@@ -15,8 +15,13 @@ from penstock.pipelines.model.plan import SinkPlan, labels, plan
 from penstock.pipelines.state import layout
 from penstock.pipelines.state.durable import read_json, write_json
 
-__all__ = ["check_shapes", "shape_of"]
+__all__ = ["ANEW", "check_shapes", "misfits", "shape_of"]
 
+ANEW = (
+    "give the sink a new name and a new table: it then begins with the first record that the log holds; or take the "
+    "change back"
+)
+"""What to do where a checkpoint cannot follow a change."""
 _NOTHING = "none"
 
 
@@ -30,6 +35,8 @@ def shape_of(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, str]:
     return {
         "sources": ", ".join(sources),
         "dedupe": _NOTHING if dedupe is None else f"on {dedupe.on}",
+        # Apart from the above, which state of older versions has alone.
+        "dedupe's key": _NOTHING if dedupe is None else dedupe.key,
         "window": _NOTHING if sink_plan.window is None else _window(sink_plan.window),
     }
 
@@ -40,23 +47,34 @@ def check_shapes(pipeline: Pipeline, state: Path) -> None:
     Raises:
         ConfigError: one has changed in a way that its checkpoint cannot follow.
     """
+    for error in misfits(pipeline, state).values():
+        raise error
     for sink_plan in plan(pipeline):
         name = sink_plan.sink.name
-        path = layout.shape(state, name)
-        now = shape_of(pipeline, sink_plan)
-        before = _remembered(path) if layout.checkpoint(state, name).exists() else None
-        if before is None:
-            write_json(path, now)
-            continue
-        for what, text in now.items():
-            if before.get(what, text) != text:
-                raise ConfigError(
+        if _before(state, name) is None:
+            write_json(layout.shape(state, name), shape_of(pipeline, sink_plan))
+
+
+def misfits(pipeline: Pipeline, state: Path) -> dict[str, ConfigError]:
+    """For each sink whose query has changed in a way that its checkpoint cannot follow: why."""
+    found = {}
+    for sink_plan in plan(pipeline):
+        name = sink_plan.sink.name
+        before = _before(state, name) or {}
+        for what, text in shape_of(pipeline, sink_plan).items():
+            if before.get(what, text) != text and name not in found:
+                found[name] = ConfigError(
                     f"sink {name!r}: its {what} changed since its checkpoint was made, which cannot follow that",
                     option=f"sinks.{name}",
                     why=f"it was: {before[what]}; it is: {text}",
-                    do="give the sink a new name and a new table: it then begins with the first record that the log "
-                    "holds; or take the change back",
+                    do=ANEW,
                 )
+    return found
+
+
+def _before(state: Path, sink: str) -> dict[str, Any] | None:
+    """What the checkpoint of ``sink`` was made by; None where there is none, or nobody kept it."""
+    return _remembered(layout.shape(state, sink)) if layout.checkpoint(state, sink).exists() else None
 
 
 def _remembered(path: Path) -> dict[str, Any] | None:

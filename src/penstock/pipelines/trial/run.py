@@ -19,9 +19,10 @@ from pyspark.sql import functions as sf
 from penstock.errors import ConfigError
 from penstock.pipelines.model import Pipeline, Source, TubeOptions
 from penstock.pipelines.model.plan import SinkPlan, plan
-from penstock.pipelines.rows import alive, data_columns
+from penstock.pipelines.rows import alive, data_columns, windows_as_rows
 from penstock.pipelines.sinks.delivery import changes_of
-from penstock.pipelines.sinks.messages import as_messages, marked, sendable
+from penstock.pipelines.sinks.marking import marked
+from penstock.pipelines.sinks.messages import as_messages
 from penstock.pipelines.sources.rows import source_rows
 from penstock.pipelines.steps.lookups import lookups_in
 from penstock.pipelines.steps.stages import Lookup, WithLookup, flow, into_window
@@ -127,12 +128,11 @@ def _run(
     sink = sink_plan.sink
     rows = flow(sources.__getitem__, sink_plan.nodes, sink_plan.reads, with_lookup, sink=sink.name)
     if sink_plan.windowed:
-        rows = rows if sink.messages is None else sendable(rows, sink)
         letters += _dead(into_window(sources.__getitem__, sink_plan.nodes, with_lookup), sink_plan)
-    else:
-        rows = marked(rows, sink).persist()
-        letters += _dead(rows, sink_plan)
-        rows = rows.where(alive())
+        rows = windows_as_rows(rows, sink_plan.window_name)
+    rows = marked(rows, sink).persist()
+    letters += _dead(rows, sink_plan)
+    rows = rows.where(alive())
     if sink.statestore is not None:
         written: dict[str, Any] = {}
         for change in changes_of(rows, sink.statestore):

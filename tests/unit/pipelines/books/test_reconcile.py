@@ -32,6 +32,27 @@ def test_books_that_balance(books: Books) -> None:
     assert (account.sums.batches, account.sums.read, account.sums.out, account.sums.dead) == (2, 10, 7, 2)
 
 
+def test_topics_and_partitions_that_come_and_go_are_counted(books: Books) -> None:
+    """A partition is named where it begins, by the batch before the first one that reads it."""
+    books.change(0, end={"t": {"1:0": 280, "1:1": 56}})
+    books.change(1, start={"t": {"1:0": 280, "1:1": 56}}, end={"t": {"1:0": 560, "1:1": 84}, "u": {"1:0": 28}})
+    asked: list[tuple[Offsets, Offsets]] = []
+
+    def count(_sink: str, start: Offsets, end: Offsets) -> int:
+        asked.append((start, end))
+        return 10
+
+    (account,) = reconcile(books.pipeline, books.state, count)
+    assert account.off == ()
+    books.change(1, start={"t": {"1:0": 280, "1:1": 56}}, end={"u": {"1:0": 28}})
+    reconcile(books.pipeline, books.state, count)
+    start = {"t": {"1:0": 0, "1:1": 56}, "u": {"1:0": 28}}
+    assert asked == [
+        (start, {"t": {"1:0": 560, "1:1": 84}, "u": {"1:0": 28}}),
+        (start, {"t": {"1:0": 280, "1:1": 56}, "u": {"1:0": 28}}),
+    ]
+
+
 def test_a_pipeline_that_has_not_run(books: Books, tmp_path: Path) -> None:
     for table in ("rows", "dead"):
         for commit in (tmp_path / table / "_commits").iterdir():

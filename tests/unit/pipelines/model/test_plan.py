@@ -25,14 +25,14 @@ def test_the_first_sink_of_single_rows_writes_the_dead_letters() -> None:
     rows, alarms, third = plan(parse(more))
     assert rows.dead_letters_of == {"parsed", "plausible"}
     assert alarms.windowed
-    assert alarms.dead_letters_of == {"stretches"}
+    assert alarms.dead_letters_of == {"stretches", "sink:alarms"}
     assert third.dead_letters_of == frozenset()
 
 
 def test_the_dead_letters_of_steps_before_windows_alone_are_theirs() -> None:
     windows_only = FILE.replace("  - name: rows\n    from: once\n    table: {path: lake/rows}\n", "")
     (alarms,) = plan(parse(windows_only))
-    assert alarms.dead_letters_of == {"parsed", "plausible", "stretches"}
+    assert alarms.dead_letters_of == {"parsed", "plausible", "stretches", "sink:alarms"}
 
 
 GRAPH = """\

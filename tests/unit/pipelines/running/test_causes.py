@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.pipelines.running.causes import cause, is_named_by_spark, is_of_a_busy_machine, whole
+from penstock.pipelines.running.causes import (
+    AWAY,
+    BUSY,
+    cause,
+    is_named_by_spark,
+    is_of_other_state,
+    passing,
+    whole,
+)
 
 THROUGH_PYTHON = """\
 [FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred in the user provided function. Reason: Traceback:
@@ -77,6 +85,27 @@ def test_conditions_of_sparks_are_told_apart() -> None:
 
 def test_what_a_busy_machine_did_not_start_in_time_is_known() -> None:
     late = "org.apache.spark.SparkException: Python worker failed to connect back.\nCaused by: Timed out while waiting"
-    assert is_of_a_busy_machine(cause(late)[1])
-    assert is_of_a_busy_machine('[CANNOT_OPEN_SOCKET] Can not open socket: ["tried to connect"]')
-    assert not is_of_a_busy_machine(COLUMN)
+    assert passing(*cause(late), late) is BUSY
+    words = '[CANNOT_OPEN_SOCKET] Can not open socket: ["tried to connect"]'
+    assert passing("", words, words) is BUSY
+    assert passing("", COLUMN, COLUMN) is None
+    assert passing("UnavailableError", "the node is away", "the node is away") is AWAY
+
+
+def test_of_a_call_that_failed_the_reason_is_told() -> None:
+    text = (
+        "An error occurred while calling o64.load.\n"
+        ': java.io.IOException: Cannot run program "python3": error=13\n'
+        "\tat java.base/java.lang.ProcessBuilder.start(ProcessBuilder.java:1143)\n"
+        "Caused by: java.io.IOException: error=13, Permission denied\n"
+    )
+    first = 'java.io.IOException: Cannot run program "python3": error=13'
+    assert cause(text) == ("", f"{first} / Caused by: java.io.IOException: error=13, Permission denied")
+
+
+@pytest.mark.parametrize("part", ["KEY", "VALUE"])
+def test_state_of_other_types_is_told(part: str) -> None:
+    words = f"[STATE_STORE_{part}_SCHEMA_NOT_COMPATIBLE] Provided schema does not match existing state schema."
+    assert is_of_other_state(words)
+    assert is_named_by_spark(words)
+    assert not is_of_other_state("[STATE_STORE_PROVIDER_OUT_OF_MEMORY] x")

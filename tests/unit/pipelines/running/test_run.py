@@ -14,6 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.errors import PenstockError, UnavailableError
 from penstock.pipelines.running import run
 from penstock.pipelines.running.build import BuiltQuery
+from penstock.pipelines.running.causes import BUSY, FULL
 from penstock.pipelines.running.queries import RunningQuery
 from penstock.pipelines.running.watch import Watch
 from tests.unit.pipelines.files import FILE, parse
@@ -64,12 +65,36 @@ def test_a_machine_that_is_too_busy_is_waited_for_and_its_queries_are_started_ap
             loop._failed(running, text)
             assert running.restart_at == clock[0] + events[-1]["in_s"]
         first, second = events[-2:]
-        assert second["in_s"] - first["in_s"] == run.BUSY_APART_S
+        assert second["in_s"] - first["in_s"] == BUSY.apart_s
         for running in loop._queries.values():
             running.query = query
         clock[0] += 20
-    clock[0] += run.BUSY_S
+    clock[0] += BUSY.limit_s
     with pytest.raises(UnavailableError, match="failed to connect back") as caught:
         loop._failed(loop._queries["rows"], text)
     assert "more room" in str(caught.value.do)
+    loop._store.close()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "penstock.errors.StorageError: 'a.json' cannot be written: No space left on device\n  do:  make room",
+        "[TASK_WRITE_FAILED] Task failed while writing rows.\nCaused by: java.io.IOException: No space left on device",
+        "java.io.IOException: Disk quota exceeded",
+    ],
+)
+def test_a_full_disk_is_waited_for(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = run._Run(parse(), lambda _: None, threading.Event(), run.Options(), tmp_path)
+    loop._watch = cast(Watch, SimpleNamespace(restarted=lambda _: None))
+    clock = [1000.0]
+    monkeypatch.setattr("penstock.pipelines.running.run.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    running = RunningQuery(cast(BuiltQuery, SimpleNamespace(name="rows")))
+    for _ in range(20):
+        loop._failed(running, text)
+        clock[0] += 5
+    clock[0] += FULL.limit_s
+    with pytest.raises(UnavailableError, match="nothing worked for 120 s") as caught:
+        loop._failed(running, text)
+    assert "make room" in str(caught.value.do)
     loop._store.close()

@@ -44,6 +44,7 @@ def test_other_changes_go_on(tmp_path: Path, old: str, new: str) -> None:
         ("by: [branch]", "by: [branch, flow]", "sink 'alarms': its window"),
         ("{n: count(*)}", "{n: count(*), m: max(flow)}", "sink 'alarms': its window"),
         ("duration: 3 hours", "duration: 1 hour", "sink 'alarms': its window"),
+        ("{within: 1 day}", "{key: branch, within: 1 day}", "sink 'rows': its dedupe's key"),
         ("    from: once\n", "    from: plausible\n", "sink 'rows': its dedupe"),
         ("{topics: [water_flow]}", "{format: rate, rows: 5}", "sink 'rows': its sources"),
         ("source: {topics: [water_flow]}", "sources: {a: {topics: [water_flow]}}", "sink 'rows': its sources"),

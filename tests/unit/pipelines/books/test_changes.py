@@ -1,0 +1,76 @@
+"""What a run would do differently from the run before it, told from what that one left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.pipelines.books.changes import Change, changes, remember
+from penstock.pipelines.books.ledger import Ledger
+from penstock.pipelines.state import layout
+from penstock.pipelines.state.owner import claim
+from penstock.pipelines.state.shape import check_shapes
+from tests.unit.pipelines.bookkeeping import Books
+from tests.unit.pipelines.files import FILE, parse
+
+
+def ran(state: Path, text: str = FILE) -> None:
+    """As after a run of ``text`` in which each sink carried out batches 0 and 1."""
+    pipeline = parse(text)
+    claim(state, pipeline.name)
+    check_shapes(pipeline, state)
+    remember(pipeline, state)
+    for sink in pipeline.sinks:
+        layout.checkpoint(state, sink.name).mkdir(parents=True, exist_ok=True)
+
+
+def told(state: Path, text: str) -> list[tuple[str, str]]:
+    return [(change.mark, change.what) for change in changes(parse(text), state) or ()]
+
+
+def test_where_nobody_ran_nothing_changes(tmp_path: Path) -> None:
+    assert changes(parse(), tmp_path / "none") is None
+
+
+def test_the_same_file_goes_on(tmp_path: Path) -> None:
+    ran(tmp_path)
+    assert changes(parse(), tmp_path) == [
+        Change("=", "sink rows", "goes on where it ended"),
+        Change("=", "sink alarms", "goes on where it ended"),
+    ]
+    (tmp_path / "other").mkdir()
+    Ledger(layout.ledger(tmp_path)).write(Books(tmp_path / "other").entries[1])
+    assert changes(parse(), tmp_path)[0].text == "goes on after batch 1"  # type: ignore[index]  # a run was there
+
+
+def test_parts_that_came_went_or_are_others(tmp_path: Path) -> None:
+    ran(tmp_path)
+    text = FILE.replace("topics: [water_flow]", "topics: [water_flow, more]").replace("flow >= 0", "flow > 0")
+    text = text.replace("name: rows", "name: lines").replace(
+        "- name: once\n", "- name: also\n    filter: flow < 9\n  - name: once\n"
+    )
+    assert told(tmp_path, text) == [
+        ("~", "source source"),
+        ("~", "step plausible"),
+        ("~", "step once"),
+        ("+", "step also"),
+        ("+", "sink lines"),
+        ("=", "sink alarms"),
+        ("-", "sink rows"),
+    ]
+    source, plausible, *_ = changes(parse(text), tmp_path) or []
+    assert '"topics": ["water_flow", "more"]' in source.text
+    assert plausible.text == "was: of parsed: filter flow >= 0; is: of parsed: filter flow > 0"
+
+
+def test_what_no_checkpoint_can_follow_is_told(tmp_path: Path) -> None:
+    ran(tmp_path)
+    found = changes(parse(FILE.replace("duration: 3 hours", "duration: 4 hours")), tmp_path) or []
+    (refused,) = [change for change in found if change.mark == "!"]
+    assert refused.what == "sink alarms"
+    assert "its window changed since its checkpoint was made" in refused.text
+
+
+def test_state_of_a_version_that_kept_no_plan(tmp_path: Path) -> None:
+    ran(tmp_path)
+    layout.plan(tmp_path).unlink()
+    assert told(tmp_path, FILE.replace("name: rows", "name: lines")) == [("+", "sink lines"), ("=", "sink alarms")]
