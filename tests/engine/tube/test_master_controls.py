@@ -100,7 +100,7 @@ def test_flow_rules_reach_clients_and_brokers() -> None:
     engine = running()
     subscribe(engine)
     answer = beat(engine, defFlowCheckId=-2, groupFlowCheckId=-2)
-    assert (answer.defFlowCheckId, answer.defFlowControlInfo, answer.groupFlowControlInfo) == (-2, " ", " ")
+    assert (answer.defFlowCheckId, answer.defFlowControlInfo, answer.groupFlowControlInfo) == (-2, "[]", "[]")
     do(engine, "admin_set_cluster_default_setting", flowCtrlEnable="true", flowCtrlInfo=RULES, maxMsgSizeInMB="2")
     do(
         engine,
@@ -124,6 +124,10 @@ def test_flow_rules_reach_clients_and_brokers() -> None:
     assert row["qryPriorityId"] == 303
     do(engine, "admin_delete_group_resctrl_info", groupName="lake")
     assert do(engine, "admin_query_group_resctrl_info") == []
+    # Whoever still has rules is told that there are none, with a version that no client passes over.
+    answer = beat(engine, defFlowCheckId=NOW + 1, groupFlowCheckId=NOW)
+    assert (answer.groupFlowCheckId, answer.groupFlowControlInfo) == (0, "[]")
+    assert beat(engine, defFlowCheckId=NOW + 1, groupFlowCheckId=0).groupFlowCheckId == -2
 
 
 def test_too_few_members_for_the_brokers_get_nothing() -> None:

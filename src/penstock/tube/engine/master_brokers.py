@@ -169,7 +169,7 @@ class BrokerDesk:
         answer.qryPriorityId = hall.config.query_priority if setting.query_priority is None else setting.query_priority
         answer.authorizedInfo.visitAuthorizedToken = hall.visit_token
         answer.brokerAuthorizedInfo.visitAuthorizedToken = f"{hall.visit_token},{hall.fresh_token}"
-        answer.flowCheckId, rules = hall.controls.default_flow()
+        answer.flowCheckId, rules = hall.controls.default_flow(request.flowCheckId)
         if answer.flowCheckId not in {request.flowCheckId, UNDEFINED}:
             answer.flowControlInfo = rules
         answer.clsConfig.configId = setting.serial

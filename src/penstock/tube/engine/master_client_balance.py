@@ -126,8 +126,8 @@ class ClientBalanceDesk:
         ops = answer.opsTaskInfo
         ops.SetInParent()  # there even with nothing in it, as in the reference
         known = request.opsTaskInfo
-        default_id, default_rules = controls.default_flow()
-        group_id, group_rules = controls.group_flow(group.name)
+        default_id, default_rules = controls.default_flow(known.defFlowCheckId)
+        group_id, group_rules = controls.group_flow(group.name, known.groupFlowCheckId)
         if default_id != UNDEFINED:
             ops.defFlowCheckId = default_id
             if known.defFlowCheckId != default_id:

@@ -166,8 +166,9 @@ class ConsumerDesk:
         answer.notAllocated = not group.allocated
         controls = self._hall.controls
         if request.HasField("defFlowCheckId") or request.HasField("groupFlowCheckId"):
-            answer.defFlowCheckId, answer.defFlowControlInfo = controls.default_flow()
-            answer.groupFlowCheckId, answer.groupFlowControlInfo = controls.group_flow(group.name)
+            answer.defFlowCheckId, answer.defFlowControlInfo = controls.default_flow(request.defFlowCheckId)
+            held = request.groupFlowCheckId
+            answer.groupFlowCheckId, answer.groupFlowControlInfo = controls.group_flow(group.name, held)
         answer.ssdStoreId = UNDEFINED
         setting = controls.groups.get(group.name)
         answer.qryPriorityId = UNDEFINED if setting is None else setting.query_priority

@@ -216,16 +216,18 @@ class Controls:
         setting = self.groups.get(group)
         return setting is not None and setting.check_rate and brokers // max(members, 1) > max(setting.rate, 1)
 
-    def default_flow(self) -> tuple[int, str]:
-        """Version and text of the cluster's flow control rules."""
-        cluster = self.cluster
-        if cluster.serial == UNDEFINED:
-            return UNDEFINED, " "
-        return cluster.serial, cluster.flow_info if cluster.flow_enabled else "[]"
+    def default_flow(self, held: int) -> tuple[int, str]:
+        """Version and text of the cluster's flow control rules, for somebody who holds version ``held``."""
+        return _flow(self.cluster, held)
 
-    def group_flow(self, group: str) -> tuple[int, str]:
-        """Version and text of a group's flow control rules."""
-        setting = self.groups.get(group)
-        if setting is None or setting.serial == UNDEFINED:
-            return UNDEFINED, " "
+    def group_flow(self, group: str, held: int) -> tuple[int, str]:
+        """Version and text of a group's flow control rules, for somebody who holds version ``held``."""
+        return _flow(self.groups.get(group), held)
+
+
+def _flow(setting: ClusterSetting | GroupSetting | None, held: int) -> tuple[int, str]:
+    if setting is not None and setting.serial != UNDEFINED:
         return setting.serial, setting.flow_info if setting.flow_enabled else "[]"
+    # Rules that were deleted end for who still has them: Java clients pass over a negative version, C++ and Go clients
+    # keep what they have where the text of another version is not JSON.
+    return (0 if held > 0 else UNDEFINED), "[]"
