@@ -11,6 +11,7 @@ import pytest
 
 from penstock.errors import LocalProtocolError, RefusedError
 from penstock.tube.consumer import Bound, Consumer
+from penstock.tube.master.master import TubeMaster
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
 from penstock.tube.staging import Batch, Stager
@@ -210,7 +211,32 @@ async def test_their_broker_at_our_master(java: Jars, java_clients: JavaClients,
         assert sorted(n for _, n in seen) == list(range(COUNT))
         found = await asyncio.wrap_future(java_clients.consume(ours.masters, "theirs", "demo", COUNT))
         assert sorted(item.number for item in found) == list(range(COUNT))
+        # What their broker is pushed is its own: broker 1 has another shape, and keeps it when theirs lets go.
+        await ours.start_broker(1)
+        await until(lambda: len(_shapes(master)) == 2)
+        await _change(master, "admin_modify_topic_info", brokerId="1", numPartitions="5")
+        await _change(master, "admin_modify_topic_info", brokerId="7", acceptPublish="false")
+        await until(lambda: _shapes(master) == {1: (5, True), 7: (3, False)}, 60)
+        await _change(master, "admin_modify_topic_info", brokerId="7", acceptSubscribe="false")
+        await _change(master, "admin_delete_topic_info", brokerId="7")
+        await _change(master, "admin_remove_topic_info", brokerId="7")
+        await until(lambda: not master.engine.cluster.topics["demo"].on(7), 60)
+        assert _shapes(master) == {1: (5, True)}
+        await send(ours.masters, "demo", COUNT)
     finally:
         process.kill()
         await asyncio.to_thread(process.wait)
         await ours.close()
+
+
+async def _change(master: TubeMaster, method: str, **params: str) -> None:
+    told = {"topicName": "demo", "modifyUser": "me", "confModAuthToken": "token"}
+    answer = await master.webapi({"method": method, **told, **params})
+    assert all(row["success"] for row in answer["data"]), answer
+
+
+def _shapes(master: TubeMaster) -> dict[int, tuple[int | None, bool]]:
+    """What brokers say they serve: partitions, and whether they take messages."""
+    brokers = master.engine.cluster.brokers.items()
+    served = {number: broker.serving["demo"] for number, broker in brokers if "demo" in broker.serving}
+    return {number: (config.partitions, bool(config.accept_publish)) for number, config in served.items()}

@@ -264,8 +264,11 @@ class Node:
                     "topic keeps the shape it was made with",
                     extra={"fields": {"topic": name, "partitions": found.partitions, "stores": found.stores}},
                 )
-        for name in wanted:
-            await master.wait_topic(name, READY_S)
+        for made in master.topics():
+            if made.name in wanted and made.writable:
+                await master.wait_topic(made.name, READY_S)
+            elif made.name in wanted:
+                _log.warning("topic takes no records: it is closed or deleted", extra={"fields": {"topic": made.name}})
         # Topics of earlier runs, too: who comes as soon as the node is ready finds them.
         await master.wait_taken_up(known)
 
@@ -291,7 +294,7 @@ class Node:
         identities = Identities(f"{wall_clock_ms():x}{secrets.token_hex(3)}")
         shapes = {topic.name: topic for topic in master.topics()}
         for rule in self.config.rules:
-            shape = shapes[rule.topic]
+            shape = shapes[rule.topic].at(self.config.tube.broker_id)
             service = RuleService(
                 rule,
                 broker.append,

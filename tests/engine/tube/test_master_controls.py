@@ -253,6 +253,16 @@ def test_bad_parameters_are_named(method: str, params: dict[str, str], text: str
     assert text in refused(engine, method, **params)
 
 
+def test_details_of_a_broker_are_what_it_was_told_and_what_it_says() -> None:
+    engine = running()
+    (row,) = do(engine, "admin_query_broker_run_status", withDetail="true")
+    assert (row["confCheckSumId"], row["writeStatusRpt"]) == (engine.cluster.brokers[1].check_sum, 0)
+    assert [text.partition(":")[0] for text in row["brokerTopicSetConfInfo"]] == ["demo", "__offset_history__"]
+    assert [text.partition(":")[0] for text in row["topicsServed"]] == ["__offset_history__", "demo"]
+    (plain,) = do(engine, "admin_query_broker_run_status")
+    assert "topicsServed" not in plain
+
+
 def test_what_tools_ask_first() -> None:
     engine = running()
     assert do(engine, "admin_query_server_version")[0]["version"].startswith("penstock")

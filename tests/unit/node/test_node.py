@@ -159,6 +159,21 @@ async def test_a_node_comes_back_on_its_directory_and_keeps_the_shape_of_its_top
     assert "topic keeps the shape it was made with" in caplog.text
 
 
+async def test_a_node_starts_though_a_topic_of_its_configuration_is_closed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wanted = config(tmp_path, tube=Tube(topics={"closed": Topic()}))
+    close = "/webapi.htm?method=admin_modify_topic_info&topicName=closed&acceptPublish=false&modifyUser=me"
+    for served in (True, False):
+        node = Node(wanted)
+        ready = await node.start()
+        _, body = await http(ready.http, f"{close}&confModAuthToken=abc")
+        assert json.loads(body)["data"][0]["errCode"] == (200 if served else 201)
+        await node.close()
+        DataDirectory(tmp_path).close()
+    assert "topic takes no records" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("listener", "option"),
     [

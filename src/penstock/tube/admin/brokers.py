@@ -285,10 +285,11 @@ def _topic(topic: Topic, number: int) -> Answer:
 
 
 def run_status(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """What brokers do at present."""
+    """What brokers do at present; `withDetail` with what the master told them and they told it."""
     only_abnormal = params.flag("onlyAbnormal", default=False)
     only_forbidden = params.flag("onlyAutoForbidden", default=False)
     only_tls = params.flag("onlyEnableTLS", default=False)
+    with_detail = params.flag("withDetail", default=False)
     rows: list[Answer] = []
     for number, setting in _asked(engine, params):
         broker = engine.cluster.brokers.get(number)
@@ -308,6 +309,7 @@ def run_status(engine: MasterEngine, params: Params, now: int) -> Answer:
                 **running,
             }
             | _web(broker, engine.controls.brokers.get(number))
+            | (_detail(broker, engine) if with_detail and broker is not None else {})
         )
     return success(rows)
 
@@ -335,6 +337,20 @@ def _running(broker: Broker) -> Answer:
         "isBrokerOnline": _text(broker.online),
         "acceptPublish": _text(not broker.stop_write and not broker.write_status),
         "acceptSubscribe": _text(not broker.stop_read and not broker.read_status),
+    }
+
+
+def _detail(broker: Broker, engine: MasterEngine) -> Answer:
+    """Under the names of the messages; the reference has the steps of its own synchronisation here."""
+    return {
+        "curBrokerConfId": broker.config_id,
+        "confCheckSumId": broker.check_sum,
+        "brokerDefaultConfInfo": engine.cluster.default_text,
+        "brokerTopicSetConfInfo": broker.topics,
+        "removeTopicConfInfo": engine.cluster.removals(broker),
+        "topicsServed": [broker.serving[name].format() for name in sorted(broker.serving)],
+        "readStatusRpt": broker.read_status,
+        "writeStatusRpt": broker.write_status,
     }
 
 

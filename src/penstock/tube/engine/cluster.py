@@ -237,7 +237,7 @@ class Cluster:
     def awaited(self, name: str) -> bool:
         """Whether the topic is in use, and no broker that has it is here: not yet, or not at present."""
         topic = self.topics.get(name)
-        if topic is None or not any(each.accept_publish and not each.status for each in topic.deployments):
+        if topic is None or not topic.writable:
             return False
         return not any(name in broker.serving for broker in self.brokers.values())
 

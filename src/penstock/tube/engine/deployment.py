@@ -68,6 +68,11 @@ class Topic(NamedTuple):
         return any(not each.status for each in self.deployments)
 
     @property
+    def writable(self) -> bool:
+        """Whether a broker is to take records for it."""
+        return any(each.accept_publish and not each.status for each in self.deployments)
+
+    @property
     def removing(self) -> bool:
         """Whether a broker is to remove its data."""
         return any(each.status == TOPIC_REMOVED for each in self.deployments)
