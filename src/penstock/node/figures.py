@@ -111,6 +111,7 @@ FIGURES: Final[Mapping[str, Mapping[str, Figure]]] = {
         "responses": _counter("Answers put into the session of the client that asked."),
         "unanswered": _counter("Answers that nobody could get: their response topic had no subscriber of the asker."),
         "refused": _counter("Requests that broke the rules of the transport and were not executed."),
+        "repeated": _counter("Writes that came again after a connection was lost, and were not carried out again."),
         "notifications": _counter("Notifications sent to observers of keys."),
         "undelivered": _counter("Notifications whose observer had no session any more."),
         "recovered": _counter("Keys found on disk at the start."),

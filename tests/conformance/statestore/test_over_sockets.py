@@ -7,8 +7,11 @@ import asyncio
 import pytest
 
 from penstock.errors import RefusedError
-from penstock.mqtt.codec.packets import Publish, Subscription
-from penstock.statestore.binding import INVOKE, notify_filter
+from penstock.mqtt.codec.decoder import Decoder, Role
+from penstock.mqtt.codec.encoder import encode
+from penstock.mqtt.codec.packets import ConnAck, Connect, Packet, PubAck, Publish, Subscribe, Subscription
+from penstock.mqtt.codec.properties import Properties
+from penstock.statestore.binding import INVOKE, notify_filter, request
 from penstock.statestore.hlc import Hlc, parse
 from tests.conformance.statestore.node import PlainClient, StoreNode
 from tests.vectors.statestore import vectors
@@ -176,3 +179,49 @@ async def test_answers_of_a_burst_come_in_the_order_of_the_requests(node: StoreN
         order = await asyncio.gather(*(client.send(words) for words in requests))
         await client.settle()
         assert [m.properties.correlation_data for m in client.messages] == order
+
+
+async def test_writes_under_way_when_the_connection_breaks_are_carried_out_once(node: StoreNode) -> None:
+    """What a client with a session does: it sends what was not acknowledged again, and finds the answers waiting.
+
+    The later ones of the plain SETs go the quick way.
+    """
+    words = [[b"SET", b"key-%d" % number, b"mine"] for number in range(8)]
+    words += [[b"SET", b"lock", b"mine", b"NX"], [b"VDEL", b"lock", b"mine"], [b"DEL", b"key-0"]]
+    requests = [
+        request(args, "cut", b"%016d" % number, Hlc(1, number, "cut"), expiry_s=60)
+        for number, args in enumerate(words, 1)
+    ]
+    topic = requests[0].properties.response_topic
+    assert topic is not None
+
+    async def resume(writes: list[Publish], answers: int, *, dup: bool) -> dict[bytes | None, bytes]:
+        """Connect, send ``writes`` and break the connection once so many answers are there; none is acknowledged."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
+        connect = Connect("cut", clean_start=False, properties=Properties(session_expiry_interval=60))
+        sent: list[Packet] = [connect] if dup else [connect, Subscribe(1, [Subscription(topic, 1)])]
+        for packet_id, write in enumerate(writes, 10):
+            sent.append(Publish(INVOKE, write.payload, 1, dup=dup, packet_id=packet_id, properties=write.properties))
+        writer.write(b"".join(encode(packet) for packet in sent))
+        decoder, got = Decoder(role=Role.CLIENT), list[Packet]()
+        async with asyncio.timeout(10):
+            while sum(isinstance(packet, Publish | PubAck) for packet in got) < answers + len(writes):
+                data = await reader.read(65_536)
+                assert data, "the server ended the connection"
+                got += decoder.feed(data)
+        writer.transport.abort()
+        (accepted,) = (packet for packet in got if isinstance(packet, ConnAck))
+        assert accepted.session_present is dup
+        assert {packet.reason_code for packet in got if isinstance(packet, PubAck)} == {0}
+        found = [packet for packet in got if isinstance(packet, Publish)]
+        assert len(found) == answers
+        return {packet.properties.correlation_data: packet.payload for packet in found}
+
+    first = await resume(requests, len(requests), dup=False)
+    assert [*first.values()] == [*[b"+OK\r\n"] * 9, b":1\r\n", b":1\r\n"]
+    async with PlainClient(node, "other") as other:
+        assert (await other.ask("SET key-7 theirs")).payload == b"+OK\r\n"
+        assert await resume(requests, len(requests), dup=True) == first
+        assert node.service.stats.repeated == len(requests)
+        assert (await other.ask("GET key-7")).payload == b"$6\r\ntheirs\r\n"
+        assert (await other.ask("GET key-0")).payload == b"$-1\r\n"

@@ -205,6 +205,7 @@ class Peer:
         expiry: int | None = None,
         extra: Sequence[tuple[str, str]] = (),
         protocol_version: int = 5,
+        dup: bool = False,
     ) -> bytes:
         """Send one request; gives its correlation data (a running number unless told)."""
         self.sent += 1
@@ -227,7 +228,7 @@ class Peer:
         )
         settled = self.outlet.settled
         inbound = Inbound(
-            Publish(self.topic, words, qos, packet_id=1 if qos else 0, properties=properties),
+            Publish(self.topic, words, qos, dup=dup, packet_id=1 if qos else 0, properties=properties),
             self.client_id,
             self.clock.now_ms,
             protocol_version=protocol_version,

@@ -39,9 +39,6 @@ _SESSION_EXPIRY_S: Final = 3600
 _MAX_UNSENT: Final = 50_000
 """Answers and notifications that wait for the broker; beyond it they are dropped, and their clients time out."""
 
-_REMEMBERED: Final = 10_000
-"""Requests remembered, so that one that the broker sends again is not carried out again."""
-
 _PROBE_S: Final = 1.0
 """How long another store may take to answer, before this one serves."""
 
@@ -56,15 +53,13 @@ _CLIENTS: Final = "clients/"
 class AttachmentStats:
     """Counters since the start."""
 
-    __slots__ = ("dropped", "forgotten", "repeated", "unheard")
+    __slots__ = ("dropped", "forgotten", "unheard")
 
     def __init__(self) -> None:
         self.dropped = 0
         """Answers and notifications that the broker did not take."""
         self.forgotten = 0
         """Clients whose observations ended because nothing was heard of them."""
-        self.repeated = 0
-        """Requests that the broker sent again and that were not carried out again."""
         self.unheard = 0
         """Notifications that nobody subscribes to; they end the observations of their client."""
 
@@ -115,7 +110,6 @@ class Attachment:
         self._sending: set[asyncio.Task[None]] = set()
         self._heard: OrderedDict[str, int] = OrderedDict()
         """When a client that observes was heard of last, the longest silence first."""
-        self._done: OrderedDict[tuple[str, bytes], None] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
         self._unlisten: list[Callable[[], None]] = []
         self._early: list[Publish] | None = []
@@ -200,15 +194,6 @@ class Attachment:
             if client_id != self._probe.client_id:
                 self._early.append(publish)
             return
-        correlation = publish.properties.correlation_data
-        if correlation is not None and client_id:
-            key = (client_id, correlation)
-            if publish.dup and key in self._done:
-                self.stats.repeated += 1
-                return
-            self._done[key] = None
-            if len(self._done) > _REMEMBERED:
-                self._done.popitem(last=False)
         if client_id in self._heard:
             self._hear(client_id)
         command = parse_payload(publish.payload)

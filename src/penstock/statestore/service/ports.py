@@ -22,6 +22,7 @@ class Stats:
         "quarantined",
         "recovered",
         "refused",
+        "repeated",
         "requests",
         "responses",
         "unanswered",
@@ -36,6 +37,8 @@ class Stats:
         """Answers that nobody could get: the client does not subscribe to its response topic, or that is no topic."""
         self.refused = 0
         """Requests that broke the rules of the transport and were not executed."""
+        self.repeated = 0
+        """Writes that came again after a connection was lost, and were not carried out again."""
         self.notifications = 0
         self.undelivered = 0
         """Notifications whose observer has no session any more."""

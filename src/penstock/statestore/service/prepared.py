@@ -32,6 +32,7 @@ from penstock.statestore.hlc import PADDED, PLAIN, Hlc, StampReader, StampWriter
 if TYPE_CHECKING:
     from penstock.statestore.engine.store import Engine
     from penstock.statestore.service.ports import Policy, Stats
+    from penstock.statestore.service.recent import RecentWrites
     from penstock.statestore.service.waiting import Waiting
     from penstock.statestore.service.writer import ChangeWriter
 
@@ -61,6 +62,7 @@ class QuickWay:
         "padded",
         "plain",
         "policy",
+        "recent",
         "serving",
         "stats",
         "waiting",
@@ -73,6 +75,7 @@ class QuickWay:
         engine: Engine,
         writer: ChangeWriter,
         waiting: Waiting,
+        recent: RecentWrites,
         stats: Stats,
         policy: Policy | None,
         clock: Callable[[], int],
@@ -82,6 +85,7 @@ class QuickWay:
         self.engine = engine
         self.writer = writer
         self.waiting = waiting
+        self.recent = recent
         self.stats = stats
         self.policy = policy
         self.clock = clock
@@ -233,6 +237,7 @@ class PreparedRequests:
         change = way.engine.set_plainly(key, parts[_VALUE_AT], stamp, now_ms, self._client_id)
         if change is None:
             return False
+        way.recent.note(self._client_id, parts[self._correlation_at], stamp)
         number = way.writer.submit((change,), asked=self._asked)
         self._answer(parts, requester, _OK, change.version, number, now_ms, now)
         if change.observers:

@@ -45,6 +45,7 @@ from penstock.statestore.options import StoreOptions
 from penstock.statestore.service.changelog import ChangeLog
 from penstock.statestore.service.ports import Capture, Policy, Stats
 from penstock.statestore.service.prepared import QuickWay
+from penstock.statestore.service.recent import RecentWrites
 from penstock.statestore.service.storage import NODE, Recovered, Storage
 from penstock.statestore.service.voice import Voice
 from penstock.statestore.service.waiting import Waiting
@@ -62,6 +63,9 @@ DEFAULTS: Final = StoreOptions()
 # Reading a member of an enum costs as much as a call.
 _KEYNOTIFY: Final = Verb.KEYNOTIFY
 _PAYLOAD: Final = AnswerKind.PAYLOAD
+
+_REPEATED: Final = Refusal()
+"""A request that was carried out already: acknowledged, and no more."""
 
 _LONGEST_TIMER_S: Final = 86_400.0
 """Timers are armed for a day at most: event loops do not take every number that PX does."""
@@ -132,11 +136,13 @@ class StateStoreService:
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for: int | None = None
         self._waiting = Waiting()
+        self._recent = RecentWrites()
         self._prepares = quick
         self._quick = QuickWay(
             engine=self._engine,
             writer=self._writer,
             waiting=self._waiting,
+            recent=self._recent,
             stats=self.stats,
             policy=policy,
             clock=self._clock,
@@ -256,6 +262,11 @@ class StateStoreService:
         if isinstance(ask, Refusal):
             self._refuse(message, ask)
             return
+        context = ask.context
+        if message.publish.dup and self._recent.has(context.client_id, ask.correlation, context.timestamp):
+            self.stats.repeated += 1
+            self._answer(message, _REPEATED, None, 0)
+            return
         if self._waiting.count >= self.options.max_waiting and not self._is_urgent(ask):
             self.stats.refused += 1
             message.settle(ReasonCode.QUOTA_EXCEEDED, "the disk does not keep up with the requests")
@@ -269,7 +280,9 @@ class StateStoreService:
         if command.verb is _KEYNOTIFY and (error := _cannot_observe(message, command)) is not None:
             self._answer(message, ask, Answer(AnswerKind.ERROR, error=error), 0)
             return
-        answer, changes = self._engine.execute(command, ask.context, now_ms, self._steady())
+        if command.spec.checks_fence:  # it writes
+            self._recent.note(context.client_id, ask.correlation, context.timestamp)
+        answer, changes = self._engine.execute(command, context, now_ms, self._steady())
         if changes:
             wait_for = self._submit(changes, asked=self._is_asked_to_keep(ask))
             self._answer(message, ask, answer, wait_for)

@@ -57,7 +57,7 @@ async def test_a_request_that_the_broker_sends_again_is_carried_out_once(url: st
         again = Publish(first.topic, first.payload, 1, dup=True, properties=first.properties)
         attached._receive(again)
         assert await store.get("k") == (b"2", newer.version)
-        assert attached.stats.repeated == 1
+        assert attached._service.stats.repeated == 1
         # A client may use its correlation data again: only what the broker marks is a repetition.
         attached._receive(first)
         assert (await store.get("k") or (None,))[0] == b"1"

@@ -1,0 +1,113 @@
+"""A write that comes again, because its connection broke before the PUBACK, is carried out once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.runtime.durability import Durability
+from penstock.statestore.options import StoreOptions
+from tests.engine.statestore import FakeOutlet, ManualClock, ManualCommitter, Peer, open_service
+
+STAMP = "1700000000000:%d:c"
+
+
+@pytest.mark.parametrize(
+    ("before", "write", "answer"),
+    [
+        ("DEL k", "SET k mine NX", b"+OK\r\n"),
+        ("SET k mine", "DEL k", b":1\r\n"),
+        ("SET k mine", "VDEL k mine", b":1\r\n"),
+        ("SET k other", "SET k mine NX", b":-1\r\n"),
+        ("DEL k", "SET k mine", b"+OK\r\n"),
+    ],
+)
+async def test_it_is_acknowledged_and_changes_nothing_any_more(
+    tmp_path: Path, before: str, write: str, answer: bytes
+) -> None:
+    outlet, clock = FakeOutlet(), ManualClock()
+    service = await open_service(tmp_path, outlet, clock)
+    peer, other = Peer(service, outlet, clock), Peer(service, outlet, clock, "other")
+    other.ask(before)
+    correlation = peer.send(write, ts=STAMP % 1)
+    assert [d.payload for d in outlet.taken()] == [answer]
+    # Somebody else went on from there.
+    other.ask("SET k later")
+    outlet.settled.clear()
+    peer.send(write, ts=STAMP % 1, correlation=correlation, dup=True)
+    assert outlet.taken() == [], "the answer to the first one is in the session"
+    assert outlet.settled == [(correlation, 0, "")]
+    assert other.ask("GET k").payload == b"$5\r\nlater\r\n"
+    assert service.stats.repeated == 1
+    await service.close()
+
+
+async def test_its_puback_waits_for_the_commit_of_the_first(tmp_path: Path) -> None:
+    outlet, clock, committer = FakeOutlet(), ManualClock(), ManualCommitter()
+    service = await open_service(tmp_path, outlet, clock, durability=Durability.DURABLE, committer=committer)
+    peer = Peer(service, outlet, clock)
+    correlation = peer.send("SET k v NX", ts=STAMP % 1)
+    peer.send("SET k v NX", ts=STAMP % 1, correlation=correlation, dup=True)
+    assert (outlet.settled, outlet.taken()) == ([], [])
+    committer.finish()
+    assert [d.payload for d in outlet.taken()] == [b"+OK\r\n"]
+    assert outlet.settled == [(correlation, 0, "")] * 2
+    await service.close()
+
+
+@pytest.mark.parametrize("words", ["GET k", "KEYNOTIFY k", "KEYNOTIFY k STOP", "SCAN *"])
+async def test_what_only_reads_or_observes_is_done_again(tmp_path: Path, words: str) -> None:
+    """An observation ended with the connection that broke."""
+    outlet, clock = FakeOutlet(), ManualClock()
+    service = await open_service(tmp_path, outlet, clock)
+    peer = Peer(service, outlet, clock)
+    correlation = peer.send(words, ts=STAMP % 1)
+    service.disconnected(peer.client_id)
+    outlet.taken()
+    peer.send(words, ts=STAMP % 1, correlation=correlation, dup=True)
+    assert len(outlet.taken()) == 1
+    assert service.observations == (words == "KEYNOTIFY k")
+    assert service.stats.repeated == 0
+    await service.close()
+
+
+async def test_what_was_not_carried_out_or_is_another_request_is_carried_out(tmp_path: Path) -> None:
+    outlet, clock = FakeOutlet(), ManualClock()
+    service = await open_service(tmp_path, outlet, clock)
+    peer, other = Peer(service, outlet, clock), Peer(service, outlet, clock, "other")
+    # It never came: what comes "again" is the first.
+    peer.send("SET k 1", ts=STAMP % 1, correlation=b"same", dup=True)
+    # Some clients give all their requests the same correlation data; their time stamps differ.
+    peer.send("SET k 2", ts=STAMP % 2, correlation=b"same", dup=True)
+    assert other.ask("GET k").payload == b"$1\r\n2\r\n"
+    # Without DUP it is a new request, whatever it looks like; and somebody else's is not ours.
+    peer.send("SET k 1", ts=STAMP % 1, correlation=b"same")
+    assert other.ask("GET k").payload == b"$1\r\n1\r\n"
+    other.send("SET k 3", ts=STAMP % 1, correlation=b"same", dup=True)
+    assert other.ask("GET k").payload == b"$1\r\n3\r\n"
+    # Nothing tells one without a time stamp from the next.
+    for _ in range(2):
+        outlet.taken()
+        peer.send("DEL k", ts=None, correlation=b"same", dup=True)
+    assert [d.payload for d in outlet.taken()] == [b":0\r\n"]
+    assert service.stats.repeated == 0
+    await service.close()
+
+
+async def test_where_too_much_waits_it_is_acknowledged_all_the_same(tmp_path: Path) -> None:
+    outlet, clock, committer = FakeOutlet(), ManualClock(), ManualCommitter()
+    service = await open_service(
+        tmp_path,
+        outlet,
+        clock,
+        durability=Durability.DURABLE,
+        committer=committer,
+        options=StoreOptions(max_waiting=1),
+    )
+    peer = Peer(service, outlet, clock)
+    correlation = peer.send("SET k v NX", ts=STAMP % 1)
+    peer.send("SET k v NX", ts=STAMP % 1, correlation=correlation, dup=True)
+    committer.finish()
+    assert [code for _, code, _ in outlet.settled] == [0, 0]
+    await service.close()
