@@ -20,7 +20,14 @@ def parse_masters(text: str | Sequence[Address]) -> list[Address]:
         ConfigError: an item is not host:port.
     """
     if not isinstance(text, str):
-        return list(text)
+        given: object = text
+        if isinstance(given, Sequence) and given and all(map(_is_address, given)):
+            return list(text)
+        raise ConfigError(
+            f"tube: masters {text!r} are no addresses",
+            option="masters",
+            do="write '127.0.0.1:8715', or [('127.0.0.1', 8715)]",
+        )
     found = []
     for item in filter(None, (piece.strip() for piece in text.split(","))):
         try:
@@ -38,6 +45,13 @@ def parse_masters(text: str | Sequence[Address]) -> list[Address]:
     if not found:
         raise ConfigError("tube: no master is named", option="masters", do="write 127.0.0.1:8715")
     return found
+
+
+def _is_address(item: object) -> bool:
+    match item:
+        case (str(), int(port)):
+            return 0 < port < 1 << 16
+    return False
 
 
 def local_ipv4() -> str:

@@ -13,28 +13,75 @@ object may be used by several threads, but only one may read from a consumer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import ssl
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypedDict, Unpack
 
 from penstock.errors import LocalProtocolError
 from penstock.runtime.loop_thread import LoopThread
 from penstock.tube import consumer, producer
 from penstock.tube.addresses import Address
 from penstock.tube.codec.strings import Partition
-from penstock.tube.consumer import Message, Position
+from penstock.tube.consumer import Bound, Message, Position
 from penstock.tube.producer import SendResult
 from penstock.tube.record import Record
 
-__all__ = ["Consumer", "Producer"]
+__all__ = ["Consumer", "ConsumerOptions", "Producer", "ProducerOptions"]
+
+
+class ProducerOptions(TypedDict, total=False):
+    """The options of :class:`penstock.tube.producer.Producer`."""
+
+    client_id: str | None
+    idempotent: bool
+    reorder: bool
+    max_in_flight: int
+    max_in_flight_bytes: int
+    batch_messages: int
+    batch_bytes: int
+    request_timeout_s: float
+    delivery_timeout_s: float
+    topic_timeout_s: float
+    heartbeat_s: float
+    retry_s: float
+    idle_s: float
+    user: str | None
+    password: str | None
+    tls: ssl.SSLContext | None
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """The options of :class:`penstock.tube.consumer.Consumer`."""
+
+    filters: Mapping[str, Iterable[str]] | Iterable[str]
+    start: str
+    start_offsets: Mapping[str, int] | Callable[[Partition], int | None] | None
+    balance: str
+    source_count: int
+    node_id: int
+    bound: Bound | None
+    auto_confirm: bool
+    with_offsets: bool
+    client_id: str | None
+    heartbeat_s: float
+    request_timeout_s: float
+    most_wait_ms: int
+    long_poll_ms: int
+    query_priority: int
+    user: str | None
+    password: str | None
+    tls: ssl.SSLContext | None
 
 
 class Producer:
     """:class:`penstock.tube.producer.Producer` for scripts; made with the same arguments."""
 
-    def __init__(self, masters: str | Sequence[Address], **options: Any) -> None:
-        self._arguments = (masters, options)
+    def __init__(self, masters: str | Sequence[Address], **options: Unpack[ProducerOptions]) -> None:
+        self._make = partial(producer.Producer, masters, **options)
+        self._make()  # says now what is wrong with the arguments
         self._thread: LoopThread | None = None
         self._producer: producer.Producer | None = None
 
@@ -49,8 +96,7 @@ class Producer:
 
     def start(self) -> None:
         """As :meth:`penstock.tube.producer.Producer.start`."""
-        masters, options = self._arguments
-        client = producer.Producer(masters, **options)
+        client = self._make()
         thread = LoopThread("tube-producer")
         try:
             thread.run(client.start())
@@ -58,6 +104,11 @@ class Producer:
             thread.close()
             raise
         self._thread, self._producer = thread, client
+
+    def partitions(self, topic: str) -> list[Partition]:
+        """As :meth:`penstock.tube.producer.Producer.partitions`."""
+        thread, client = self._running()
+        return thread.run(client.partitions(topic))
 
     def publish(self, *topics: str) -> None:
         """As :meth:`penstock.tube.producer.Producer.publish`."""
@@ -120,8 +171,12 @@ class Producer:
 class Consumer:
     """:class:`penstock.tube.consumer.Consumer` for scripts; made with the same arguments."""
 
-    def __init__(self, masters: str | Sequence[Address], group: str, topics: Iterable[str], **options: Any) -> None:
-        self._arguments = (masters, group, list(topics), options)
+    def __init__(
+        self, masters: str | Sequence[Address], group: str, topics: Iterable[str], **options: Unpack[ConsumerOptions]
+    ) -> None:
+        names = topics if isinstance(topics, str) else list(topics)  # the client refuses one text
+        self._make = partial(consumer.Consumer, masters, group, names, **options)
+        self._make()  # says now what is wrong with the arguments
         self._thread: LoopThread | None = None
         self._consumer: consumer.Consumer | None = None
 
@@ -150,8 +205,7 @@ class Consumer:
 
     def start(self) -> None:
         """As :meth:`penstock.tube.consumer.Consumer.start`."""
-        masters, group, topics, options = self._arguments
-        client = consumer.Consumer(masters, group, topics, **options)
+        client = self._make()
         thread = LoopThread("tube-consumer")
         try:
             thread.run(client.start())
@@ -189,6 +243,26 @@ class Consumer:
         """As :meth:`penstock.tube.consumer.Consumer.seek_to_time`."""
         thread, client = self._running()
         thread.run(client.seek_to_time(time_ms))
+
+    def seek_to_start(self) -> None:
+        """As :meth:`penstock.tube.consumer.Consumer.seek_to_start`."""
+        thread, client = self._running()
+        thread.run(client.seek_to_start())
+
+    def seek_to_end(self) -> None:
+        """As :meth:`penstock.tube.consumer.Consumer.seek_to_end`."""
+        thread, client = self._running()
+        thread.run(client.seek_to_end())
+
+    def available(self) -> dict[Partition, bool]:
+        """As :meth:`penstock.tube.consumer.Consumer.available`."""
+        thread, client = self._running()
+        return thread.run(client.available())
+
+    def assign(self, partitions: Iterable[str] | None) -> None:
+        """As :meth:`penstock.tube.consumer.Consumer.assign`."""
+        thread, client = self._running()
+        thread.run(client.assign(partitions))
 
     @property
     def assignment(self) -> frozenset[Partition]:

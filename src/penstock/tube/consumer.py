@@ -15,24 +15,26 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from penstock.errors import ConfigError, LocalProtocolError, PenstockError, RefusedError
+from penstock.errors import ConfigError, LocalProtocolError, PenstockError
 from penstock.runtime.clock import wall_clock_ms
 from penstock.tube.addresses import Address, local_ipv4, parse_masters
+from penstock.tube.client.arguments import check_login, check_offsets, check_seconds, check_whole
 from penstock.tube.client.batches import Batch, Message
 from penstock.tube.client.fetching import Fetcher, ReadSettings
-from penstock.tube.codec.codes import ErrCode, remedy
-from penstock.tube.codec.methods import MethodId
-from penstock.tube.codec.proto import master_pb2
-from penstock.tube.codec.strings import DEFAULT_BROKER_PORT, DEFAULT_BROKER_TLS_PORT, Partition, check_client_id
+from penstock.tube.client.member_session import MemberSession
+from penstock.tube.codec.strings import (
+    DEFAULT_BROKER_PORT,
+    DEFAULT_BROKER_TLS_PORT,
+    Partition,
+    check_client_id,
+)
 from penstock.tube.engine.client_balance import ClientBalance
-from penstock.tube.engine.consumer import Bound, Membership, Orders
-from penstock.tube.engine.group_member import FRESH, GroupMember
+from penstock.tube.engine.consumer import Bound, Membership
+from penstock.tube.engine.group_member import FRESH
 from penstock.tube.engine.reading import LATEST_OFFSET, Start
-from penstock.tube.link import Links, MasterLink, credentials, new_client_id
+from penstock.tube.link import Links, credentials, new_client_id
 
 __all__ = ["Bound", "Consumer", "Message", "Position"]
-
-QUESTION_S = 10.0  # a client that balances itself asks so often which partitions there are
 
 
 class Position(NamedTuple):
@@ -84,15 +86,19 @@ class Consumer:
         password: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        if isinstance(topics, str) or isinstance(filters, str):
-            raise ConfigError("tube: topics and filters are lists, not one text", do="write [...] round it")
         names = list(topics)
-        _check(start, balance, bound)
         by_topic = filters if isinstance(filters, Mapping) else dict.fromkeys(names, tuple(filters))
-        self.client_id = check_client_id(client_id if client_id is not None else new_client_id("consumer", group))
+        if any(isinstance(given, str) for given in (topics, filters, *by_topic.values())):
+            raise ConfigError("tube: topics and filters are lists, not one text", do="write [...] round it")
+        _check_words(start, balance, bound)
+        check_seconds(heartbeat_s=heartbeat_s, request_timeout_s=request_timeout_s)
+        check_whole(0, 3_600_000, most_wait_ms=most_wait_ms, long_poll_ms=long_poll_ms)
+        check_whole(0, 1 << 30, source_count=source_count, node_id=node_id, query_priority=query_priority)
+        check_login(user, password, tls)
+        self.client_id = new_client_id("consumer", group) if client_id is None else check_client_id(client_id)
         self.received = 0
         shown = credentials(user, password)
-        self._member: GroupMember
+        self._member: Membership | ClientBalance
         self._self_balanced: ClientBalance | None = None
         if balance == "client":
             self._member = self._self_balanced = ClientBalance(
@@ -101,7 +107,7 @@ class Consumer:
                 credentials=shown, default_port=DEFAULT_BROKER_PORT if tls is None else DEFAULT_BROKER_TLS_PORT,
             )  # fmt: skip
         else:
-            self._member = self._membership = Membership(
+            self._member = Membership(
                 self.client_id, local_ipv4(), group, names, by_topic, wall_clock_ms(),
                 bound=bound, priority=query_priority, credentials=shown,
             )  # fmt: skip
@@ -113,16 +119,17 @@ class Consumer:
             start_offset=_start_offset(start_offsets), own_positions=callable(start_offsets),
         )  # fmt: skip
         self._links = links if links is not None else Links(tls)
-        self._fetcher = Fetcher(self._member, settings, self._links, self._deliver, self._lost)
+        self._session = MemberSession(
+            parse_masters(masters), tls, self._member,
+            heartbeat_s=heartbeat_s, timeout_s=request_timeout_s, refused=self._deliver,
+        )  # fmt: skip
+        self._fetcher = Fetcher(self._member, settings, self._links, self._deliver, self._session.wake)
         self._auto_confirm = auto_confirm
         self._heartbeat_s = heartbeat_s
-        self._timeout_s = request_timeout_s
-        self._master = MasterLink(parse_masters(masters), tls)
         self._batches: asyncio.Queue[Batch | PenstockError | None] = asyncio.Queue()
         self._current: Batch | None = None
         self._handed_out: list[Batch] = []  # to the last message, not confirmed yet
-        self._wake = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._heart: asyncio.Task[None] | None = None  # to the brokers
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -152,22 +159,17 @@ class Consumer:
         return self._fetcher.damaged
 
     async def start(self) -> None:
-        """Join the group.
+        """Join the group. After an error it may be called again.
 
         Raises:
             UnavailableError: no master answers.
             RefusedError: unknown topic (431), other topics or filters than the group's (425, 426), not allowed (450).
+            LocalProtocolError: it was started or closed before.
         """
-        try:
-            await self._register()
-        except BaseException:
-            await self._master.close()
-            raise
-        follow = self._follow() if self._self_balanced is None else self._choose(self._self_balanced)
-        self._tasks = [
-            asyncio.create_task(follow, name=f"tube-consumer-{self.client_id}"),
-            asyncio.create_task(self._beat(), name=f"tube-consumer-heart-{self.client_id}"),
-        ]
+        if self._heart is not None or self._closed:
+            raise LocalProtocolError("tube: a consumer is started once", do="make another one")
+        await self._session.start(self._fetcher)
+        self._heart = asyncio.create_task(self._beat(), name=f"tube-consumer-heart-{self.client_id}")
 
     def __aiter__(self) -> AsyncIterator[Message]:
         return self
@@ -192,6 +194,10 @@ class Consumer:
 
     async def fetch(self) -> bool:
         """Wait for the next batch; the one in hand is done with. False once the consumer is closed."""
+        if self._heart is None and not self._closed:
+            raise LocalProtocolError(
+                "tube: the consumer is not running", do="use it in async with, or start() it first"
+            )
         if self._current is not None:
             self._finish(self._current)
         item = None if self._closed else await self._batches.get()
@@ -234,11 +240,13 @@ class Consumer:
 
         Raises:
             LocalProtocolError: a partition is given by its key, say; :attr:`assignment` has those that are meant.
+            ConfigError: an offset is below 0, or no multiple of 28.
             UnavailableError: a broker did not answer; it is told as soon as it does.
         """
         for partition in offsets:
             if not isinstance(partition, Partition):
                 raise LocalProtocolError(f"tube: seek takes partitions as assignment has them, not {partition!r}")
+        check_offsets("seek", offsets.values())
         await self._fetcher.seek(dict(offsets))
 
     async def seek_to_time(self, time_ms: int) -> None:
@@ -266,14 +274,14 @@ class Consumer:
             UnavailableError: no master answers. RefusedError: it refuses.
         """
         balanced = self._of_client_balance()
-        await self._question(balanced)
+        await self._session.question(balanced)
         return balanced.partitions()
 
     async def assign(self, partitions: Iterable[str] | None) -> None:
         """With ``balance="client"``: hold these partitions (keys); None: this member's share of all."""
         balanced = self._of_client_balance()
         balanced.assigned = None if partitions is None else frozenset(partitions)
-        self._wake.set()
+        self._session.wake()
 
     async def close(self) -> None:
         """Leave the group: give the partitions back, say goodbye to the master.
@@ -282,19 +290,16 @@ class Consumer:
         """
         if self._closed:
             return
-        if self._auto_confirm and self._tasks:
+        if self._auto_confirm and self._heart is not None:
             with contextlib.suppress(PenstockError):  # then it comes again
                 await self.confirm()
         self._closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._fetcher.release_all()
-        with contextlib.suppress(PenstockError):  # the master lets the session expire
-            await self._master.call(
-                MethodId.CONSUMER_CLOSE, self._member.close(), master_pb2.CloseResponseM2C, timeout_s=2
-            )
-        await self._master.close()
+        await self._session.stop()
+        if self._heart is not None:
+            self._heart.cancel()
+            await asyncio.gather(self._heart, return_exceptions=True)
+            await self._fetcher.release_all()
+            await self._session.close()
         await self._links.leave(self._fetcher)
         self._batches.put_nowait(None)
 
@@ -313,107 +318,12 @@ class Consumer:
         else:
             self._handed_out.append(batch)
 
-    # --- the group ---
-
-    def _lost(self) -> None:
-        self._wake.set()
-
-    async def _register(self) -> None:
-        if self._self_balanced is not None:
-            own = await self._master.call(
-                MethodId.CONSUMER_REGISTER_V2, self._self_balanced.register(), master_pb2.RegisterResponseM2CV2,
-                timeout_s=self._timeout_s,
-            )  # fmt: skip
-            self._check(own.errCode, own.errMsg)
-            self._self_balanced.registered(own)
-            return
-        answer = await self._master.call(
-            MethodId.CONSUMER_REGISTER, self._membership.register(), master_pb2.RegisterResponseM2C,
-            timeout_s=self._timeout_s,
-        )  # fmt: skip
-        self._check(answer.errCode, answer.errMsg)
-        self._membership.registered(answer)
-
-    def _check(self, code: int, text: str) -> None:
-        if code != ErrCode.SUCCESS:
-            raise RefusedError(
-                f"tube: the master refuses consumer {self.client_id}: {text}",
-                code=code,
-                text=text,
-                do=remedy(code),
-            )
-
-    async def _follow(self) -> None:
-        """Heartbeats to the master; carries its orders out and reports at once."""
-        member = self._membership
-        while True:
-            pause = self._heartbeat_s
-            try:
-                request = member.heartbeat()
-                answer = await self._master.call(
-                    MethodId.CONSUMER_HEARTBEAT, request, master_pb2.HeartResponseM2C, timeout_s=self._timeout_s
-                )
-                orders = member.heard(request, answer)
-                if orders.register:
-                    await self._register()
-                    continue
-                if orders.take or orders.release:
-                    await self._fetcher.obey(orders)
-                    member.finished()
-                    continue
-            except RefusedError as error:
-                self._deliver(error)  # the group's subscription or its rights changed: the iterator raises
-            except PenstockError:
-                pause = min(pause, 1.0)
-            await self._pause(pause)
-
-    async def _choose(self, member: ClientBalance) -> None:
-        """Heartbeats to the master, and now and then the question which partitions there are; holds what was chosen."""
-        loop = asyncio.get_running_loop()
-        asked_at = -QUESTION_S
-        while True:
-            pause = self._heartbeat_s
-            try:
-                if loop.time() - asked_at >= QUESTION_S or not member.partitions():
-                    asked_at = loop.time()
-                    orders = await self._question(member)
-                else:
-                    answer = await self._master.call(
-                        MethodId.CONSUMER_HEARTBEAT_V2, member.heartbeat(), master_pb2.HeartResponseM2CV2,
-                        timeout_s=self._timeout_s,
-                    )  # fmt: skip
-                    orders = member.heard(answer, wall_clock_ms())
-                if orders.register:
-                    await self._register()
-                    continue
-                if orders.take or orders.release:
-                    await self._fetcher.obey(orders)
-                    member.changed()
-            except RefusedError as error:
-                self._deliver(error)
-            except PenstockError:
-                pause = min(pause, 1.0)
-            await self._pause(pause if member.partitions() else min(pause, 1.0))
-
-    async def _question(self, member: ClientBalance) -> Orders:
-        answer = await self._master.call(
-            MethodId.GET_PARTITION_META, member.question(), master_pb2.GetPartMetaResponseM2C,
-            timeout_s=self._timeout_s,
-        )  # fmt: skip
-        return member.told(answer, wall_clock_ms())
-
     def _of_client_balance(self) -> ClientBalance:
         if self._self_balanced is None:
             raise LocalProtocolError(
                 "tube: the master gives this consumer its partitions", do="make it with balance='client' to choose them"
             )
         return self._self_balanced
-
-    async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        self._wake.clear()
 
     async def _beat(self) -> None:
         """Heartbeats to every broker, for the partitions registered there."""
@@ -422,7 +332,7 @@ class Consumer:
             await self._fetcher.heartbeats()
 
 
-def _check(start: str, balance: str, bound: Bound | None) -> None:
+def _check_words(start: str, balance: str, bound: Bound | None) -> None:
     """Raise ConfigError where words are unknown or do not go together."""
     if start not in {"earliest", "latest"}:
         raise ConfigError(f"tube: start {start!r} is not possible", option="start", do="write earliest or latest")
@@ -439,6 +349,7 @@ def _start_offset(
         return lambda _: None
     if isinstance(given, Mapping):
         offsets = given
+        check_offsets("start_offsets", offsets.values())
         if strange := [key for key in offsets if key.count(":") != 2]:
             raise ConfigError(
                 f"tube: start_offsets for {strange[0]!r}", option="start_offsets", do="write brokerId:topic:partition"

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from penstock.errors import ConfigError, LocalProtocolError, PenstockError
+from penstock.errors import LocalProtocolError, PenstockError
 from penstock.runtime.clock import monotonic_ms
 from penstock.tube.addresses import Address, local_ipv4, parse_masters
+from penstock.tube.client.arguments import check_login, check_seconds, check_topic, check_whole
 from penstock.tube.client.delivery import Delivery
 from penstock.tube.client.outgoing import Outcome, Outgoing, SendResult, Settings
 from penstock.tube.client.producer_session import ProducerSession
@@ -40,6 +41,7 @@ __all__ = ["Producer", "SendResult"]
 
 # A broker without batches answers each message; more than so many requests on their way to a partition bring nothing.
 MOST_REQUESTS = 1_000
+MOST_WAITING = (1 << 63) - 1
 
 
 class Producer:
@@ -76,11 +78,14 @@ class Producer:
         password: str | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        for name, value, most in (("batch_messages", batch_messages, 8192), ("batch_bytes", batch_bytes, 4 << 20)):
-            if not 1 <= value <= most:
-                raise ConfigError(f"tube: {name} {value} is not possible", option=name, do=f"choose 1 to {most}")
-        if max_in_flight < 1:
-            raise ConfigError(f"tube: max_in_flight {max_in_flight} is not possible", option="max_in_flight")
+        check_whole(1, 8192, batch_messages=batch_messages)
+        check_whole(1, 4 << 20, batch_bytes=batch_bytes)
+        check_whole(1, MOST_WAITING, max_in_flight=max_in_flight, max_in_flight_bytes=max_in_flight_bytes)
+        check_seconds(
+            request_timeout_s=request_timeout_s, delivery_timeout_s=delivery_timeout_s, retry_s=retry_s,
+            topic_timeout_s=topic_timeout_s, heartbeat_s=heartbeat_s, idle_s=idle_s,
+        )  # fmt: skip
+        check_login(user, password, tls)
         self.client_id = check_client_id(client_id if client_id is not None else new_client_id("producer"))
         self.sent = 0
         self.acknowledged = 0
@@ -188,14 +193,17 @@ class Producer:
             await self._session.heartbeat()
 
     async def start(self) -> None:
-        """Register at the master.
+        """Register at the master. After an error it may be called again.
 
         Raises:
             UnavailableError: no master answers.
             RefusedError: it does not want this producer.
+            LocalProtocolError: it was started or closed before.
         """
-        self._loop = asyncio.get_running_loop()
+        if self._delivery is not None or self._closing:
+            raise LocalProtocolError("tube: a producer is started once", do="make another one")
         await self._session.start()
+        self._loop = asyncio.get_running_loop()
         self._delivery = Delivery(
             self._settings, self._routes, self._writer, self._links, self._tell_and_admit, self._session.heartbeat
         )
@@ -207,7 +215,11 @@ class Producer:
 
         Raises:
             RefusedError: the master announces no partition of one within ``topic_timeout_s``.
+            LocalProtocolError: one cannot be a topic, or the producer is not running.
         """
+        self._running()
+        for topic in topics:
+            check_topic(topic)
         await asyncio.gather(*(asyncio.shield(self._session.published(topic)) for topic in topics))
         for topic in topics:
             if not self._routes.partitions(topic):
@@ -234,7 +246,7 @@ class Producer:
         Raises:
             RefusedError: the broker refused it for good, or the topic is unknown; nothing was stored.
             UnavailableError: not acknowledged in time; ``applied`` None: it may be stored or not.
-            LocalProtocolError: it is empty or too large.
+            LocalProtocolError: it is empty or too large, no record, or the topic's name cannot be one.
         """
         # Queued before anything is awaited, so that messages go in the order of the calls.
         return await self._accept(topic, record, partition, key)
@@ -281,11 +293,23 @@ class Producer:
             await asyncio.wait(waiting)
 
     async def close(self) -> None:
-        """Wait for what is on its way (at most its delivery timeout), say goodbye to the master."""
+        """Take nothing more, wait for what is on its way (at most its delivery timeout), say goodbye to the master.
+
+        Who still waits for a place in :meth:`queue` or :meth:`send_all` has a LocalProtocolError. Cancelled while it
+        waits, the producer goes on as before.
+        """
         if self._closing:
             return
-        await self.flush()
         self._closing = True
+        for place in self._room:
+            if not place.done():
+                place.set_result(None)
+        self._room.clear()
+        try:
+            await self.flush()
+        except BaseException:
+            self._closing = False
+            raise
         if self._delivery is None:
             return
         await self._session.stop()
@@ -319,8 +343,7 @@ class Producer:
 
     async def _place(self) -> None:
         """Wait until there may be a place."""
-        assert self._loop is not None, "start() comes first"
-        future: asyncio.Future[None] = self._loop.create_future()
+        future: asyncio.Future[None] = self._running().create_future()
         self._room.append(future)
         await future
 
@@ -331,17 +354,23 @@ class Producer:
     def _accept(
         self, topic: str, record: Record | bytes, partition: int | Partition | None, key: bytes | None
     ) -> asyncio.Future[SendResult]:
-        if self._loop is None or self._closing:
-            raise LocalProtocolError("tube: the producer is not running: use it between start() and close()")
-        future: asyncio.Future[SendResult] = self._loop.create_future()
-        deadline = self._loop.time() + self._settings.delivery_timeout_s
+        loop = self._running()
+        future: asyncio.Future[SendResult] = loop.create_future()
+        deadline = loop.time() + self._settings.delivery_timeout_s
         message = Outgoing(topic, record, partition, key, deadline, future)
         if topic not in self._pending and not self._full and self._routes.partitions(topic):
             self._start(message)
         else:
+            if topic not in self._pending:
+                check_topic(topic)
             self._pending.setdefault(topic, deque()).append(message)
             self._admit(topic)
         return future
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None or self._closing:
+            raise LocalProtocolError("tube: the producer is not running: use it between start() and close()")
+        return self._loop
 
     def _start(self, message: Outgoing) -> None:
         """Give ``message`` a place in flight and send it on its way."""

@@ -124,7 +124,7 @@ class Record:
             if self.content_type is not None:
                 parts.append("content-type=" + _encode(self.content_type.encode()))
             if self.event_time_ms is not None:
-                parts.append(f"event-time={self.event_time_ms}")
+                parts.append(f"event-time={self.event_time_ms:d}")
             if self.id is not None:
                 parts.append("id=" + _encode(self.id.encode()))
             for name, value in self.headers:
@@ -133,8 +133,12 @@ class Record:
             data, flag = message.encode_data(self.value, ",".join(parts))
         except UnicodeEncodeError as error:
             raise LocalProtocolError("tube: a text of the record is not Unicode", why=str(error)) from None
-        except (TypeError, AttributeError) as error:
-            raise LocalProtocolError("tube: a field of the record has another type", why=str(error)) from error
+        except (TypeError, AttributeError, ValueError) as error:
+            raise LocalProtocolError(
+                "tube: a field of the record has another type",
+                why=str(error),
+                do="give the key as bytes, headers as pairs (name, text or bytes), times as numbers, the rest as text",
+            ) from error
         return data, flag, msg_type
 
     @classmethod

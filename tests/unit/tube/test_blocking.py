@@ -4,46 +4,53 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import threading
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
-from penstock.errors import LocalProtocolError, RefusedError, UnavailableError
-from penstock.tube.blocking import Consumer, Producer
+from penstock.errors import ConfigError, LocalProtocolError, RefusedError, UnavailableError
+from penstock.tube import consumer, producer
+from penstock.tube.blocking import Consumer, ConsumerOptions, Producer, ProducerOptions
 from tests.unit.tube.servers import tube
 
 
 def produce_and_consume(masters: str) -> None:
-    with Producer(masters) as producer:
-        assert producer.send("demo", b"000", partition=0).append_offset == 0
-        assert len(producer.send_all("demo", [b"%03d" % n for n in range(1, 200)], partition=0)) == 199
-        assert producer.queue("demo", b"200", partition=0).result().partition == 0
-        producer.flush()
-        producer.publish("demo")
-        producer.unpublish("demo")
-    with Consumer(masters, "lake", ["demo"], with_offsets=True) as consumer:
-        seen = [next(consumer) for _ in range(50)]
+    with Producer(masters) as sender:
+        assert sender.send("demo", b"000", partition=0).append_offset == 0
+        assert len(sender.send_all("demo", [b"%03d" % n for n in range(1, 200)], partition=0)) == 199
+        assert sender.queue("demo", b"200", partition=0).result().partition == 0
+        sender.flush()
+        sender.publish("demo")
+        sender.unpublish("demo")
+        assert [partition.id for partition in sender.partitions("demo")] == [0, 1, 2]
+    with Consumer(masters, "lake", ["demo"], with_offsets=True) as reader:
+        seen = [next(reader) for _ in range(50)]
         assert [message.data for message in seen] == [b"%03d" % n for n in range(50)]
-        consumer.confirm()
-        assert next(consumer).data == b"050"
-        [place] = [partition for partition in consumer.assignment if partition.id == 0]
-        consumer.seek({place: seen[10].offset or 0})
-        assert next(consumer).data == b"010"
-        consumer.seek_to_time(0)
-        assert [next(consumer).data for _ in range(201)][-1] == b"200"
-        assert consumer.poll(0.05) is None
-        assert consumer.positions[place].end == 201 * 28
-    with Consumer(masters, "lake", ["demo"]) as consumer:
-        assert consumer.poll(0.3) is None, "all of it is confirmed"
+        reader.confirm()
+        assert next(reader).data == b"050"
+        [place] = [partition for partition in reader.assignment if partition.id == 0]
+        reader.seek({place: seen[10].offset or 0})
+        assert next(reader).data == b"010"
+        reader.seek_to_time(0)
+        assert [next(reader).data for _ in range(201)][-1] == b"200"
+        reader.seek_to_start()
+        assert [next(reader).data for _ in range(201)][-1] == b"200"
+        reader.seek_to_end()
+        assert reader.poll(0.05) is None
+        assert reader.positions[place].end == 201 * 28
+    with Consumer(masters, "lake", ["demo"]) as reader:
+        assert reader.poll(0.3) is None, "all of it is confirmed"
 
 
 def fail_in_the_block(masters: str) -> None:
-    with contextlib.suppress(ZeroDivisionError), Consumer(masters, "other", ["demo"]) as consumer:
-        next(consumer)
+    with contextlib.suppress(ZeroDivisionError), Consumer(masters, "other", ["demo"]) as reader:
+        next(reader)
         raise ZeroDivisionError
-    with Consumer(masters, "other", ["demo"]) as consumer:
-        assert next(consumer).data == b"000", "what was in hand comes again"
+    with Consumer(masters, "other", ["demo"]) as reader:
+        assert next(reader).data == b"000", "what was in hand comes again"
 
 
 async def test_scripts(tmp_path: Path) -> None:
@@ -57,14 +64,37 @@ async def test_scripts(tmp_path: Path) -> None:
 
 
 def test_what_is_not_running() -> None:
-    producer, consumer = Producer("127.0.0.1:1"), Consumer("127.0.0.1:1", "lake", ["demo"])
+    sender, reader = Producer("127.0.0.1:1"), Consumer("127.0.0.1:1", "lake", ["demo"])
     with pytest.raises(LocalProtocolError, match="not running"):
-        producer.send("demo", b"x")
+        sender.send("demo", b"x")
     with pytest.raises(LocalProtocolError, match="not running"):
-        next(consumer)
-    producer.close()
-    consumer.close()
+        next(reader)
+    sender.close()
+    reader.close()
     with pytest.raises(UnavailableError):
-        producer.start()
+        sender.start()
     with pytest.raises(UnavailableError):
-        consumer.start()
+        reader.start()
+
+
+@pytest.mark.parametrize(
+    ("options", "client"), [(ProducerOptions, producer.Producer), (ConsumerOptions, consumer.Consumer)]
+)
+def test_the_options_are_those_of_the_client(options: type, client: type) -> None:
+    made = vars(client)["__init__"]
+    hints = get_type_hints(made)
+    keywords = {
+        name: hints[name]
+        for name, parameter in inspect.signature(made).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name != "links"  # connections of another loop
+    }
+    assert get_type_hints(options) == keywords
+
+
+def test_wrong_arguments_are_refused_where_they_are_given() -> None:
+    with pytest.raises(ConfigError, match="heartbeat_s 0"):
+        Producer("127.0.0.1:1", heartbeat_s=0)
+    with pytest.raises(ConfigError, match="lists, not one text"):
+        Consumer("127.0.0.1:1", "lake", "demo")
+    with pytest.raises(TypeError, match="idempotence"):
+        Producer("127.0.0.1:1", idempotence=True)  # type: ignore[call-arg]

@@ -164,6 +164,20 @@ async def test_iteration_ends_when_the_consumer_is_closed(tmp_path: Path) -> Non
         assert not consumer.assignment
 
 
+async def test_a_consumer_is_started_once_and_before_it_is_read(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo") as running:
+        consumer = Consumer(running.masters, "lake", ["demo"])
+        with pytest.raises(LocalProtocolError, match="not running"):
+            await anext(consumer)
+        async with consumer:
+            with pytest.raises(LocalProtocolError, match="started once"):
+                await consumer.start()
+        with pytest.raises(LocalProtocolError, match="started once"):
+            await consumer.start()
+        with pytest.raises(StopAsyncIteration):
+            await anext(consumer)
+
+
 async def test_batches(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo", partitions=1) as running:
         await fill(running, numbered(0, 300))

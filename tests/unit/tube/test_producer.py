@@ -108,6 +108,54 @@ async def test_nothing_is_lost_when_broker_and_master_restart(tmp_path: Path) ->
         assert len(results) == 400
 
 
+async def test_who_waits_for_a_place_is_told_when_it_closes(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo") as running:
+        producer = Producer(running.masters, max_in_flight=1)
+        await producer.start()
+        with pytest.raises(LocalProtocolError, match="started once"):
+            await producer.start()
+        waiting = [asyncio.create_task(producer.queue("demo", b"%d" % n)) for n in range(20)]
+        await asyncio.sleep(0)
+        await producer.close()
+        async with asyncio.timeout(10):
+            outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        taken = [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+        assert 0 < len(taken) < 20
+        assert all(future.result().append_offset >= 0 for future in taken)
+        assert all(isinstance(o, LocalProtocolError) for o in outcomes if isinstance(o, BaseException))
+        assert sum(len(bodies) for _, bodies in await stored(running, "demo")) == len(taken)
+        with pytest.raises(LocalProtocolError, match="not running"):
+            await producer.send("demo", b"x")
+        with pytest.raises(LocalProtocolError, match="started once"):
+            await producer.start()
+
+
+async def test_a_close_that_is_cancelled_changes_nothing(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo") as running, Producer(running.masters, retry_s=0.02) as producer:
+        await producer.publish("demo")
+        await running.stop_broker(1)
+        sending = asyncio.create_task(producer.send("demo", b"a"))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(producer.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        await running.start_broker(1)
+        assert {(await sending).broker_id, (await producer.send("demo", b"b")).broker_id} == {1}
+
+
+async def test_a_wrong_topic_disturbs_nobody(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo") as running, Producer(running.masters, heartbeat_s=0.05) as producer:
+        for wrong in (None, "", "a:b", 3):
+            topic: Any = wrong
+            with pytest.raises(LocalProtocolError, match="cannot be a topic"):
+                await producer.send(topic, b"x")
+            with pytest.raises(LocalProtocolError, match="cannot be a topic"):
+                await producer.publish("demo", topic)
+        assert (await producer.send("demo", b"x")).append_offset == 0
+
+
 async def test_broker_that_stays_away_gives_an_error_in_time(tmp_path: Path) -> None:
     async with tube(tmp_path, "demo") as running:
         producer = Producer(running.masters, delivery_timeout_s=0.3, retry_s=0.02)

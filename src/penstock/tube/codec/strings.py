@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 
@@ -17,6 +17,7 @@ __all__ = [
     "DEFAULT_BROKER_TLS_PORT",
     "GROUP_RULE",
     "PARTITIONS_PER_STORE",
+    "TOPIC_RULE",
     "UNDEFINED",
     "BrokerInfo",
     "BrokerTopic",
@@ -49,6 +50,7 @@ UNDEFINED = -2  # "not set", everywhere in this protocol
 _BLANK = "".join(map(chr, range(0x21)))
 _TOPIC = re.compile(r"[a-zA-Z]\w+", re.ASCII)
 _GROUP = re.compile(r"[a-zA-Z][\w-]+", re.ASCII)
+TOPIC_RULE = "a letter, then letters, digits and '_': 2 to 64 in all"
 GROUP_RULE = "a letter, then letters, digits, '_' and '-': 2 to 1,024 in all"
 """What `valid_group` asks for, in words."""
 
@@ -58,14 +60,14 @@ def java_trim(text: str) -> str:
     return text.strip(_BLANK)
 
 
-def valid_topic(name: str) -> bool:
+def valid_topic(name: object) -> TypeGuard[str]:
     """A letter, then word characters; 2 to 64 of them."""
-    return len(name) <= 64 and _TOPIC.fullmatch(name) is not None
+    return isinstance(name, str) and len(name) <= 64 and _TOPIC.fullmatch(name) is not None
 
 
-def valid_group(name: str) -> bool:
+def valid_group(name: object) -> TypeGuard[str]:
     """A letter, then word characters and ``-``; 2 to 1024 of them."""
-    return len(name) <= 1024 and _GROUP.fullmatch(name) is not None
+    return isinstance(name, str) and len(name) <= 1024 and _GROUP.fullmatch(name) is not None
 
 
 def partition_ids(partitions: int, stores: int) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from penstock.errors import LocalProtocolError
 from penstock.tube.codec.proto import broker_pb2, master_pb2, shared_pb2
-from penstock.tube.codec.strings import GROUP_RULE, UNDEFINED, Partition, valid_group, valid_topic
+from penstock.tube.codec.strings import GROUP_RULE, TOPIC_RULE, UNDEFINED, Partition, valid_group, valid_topic
 from penstock.tube.engine.credentials import Credentials
 from penstock.tube.record import encode_msg_type
 
@@ -33,20 +33,23 @@ class GroupMember:
         priority: int = FRESH,
         credentials: Credentials | None = None,
     ) -> None:
+        names = list(topics)
+        if not valid_group(group):
+            raise LocalProtocolError(f"tube: {group!r} cannot be a group: {GROUP_RULE}")
+        if not names:
+            raise LocalProtocolError("tube: a consumer needs a topic", do="name one at least")
+        for name in names:
+            if not valid_topic(name) and name != "__offset_history__":
+                raise LocalProtocolError(f"tube: {name!r} cannot be a topic: {TOPIC_RULE}")
         self.credentials = credentials
         self.client_id = client_id
         self.group = group
-        self.topics = sorted(set(topics))
+        self.topics = sorted(set(names))
         self.filters = {topic: frozenset(map(encode_msg_type, items)) for topic, items in filters.items() if items}
         self.token = UNDEFINED
         self.held: set[Partition] = set()
         self.host = host
         self.priority = priority
-        if not valid_group(group):
-            raise LocalProtocolError(f"tube: {group!r} cannot be a group: {GROUP_RULE}")
-        wrong = [topic for topic in self.topics if not valid_topic(topic) and topic != "__offset_history__"]
-        if wrong or not self.topics:
-            raise LocalProtocolError(f"tube: topics {wrong or self.topics} cannot be consumed")
         if not set(self.filters) <= set(self.topics):
             raise LocalProtocolError(
                 f"tube: filters for {sorted(set(self.filters) - set(self.topics))}, not subscribed"
