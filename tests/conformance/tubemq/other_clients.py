@@ -94,6 +94,12 @@ class Client:
         assert found.IsInitialized(), (method, found)
         return found
 
+    async def tell(self, address: str, method: int, message: Message, *, service: int = 1) -> None:
+        """A request whose answer nobody waits for; disconnect next."""
+        _, writer = await self._link(address)
+        writer.write(self._frame(next(_serials), self._request(method, message.SerializeToString(), service, 0)))
+        await writer.drain()
+
     async def fail(self, address: str, method: int) -> int:
         """Status of the answer to a request without content; the connection must go on after it."""
         body = await self._exchange(address, self._request(method, b"", 1, 0))
@@ -123,7 +129,7 @@ class Client:
         assert message.IsInitialized(), kind
         return message, data[start + size :]
 
-    async def _exchange(self, address: str, body: bytes) -> bytes:
+    async def _link(self, address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if address in self.unreachable:
             raise ConnectionError(address)
         if address not in self._links:
@@ -132,11 +138,18 @@ class Client:
                 self._links[address] = await asyncio.open_connection(host, int(port))
             except OSError as error:
                 raise ConnectionError(address) from error
-        reader, writer = self._links[address]
-        serial = next(_serials)
+        return self._links[address]
+
+    @staticmethod
+    def _frame(serial: int, body: bytes) -> bytes:
         blocks = [body[start : start + 8192] for start in range(0, len(body), 8192)]
-        writer.write(struct.pack(">III", 0xFF7FF4FE, serial, len(blocks)))
-        writer.writelines(struct.pack(">I", len(block)) + block for block in blocks)
+        head = struct.pack(">III", 0xFF7FF4FE, serial, len(blocks))
+        return head + b"".join(struct.pack(">I", len(block)) + block for block in blocks)
+
+    async def _exchange(self, address: str, body: bytes) -> bytes:
+        reader, writer = await self._link(address)
+        serial = next(_serials)
+        writer.write(self._frame(serial, body))
         try:
             async with asyncio.timeout(10):
                 token, answered, size = struct.unpack(">III", await reader.readexactly(12))

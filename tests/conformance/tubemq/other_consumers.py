@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from penstock.tube.codec.proto import broker_pb2 as broker
 from penstock.tube.codec.proto import master_pb2 as master
 from penstock.tube.codec.proto import shared_pb2 as shared
-from tests.conformance.tubemq.other_clients import GO, Client, Kind, Place
+from tests.conformance.tubemq.other_clients import CPP, GO, Client, Kind, Place
 
 __all__ = ["Bound", "Consumer"]
 
@@ -185,6 +185,14 @@ class Consumer:
             assert (await self.registration(held.place, 32, 1)).success
         await self.client.disconnect()
 
+    async def leave(self) -> None:
+        """As C++ shuts down: the same requests, of which it waits for none, and its connections end behind them."""
+        await self.client.tell(self.master, 6, master.CloseRequestC2M(clientId=self.id, groupName=self.group))
+        for held in self.held.values():
+            request = self._registration(held.place, 32, 1)
+            await self.client.tell(self._address(held.place), 15, request, service=2)
+        await self.client.disconnect()
+
     async def _carry_out(self, event: Any) -> None:
         assert event.rebalanceId > 0
         assert event.opType in CONNECT | DISCONNECT, "neither client ever answers another order"
@@ -198,7 +206,8 @@ class Consumer:
                 if self.held.pop(str(place), None) is not None:
                     await self.registration(place, 32, 1)
             elif str(place) not in self.held:
-                first = str(place) not in self.registered
+                # C++ means to say only the first time that it starts at the end, and says it each time.
+                first = self.kind is CPP or str(place) not in self.registered
                 self.registered.add(str(place))
                 try:
                     answer = await self.registration(place, 31, 1 if first and not self.from_start else 0)
@@ -214,6 +223,10 @@ class Consumer:
         self.finished.append(done)
 
     async def registration(self, place: Place, operation: int, status: int) -> Any:
+        request = self._registration(place, operation, status)
+        return await self.client.ask(self._address(place), 15, request, service=2)
+
+    def _registration(self, place: Place, operation: int, status: int) -> broker.RegisterRequestC2B:
         request = broker.RegisterRequestC2B(
             opType=operation, clientId=self.id, groupName=self.group, topicName=place.topic,
             partitionId=place.partition, readStatus=status, authInfo=self._auth(),
@@ -223,7 +236,7 @@ class Consumer:
             request.filterCondStr.extend(self.filters.get(place.topic, ()))
             if self.bound is not None and self.first_order and self.not_allocated and place.key in self.bound.offsets:
                 request.currOffset = self.bound.offsets[place.key]
-        return await self.client.ask(self._address(place), 15, request, service=2)
+        return request
 
     def _next_master(self) -> None:
         self.next_masters.append(self.master)

@@ -198,7 +198,7 @@ def subscription_of(hall: Hall, group: str, request: Any) -> tuple[frozenset[str
         raise RefusedRequest(ErrCode.BAD_REQUEST, f"{len(topics)} topics, 1 to {MAX_TOPICS} are possible")
     missing = sorted(name for name in topics if not hall.cluster.deployed(name))
     if missing:
-        raise RefusedRequest(ErrCode.TOPIC_NOT_DEPLOYED, f"Requested topic [{missing}] not deployed!")
+        raise RefusedRequest(ErrCode.TOPIC_NOT_DEPLOYED, f"Requested topic [[{', '.join(missing)}]] not deployed!")
     filters = {topic: items for topic, items in map(parse_condition, request.topicCondition) if items}
     if any(len(items) > MAX_FILTERS for items in filters.values()):
         raise RefusedRequest(ErrCode.BAD_REQUEST, f"at most {MAX_FILTERS} filters a topic are possible")
