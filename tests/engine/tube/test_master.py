@@ -167,6 +167,8 @@ def test_broker_unknown_or_expired_is_told_to_register_again() -> None:
     assert (answer.errCode, answer.success, answer.curBrokerConfId) == (411, False, -2)
     assert engine.cluster.topic_info("demo") is None
     assert engine.cluster.broker_infos() == ["1:10.0.0.1: "], "it stays in the list"
+    # Go and C++ clients take a blank for 8123 over TLS too.
+    assert engine.cluster.broker_infos(tls=True) == ["1:10.0.0.1:8124"]
     join_broker(engine, NOW + 31_000)
     assert engine.cluster.topic_info("demo") is not None
 

@@ -96,14 +96,14 @@ class BrokerInfo(NamedTuple):
         """``id:host:port``, the port always written."""
         return f"{self.id}:{self.host}:{self.port}"
 
-    def format(self, default_port: int = DEFAULT_BROKER_PORT) -> str:
-        """The text of the messages; ``default_port`` is what both sides take a blank for."""
+    def format(self) -> str:
+        """The text of the messages, where 8123 is one blank."""
         # The blank stays: the Java client needs three pieces.
-        return f"{self.id}:{self.host}: " if self.port == default_port else self.address
+        return f"{self.id}:{self.host}: " if self.port == DEFAULT_BROKER_PORT else self.address
 
     @classmethod
     def parse(cls, text: str, default_port: int = DEFAULT_BROKER_PORT) -> BrokerInfo:
-        """From that text, also without its last piece."""
+        """From that text, also without its last piece; ``default_port`` is what a blank stands for."""
         pieces = text.split(":")
         if len(pieces) not in {2, 3} or not pieces[1].strip():
             raise RemoteProtocolError(f"tube: {text!r} is not brokerId:host:port")

@@ -194,11 +194,12 @@ class Cluster:
         return (config_id, check_sum) == (broker.config_id, broker.check_sum)
 
     def broker_infos(self, *, tls: bool = False) -> list[str]:
-        """brokerInfos: all brokers, online or not. With ``tls`` their TLS ports, where 8124 is the one left out."""
+        """brokerInfos: all brokers, online or not. With ``tls`` their TLS ports.
+
+        Those are always written: Java clients take a blank for 8124 over TLS, Go and C++ clients for 8123.
+        """
         brokers = [self.brokers[broker_id] for broker_id in sorted(self.brokers)]
-        if tls:
-            return [b.tls_info.format(DEFAULT_BROKER_TLS_PORT) for b in brokers]
-        return [b.info.format() for b in brokers]
+        return [b.tls_info.address if tls else b.info.format() for b in brokers]
 
     def deployed(self, topic: str) -> bool:
         known = self.topics.get(topic)

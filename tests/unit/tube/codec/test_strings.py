@@ -81,7 +81,7 @@ def test_partition() -> None:
 def test_default_port_is_one_blank() -> None:
     assert BrokerInfo(1, "h", 8123).format() == "1:h: "
     assert BrokerInfo(1, "h", 8124).format() == "1:h:8124"
-    assert BrokerInfo(1, "h", 8124).format(8124) == "1:h: "
+    assert BrokerInfo.parse("1:h: ", 8124).port == 8124
     assert BrokerInfo.parse("1:h: ") == BrokerInfo.parse("1:h") == BrokerInfo(1, "h", 8123)
 
 
