@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -131,30 +132,35 @@ def sub_command(
     client = _client(access, session_expiry_s=session_expiry_s)
     _tell_of_outages(client)
 
-    seen = 0
-
-    async def listen() -> bool:
+    async def listen() -> int:
         from penstock.mqtt.codec.packets import Subscription
 
         wanted = [Subscription(f, qos, no_local, True, 2 if no_retained else 0) for f in filters]
-        nonlocal seen
         async with access.opened(client):
             await client.subscribe(wanted)
             note(f"subscribed to {', '.join(escape(f) for f in filters)}, Ctrl-C ends")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout_s):
-                    async for message in client.messages():
-                        _show(message, raw=raw, as_json=as_json)
-                        seen += 1
-                        if seen == count:
-                            break
+            seen = await _take(client, partial(_show, raw=raw, as_json=as_json), count, timeout_s)
             client.settle()  # what was printed counts as received before the session is left
-        return count is None or seen == count
+        return seen
 
     with contextlib.suppress(KeyboardInterrupt):
-        if not _run(listen()):
+        seen = _run(listen())
+        if count is not None and seen < count:
             note(f"penstock: {seen} of {count} messages came within {timeout_s:g} s")
             raise typer.Exit(1)
+
+
+async def _take(client: MqttClient, show: Callable[[Publish], None], count: int | None, timeout_s: float | None) -> int:
+    """Show messages as they come, ``count`` at most and for ``timeout_s`` at most; how many came."""
+    seen = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            async for message in client.messages():
+                show(message)
+                seen += 1
+                if seen == count:
+                    break
+    return seen
 
 
 @app.command(name="request")
