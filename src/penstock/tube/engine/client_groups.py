@@ -20,13 +20,12 @@ META_PUSH_MS = 180_000
 class ClientMember:
     """One consumer: what it said it reads (``partitions``, as it reports them) and which instance it is."""
 
-    __slots__ = ("assigned_at", "id", "last_seen", "node_id", "partitions", "registered_at")
+    __slots__ = ("assigned_at", "id", "last_seen", "node_id", "partitions")
 
     def __init__(self, client_id: str, node_id: int, now: int) -> None:
         self.id = client_id
         self.node_id = node_id
         self.last_seen = now
-        self.registered_at = now
         self.assigned_at: int | None = None
         self.partitions: list[str] = []
 

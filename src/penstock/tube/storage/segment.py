@@ -70,7 +70,6 @@ class Segment:
         "data_file",
         "data_start",
         "directory",
-        "first_time",
         "index_file",
         "last_time",
         "sealed",
@@ -84,7 +83,6 @@ class Segment:
         self.data_start = data_start
         self.count = 0
         self.data_bytes = 0
-        self.first_time = 0
         self.last_time = 0
         self.wire_bytes = 0
         self.sealed = False
@@ -131,8 +129,6 @@ class Segment:
         part.keys.extend(keys)
         part.wire += messages
         self.wire_bytes += sum(map(len, messages))
-        if not self.count:
-            self.first_time = time_ms
         self.last_time = time_ms
         self.count += count
         size = sum(run.sizes)
@@ -151,7 +147,6 @@ class Segment:
         self.data_bytes = data_bytes
         self.wire_bytes = 0
         if self.count:
-            self.first_time = INDEX_RECORD.unpack_from(index, 0)[4]
             self.last_time = INDEX_RECORD.unpack_from(index, len(index) - INDEX_RECORD_BYTES)[4]
         self._parts = {}
         if growing and self.count:

@@ -107,7 +107,6 @@ class Store(LogReads):
         self.epochs: list[tuple[int, int]] = []
         """(epoch, end of the log when it began), rising: a restart began one when messages that had been readable may
         be gone. Kept by whoever opens the store."""
-        self.removed_segments = 0
         self.unwritten_bytes = 0
         """Bytes appended whose commit has not returned; whoever appends bounds it."""
         segments, self.recovery = recover(files, directory, store_id, deep=deep, clean=clean)
@@ -384,7 +383,6 @@ class Store(LogReads):
             for segment in gone:
                 if segment in self._recent:
                     self._recent.remove(segment)
-            self.removed_segments += count
         return gone
 
     def remove(self, segments: Sequence[Segment]) -> None:

@@ -51,7 +51,7 @@ def state(store: Store) -> dict[str, Any]:
 
 
 def of_segment(segment: Segment) -> dict[str, Any]:
-    names = ["start", "data_start", "count", "data_bytes", "first_time", "last_time", "wire_bytes"]
+    names = ["start", "data_start", "count", "data_bytes", "last_time", "wire_bytes"]
     parts = {
         number: (list(part.ordinals), list(part.ends), list(part.keys), part.wire)
         for number, part in (segment._parts or {}).items()
