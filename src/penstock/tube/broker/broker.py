@@ -234,7 +234,7 @@ class TubeBroker:
             tls_port=None if bound_tls is None else bound_tls[1], web_address=self._web_address,
         )  # fmt: skip
         self._member = Member(
-            membership, self._masters, self.orders.obey, self.orders.status,
+            membership, self._masters, self.orders.obey, self.orders.status, lost=self.orders.without_master,
             heartbeat_s=self._heartbeat_s, user=self._master_user, tls=self._master_tls,
         )  # fmt: skip
         self._member.start()

@@ -29,7 +29,10 @@ _SAY_AGAIN_MS = 30_000
 
 
 class Member:
-    """Keeps a broker registered at one of ``masters``. ``apply(orders)`` is called in the loop for each answer."""
+    """Keeps a broker registered at one of ``masters``. ``apply(orders)`` is called in the loop for each answer.
+
+    ``lost()`` is called whenever there is no master any more, or still not.
+    """
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class Member:
         apply: Callable[[Orders], None],
         status: Callable[[], tuple[int, int]],
         *,
+        lost: Callable[[], None] = lambda: None,
         heartbeat_s: float,
         user: tuple[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
@@ -50,6 +54,7 @@ class Member:
         self._masters = sorted(masters)
         self._apply = apply
         self._status = status
+        self._lost = lost
         self._heartbeat_s = heartbeat_s
         self._wake = asyncio.Event()
         self._link: Link | None = None
@@ -99,6 +104,7 @@ class Member:
                 failures = 0 if self.membership.registered else failures + 1
                 self._report(f"{host}:{port}", error)
                 self.membership.lost()
+                self._lost()
             if self._link is not None:
                 self._link.abort()
             self._link = None

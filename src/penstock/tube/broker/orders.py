@@ -15,6 +15,8 @@ from penstock.tube.storage.disk import Disk
 
 __all__ = ["OrderDesk"]
 
+TOKENS_KNOWN_MS = 120_000
+"""After a registration: by then every client has heard from the master again, and has a token known here."""
 _log = logging.getLogger("penstock.tube.broker.broker")
 
 
@@ -36,6 +38,8 @@ class OrderDesk:
         self._commits = commits
         self._broker_id = broker_id
         self._clock = clock
+        self._tokens_asked = False
+        self._tokens_due = 0
 
     def status(self) -> tuple[int, int]:
         """Statuses of reading and writing: 0 normal, 1 stopped by order, -1 the disk has failed."""
@@ -48,8 +52,10 @@ class OrderDesk:
         engine.read_stopped = orders.stop_read
         engine.write_stopped = orders.stop_write
         engine.add_tokens(orders.tokens)
-        if orders.check_tokens is not None:
-            engine.check_tokens = orders.check_tokens
+        if orders.check_tokens is not None:  # it registered
+            self._tokens_asked = orders.check_tokens
+            self._tokens_due = self._clock() + TOKENS_KNOWN_MS
+        engine.check_tokens = self._tokens_asked and self._clock() >= self._tokens_due
         if orders.max_message_bytes is not None:
             engine.topics.cluster_bytes = orders.max_message_bytes
         if orders.flow_rules is not None:
@@ -63,6 +69,10 @@ class OrderDesk:
         for name in orders.removed_topics:
             if name in engine.topics.by_name:
                 self._remove_topic(name)
+
+    def without_master(self) -> None:
+        """The master does not answer: clients may have visit tokens by now that nobody told this broker."""
+        self._engine.check_tokens = False
 
     def _limit_readers(self, text: str) -> None:
         try:

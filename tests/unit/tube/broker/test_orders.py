@@ -1,0 +1,63 @@
+"""What a master's answers make a broker do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.tube.broker.broker import TubeBroker
+from penstock.tube.broker.orders import TOKENS_KNOWN_MS
+from penstock.tube.engine.master import MasterConfig
+from penstock.tube.engine.membership import Orders
+from penstock.tube.master.master import TubeMaster
+from tests.ports import free_port
+from tests.unit.tube.broker_client import Client
+from tests.unit.tube.servers import until
+
+
+async def test_visit_tokens_count_once_clients_can_have_heard_of_them(tmp_path: Path) -> None:
+    """Not for two minutes after a registration, and not without a master; the same again after the next one."""
+    clock = [1_000_000]
+    broker = TubeBroker(tmp_path, clock=lambda: clock[0])
+    await broker.start("127.0.0.1", 0)
+    desk = broker.orders
+
+    def counts(after_ms: int, orders: Orders) -> bool:
+        clock[0] += after_ms
+        desk.obey(orders)
+        return broker.engine.check_tokens
+
+    assert not counts(0, Orders(tokens=[7, 8], check_tokens=True))
+    assert not counts(TOKENS_KNOWN_MS - 1, Orders(tokens=[8, 9]))
+    assert counts(1, Orders())
+    assert broker.engine.tokens == [7, 8, 9]
+    desk.without_master()
+    assert not broker.engine.check_tokens
+    assert not counts(0, Orders(check_tokens=True))
+    assert counts(TOKENS_KNOWN_MS, Orders())
+    assert not counts(0, Orders(check_tokens=False))
+    await broker.close()
+
+
+async def test_a_client_goes_on_over_restarts_of_broker_and_master(tmp_path: Path) -> None:
+    """With a token of before, or none: a Java producer hears of another one only after 13 s."""
+    config, port = MasterConfig(check_visit_tokens=True), free_port()
+
+    async def start_master() -> TubeMaster:
+        master = TubeMaster(tmp_path / "master", config=config)
+        await master.start("127.0.0.1", port)
+        return master
+
+    master = await start_master()
+    for number in range(3):
+        broker = TubeBroker(tmp_path / "broker", masters=[f"127.0.0.1:{port}"], heartbeat_s=0.02)
+        client = await Client.connect(await broker.start("127.0.0.1", 0))
+        if number == 0:
+            await master.create_topic("demo", ready_s=10)
+        await until(lambda: broker.engine.tokens and "demo" in broker.engine.topics.by_name)
+        assert (await client.answer(client.send(b"x"))).success
+        await master.close()
+        assert (await client.answer(client.send(b"x"))).success
+        master = await start_master()
+        await client.close()
+        await broker.close()
+    await master.close()
