@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import PenstockError, StorageError
+from penstock.errors import PenstockError, RefusedError, StorageError, UnavailableError
 from penstock.runtime.files import DirectFile, DirectFiles
 from penstock.tube.broker.broker import AppendResult, TubeBroker
+from penstock.tube.producer import Producer
 from tests.unit.tube.broker_client import Client
+from tests.unit.tube.servers import Tube, until
 
 
 class FailingFile(DirectFile):
@@ -105,3 +107,28 @@ async def test_all_that_waited_for_the_failed_commit_is_told(tmp_path: Path) -> 
     for client in clients:
         await client.close()
     await broker.close()
+
+
+async def test_producers_are_told_which_broker_stores_nothing_and_why(tmp_path: Path) -> None:
+    files = FailingFiles()
+    running = Tube(tmp_path)
+    master = await running.start_master()
+    broker = TubeBroker(tmp_path / "1", masters=[running.masters], heartbeat_s=0.02, files=files)
+    host, port = await broker.start("127.0.0.1", 0)
+    await master.create_topic("demo", ready_s=10)
+    async with Producer(running.masters, delivery_timeout_s=0.5, topic_timeout_s=0.2) as producer:
+        await producer.send("demo", b"before")
+        files.kind = "write"
+        with pytest.raises(UnavailableError) as late:
+            await producer.send("demo", b"lost")
+        assert f"broker 1:{host}:{port}" in str(late.value.why)
+        assert os.strerror(errno.ENOSPC) in str(late.value.why)
+        await until(lambda: master.engine.cluster.brokers[1].failure)
+    async with Producer(running.masters, topic_timeout_s=0.2) as producer:
+        with pytest.raises(RefusedError) as caught:
+            await producer.send("demo", b"refused")
+    assert caught.value.what == "tube: topic 'demo' has no partition"
+    assert f"broker 1 ({host}:{port}) stores nothing: " in str(caught.value.why)
+    assert os.strerror(errno.ENOSPC) in str(caught.value.why)
+    await broker.close()
+    await running.close()

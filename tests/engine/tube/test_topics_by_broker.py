@@ -12,6 +12,7 @@ from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.strings import BrokerTopic
 from penstock.tube.engine.deployment import TOPIC_GONE, Deployment, Topic
 from penstock.tube.engine.master import MasterEngine
+from penstock.tube.engine.producer import Routes
 from penstock.tube.engine.settings import Removal, Setting
 from tests.engine.tube.talk import NOW, ask, join_broker, master, report
 from tests.unit.tube.admin.desk import change, query
@@ -250,3 +251,46 @@ def test_a_broker_is_forgotten_once_nothing_of_it_is_needed() -> None:
     assert forget(isReservedData="true") == 200
     assert (sorted(engine.cluster.brokers), engine.cluster.version > version) == ([1, 2], True)
     assert forget() == 401
+
+
+def test_a_producer_is_told_why_there_is_no_partition() -> None:
+    engine = master(Topic("demo"), Topic("closed", accept_publish=False), Topic("deleted", status=1))
+
+    def why(*topics: str) -> list[str]:
+        beat = Routes("p", "h")
+        beat.topics.update(topics)
+        answer = ask(engine, MethodId.PRODUCER_HEARTBEAT, beat.heartbeat())
+        beat.heard(answer)
+        return [beat.unavailable.get(topic, "") for topic in topics]
+
+    assert why("demo", "closed", "deleted", "none") == [
+        "no broker is registered", "it is closed for producers", "it is deleted", "the master has no such topic",
+    ]  # fmt: skip
+    for number in (1, 2):
+        join_broker(engine, number=number)
+    assert why("demo") == [""]
+    change(engine, "admin_set_broker_read_or_write", brokerId="1", acceptPublish="false", modifyUser="me")
+    assert why("demo") == [""], "broker 2 takes it"
+    beat = pb.HeartRequestB2M(
+        brokerId="2", brokerOnline=True, readStatusRpt=0, writeStatusRpt=-1, curBrokerConfId=0, confCheckSumId=0,
+        takeConfInfo=False, takeRemovedTopicInfo=False, failure="no space left on device",
+    )  # fmt: skip
+    ask(engine, MethodId.BROKER_HEARTBEAT, beat)
+    assert why("demo")[0].split("; ") == [
+        "broker 1 (10.0.0.1:8123) takes no records: an administrator stopped that",
+        "broker 2 (10.0.0.2:8123) stores nothing: no space left on device",
+    ]
+    (row,) = query(engine, "admin_query_broker_run_status", withDetail="true", brokerId="2")["data"]
+    assert (row["isRepAbnormal"], row["failure"]) == (True, "no space left on device")
+    beat.failure = ""
+    ask(engine, MethodId.BROKER_HEARTBEAT, beat)
+    assert "broker 2 (10.0.0.2:8123) stores nothing: its disk failed" in why("demo")[0], "Apache's say no more"
+    engine.cluster.lost(engine.cluster.brokers[2])
+    topic = engine.cluster.topics["demo"]
+    engine.stored(topic.changed({1: Deployment(accept_publish=False), 2: Deployment(4)}), NOW)
+    change(engine, "admin_online_broker_configure", brokerId="1", modifyUser="me")
+    assert why("demo") == ["on broker 1 (10.0.0.1:8123) it is closed for producers; broker 2 is not registered"]
+    for number in (3, 4):
+        join_broker(engine, number=number)
+        engine.cluster.brokers[number].serving.clear()
+    assert why("demo")[0].endswith("broker 3 (10.0.0.3:8123) does not serve it yet; and 1 more")

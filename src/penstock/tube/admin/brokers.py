@@ -351,6 +351,7 @@ def _detail(broker: Broker, engine: MasterEngine) -> Answer:
         "topicsServed": [broker.serving[name].format() for name in sorted(broker.serving)],
         "readStatusRpt": broker.read_status,
         "writeStatusRpt": broker.write_status,
+        "failure": broker.failure,
     }
 
 

@@ -39,7 +39,7 @@ class Member:
         membership: Membership,
         masters: Sequence[tuple[str, int]],
         apply: Callable[[Orders], None],
-        status: Callable[[], tuple[int, int]],
+        status: Callable[[], tuple[int, int, str | None]],
         *,
         lost: Callable[[], None] = lambda: None,
         heartbeat_s: float,
@@ -125,7 +125,7 @@ class Member:
     async def _serve(self, host: str, port: int) -> None:
         self._link = await Link.connect((host, port), tls=self._tls)
         while True:
-            method, payload = self.membership.next_request(*self._status(), self._signed())
+            method, payload = self.membership.next_request(*self._status(), signed=self._signed())
             orders = self.membership.receive(method, await self._link.exchange(Service.MASTER, method, payload))
             self._apply(orders)
             self.heartbeats += 1

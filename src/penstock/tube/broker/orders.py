@@ -41,10 +41,12 @@ class OrderDesk:
         self._tokens_asked = False
         self._tokens_due = 0
 
-    def status(self) -> tuple[int, int]:
-        """Statuses of reading and writing: 0 normal, 1 stopped by order, -1 the disk has failed."""
-        engine = self._engine
-        return int(engine.read_stopped), -1 if self._commits.failure is not None else int(engine.write_stopped)
+    def status(self) -> tuple[int, int, str | None]:
+        """Statuses of reading and writing: 0 normal, 1 stopped by order, -1 the disk has failed; and how it failed."""
+        engine, failure = self._engine, self._commits.failure
+        if failure is not None:
+            return int(engine.read_stopped), -1, failure.what
+        return int(engine.read_stopped), int(engine.write_stopped), None
 
     def obey(self, orders: Orders) -> None:
         """Do what ``orders`` say; what of it has to last is in the next commit."""

@@ -111,8 +111,9 @@ class ProducerSession:
         return RefusedError(
             f"tube: topic {topic!r} has no partition",
             code=444,
-            why=f"the master announced no broker for it within {self._topic_timeout_s:g} s",
-            do="create the topic, and look whether a broker that serves it is registered",
+            why=self._routes.unavailable.get(topic)
+            or f"the master announced no broker for it within {self._topic_timeout_s:g} s",
+            do="create or open the topic, or see to the brokers that should take it (penstock tube brokers)",
         )
 
     async def _register(self) -> None:

@@ -27,6 +27,7 @@ from penstock.tube.engine.deployment import TOPIC_REMOVED, Topic
 __all__ = ["SYSTEM_TOPIC", "Broker", "Cluster", "parse_broker_id"]
 
 SYSTEM_TOPIC = "__offset_history__"
+_MOST_NAMED = 3
 _SYSTEM = TopicConfig(SYSTEM_TOPIC, partitions=10)
 
 
@@ -38,6 +39,7 @@ class Broker:
         "config_id",
         "connected",
         "connection",
+        "failure",
         "info",
         "last_seen",
         "need_report",
@@ -69,6 +71,7 @@ class Broker:
         self.need_report = False
         self.read_status = 0
         self.write_status = 0
+        self.failure = ""  # with a write status of -1: why, where the broker says it
         self.serving: dict[str, TopicConfig] = {}
         self.stop_read = False  # what the administrator ordered
         self.stop_write = False
@@ -217,6 +220,35 @@ class Cluster:
         if not found or name == SYSTEM_TOPIC:
             return None
         return TopicInfo(name, tuple(found), topic.max_message_bytes if topic is not None else None)
+
+    def unavailable(self, name: str) -> str:
+        """Why ``name`` cannot be produced to, where `topic_info` has nothing."""
+        topic = self.topics.get(name)
+        if topic is None or not topic.deployments:
+            return "the master has no such topic"
+        if not topic.in_use:
+            return "it is deleted"
+        if not topic.writable:
+            return "it is closed for producers"
+        numbers = [number for number in sorted({*self.brokers, *(topic.brokers or ())}) if topic.on(number)]
+        if not numbers:
+            return "no broker is registered"
+        others = [f"and {len(numbers) - _MOST_NAMED} more"] if len(numbers) > _MOST_NAMED else []
+        return "; ".join([*(self._unwritable(number, topic) for number in numbers[:_MOST_NAMED]), *others])
+
+    def _unwritable(self, number: int, topic: Topic) -> str:
+        broker = self.brokers.get(number)
+        if broker is None or not broker.online:
+            return f"broker {number} is not registered"
+        who = f"broker {number} ({broker.info.host}:{broker.info.port})"
+        here = topic.at(number)
+        if here.status or not here.accept_publish:
+            return f"on {who} it is {'deleted' if here.status else 'closed for producers'}"
+        if broker.stop_write:
+            return f"{who} takes no records: an administrator stopped that"
+        if broker.write_status:
+            return f"{who} stores nothing: {broker.failure or 'its disk failed'}"
+        return f"{who} does not serve it yet"
 
     def _served(self, broker: Broker, name: str) -> TopicConfig | None:
         """What ``broker`` said that it serves of a topic, without what it shall serve no more; None: nothing."""

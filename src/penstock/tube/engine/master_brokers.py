@@ -18,6 +18,7 @@ from penstock.tube.engine.settings import BrokerSetting, Status
 __all__ = ["BrokerDesk"]
 
 _MAX_ADDRESS = 300
+_MAX_FAILURE = 1000
 
 
 class BrokerDesk:
@@ -58,6 +59,7 @@ class BrokerDesk:
         broker.connection = self._hall.connection
         broker.connected = True
         self.order(broker)
+        broker.failure = request.failure[:_MAX_FAILURE]
         broker.tls = request.enableTls
         broker.tls_port = request.tlsPort
         broker.web_address = request.webAddress if len(request.webAddress) <= _MAX_ADDRESS else ""
@@ -99,6 +101,7 @@ class BrokerDesk:
                 request.brokerTopicSetConfInfo, now,
             )  # fmt: skip
         broker.write_status = request.writeStatusRpt
+        broker.failure = request.failure[:_MAX_FAILURE]
         if request.takeRemovedTopicInfo:
             cluster.removed_on(broker, [text.partition(":")[0] for text in request.removedTopicsInfo])
         synced = cluster.in_sync(broker, request.curBrokerConfId, request.confCheckSumId)

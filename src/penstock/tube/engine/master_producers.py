@@ -59,7 +59,8 @@ class ProducerDesk:
         # One that we do not know is registered by its heartbeat: C++ and Go producers never register a second time.
         producer = self._produce(client_id, request.topicList, now)
         cluster = self._hall.cluster
-        infos = [info.format() for name in producer.topics if (info := cluster.topic_info(name)) is not None]
+        found = {name: cluster.topic_info(name) for name in producer.topics}
+        infos = [info.format() for info in found.values() if info is not None]
         # The Java producer forgets every topic at a heartbeat that names none, and fails what it is given until the
         # next, 13 s later. While this master, or the brokers, have just been started it shall keep what it knows.
         waits = not infos and any(map(cluster.awaited, producer.topics))
@@ -70,6 +71,7 @@ class ProducerDesk:
             brokerCheckSum=self._hall.cluster.version,
             topicInfos=infos,
             authorizedInfo=self._hall.authorized(passed, now),
+            unavailable=[f"{name}#{cluster.unavailable(name)}" for name, info in found.items() if info is None],
         )
         if passed.renew:
             answer.requireAuth = True

@@ -93,11 +93,16 @@ class Membership:
         self.registered = False
 
     def next_request(
-        self, read_status: int, write_status: int, signed: shared_pb2.MasterCertificateInfo | None = None
+        self,
+        read_status: int,
+        write_status: int,
+        failure: str | None = None,
+        *,
+        signed: shared_pb2.MasterCertificateInfo | None = None,
     ) -> tuple[int, bytes]:
         """Method id and payload. Statuses: 0 normal, 1 stopped by order, -1 paused because of disk errors.
 
-        ``signed``: who the broker is, where the master asks for it.
+        ``failure``: these errors in words. ``signed``: who the broker is, where the master asks for it.
         """
         if not self.registered:
             request = pb.RegisterRequestB2M(
@@ -116,6 +121,7 @@ class Membership:
                 tlsPort=DEFAULT_BROKER_TLS_PORT if self._tls_port is None else self._tls_port,
                 authInfo=signed,
                 webAddress=self._web_address,
+                failure=failure,
             )
             request.clsConfig.configId = self._cluster_id
             return MethodId.BROKER_REGISTER, request.SerializeToString()
@@ -132,6 +138,7 @@ class Membership:
             flowCheckId=self._flow_id,
             qryPriorityId=UNDEFINED,
             authInfo=signed,
+            failure=failure,
         )
         if self._report:
             beat.brokerDefaultConfInfo = self.config.default

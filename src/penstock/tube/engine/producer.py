@@ -40,6 +40,8 @@ class Routes:
         self.credentials = credentials
         self._default_port = default_port
         self.topics: set[str] = set()
+        self.unavailable: dict[str, str] = {}
+        """Why topics have no partition, where the master says it."""
         self.brokers: dict[int, BrokerInfo] = {}
         self.token = UNDEFINED
         self._check_sum = -1
@@ -82,6 +84,7 @@ class Routes:
         if self.credentials is not None:
             self.credentials.take(answer.authorizedInfo, again=answer.requireAuth)
         self._take(answer.brokerCheckSum, answer.brokerInfos, answer.authorizedInfo, answer.appdConfig)
+        self.unavailable = dict(text.partition("#")[::2] for text in answer.unavailable)
         if answer.errCode == 201:
             return  # "not ready": keep what is known
         self._infos = {info.topic: info for info in map(TopicInfo.parse, answer.topicInfos)}

@@ -23,7 +23,9 @@ async def test_a_dead_master_is_passed_over(tmp_path: Path) -> None:
     address = await master.start("127.0.0.1", 0)
     seen: list[Orders] = []
     membership = Membership(1, "127.0.0.1:1", "v")
-    member = Member(membership, [dead.sockets[0].getsockname(), address], seen.append, lambda: (0, 0), heartbeat_s=0.05)
+    member = Member(
+        membership, [dead.sockets[0].getsockname(), address], seen.append, lambda: (0, 0, None), heartbeat_s=0.05
+    )
     member.start()
     async with asyncio.timeout(20):
         await member.registered.wait()
@@ -48,8 +50,8 @@ async def test_an_absent_master_is_one_line_until_it_comes(
     address = ("127.0.0.1", free_port())
     tries = 0
 
-    def status() -> tuple[int, int]:
-        return 0, 0
+    def status() -> tuple[int, int, None]:
+        return 0, 0, None
 
     async def connect(*args: Any, **options: Any) -> Link:
         nonlocal tries

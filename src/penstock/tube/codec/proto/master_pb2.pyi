@@ -60,7 +60,7 @@ class HeartRequestP2M(_message.Message):
     def __init__(self, clientId: _Optional[str] = ..., brokerCheckSum: _Optional[int] = ..., hostName: _Optional[str] = ..., topicList: _Optional[_Iterable[str]] = ..., authInfo: _Optional[_Union[_shared_pb2.MasterCertificateInfo, _Mapping[str, object]]] = ..., appdConfig: _Optional[_Union[_shared_pb2.ApprovedClientConfig, _Mapping[str, object]]] = ...) -> None: ...
 
 class HeartResponseM2P(_message.Message):
-    __slots__ = ("success", "errCode", "errMsg", "brokerCheckSum", "topicInfos", "brokerInfos", "requireAuth", "authorizedInfo", "appdConfig")
+    __slots__ = ("success", "errCode", "errMsg", "brokerCheckSum", "topicInfos", "brokerInfos", "requireAuth", "authorizedInfo", "appdConfig", "unavailable")
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     ERRCODE_FIELD_NUMBER: _ClassVar[int]
     ERRMSG_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +70,7 @@ class HeartResponseM2P(_message.Message):
     REQUIREAUTH_FIELD_NUMBER: _ClassVar[int]
     AUTHORIZEDINFO_FIELD_NUMBER: _ClassVar[int]
     APPDCONFIG_FIELD_NUMBER: _ClassVar[int]
+    UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
     success: bool
     errCode: int
     errMsg: str
@@ -79,7 +80,8 @@ class HeartResponseM2P(_message.Message):
     requireAuth: bool
     authorizedInfo: _shared_pb2.MasterAuthorizedInfo
     appdConfig: _shared_pb2.ApprovedClientConfig
-    def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ..., brokerCheckSum: _Optional[int] = ..., topicInfos: _Optional[_Iterable[str]] = ..., brokerInfos: _Optional[_Iterable[str]] = ..., requireAuth: bool = ..., authorizedInfo: _Optional[_Union[_shared_pb2.MasterAuthorizedInfo, _Mapping[str, object]]] = ..., appdConfig: _Optional[_Union[_shared_pb2.ApprovedClientConfig, _Mapping[str, object]]] = ...) -> None: ...
+    unavailable: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ..., brokerCheckSum: _Optional[int] = ..., topicInfos: _Optional[_Iterable[str]] = ..., brokerInfos: _Optional[_Iterable[str]] = ..., requireAuth: bool = ..., authorizedInfo: _Optional[_Union[_shared_pb2.MasterAuthorizedInfo, _Mapping[str, object]]] = ..., appdConfig: _Optional[_Union[_shared_pb2.ApprovedClientConfig, _Mapping[str, object]]] = ..., unavailable: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CloseRequestP2M(_message.Message):
     __slots__ = ("clientId", "authInfo")
@@ -244,7 +246,7 @@ class CloseResponseM2C(_message.Message):
     def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ...) -> None: ...
 
 class RegisterRequestB2M(_message.Message):
-    __slots__ = ("clientId", "brokerOnline", "enableTls", "readStatusRpt", "writeStatusRpt", "curBrokerConfId", "confCheckSumId", "brokerDefaultConfInfo", "brokerTopicSetConfInfo", "ssdStoreId", "flowCheckId", "qryPriorityId", "tlsPort", "authInfo", "clsConfig", "webAddress")
+    __slots__ = ("clientId", "brokerOnline", "enableTls", "readStatusRpt", "writeStatusRpt", "curBrokerConfId", "confCheckSumId", "brokerDefaultConfInfo", "brokerTopicSetConfInfo", "ssdStoreId", "flowCheckId", "qryPriorityId", "tlsPort", "authInfo", "clsConfig", "webAddress", "failure")
     CLIENTID_FIELD_NUMBER: _ClassVar[int]
     BROKERONLINE_FIELD_NUMBER: _ClassVar[int]
     ENABLETLS_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +263,7 @@ class RegisterRequestB2M(_message.Message):
     AUTHINFO_FIELD_NUMBER: _ClassVar[int]
     CLSCONFIG_FIELD_NUMBER: _ClassVar[int]
     WEBADDRESS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     clientId: str
     brokerOnline: bool
     enableTls: bool
@@ -277,7 +280,8 @@ class RegisterRequestB2M(_message.Message):
     authInfo: _shared_pb2.MasterCertificateInfo
     clsConfig: _shared_pb2.ClusterConfig
     webAddress: str
-    def __init__(self, clientId: _Optional[str] = ..., brokerOnline: bool = ..., enableTls: bool = ..., readStatusRpt: _Optional[int] = ..., writeStatusRpt: _Optional[int] = ..., curBrokerConfId: _Optional[int] = ..., confCheckSumId: _Optional[int] = ..., brokerDefaultConfInfo: _Optional[str] = ..., brokerTopicSetConfInfo: _Optional[_Iterable[str]] = ..., ssdStoreId: _Optional[int] = ..., flowCheckId: _Optional[int] = ..., qryPriorityId: _Optional[int] = ..., tlsPort: _Optional[int] = ..., authInfo: _Optional[_Union[_shared_pb2.MasterCertificateInfo, _Mapping[str, object]]] = ..., clsConfig: _Optional[_Union[_shared_pb2.ClusterConfig, _Mapping[str, object]]] = ..., webAddress: _Optional[str] = ...) -> None: ...
+    failure: str
+    def __init__(self, clientId: _Optional[str] = ..., brokerOnline: bool = ..., enableTls: bool = ..., readStatusRpt: _Optional[int] = ..., writeStatusRpt: _Optional[int] = ..., curBrokerConfId: _Optional[int] = ..., confCheckSumId: _Optional[int] = ..., brokerDefaultConfInfo: _Optional[str] = ..., brokerTopicSetConfInfo: _Optional[_Iterable[str]] = ..., ssdStoreId: _Optional[int] = ..., flowCheckId: _Optional[int] = ..., qryPriorityId: _Optional[int] = ..., tlsPort: _Optional[int] = ..., authInfo: _Optional[_Union[_shared_pb2.MasterCertificateInfo, _Mapping[str, object]]] = ..., clsConfig: _Optional[_Union[_shared_pb2.ClusterConfig, _Mapping[str, object]]] = ..., webAddress: _Optional[str] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class RegisterResponseM2B(_message.Message):
     __slots__ = ("success", "errCode", "errMsg", "stopRead", "stopWrite", "takeConfInfo", "enableBrokerInfo", "curBrokerConfId", "confCheckSumId", "brokerDefaultConfInfo", "brokerTopicSetConfInfo", "ssdStoreId", "flowCheckId", "flowControlInfo", "qryPriorityId", "authorizedInfo", "brokerAuthorizedInfo", "clsConfig")
@@ -320,7 +324,7 @@ class RegisterResponseM2B(_message.Message):
     def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ..., stopRead: bool = ..., stopWrite: bool = ..., takeConfInfo: bool = ..., enableBrokerInfo: _Optional[_Union[_shared_pb2.EnableBrokerFunInfo, _Mapping[str, object]]] = ..., curBrokerConfId: _Optional[int] = ..., confCheckSumId: _Optional[int] = ..., brokerDefaultConfInfo: _Optional[str] = ..., brokerTopicSetConfInfo: _Optional[_Iterable[str]] = ..., ssdStoreId: _Optional[int] = ..., flowCheckId: _Optional[int] = ..., flowControlInfo: _Optional[str] = ..., qryPriorityId: _Optional[int] = ..., authorizedInfo: _Optional[_Union[_shared_pb2.MasterAuthorizedInfo, _Mapping[str, object]]] = ..., brokerAuthorizedInfo: _Optional[_Union[_shared_pb2.MasterBrokerAuthorizedInfo, _Mapping[str, object]]] = ..., clsConfig: _Optional[_Union[_shared_pb2.ClusterConfig, _Mapping[str, object]]] = ...) -> None: ...
 
 class HeartRequestB2M(_message.Message):
-    __slots__ = ("brokerId", "brokerOnline", "readStatusRpt", "writeStatusRpt", "curBrokerConfId", "confCheckSumId", "takeConfInfo", "takeRemovedTopicInfo", "brokerDefaultConfInfo", "brokerTopicSetConfInfo", "removedTopicsInfo", "ssdStoreId", "flowCheckId", "qryPriorityId", "authInfo", "clsConfig")
+    __slots__ = ("brokerId", "brokerOnline", "readStatusRpt", "writeStatusRpt", "curBrokerConfId", "confCheckSumId", "takeConfInfo", "takeRemovedTopicInfo", "brokerDefaultConfInfo", "brokerTopicSetConfInfo", "removedTopicsInfo", "ssdStoreId", "flowCheckId", "qryPriorityId", "authInfo", "clsConfig", "failure")
     BROKERID_FIELD_NUMBER: _ClassVar[int]
     BROKERONLINE_FIELD_NUMBER: _ClassVar[int]
     READSTATUSRPT_FIELD_NUMBER: _ClassVar[int]
@@ -337,6 +341,7 @@ class HeartRequestB2M(_message.Message):
     QRYPRIORITYID_FIELD_NUMBER: _ClassVar[int]
     AUTHINFO_FIELD_NUMBER: _ClassVar[int]
     CLSCONFIG_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     brokerId: str
     brokerOnline: bool
     readStatusRpt: int
@@ -353,7 +358,8 @@ class HeartRequestB2M(_message.Message):
     qryPriorityId: int
     authInfo: _shared_pb2.MasterCertificateInfo
     clsConfig: _shared_pb2.ClusterConfig
-    def __init__(self, brokerId: _Optional[str] = ..., brokerOnline: bool = ..., readStatusRpt: _Optional[int] = ..., writeStatusRpt: _Optional[int] = ..., curBrokerConfId: _Optional[int] = ..., confCheckSumId: _Optional[int] = ..., takeConfInfo: bool = ..., takeRemovedTopicInfo: bool = ..., brokerDefaultConfInfo: _Optional[str] = ..., brokerTopicSetConfInfo: _Optional[_Iterable[str]] = ..., removedTopicsInfo: _Optional[_Iterable[str]] = ..., ssdStoreId: _Optional[int] = ..., flowCheckId: _Optional[int] = ..., qryPriorityId: _Optional[int] = ..., authInfo: _Optional[_Union[_shared_pb2.MasterCertificateInfo, _Mapping[str, object]]] = ..., clsConfig: _Optional[_Union[_shared_pb2.ClusterConfig, _Mapping[str, object]]] = ...) -> None: ...
+    failure: str
+    def __init__(self, brokerId: _Optional[str] = ..., brokerOnline: bool = ..., readStatusRpt: _Optional[int] = ..., writeStatusRpt: _Optional[int] = ..., curBrokerConfId: _Optional[int] = ..., confCheckSumId: _Optional[int] = ..., takeConfInfo: bool = ..., takeRemovedTopicInfo: bool = ..., brokerDefaultConfInfo: _Optional[str] = ..., brokerTopicSetConfInfo: _Optional[_Iterable[str]] = ..., removedTopicsInfo: _Optional[_Iterable[str]] = ..., ssdStoreId: _Optional[int] = ..., flowCheckId: _Optional[int] = ..., qryPriorityId: _Optional[int] = ..., authInfo: _Optional[_Union[_shared_pb2.MasterCertificateInfo, _Mapping[str, object]]] = ..., clsConfig: _Optional[_Union[_shared_pb2.ClusterConfig, _Mapping[str, object]]] = ..., failure: _Optional[str] = ...) -> None: ...
 
 class HeartResponseM2B(_message.Message):
     __slots__ = ("success", "errCode", "errMsg", "stopRead", "stopWrite", "curBrokerConfId", "confCheckSumId", "needReportData", "takeConfInfo", "takeRemoveTopicInfo", "brokerDefaultConfInfo", "brokerTopicSetConfInfo", "removeTopicConfInfo", "ssdStoreId", "flowCheckId", "flowControlInfo", "qryPriorityId", "authorizedInfo", "brokerAuthorizedInfo", "clsConfig")
