@@ -113,7 +113,7 @@ class ProducerSession:
             code=444,
             why=self._routes.unavailable.get(topic)
             or f"the master announced no broker for it within {self._topic_timeout_s:g} s",
-            do="create or open the topic, or see to the brokers that should take it (penstock tube brokers)",
+            do="create the topic or open it, or see to the brokers that should take it (penstock tube brokers)",
         )
 
     async def _register(self) -> None:
