@@ -69,6 +69,15 @@ def test_the_cases_of_the_example_hold(capsys: pytest.CaptureFixture[str]) -> No
     assert printed.out.splitlines()[-1] == "3 ok, 0 off"
 
 
+@pytest.mark.parametrize("source", ["tubemq", "files"])
+def test_the_case_of_a_new_file_holds(source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "plant" / "pipeline.yaml"
+    assert main(["pipeline", "init", str(file), "--source", source]) == 0
+    status = main(["pipeline", "test", str(file)])
+    printed = capsys.readouterr()
+    assert status == 0, printed.out + printed.err
+
+
 def test_messages_dead_letters_and_a_diff(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "p.yaml").write_text(FILE)
     (tmp_path / "p.test.yaml").write_text(CASES)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from penstock.cli import pipeline_books, pipeline_cases, pipeline_run, pipeline_submit
+from penstock.cli import pipeline_books, pipeline_cases, pipeline_init, pipeline_run, pipeline_submit
 from penstock.cli.groups import command_group
 from penstock.cli.output import escape, print_error, print_json, use_colour
 from penstock.cli.pipeline_options import File, Into, Json, StateDir, run_of
@@ -27,6 +27,7 @@ app = command_group("Check and run pipelines.")
 
 CASES = ".test.yaml"
 """How the names of files of cases end."""
+app.command()(pipeline_init.init)
 _PROBLEM = re.compile(r".*?:(?P<line>\d+):(?P<column>\d+): (?:option '(?P<option>.*?)': )?(?P<text>.*)")
 
 

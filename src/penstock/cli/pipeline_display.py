@@ -88,9 +88,8 @@ class LiveDisplay(LineDisplay):
     def tell(self, event: dict[str, Any]) -> None:
         from rich.spinner import Spinner
 
-        if event["event"] == "starting":
-            self.live.update(Spinner("dots", "Spark is starting"))
-        elif event["event"] == "started":
+        # Not before: while it starts, Java writes a line of its own, which would run into this one.
+        if event["event"] == "started":
             self.live.update(Spinner("dots", "the first batches are planned"))
         if event["event"] != "batch":
             super().tell(event)
@@ -99,10 +98,12 @@ class LiveDisplay(LineDisplay):
         from rich.table import Table
 
         table = Table(box=None, pad_edge=False)
-        for index, head in enumerate(HEADS):
-            table.add_column(head, justify="right" if index else "left")
+        shown = [head for head in HEADS if self._console.width >= WIDE or head not in FOR_WIDE]
+        for index, head in enumerate(shown):
+            table.add_column(head, justify="right" if index else "left", no_wrap=True)
         for name, sink in sinks.items():
-            table.add_row(name, *_cells(sink))
+            cells = dict(zip(HEADS, [name, *_cells(sink)], strict=True))
+            table.add_row(*(cells[head] for head in shown))
         self.live.update(table)
 
     def _write(self, text: str) -> None:
@@ -128,9 +129,13 @@ HEADS = (
     "oldest",
     "in batch",
     "since",
-    "batch time",
+    "took",
     "state",
 )
+
+FOR_WIDE = frozenset({"in batch", "since", "state"})
+"""What is left out on a terminal that is narrower than ``WIDE`` columns."""
+WIDE = 110
 
 
 @contextmanager

@@ -73,22 +73,34 @@ def test_a_run_that_was_asked_to_stop_says_what_it_waits_for(capsys: pytest.Capt
     ]
 
 
-def _shown(live: LiveDisplay) -> str:
+def _shown(live: LiveDisplay, width: int = 160) -> str:
     from rich.console import Console
 
-    console = Console(width=160, record=True, file=None, quiet=False)
+    console = Console(width=width, record=True, file=None, quiet=False)
     with console.capture() as captured:
         console.print(live.live.renderable)
     return captured.get()
 
 
-def test_the_live_table_holds_every_sink() -> None:
+def test_the_live_table_holds_every_sink(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     live = LiveDisplay()
-    live.tell({"event": "starting", "pipeline": "water", "run": "r", "state_dir": "/s"})
-    assert "Spark is starting" in _shown(live)
+    live.tell({"event": "started", "pipeline": "water", "sinks": ["rows"], "fencing_token": "1:0:n", "not_fenced": []})
+    assert "the first batches are planned" in _shown(live)
     live.tell(progress(rows=BUSY, alarms=SinkProgress()))
     text = _shown(live)
     assert "rows" in text
     assert "4.2 s" in text
     assert "17 rows, 2.0 KiB" in text
     assert "alarms" in text
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_whole_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    live = LiveDisplay()
+    live.tell(progress(a_sink_with_a_name=BUSY))
+    text = _shown(live, width=80)
+    assert "a_sink_with_a_name" in text
+    assert "took" in text
+    assert "since" not in text
+    assert max(map(len, text.splitlines())) <= 80

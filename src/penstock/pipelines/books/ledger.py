@@ -45,6 +45,10 @@ class Entry:
     letters: int | None = None
     """Dead letters that this batch wrote; None in books of before they were counted apart from ``dead``, which counts
     those too that another query or another way writes."""
+    table: str | None = None
+    """The table that has the rows in ``out``, as the file called it then; None for other sinks, and in older books."""
+    letters_table: str | None = None
+    """The same of the dead letters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +124,7 @@ class Ledger:
 
 _BATCH = re.compile(r"(?P<batch>[0-9]+)\.json")
 _NAMES = frozenset(field.name for field in fields(Entry))
-_NEWER = frozenset({"letters"})
+_NEWER = frozenset({"letters", "table", "letters_table"})
 
 
 def _entry(path: Path) -> Entry:

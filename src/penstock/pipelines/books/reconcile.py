@@ -57,7 +57,7 @@ def reconcile(pipeline: Pipeline, state: Path, count: Count) -> list[Account]:
     for sink_plan in plan(pipeline):
         entries = ledger.entries(sink_plan.sink.name)
         sums = ledger.sums(sink_plan.sink.name)
-        off = [*_chain(entries), *_balance(sink_plan, entries), *_tables(sink_plan, sums, dead)]
+        off = [*_chain(entries), *_balance(sink_plan, entries), *_tables(sink_plan, entries, sums, dead)]
         unknown: list[str] = []
         for sink in (sink_plan.sink, *sink_plan.late_sinks):
             if entries and sink.table is not None and sink.table.format == "delta":
@@ -123,15 +123,26 @@ def _whole(entries: list[Entry]) -> tuple[Offsets, Offsets]:
     return start, end
 
 
-def _tables(sink_plan: SinkPlan, sums: Sums, dead: Path | None) -> Iterator[str]:
-    name = sink_plan.sink.name
-    if sink_plan.sink.table is not None and sink_plan.sink.table.format == "parquet":
-        yield from _table(Path(sink_plan.sink.table.path), name, sums.out, "out")
+def _tables(sink_plan: SinkPlan, entries: list[Entry], sums: Sums, dead: Path | None) -> Iterator[str]:
+    """Each table against what the ledger says of it: a sink may have been given another one since."""
+    name, table = sink_plan.sink.name, sink_plan.sink.table
+    if table is not None and table.format == "parquet":
+        rows = dict.fromkeys([table.path], 0)
+        for entry in entries:
+            path = entry.table or table.path
+            rows[path] = rows.get(path, 0) + entry.out
+        for path, count in rows.items():
+            yield from _table(Path(path), name, count, "out")
     for late in sink_plan.late_sinks:
         if late.table is not None and late.table.format == "parquet":
             yield from _table(Path(late.table.path), late.name, sums.late, "late")
     if dead is not None and sums.letters is not None:
-        yield from _table(dead, name, sums.letters, "dead letters")
+        letters = dict.fromkeys([str(dead)], 0)
+        for entry in entries:
+            path = entry.letters_table or str(dead)
+            letters[path] = letters.get(path, 0) + (entry.letters or 0)
+        for path, count in letters.items():
+            yield from _table(Path(path), name, count, "dead letters")
 
 
 def _written(sink_plan: SinkPlan, sink: Sink, entries: list[Entry]) -> dict[int, int]:

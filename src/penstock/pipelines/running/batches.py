@@ -218,6 +218,7 @@ class SinkBatches:
         late: int = 0,
         letters: int = 0,
     ) -> Entry:
+        dead_letters = self._context.targets.dead_letters
         return Entry(
             sink=self.plan.sink.name,
             batch=batch,
@@ -233,6 +234,8 @@ class SinkBatches:
             watermark_ms=self.checkpoint.planned(batch).watermark_ms,
             fencing_token=str(self._context.targets.store.token),
             letters=letters,
+            table=None if self.plan.sink.table is None else self.plan.sink.table.path,
+            letters_table=None if dead_letters is None else str(dead_letters),
         )
 
 

@@ -163,10 +163,11 @@ def _seconds(lag: Lag | None) -> float | None:
 
 
 def of_spark(progress: Mapping[str, Any]) -> dict[str, int | float]:
-    """Batch time and state size out of a ``StreamingQueryProgress``."""
+    """Batch time and state size out of a ``StreamingQueryProgress``; of a trigger that found nothing no time."""
     operators = progress.get("stateOperators") or []
+    took = progress["durationMs"]
     return {
-        "batch_s": progress["durationMs"].get("triggerExecution", 0) / 1000,
+        **({"batch_s": took.get("triggerExecution", 0) / 1000} if "addBatch" in took else {}),
         "state_rows": sum(operator["numRowsTotal"] for operator in operators),
         "state_bytes": sum(operator["memoryUsedBytes"] for operator in operators),
     }

@@ -23,6 +23,7 @@ from penstock.pipelines.model.values import duration_ms
 from penstock.pipelines.running.batches import Context, Finished, Gate
 from penstock.pipelines.running.build import build
 from penstock.pipelines.running.causes import (
+    FULL,
     cause,
     is_named_by_spark,
     is_of_other_state,
@@ -68,6 +69,8 @@ PROGRESS_S = 10.0
 LONGEST_WAIT_S = 1e8
 LONGEST_PAUSE_S = 5.0
 POLL_S = 0.1
+UNTOLD = frozenset({"start", "end", "table", "letters_table"})
+"""What of an entry of the ledger is for the books alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,6 +322,8 @@ class _Run:
         # What Spark itself stumbles over may be gone at the next try ("Task not serializable" was seen where two
         # queries start at once); a batch is idempotent, so trying is safe. Our own errors say whether trying helps.
         may_pass = passing(kind, words, text)
+        if may_pass is FULL and not kind:
+            words = f"a disk is full, that of {str(self._state)!r} or of a table: {words}"
         running.strange += not kind and may_pass is None
         tries = NAMED_TRIES if is_named_by_spark(words) else STRANGE_TRIES
         if may_pass is None and (kind or running.strange > tries):
@@ -364,7 +369,7 @@ class _Run:
             running.progressed()
             check_nothing_dropped(running)
             self._watch.finished(entry)
-            shown = {name: value for name, value in asdict(entry).items() if name not in {"start", "end"}}
+            shown = {name: value for name, value in asdict(entry).items() if name not in UNTOLD}
             self._emit({"event": "batch", **shown, "took_s": round(found.took_s, 3)})
 
     def _drain(self) -> None:

@@ -96,7 +96,7 @@ class Watch:
             return
         # Of the moment of the question: what has been finished since would be taken for waiting.
         self._next_look = self._next_ask + ANSWER_S
-        self._said |= {name: _said_by_spark(query) for name, query in queries.items()}
+        self._hear(queries)
         snapshot = self._take(now, self._asked)
         progress = _as_data(snapshot)
         if now >= self._next_tell:
@@ -108,13 +108,17 @@ class Watch:
 
     def end(self, queries: Mapping[str, StreamingQuery | None], state: str, why: str) -> RunRecord:
         """Measure for the last time; the run's last record."""
-        self._said |= {name: _said_by_spark(query) for name, query in queries.items()}
+        self._hear(queries)
         self._meter.end(self._ends)
         if self._ends:
             self._take(time.monotonic(), {})
             if self._progress_s:
                 self._show({"at": now_text(), **_as_data(self.latest)})
         return replace(self.record, at=now_text(), state=state, why=why, progress=_as_data(self.latest))
+
+    def _hear(self, queries: Mapping[str, StreamingQuery | None]) -> None:
+        """What Spark says now, beside what it said last of that which it does not mention."""
+        self._said |= {name: self._said.get(name, {}) | _said_by_spark(query) for name, query in queries.items()}
 
     def _take(self, now: float, under_way: Mapping[str, UnderWay]) -> Mapping[str, SinkProgress]:
         return self._progress.take(

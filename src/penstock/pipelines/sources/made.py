@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -116,7 +117,7 @@ class FilesReader:
 
     def meter(self, clock: Callable[[], int]) -> _FileMeter:
         """Measures what was found and not yet read."""
-        return _FileMeter(lambda query: _log(Way(query, self._name, self._state)), clock)
+        return _FileMeter(lambda query: FileLog(_log(Way(query, self._name, self._state))), clock)
 
     def _rows(self, records: DataFrame) -> DataFrame:
         return source_rows(self._name, self._source, records)
@@ -213,14 +214,14 @@ class _NoMeter:
 class _FileMeter(_NoMeter):
     """Counts the records of files that were found and not read; the oldest file tells the seconds."""
 
-    def __init__(self, log_of: Callable[[str], Path], clock: Callable[[], int]) -> None:
-        self._log_of = log_of
+    def __init__(self, log_of: Callable[[str], FileLog], clock: Callable[[], int]) -> None:
+        self._log_of = cache(log_of)
         self._clock = clock
         self._found: dict[str, Lag] = {}
 
     def ask(self, ends: Mapping[str, Offsets]) -> None:
         for name, end in ends.items():
-            waiting = FileLog(self._log_of(query_of(name))).entries()[end.get(files.STREAM, {}).get("0", 0) :]
+            waiting = self._log_of(query_of(name)).entries()[end.get(files.STREAM, {}).get("0", 0) :]
             oldest_ms = min((entry.mtime_ns // 1_000_000 for entry in waiting), default=self._clock())
             records = sum(entry.records for entry in waiting)
             self._found[name] = Lag(records, max(self._clock() - oldest_ms, 0) / 1000)

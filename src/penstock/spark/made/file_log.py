@@ -61,6 +61,13 @@ class FileLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # What was read of it, and how many bytes that takes: it is asked twice a second, and only grows.
+        self._known: list[FileEntry] = []
+        self._size = 0
+
+    def __reduce__(self) -> tuple[type[FileLog], tuple[Path]]:
+        """A copy in a task reads what it needs."""
+        return FileLog, (self.path,)
 
     def entries(self) -> list[FileEntry]:
         """All files so far, in order. What a crash cut off is none: a last line, a version of a Delta table.
@@ -68,14 +75,19 @@ class FileLog:
         Raises:
             StorageError: another line is not one of this log.
         """
-        return [entry for entry, _ in self._whole()]
+        self._read_on()
+        return [*self._known]
 
-    def _whole(self) -> list[tuple[FileEntry, int]]:
-        """The entries, and how many bytes each of them takes."""
+    def _read_on(self) -> None:
         try:
-            lines = self.path.read_bytes().split(b"\n")
+            with self.path.open("rb") as log:
+                if os.fstat(log.fileno()).st_size < self._size:
+                    self._known, self._size = [], 0
+                log.seek(self._size)
+                lines = log.read().split(b"\n")
         except FileNotFoundError:
-            return []
+            self._known, self._size = [], 0
+            return
         # What follows the last line break was never completed: no batch can have counted on it.
         try:
             found = [(FileEntry(*json.loads(line)), len(line) + 1) for line in lines[:-1]]
@@ -83,17 +95,18 @@ class FileLog:
             raise StorageError(f"{self.path} is not a log of files: {error}", path=str(self.path)) from error
         while found and found[-1][0].more:
             found.pop()
-        return found
+        self._known += [entry for entry, _ in found]
+        self._size += sum(size for _, size in found)
 
     def append(self, entries: list[FileEntry]) -> None:
         """Add ``entries`` and sync, before any offset tells of them."""
         if not entries:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        whole = sum(size for _, size in self._whole())
+        self._read_on()
         with self.path.open("r+b" if self.path.exists() else "w+b") as log:
-            log.truncate(whole)
-            log.seek(whole)
+            log.truncate(self._size)
+            log.seek(self._size)
             log.write("".join(json.dumps(_stored(entry)) + "\n" for entry in entries).encode())
             log.flush()
             os.fsync(log.fileno())

@@ -12,7 +12,7 @@ from penstock.errors import DataLossError
 from penstock.pipelines.books.reconcile import reconcile
 from penstock.pipelines.state.checkpoint import Offsets
 from penstock.pipelines.state.durable import write_json
-from tests.unit.pipelines.bookkeeping import Books
+from tests.unit.pipelines.bookkeeping import Books, letter
 from tests.unit.pipelines.files import parse
 
 
@@ -51,6 +51,22 @@ def test_topics_and_partitions_that_come_and_go_are_counted(books: Books) -> Non
         (start, {"t": {"1:0": 560, "1:1": 84}, "u": {"1:0": 28}}),
         (start, {"t": {"1:0": 280, "1:1": 56}, "u": {"1:0": 28}}),
     ]
+
+
+def test_rows_are_looked_for_where_they_were_written(books: Books) -> None:
+    """The sink and the dead letters were given other tables before the second batch."""
+    for number, tables in enumerate((("rows", "dead"), ("new", "lost"))):
+        table, letters = (str(books.root / name) for name in tables)
+        books.change(number, table=table, letters_table=letters)
+    (books.root / "dead/_commits/rows-1.json").unlink()
+    (books.root / "rows/_commits/rows-1.json").unlink()
+    books.commit("new", 1, [{"x": n} for n in range(3)])
+    books.commit("lost", 1, [letter(1)])
+    (account,) = reconcile(books.pipeline, books.state, ten)
+    assert account.off == ()
+    (books.root / "lost/_commits/rows-1.json").unlink()
+    (account,) = reconcile(books.pipeline, books.state, ten)
+    assert account.off == (f"{books.root}/lost has 0 rows committed, the ledger has 1 dead letters",)
 
 
 def test_a_pipeline_that_has_not_run(books: Books, tmp_path: Path) -> None:

@@ -57,9 +57,11 @@ def test_lag_is_split_by_hop() -> None:
 
 def test_what_spark_says_and_what_becomes_a_metric() -> None:
     operators = [{"numRowsTotal": 3, "memoryUsedBytes": 100}, {"numRowsTotal": 4, "memoryUsedBytes": 50}]
-    said = of_spark({"durationMs": {"triggerExecution": 250}, "stateOperators": operators})
+    said = of_spark({"durationMs": {"triggerExecution": 250, "addBatch": 200}, "stateOperators": operators})
     assert said == {"batch_s": 0.25, "state_rows": 7, "state_bytes": 150}
-    assert of_spark({"durationMs": {}, "stateOperators": []}) == {"batch_s": 0.0, "state_rows": 0, "state_bytes": 0}
+    # A trigger that found nothing to do is no batch.
+    idle = {"durationMs": {"triggerExecution": 1}, "stateOperators": []}
+    assert of_spark(idle) == {"state_rows": 0, "state_bytes": 0}
     numbers = figures(take(Progress(["rows"], 0.0), 1.0, queries={"rows": said}))
     assert (numbers["batch_seconds"], numbers["state_bytes"], numbers["rows_per_second"]) == (0.25, 150, 0.0)
     assert "lag_seconds" not in numbers

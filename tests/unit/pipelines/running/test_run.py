@@ -96,5 +96,6 @@ def test_a_full_disk_is_waited_for(text: str, tmp_path: Path, monkeypatch: pytes
     clock[0] += FULL.limit_s
     with pytest.raises(UnavailableError, match="nothing worked for 120 s") as caught:
         loop._failed(running, text)
+    assert ("a disk is full, that of" in caught.value.what) == ("StorageError" not in text)
     assert "make room" in str(caught.value.do)
     loop._store.close()

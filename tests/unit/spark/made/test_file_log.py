@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import pickle
 import re
 from pathlib import Path
 
@@ -75,3 +76,23 @@ def test_a_file_that_is_no_longer_what_it_was_is_a_loss(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(DataLossError, match="is gone"):
         check_unchanged(found)
+
+
+def test_what_was_read_is_not_read_again(tmp_path: Path) -> None:
+    reader, writer = FileLog(tmp_path / "q.jsonl"), FileLog(tmp_path / "q.jsonl")
+    names: list[list[str]] = []
+    for name in ("a", "b"):
+        writer.append([entry(name)])
+        with writer.path.open("ab") as log:
+            log.write(b'["half", 1')
+        found = reader.entries()
+        names.append([each.path for each in found])
+        # What a caller does with its list is its own.
+        found.clear()
+    assert names == [["a"], ["a", "b"]]
+    assert [each.path for each in pickle.loads(pickle.dumps(reader)).entries()] == ["a", "b"]
+    assert len(pickle.dumps(reader)) < 500
+    writer.path.write_bytes(b"")
+    assert reader.entries() == []
+    writer.path.unlink()
+    assert reader.entries() == []

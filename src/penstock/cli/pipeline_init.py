@@ -1,0 +1,135 @@
+"""`penstock pipeline init`: a pipeline file to begin with, with comments, and a case beside it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from penstock.errors import ConfigError, StorageError
+
+__all__ = ["init"]
+
+Source = Literal["tubemq", "mqtt", "files"]
+
+_FILE = """\
+# A pipeline of penstock. Check it:  penstock pipeline validate {file}
+# Try it without a node:             penstock pipeline test {file}
+# See what it will do:               penstock pipeline plan {file}
+# Run it:                            penstock pipeline run {file}
+# Editors complete it where "penstock pipeline schema > pipeline.schema.json" lies beside it:
+# yaml-language-server: $schema=pipeline.schema.json
+
+name: {name}
+
+{source}
+# Where the lease of the run is kept, and what enrich steps look up. ${{VAR:-default}} comes from the environment.
+statestore: {{broker: "${{PENSTOCK_BROKER:-mqtt://127.0.0.1:1883}}"}}
+
+# Records that a step cannot process are kept here, as they were, with the reason.
+dead_letters: {{path: lake/dead_letters}}
+
+steps:
+  # The payload as columns. A record that does not fit is a dead letter.
+  - name: readings
+    parse:
+{parse}
+  # Leaves rows out, and counts them.
+  - name: plausible
+    filter: celsius BETWEEN -50 AND 500
+  # Computes columns with SQL.
+  - name: judged
+    map: {{compute: {{hot: celsius > 90}}}}
+
+sinks:
+  # Every row once, whatever crashes in between.
+  - name: readings
+    table: {{path: lake/readings}}
+  # The newest reading of each machine, as a key of the state store. Take it out where nobody needs that.
+  - name: newest
+    statestore:
+      order_by: time
+      entries: [{{key: "{name}/newest/{{machine}}", value: [time, celsius, hot]}}]
+"""
+_SOURCES: dict[Source, str] = {
+    "tubemq": """\
+# Topics of a tube. Make one with: penstock tube topics create telemetry
+source:
+  topics: [telemetry]
+  master: "${PENSTOCK_TUBE_MASTER:-127.0.0.1:8715}"
+""",
+    "mqtt": """\
+# Messages of an MQTT broker, out of the tube topic that a rule of the node brings them to.
+source:
+  format: mqtt
+  tube_topic: telemetry
+  topic_filter: plant/+/telemetry
+  master: "${PENSTOCK_TUBE_MASTER:-127.0.0.1:8715}"
+""",
+    "files": """\
+# Files of a directory, each once. Write a file elsewhere and rename it when it is complete.
+source: {format: files, path: "in/*.csv", skip_lines: 1}
+""",
+}
+_JSON = "      schema: machine STRING NOT NULL, time TIMESTAMP NOT NULL, celsius DOUBLE NOT NULL"
+_PARSE: dict[Source, str] = {"files": f"      format: csv\n{_JSON}"}
+_CASES = """\
+# What must come out of which records: penstock pipeline test {file}
+cases:
+  - name: a hot machine is told of
+    input:
+      - value: {good}
+      - value: not a reading
+    expect:
+      readings: [{{machine: press, celsius: 93.5, hot: true}}]
+      newest: {{{name}/newest/press: {{celsius: 93.5, hot: true}}}}
+    dead_letters: [{{step: readings, value: not a reading}}]
+"""
+_GOOD: dict[Source, str] = {"files": '"press,2024-05-01T06:00:00Z,93.5"'}
+_GOOD_JSON = '{machine: press, time: "2024-05-01T06:00:00Z", celsius: 93.5}'
+
+
+def init(
+    file: Annotated[
+        Path, typer.Argument(help="The file to write; the case goes beside it, NAME.test.yaml.", metavar="FILE")
+    ] = Path("pipeline.yaml"),
+    name: Annotated[
+        str | None,
+        typer.Option(help="The pipeline's name. Default: that of the directory.", metavar="NAME", show_default=False),
+    ] = None,
+    source: Annotated[Source, typer.Option(help="Where its records come from.")] = "tubemq",
+) -> None:
+    """Write a pipeline file to begin with, with comments, and a case that tests it. Files that are there stay."""
+    from penstock.pipelines.model import load
+    from penstock.pipelines.trial.cases import cases_beside, load_cases
+
+    cases = cases_beside(file)
+    for path in (file, cases):
+        if path.exists():
+            raise ConfigError(f"{path} is there already", option="file", do="name another file")
+    named = name or _named_after(file.absolute().parent)
+    text = _FILE.format(file=file, name=named, source=_SOURCES[source], parse=_PARSE.get(source, _JSON))
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+        good = _GOOD.get(source, _GOOD_JSON)
+        cases.write_text(_CASES.format(file=file, name=named, good=good), encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{error.filename} cannot be written: {error.strerror}", path=str(file)) from error
+    try:
+        load_cases(cases, load(file))
+    except ConfigError:
+        # A name that is none; nothing is left that would be in the way of the next try.
+        file.unlink()
+        cases.unlink()
+        raise
+    sys.stdout.write(f"wrote {file} and {cases}\n")
+    sys.stdout.write(f"next: penstock pipeline test {file}, then penstock pipeline plan {file}\n")
+
+
+def _named_after(directory: Path) -> str:
+    """A name for the pipeline, made of that of a directory."""
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "-" for c in directory.name.lower())
+    return kept.lstrip("0123456789_-")[:63] or "pipeline"

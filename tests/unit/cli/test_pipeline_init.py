@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.main import main
+from penstock.pipelines.model import load
+
+
+@pytest.mark.parametrize("source", ["tubemq", "mqtt", "files"])
+def test_what_is_written_is_valid_with_its_case(
+    source: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "7_My.Plant" / "p.yaml"
+    assert main(["pipeline", "init", str(file), "--source", source]) == 0
+    assert load(file).name == "my-plant"
+    assert load(file).inputs["source"].format == source
+    cases = file.with_name("p.test.yaml")
+    assert capsys.readouterr().out.startswith(f"wrote {file} and {cases}\n")
+    assert main(["pipeline", "validate", str(file), str(cases)]) == 0
+    before = file.read_bytes()
+    assert main(["pipeline", "init", str(file)]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert file.read_bytes() == before
+
+
+def test_a_name_that_is_none_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pipeline", "init", str(tmp_path / "p.yaml"), "--name", "A b"]) == 2
+    assert "expected a name: a small letter first" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
