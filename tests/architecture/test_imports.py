@@ -123,7 +123,7 @@ RULES = [
             (
                 "running",
                 ("books", "model", "rows", "sinks", "sources", "state", "steps", "store"),
-                ("spark", "runtime.clock", "runtime.metrics", "statestore.hlc"),
+                ("spark", "runtime.clock", "runtime.metrics", "runtime.scrape", "statestore.hlc"),
                 IO,
             ),
         )

@@ -29,6 +29,7 @@ _STYLE: Final = """
   .kind { font-size: 11px; fill: #5a6675; }
   .title { font-weight: 600; }
   rect { fill: #ffffff; stroke: #8793a3; rx: 6; }
+  .page { fill: none; stroke: none; }
   .source rect { fill: #e8f1fb; stroke: #4a7fb5; }
   .sink rect { fill: #e9f6ec; stroke: #4c9a5e; }
   .letters rect { fill: #fdeeee; stroke: #b95c5c; }
@@ -36,9 +37,8 @@ _STYLE: Final = """
   path.letters { stroke: #b95c5c; stroke-width: 2; stroke-dasharray: 4 3; }
   path.late { stroke: #a67c1a; stroke-dasharray: 4 3; }
   @media (prefers-color-scheme: dark) {
-    .page { fill: #151a21; }
     text { fill: #e4e9f0; } .kind { fill: #9aa7b8; }
-    rect { fill: #212934; } .source rect { fill: #1c3148; }
+    rect { fill: #212934; } .page { fill: #151a21; } .source rect { fill: #1c3148; }
     .sink rect { fill: #1b3a24; } .letters rect { fill: #452324; }
   }
 """
@@ -79,7 +79,7 @@ def as_svg(pipeline: Pipeline) -> str:
         f'<svg xmlns="{_SVG}" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img">',
         f"<title>{title}</title>",
         f"<style>{_STYLE}</style>",
-        f'<rect class="page" width="{width}" height="{height}" style="fill: none; stroke: none"/>',
+        f'<rect class="page" width="{width}" height="{height}"/>',
         f'<text class="title" x="{_EDGE}" y="{_EDGE + 12}">{title}</text>',
         *(_line(boxes[name], box, look) for box in boxes.values() for name, look in box.reads.items()),
         *(_drawn(box) for box in boxes.values() if box.look != "way"),

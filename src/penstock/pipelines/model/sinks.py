@@ -121,6 +121,7 @@ class TubeSink(Messages):
 
     @property
     def largest(self) -> int | None:
+        """Bytes of the largest value that is sent: what a topic takes, where the file says nothing."""
         return self.max_bytes or LARGEST_RECORD
 
 

@@ -93,6 +93,7 @@ class TubeSource(TubeOptions):
     topics: list[str] = Field(min_length=1)
 
     def tube_topics(self) -> list[str]:
+        """The topics of the tube that are read."""
         return self.topics
 
 
@@ -107,10 +108,12 @@ class MqttSource(TubeOptions):
     topic_filter: str = Field(default="#", description="which of the messages: an MQTT topic filter")
 
     def tube_topics(self) -> list[str]:
+        """The topics of the tube that are read."""
         return [self.tube_topic]
 
     @property
     def columns(self) -> tuple[str, ...]:
+        """The columns that rows have before anything is parsed."""
         return ("mqtt_topic",)
 
 
@@ -131,10 +134,12 @@ class StateStoreSource(TubeOptions):
     )
 
     def tube_topics(self) -> list[str]:
+        """The topics of the tube that are read."""
         return [self.tube_topic]
 
     @property
     def columns(self) -> tuple[str, ...]:
+        """The columns that rows have before anything is parsed."""
         return ("state_key", "operation", "version", "writer", "expires_at")
 
 

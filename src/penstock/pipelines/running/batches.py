@@ -44,12 +44,14 @@ class Gate:
         self._closed = False
 
     def __enter__(self) -> None:
+        """Go in; ``Drained`` where the gate is closed."""
         with self._changed:
             if self._closed:
                 raise Drained("the run is stopping")
             self._inside += 1
 
     def __exit__(self, *_: object) -> None:
+        """Go out, and wake whoever waits for that."""
         with self._changed:
             self._inside -= 1
             self._changed.notify_all()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import http.server
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -11,15 +9,13 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import CollectorRegistry
 
-from penstock.errors import ConfigError
 from penstock.pipelines.running.progress import COUNTERS, MEANINGS, SinkProgress, figures
 from penstock.runtime.metrics import CONTENT_TYPE
+from penstock.runtime.scrape import page_at
 
 __all__ = ["render", "serve"]
 
 Read = Callable[[], Mapping[str, SinkProgress]]
-
-PATHS = frozenset({"/", "/metrics"})
 
 
 class _Collector:
@@ -56,37 +52,5 @@ def serve(address: tuple[str, int] | None, pipeline: str, read: Read) -> Iterato
     if address is None:
         yield None
         return
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            if self.path.partition("?")[0] not in PATHS:
-                self.send_error(404)
-                return
-            page = render(pipeline, read)
-            self.send_response(200)
-            self.send_header("Content-Type", CONTENT_TYPE)
-            self.send_header("Content-Length", str(len(page)))
-            self.end_headers()
-            self.wfile.write(page)
-
-        def log_message(self, *_: object) -> None:
-            """A scrape every few seconds is no news."""
-
-    host, port = address
-    try:
-        server = http.server.ThreadingHTTPServer(address, Handler)
-    except OSError as error:
-        raise ConfigError(
-            f"metrics cannot be served at {host}:{port}: {error.strerror}",
-            option="metrics",
-            do="choose a free port, or port 0 for any",
-        ) from error
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, name="penstock-metrics", daemon=True)
-    thread.start()
-    try:
-        yield f"{host}:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with page_at(address, lambda: render(pipeline, read), CONTENT_TYPE) as bound:
+        yield bound

@@ -28,6 +28,7 @@ class RunningQuery:
     ended: bool = False
 
     def progressed(self) -> None:
+        """A batch went through: what failed before counts no more."""
         self.failing_since = None
         self.strange = 0
         self.pause_s = 0.25

@@ -34,8 +34,11 @@ class FencedStore(Protocol):
     """The state store under the run's fencing token."""
 
     @property
-    def token(self) -> object: ...
-    def write(self, changes: Sequence[Change]) -> int: ...
+    def token(self) -> object:
+        """The fencing token of the run."""
+
+    def write(self, changes: Sequence[Change]) -> int:
+        """Carry out ``changes``, in order for each key; how many requests that took."""
 
 
 @dataclass(frozen=True, slots=True)
