@@ -28,9 +28,9 @@ from tests.unit.tube.vectors import Frame, frames
 # Broker scenarios are replayed as one, those of refused users at a master that asks for signatures.
 CLIENTS = [
     "producer", "consumer", "filter", "bootstrap", "push", "balance", "refused", "user-producer", "user-consumer",
-    "go-client", "cpp-client",
+    "go-client", "cpp-client", "cpp-groups",
 ]  # fmt: skip
-TOPICS = {"vectors": 3, "vecgo": 1, "veccpp": 1}
+TOPICS = {"vectors": 3, "vecgo": 1, "veccpp": 2}
 RECORDED_PORT = "18123"
 
 
