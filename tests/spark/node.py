@@ -42,6 +42,7 @@ class Node:
     def __init__(self, directory: Path, *, extensions: Extension = Extension.NONE) -> None:
         self._directory = directory
         self._extensions = extensions | Extension.SCAN | Extension.TTL | Extension.PREFIX_FENCE | Extension.BATCH
+        self._others: dict[int, TubeBroker] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="node", daemon=True)
 
@@ -64,8 +65,17 @@ class Node:
 
         self._run(create())
 
-    def append(self, topic: str, messages: Iterable[tuple[int, bytes | Record]]) -> list[int]:
+    def add_broker(self, broker_id: int) -> None:
+        """Another broker joins the tube, with the topics that exist."""
+
+        async def add() -> None:
+            self._others[broker_id] = await self._started(broker_id)
+
+        self._run(add())
+
+    def append(self, topic: str, messages: Iterable[tuple[int, bytes | Record]], broker_id: int = 1) -> list[int]:
         """Append (partition, message) in order; the positions they got."""
+        broker = self._broker if broker_id == 1 else self._others[broker_id]
 
         async def append() -> list[int]:
             results: list[asyncio.Future[int]] = []
@@ -80,7 +90,7 @@ class Node:
                     else:
                         future.set_result(result.append_offset)
 
-                self._broker.append(topic, partition, data, flag, msg_type, done)
+                broker.append(topic, partition, data, flag, msg_type, done)
             return list(await asyncio.gather(*results))
 
         return self._run(append())
@@ -172,11 +182,7 @@ class Node:
         self._master = TubeMaster(self._directory)
         host, port = await self._master.start("127.0.0.1", 0)
         self.master = f"{host}:{port}"
-        limits = StoreLimits(segment_records=SEGMENT_RECORDS)
-        self._broker = TubeBroker(self._directory, Durability.FLUSHED, masters=[self.master], limits=limits)
-        await self._broker.start("127.0.0.1", 0)
-        assert self._broker.registered is not None
-        await asyncio.wait_for(self._broker.registered.wait(), 10)
+        self._broker = await self._started(1)
         await self._master.create_topic(CAPTURE_TOPIC, 1, 1)
         self._broker.poke()
         await self._master.wait_topic(CAPTURE_TOPIC, 10)
@@ -194,9 +200,19 @@ class Node:
         host, port = await self._mqtt.start("127.0.0.1", 0)
         self.mqtt = f"mqtt://{host}:{port}"
 
+    async def _started(self, broker_id: int) -> TubeBroker:
+        limits = StoreLimits(segment_records=SEGMENT_RECORDS)
+        broker = TubeBroker(self._directory, Durability.FLUSHED, broker_id, masters=[self.master], limits=limits)
+        await broker.start("127.0.0.1", 0)
+        assert broker.registered is not None
+        await asyncio.wait_for(broker.registered.wait(), 10)
+        return broker
+
     async def _close(self) -> None:
         await self._mqtt.close()
         await self._store.close()
+        for broker in self._others.values():
+            await broker.close()
         await self._broker.close()
         await self._master.close()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,6 +107,45 @@ def test_a_running_query_sees_what_comes_and_where_the_log_ends(stream: Stream) 
     end = max(positions) + 28
     assert offsets[-1] == {stream.topic: {"1:0": end, "1:1": end}}
     query.stop()
+
+
+def test_a_broker_joins_under_a_running_query(spark: SparkSession, tmp_path: Path) -> None:
+    """Its partitions are read from their first message on, whatever the query's start, in a restarted query too."""
+    with Node(tmp_path / "tube") as node:
+        node.create_topic("growing", partitions=2)
+        stream = Stream(spark, node, "growing", tmp_path)
+        stream.append(range(10))
+        query = stream.start(startingOffsets="latest")
+        query.processAllAvailable()
+        stream.append(range(10, 20))
+        query.processAllAvailable()
+        assert stream.rows() == list(range(10, 20))
+        node.add_broker(2)
+        node.append("growing", [(number % 2, b"%d" % number) for number in range(20, 40)], broker_id=2)
+        stream.append(range(40, 50))
+        deadline = time.monotonic() + 60
+        while len(stream.rows()) < 40 and time.monotonic() < deadline:
+            query.processAllAvailable()  # until the master was asked again
+        assert stream.rows() == list(range(10, 50))
+        progress = query.lastProgress
+        assert progress is not None
+        assert set(json.loads(progress.sources[0].endOffset)["growing"]) == {"1:0", "1:1", "2:0", "2:1"}
+        query.stop()
+        node.append("growing", [(0, b"50")], broker_id=2)
+        stream.drain(startingOffsets="latest")
+        assert stream.rows() == list(range(10, 51))
+
+
+def test_files_of_a_checkpoint_are_made_without_a_process_each(spark: SparkSession, tmp_path: Path) -> None:
+    """Hadoop starts the program chmod for each."""
+    hadoop = spark._jvm.org.apache.hadoop.fs  # type: ignore[union-attr]
+    files = hadoop.FileSystem.getLocal(spark._jsc.hadoopConfiguration())
+    path = hadoop.Path(str(tmp_path / "file"))
+    files.create(path, True).close()
+    assert files.getClass().getName() == "penstock.spark.LocalFiles"
+    for mode in (0o640, 0o1777):  # Java knows no sticky bit
+        files.setPermission(path, hadoop.permission.FsPermission(f"{mode:o}"))
+        assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == mode
 
 
 def test_a_query_waits_for_enough_messages(stream: Stream) -> None:

@@ -7,6 +7,7 @@ What a plain ``SparkSession.builder.getOrCreate()`` gets wrong for them, each fo
 * every Python process of a local session compiles pyspark anew, for a second;
 * a local session listens on two ports of the machine's outer interface;
 * the default checkpoint manager costs 60 to 70 ms a micro-batch on a local disk;
+* each file that is made on a local disk starts the program ``chmod``: four times a micro-batch;
 * 200 shuffle partitions make a micro-batch of a stateful query minutes long on two cores;
 * timestamps follow the zone of the machine.
 
@@ -38,6 +39,8 @@ _LOCAL = re.compile(r"local(?:-cluster)?(?:\[(?P<threads>[^\],]*).*\])?", re.DOT
 _LOOPBACK_MASTER = re.compile(r"spark://(127(\.\d+){3}|localhost|\[::1\])(:|$)")
 _LOG_LEVELS = ("OFF", "FATAL", "ERROR", "WARN", "INFO", "DEBUG", "TRACE", "ALL")
 _CHECKPOINT_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+_JAR = Path(__file__).with_name("jvm") / "penstock.jar"
+_CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
 _RENAMING_SCHEMES = frozenset({"", "file", "hdfs"})
 
 
@@ -140,9 +143,24 @@ def configuration(
             "spark.ui.showConsoleProgress": "false",
             "spark.sql.shuffle.partitions": str(cores),
         }
+        settings |= _local_files(conf)
     if _renames_atomically(checkpoint, master):
         settings["spark.sql.streaming.checkpointFileManagerClass"] = _CHECKPOINT_MANAGER
     return settings | conf
+
+
+def _local_files(conf: dict[str, str]) -> dict[str, str]:
+    """Options that let Spark set modes of local files without a process for each; none where that is not possible.
+
+    Class paths of ``conf`` go into them.
+    """
+    if os.name != "posix" or os.pathsep in str(_JAR):
+        return {}
+    paths = {name: conf.pop(name, "") for name in _CLASS_PATHS}
+    return {
+        "spark.hadoop.fs.file.impl": "penstock.spark.LocalFiles",
+        **{name: os.pathsep.join(filter(None, (given, str(_JAR)))) for name, given in paths.items()},
+    }
 
 
 def quiet_java_options(given: str, log_level: str) -> str:

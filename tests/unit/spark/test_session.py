@@ -44,6 +44,16 @@ def test_a_local_session_stays_on_the_machine_and_small() -> None:
     assert "-Dpenstock.spark.logLevel=ERROR" in settings["spark.driver.extraJavaOptions"]
 
 
+def test_local_files_need_no_process_for_their_mode() -> None:
+    settings = configuration("app", "local", {"spark.driver.extraClassPath": "/mine.jar"})
+    jar = settings["spark.executor.extraClassPath"]
+    assert Path(jar).is_file()
+    assert settings["spark.driver.extraClassPath"] == f"/mine.jar:{jar}"
+    assert settings["spark.hadoop.fs.file.impl"] == "penstock.spark.LocalFiles"
+    own = configuration("app", "local", {"spark.hadoop.fs.file.impl": "mine.Files"})
+    assert own["spark.hadoop.fs.file.impl"] == "mine.Files"
+
+
 @pytest.mark.parametrize(("master", "cores"), [("local", 1), ("local[*]", None), ("local[4,2]", 4)])
 def test_shuffle_partitions_follow_the_cores(master: str, cores: int | None) -> None:
     expected = str(cores or os.cpu_count())

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import overload
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from penstock.errors import RemoteProtocolError
 from penstock.tube.codec.proto import broker_pb2
@@ -16,7 +16,7 @@ __all__ = ["Encoded", "decode_get"]
 _MESSAGES = 0x22
 
 
-class Encoded(Sequence[bytes]):
+class Encoded:
     """Messages of ``answer``, one after the other: message k, with its tag, in ``answer[edges[k]:edges[k + 1]]``."""
 
     __slots__ = ("answer", "edges")
@@ -28,18 +28,13 @@ class Encoded(Sequence[bytes]):
     def __len__(self) -> int:
         return len(self.edges) - 1
 
-    @overload
-    def __getitem__(self, index: int) -> bytes: ...
-    @overload
-    def __getitem__(self, index: slice) -> Encoded: ...
-    def __getitem__(self, index: int | slice) -> bytes | Encoded:
-        if isinstance(index, slice):
-            start, stop, step = index.indices(len(self))
-            if step != 1:
-                raise ValueError("encoded messages follow one another")
-            return Encoded(self.answer, self.edges[start : max(start, stop) + 1])
-        place = range(len(self))[index]
-        return self.answer[self.edges[place] : self.edges[place + 1]]
+    def __iter__(self) -> Iterator[bytes]:
+        for start, end in pairwise(self.edges):
+            yield self.answer[start:end]
+
+    def until(self, count: int) -> Encoded:
+        """The first ``count`` of them."""
+        return Encoded(self.answer, self.edges[: count + 1])
 
     def parsed(self) -> Sequence[broker_pb2.TransferedMessage]:
         """Each as protobuf reads it.

@@ -165,7 +165,7 @@ def read_range(session: Session, place: Place, start: int, end: int) -> Steps:
     while position < end:
         messages, reached = yield from _fetch(session, place, position, end)
         if len(messages) and reached > end:
-            messages = messages[: (yield from _cut(session, place, end, reached, messages))]
+            messages = messages.until((yield from _cut(session, place, end, reached, messages)))
         if reached > position:
             yield Fetched(position, min(reached, end), messages)
             position = reached
@@ -251,7 +251,7 @@ def _fetch(
             yield from _register_anew(session, place, position, end)
             continue
         if done.currOffset > position:
-            return (messages if got.errCode == ErrCode.SUCCESS else messages[:0]), done.currOffset
+            return (messages if got.errCode == ErrCode.SUCCESS else messages.until(0)), done.currOffset
         # A 404 alone never says that the end is reached: something may be on its way into the files.
         yield Pause(_RETRY_MS, f"{place}: nothing can be read at offset {position} yet: {got.errMsg}")
 
@@ -273,7 +273,7 @@ def _cut(session: Session, place: Place, end: int, reached: int, messages: Encod
         beyond, position = yield from _fetch(session, place, position, reached)
         if len(beyond):
             # By all that is in it, and by place: message ids are not ordered, and may recur.
-            first = beyond[0]
+            first = next(iter(beyond))
             return next((index for index, message in enumerate(messages) if message == first), len(messages))
     return len(messages)
 
