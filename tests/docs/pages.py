@@ -1,6 +1,6 @@
 """Documentation pages as programs: their console, python and file blocks, in reading order.
 
-A fenced block may have an HTML comment on the line before it:
+A fenced block, which may stand in a list, may have an HTML comment on the line before it:
 
 ``<!-- test: file NAME -->``           the block is the file NAME of the reader's folder
 ``<!-- test: background -->``          a server: runs until the end of the page; the next block waits for its "ready"
@@ -18,12 +18,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 
 __all__ = ["ROOT", "Block", "Command", "blocks", "commands", "matches", "page_paths"]
 
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(
-    r"(?:<!-- test: (?P<directive>[^\n]*?) -->\n)?^```(?P<language>[a-z]+)\n(?P<text>.*?)^```$",
+    r"(?:<!-- test: (?P<directive>[^\n]*?) -->\n)?"
+    r"^(?P<indent> *)```(?P<language>[a-z]+)\n(?P<text>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -55,7 +57,7 @@ def blocks(page: Path) -> list[Block]:
     """The fenced blocks of ``page``, in order."""
     text = page.read_text(encoding="utf-8")
     return [
-        Block(m["language"], m["text"], m["directive"] or "", text.count("\n", 0, m.start()) + 1)
+        Block(m["language"], dedent(m["text"]), m["directive"] or "", text.count("\n", 0, m.start()) + 1)
         for m in FENCE.finditer(text)
     ]
 

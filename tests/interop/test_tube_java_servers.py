@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -15,11 +18,12 @@ from penstock.tube.master.master import TubeMaster
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
 from penstock.tube.staging import Batch, Stager
+from tests.docs.pages import ROOT, blocks
 from tests.interop.tube_java.clients import JavaClients, body, number
 from tests.interop.tube_java.jars import Jars
 from tests.interop.tube_java.server import JavaTube, start_broker
 from tests.ports import free_ports
-from tests.unit.tube.servers import Tube, until
+from tests.unit.tube.servers import Tube, tube, until
 
 COUNT = 300
 # The master gives partitions out at its balance, once a second here, and the news travels by heartbeat.
@@ -185,6 +189,33 @@ async def test_a_topic_that_is_not_there(masters: str) -> None:
     with pytest.raises(RefusedError) as caught:
         await Consumer(masters, "ours", ["nowhere"]).start()
     assert caught.value.code == 431
+
+
+async def test_a_topic_is_copied_as_the_page_says(masters: str, tmp_path: Path) -> None:
+    """The program of "Move from Apache TubeMQ": attributes and order are kept, Ctrl-C ends it quietly."""
+    page = ROOT / "docs/howto/move-from-apache-tubemq.md"
+    [program] = [block.text for block in blocks(page) if block.directive == "file copy_topic.py"]
+    async with Producer(masters, heartbeat_s=HEARTBEAT_S) as producer:
+        wanted = [Record(body(n), b"k%d" % (n % 7), [("unit", "l/s")], msg_type="copy") for n in range(COUNT)]
+        await producer.send_all("filtered", wanted, partition=1)
+    async with tube(tmp_path, "filtered") as ours:
+        arguments = ["-c", program, masters, ours.masters, "filtered"]
+        copying = await asyncio.create_subprocess_exec(sys.executable, *arguments, stderr=subprocess.PIPE)
+        try:
+            found = []
+            async with (
+                asyncio.timeout(60),
+                Consumer(ours.masters, "check", ["filtered"], filters=["copy"], heartbeat_s=HEARTBEAT_S) as consumer,
+            ):
+                async for message in consumer:
+                    found.append((message.partition, message.record))
+                    if len(found) == COUNT:
+                        break
+            assert found == [(1, record) for record in wanted]
+        finally:
+            copying.send_signal(signal.SIGINT)
+            _, complaints = await copying.communicate()
+        assert (copying.returncode, complaints) == (0, b"")
 
 
 async def test_our_broker_at_their_master(masters: str, java_clients: JavaClients) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from penstock.cli.grouped import grouped
 from penstock.cli.output import note
+from penstock.cli.tube_completion import WEB, complete_topic
 from penstock.errors import ConfigError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -62,9 +63,8 @@ BrokerHttp = Annotated[
 ]
 AdminToken = Annotated[str, typer.Option(help="Token for changes.", envvar="PENSTOCK_ADMIN_TOKEN", metavar="TEXT")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
-Topic = Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC")]
+Topic = Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC", autocompletion=complete_topic)]
 MASTER = "127.0.0.1:8715"
-WEB = "127.0.0.1:8080"
 BROKER_WEB = "127.0.0.1:8081"
 RUNNING = "running"
 """runStatus of a broker that has a session at its master."""

@@ -9,11 +9,12 @@ import typer
 from penstock.cli.groups import command_group
 from penstock.cli.output import Cell, escape, note, print_json, print_table
 from penstock.cli.tube_common import WEB, BrokerHttp, Json, Web, agreed, ask_each, brokers
+from penstock.cli.tube_completion import complete_group, complete_topic
 from penstock.errors import RefusedError
 
 __all__ = ["app", "members"]
 
-Group = Annotated[str, typer.Argument(help="The consumer group.", metavar="GROUP")]
+Group = Annotated[str, typer.Argument(help="The consumer group.", metavar="GROUP", autocompletion=complete_group)]
 
 app = command_group("List consumer groups (the default), describe or delete one.", alone=False)
 
@@ -58,7 +59,10 @@ def groups_describe(group: Group, http: Web = WEB, as_json: Json = False) -> Non
 @app.command("delete")
 def groups_delete(
     group: Group,
-    topic: Annotated[str | None, typer.Option(help="Only its positions in this topic.", metavar="TOPIC")] = None,
+    topic: Annotated[
+        str | None,
+        typer.Option(help="Only its positions in this topic.", metavar="TOPIC", autocompletion=complete_topic),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     http: Web = WEB,
     broker_http: BrokerHttp = None,

@@ -25,6 +25,7 @@ from penstock.cli.tube_common import (
     brokers,
     logs_in,
 )
+from penstock.cli.tube_completion import complete_group, complete_topic
 from penstock.cli.tube_groups import members
 from penstock.cli.tube_positions import ENTRY, MOST, WHERE, Log, Part, Where, counting, parse_part, parse_where
 from penstock.cli.watching import Watch, watched
@@ -33,8 +34,8 @@ from penstock.errors import ConfigError, PenstockError, RefusedError
 __all__ = ["app", "lag"]
 
 app = command_group("Show where a group stands, or move it.", alone=False)
-Group = Annotated[str, typer.Argument(help="The consumer group.", metavar="GROUP")]
-OnlyTopic = Annotated[str | None, typer.Option(help="Only this topic.", metavar="TOPIC")]
+Group = Annotated[str, typer.Argument(help="The consumer group.", metavar="GROUP", autocompletion=complete_group)]
+OnlyTopic = Annotated[str | None, typer.Option(help="Only this topic.", metavar="TOPIC", autocompletion=complete_topic)]
 OnlyPartitions = Annotated[
     list[str] | None,
     typer.Option(help="Only this partition, of each broker or of one; may be repeated.", metavar="[BROKER:]N"),
@@ -207,8 +208,12 @@ def lag(
 
 def _print_lag(rows: Sequence[dict[str, Cell]], *, as_json: bool) -> None:
     now = datetime.now().astimezone().isoformat(timespec="milliseconds")
-    columns = ["topic", "broker", "partition", "messages", "bytes", "seconds"]
-    print_table([{"time": now, **row} for row in rows], columns, as_json=as_json)
+    shown: list[dict[str, Cell]] = [{"time": now, **row} for row in rows]
+    if len(rows) > 1 and not as_json:  # bytes are those of stores, which partitions share: they have no sum
+        waits = [float(row["seconds"]) for row in rows if row["seconds"] is not None]
+        messages = sum(int(row["messages"] or 0) for row in rows)
+        shown.append({"topic": "(all)", "messages": messages, "seconds": max(waits, default=None)})
+    print_table(shown, ["topic", "broker", "partition", "messages", "bytes", "seconds"], as_json=as_json)
 
 
 class Told(NamedTuple):

@@ -33,6 +33,7 @@ from penstock.cli.tube_common import (
     partitions,
     run_client,
 )
+from penstock.cli.tube_completion import complete_group
 from penstock.cli.tube_positions import WHERE, Log, Part, Where, parse_part, parse_where, pick
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 
@@ -67,7 +68,11 @@ def consume(
     login: LoginOptions,
     group: Annotated[
         str | None,
-        typer.Option(help="Consumer group: its position is kept, its members share the partitions.", metavar="NAME"),
+        typer.Option(
+            help="Consumer group: its position is kept, its members share the partitions.",
+            metavar="NAME",
+            autocompletion=complete_group,
+        ),
     ] = None,
     start: Annotated[
         str,

@@ -34,6 +34,7 @@ def watched(look: Callable[[], T], show: Callable[[T], None], every_s: float | N
     if every_s is None:
         show(look())
         return
+    between = ""
     try:
         while True:
             try:
@@ -44,8 +45,9 @@ def watched(look: Callable[[], T], show: Callable[[T], None], every_s: float | N
                 print_error(error)
             else:
                 if not as_json:
-                    sys.stdout.write(f"{datetime.now().astimezone():%Y-%m-%d %H:%M:%S}\n")
+                    sys.stdout.write(f"{between}{datetime.now().astimezone():%Y-%m-%d %H:%M:%S}\n")
                     sys.stdout.flush()
+                    between = "\n"
                 show(found)
             time.sleep(every_s)
     except KeyboardInterrupt:

@@ -75,7 +75,10 @@ class Web:
         self.answers: dict[str, list[dict[str, Any]]] = {}
         self.by_address: dict[str, dict[str, list[dict[str, Any]]]] = {}
 
-    def call(self, address: str, method: str, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
+    def call(
+        self, address: str, method: str, parameters: Mapping[str, str], *, timeout_s: float = 10.0
+    ) -> list[dict[str, Any]]:
+        assert timeout_s > 0
         self.calls.append((address, method, dict(parameters)))
         if method in self.by_address:
             return self.by_address[method][address]

@@ -167,6 +167,18 @@ def test_lag(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == {**row, "messages": 5, "seconds": None, "time": found["time"]}, "the store's messages, no times"
 
 
+def test_lag_of_many_partitions_has_a_sum(web: Web, penstock: Command) -> None:
+    offsets = [{"partitionId": n, "curOffset": 28, "offsetMax": 168, "dataLag": 500} for n in (0, 1)]
+    web.answers["admin_query_offset"] = [{"groupName": "lake", "subInfo": [{"topicName": "water", "offsets": offsets}]}]
+    lines = penstock("tube", "lag", "lake").out.splitlines()
+    assert [line.split() for line in lines[1:]] == [
+        ["water", "1", "0", "2", "500", "2.5"],
+        ["water", "1", "1", "2", "500", "2.5"],
+        ["(all)", "-", "-", "4", "-", "2.5"],
+    ]
+    assert len(penstock("tube", "lag", "lake", "--json").out.splitlines()) == 2
+
+
 def test_watching_ends_with_an_interrupt(penstock: Command, pauses: list[float]) -> None:
     done = penstock("tube", "lag", "lake", "--watch", "5")
     assert (done.status, done.out.count("water"), pauses) == (0, 2, [5, 5])

@@ -1,0 +1,60 @@
+"""What a shell offers after a Tab. Administrations are stand-ins."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import UnavailableError
+from penstock.tube.client import web as tube_web
+from tests.unit.cli.conftest import BROKER, Command, Web
+
+
+@pytest.fixture(autouse=True)
+def _cluster(web: Web) -> None:
+    web.answers = {
+        "admin_query_topic_info": [{"topicName": name} for name in ("water", "wind", "heat")],
+        "admin_query_sub_info": [{"consumeGroup": "lake"}],
+        "admin_query_broker_run_status": [BROKER],
+        "admin_query_offset": [{"groupName": "lab"}, {"groupName": "lake"}, {"groupName": "archive"}],
+    }
+
+
+def offered(penstock: Command, monkeypatch: pytest.MonkeyPatch, line: str) -> list[str]:
+    words = line.split(" ")
+    monkeypatch.setenv("_PENSTOCK_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    done = penstock()
+    assert (done.status, done.err) == (0, "")
+    return done.out.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("penstock tube consume w", ["water", "wind"]),
+        ("penstock tube produce ", ["heat", "water", "wind"]),
+        ("penstock tube lag lake --topic h", ["heat"]),
+        ("penstock tube offsets reset l", ["lab", "lake"]),
+        ("penstock tube groups describe a", ["archive"]),
+        ("penstock tube consume water --group la", ["lab", "lake"]),
+    ],
+)
+def test_names_are_offered(penstock: Command, monkeypatch: pytest.MonkeyPatch, line: str, names: list[str]) -> None:
+    assert offered(penstock, monkeypatch, line) == names
+
+
+def test_the_master_that_the_line_names_is_asked(penstock: Command, monkeypatch: pytest.MonkeyPatch, web: Web) -> None:
+    assert offered(penstock, monkeypatch, "penstock tube topics describe --http edge:8080 wa") == ["water"]
+    assert web.calls[0][0] == "edge:8080"
+    monkeypatch.setenv("PENSTOCK_HTTP", "plant:8080")
+    assert offered(penstock, monkeypatch, "penstock tube topics describe wa") == ["water"]
+    assert web.calls[1][0] == "plant:8080"
+
+
+def test_where_nobody_answers_nothing_is_offered(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object, **__: object) -> None:
+        raise UnavailableError("no administration of a tube master answers")
+
+    monkeypatch.setattr(tube_web, "call", away)
+    assert offered(penstock, monkeypatch, "penstock tube consume w") == []
