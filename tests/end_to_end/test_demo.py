@@ -6,11 +6,12 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.end_to_end.nodes import wait_until
 
 COMMAND = [sys.executable, "-c", "import sys; from penstock.cli.main import main; sys.exit(main())"]
 
@@ -99,7 +100,7 @@ def test_the_proof_holds_when_driver_and_node_are_killed(tmp_path: Path) -> None
     assert "CHAOS  the node was killed (-9)" in said
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(420)
 def test_a_demo_that_is_ended_ends_what_it_started(tmp_path: Path) -> None:
     demo = subprocess.Popen(
         [*COMMAND, "demo", "--json", "--dir", str(tmp_path / "demo")], stdout=subprocess.PIPE, text=True
@@ -109,22 +110,14 @@ def test_a_demo_that_is_ended_ends_what_it_started(tmp_path: Path) -> None:
         for line in demo.stdout:
             if "starting Spark" in line:
                 break
-        deadline = time.monotonic() + 60
-        while not any(
-            "java" in Path(f"/proc/{pid}/exe").readlink().name for pid in descendants(demo.pid) if is_alive(pid)
-        ):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: any(map(is_java, descendants(demo.pid))), "Java was not started")
         children = descendants(demo.pid)
         assert len(children) >= 3
     finally:
         demo.send_signal(signal.SIGTERM)
         demo.communicate(timeout=60)
     assert demo.returncode == 128 + signal.SIGTERM
-    deadline = time.monotonic() + 10
-    while any(map(is_alive, children)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert [pid for pid in children if is_alive(pid)] == []
+    wait_until(lambda: not any(map(is_alive, children)), "something that it started goes on")
 
 
 def test_chaos_is_for_a_node_of_the_demos_own() -> None:
