@@ -147,7 +147,7 @@ async def scripted(answer: Answer) -> AsyncIterator[tuple[int, list[asyncio.Tran
         await server.wait_closed()
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 10.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 30.0) -> None:
     """Return when ``condition()`` holds; fails after ``timeout_s``."""
     async with asyncio.timeout(timeout_s):
         while not condition():
