@@ -97,7 +97,7 @@ def _register(spark: SparkSession) -> None:
 
     from benchmarks import ceiling
 
-    cloudpickle.register_pickle_by_value(ceiling)  # type: ignore[no-untyped-call]
+    cloudpickle.register_pickle_by_value(ceiling)
     spark.dataSource.register(ceiling.Ceiling)
 
 

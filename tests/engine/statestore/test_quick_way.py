@@ -21,7 +21,7 @@ from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.carrying import carry
 from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.limits import BrokerLimits
-from penstock.mqtt.service import Encoded
+from penstock.mqtt.service import Encoded, Inbound
 from penstock.runtime.committer import GroupCommitter
 from penstock.runtime.durability import Durability
 from penstock.statestore.binding import INVOKE, OLDER_INVOKE
@@ -373,9 +373,9 @@ async def test_a_message_that_a_rule_wants_too_goes_to_both(tmp_path: Path) -> N
         filters = ("#",)
         exclusive = False
 
-        def receive(self, message: object) -> None:
-            seen.append(message.publish.payload)  # type: ignore[attr-defined]
-            message.settle()  # type: ignore[attr-defined]
+        def receive(self, message: Inbound) -> None:
+            seen.append(message.publish.payload)
+            message.settle()
 
         def disconnected(self, client_id: str) -> None: ...
 

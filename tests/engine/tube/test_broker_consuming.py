@@ -12,8 +12,8 @@ from penstock.tube.codec.proto import broker_pb2 as pb
 from tests.engine.tube.broker_talk import NOW, SESSION_MS, Talk, texts
 
 
-def outcome(answer: object) -> tuple[bool, int]:
-    return answer.success, answer.errCode  # type: ignore[attr-defined]
+def outcome(answer: Any) -> tuple[bool, int]:
+    return answer.success, answer.errCode
 
 
 def test_from_registration_to_the_end() -> None:

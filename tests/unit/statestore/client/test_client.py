@@ -142,12 +142,12 @@ class OddStore:
         self.user = user
         self.server = MqttServer(services=[self])
 
-    def receive(self, message: object) -> None:
-        publish, client_id = message.publish, message.client_id  # type: ignore[attr-defined]
+    def receive(self, message: Inbound) -> None:
+        publish, client_id = message.publish, message.client_id
         properties = Properties(correlation_data=publish.properties.correlation_data, user_properties=self.user)
-        message.settle()  # type: ignore[attr-defined]
+        message.settle()
         self.server.deliver(
-            client_id, Publish(publish.properties.response_topic, self.payload, 1, properties=properties)
+            client_id, Publish(publish.properties.response_topic or "", self.payload, 1, properties=properties)
         )
 
     def disconnected(self, client_id: str) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from penstock.errors import ConfigError, RefusedError
 from penstock.tube.codec.proto import master_pb2 as pb
+from penstock.tube.codec.strings import Partition
 from penstock.tube.engine.client_balance import ClientBalance
 from penstock.tube.engine.consumer import Orders
 
@@ -23,8 +26,8 @@ def told(ours: ClientBalance, *topics: str, code: int = 200) -> Orders:
     return ours.told(answer, 1000)
 
 
-def keys(partitions: object) -> list[str]:
-    return [partition.key for partition in partitions]  # type: ignore[attr-defined]
+def keys(partitions: Iterable[Partition]) -> list[str]:
+    return [partition.key for partition in partitions]
 
 
 def test_all_or_a_share() -> None:

@@ -31,9 +31,11 @@ def test_blank_and_empty_texts_are_no_rules() -> None:
 def test_the_rule_for_the_greatest_lag_exceeded_is_in_force() -> None:
     found = rules(volume(lag=100, limit=60), volume(lag=500, limit=12), volume("00:00", "06:00", lag=600, limit=1))
     assert found.limit(100 * MB, NOON_GMT8) is None
-    assert found.limit(100 * MB + 1, NOON_GMT8).bytes_a_minute == 60 * MB  # type: ignore[union-attr]
-    assert found.limit(900 * MB, NOON_GMT8).bytes_a_minute == 12 * MB  # type: ignore[union-attr]
-    assert found.limit(900 * MB, NOON_GMT8 + 13 * 3_600_000).bytes_a_minute == MB  # type: ignore[union-attr]
+    limits = [
+        found.limit(lag, at)
+        for lag, at in ((100 * MB + 1, NOON_GMT8), (900 * MB, NOON_GMT8), (900 * MB, NOON_GMT8 + 13 * 3_600_000))
+    ]
+    assert [limit and limit.bytes_a_minute for limit in limits] == [60 * MB, 12 * MB, MB]
 
 
 def test_a_window_of_five_seconds_gets_a_twelfth_of_a_minute() -> None:
