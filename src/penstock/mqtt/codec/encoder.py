@@ -219,13 +219,17 @@ def _reason_list(first: int, packet: SubAck | UnsubAck) -> bytes:
 
 
 def _short(first: int, packet: Disconnect | Auth) -> bytes:
-    """DISCONNECT and AUTH: empty where all is 0x00 without properties."""
+    """DISCONNECT and AUTH: empty where all is 0x00 without properties.
+
+    A DISCONNECT may leave out the property length, but paho.golang before 0.23, and so the Go SDK of the state store,
+    takes that for a broken connection and never learns that, say, another client has its session [MQTT-3.1.4-3].
+    """
     packet_type = first >> 4
     code = bytes((_reason(packet.reason_code, packet_type),))
     properties = encode_properties(packet.properties, 1 << packet_type)
-    if len(properties) > 1 or (packet.reason_code and packet_type == PacketType.AUTH):
+    if packet.reason_code or len(properties) > 1:
         return encode_frame(first, code, properties)
-    return encode_frame(first, code) if packet.reason_code else encode_frame(first)
+    return encode_frame(first)
 
 
 def _qos(qos: int) -> int:
