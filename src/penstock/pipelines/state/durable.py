@@ -18,6 +18,12 @@ __all__ = ["create_json", "listed", "read_json", "ready_directory", "sync_direct
 
 
 _PROBE_BYTES = 65_536
+_REMEDIES = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "make room there",
+    errno.EACCES: "give this user the right to, or run the command as another one",
+    errno.EROFS: "mount it so that it can be written to, or name another directory",
+}
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
 
 
@@ -136,11 +142,10 @@ def listed(directory: Path, pattern: re.Pattern[str]) -> list[re.Match[str]]:
 
 
 def _failed(path: Path, what: str, error: OSError) -> StorageError:
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return StorageError(
         f"{str(path)!r} cannot be {what}: {error.strerror}",
         path=str(path),
-        do="make room there" if is_full else "look at the disk, and whether this user has the right to",
+        do=_REMEDIES.get(error.errno or 0, "look what stands there, and whether the disk is sound"),
     )
 
 

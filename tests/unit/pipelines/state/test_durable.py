@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import StorageError
-from penstock.pipelines.state.durable import create_json, read_json, ready_directory, write_json
+from penstock.pipelines.state.durable import create_json, listed, read_json, ready_directory, write_json
 
 
 def test_a_directory_is_made_and_one_that_cannot_be_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,3 +58,32 @@ def test_the_first_one_makes_the_file(tmp_path: Path, links: bool, monkeypatch: 
     assert not create_json(path, {"a": 2})
     assert read_json(path) == {"a": 1}
     assert [entry.name for entry in path.parent.iterdir()] == ["file.json"]
+
+
+def test_what_cannot_be_looked_into_is_not_empty(tmp_path: Path) -> None:
+    name = re.compile(r"[0-9]+\.json")
+    assert listed(tmp_path / "none", name) == []
+    (tmp_path / "7.json").touch()
+    (tmp_path / ".8.json.tmp").touch()
+    assert [match[0] for match in listed(tmp_path, name)] == ["7.json"]
+    with pytest.raises(StorageError, match="cannot be read: Not a directory"):
+        listed(tmp_path / "7.json", name)
+
+
+@pytest.mark.parametrize("write", [write_json, create_json])
+def test_a_file_that_cannot_be_written_or_read_is_told(
+    write: Callable[[Path, dict[str, int]], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    (tmp_path / "a.json").write_text('{"n": 1}')
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(StorageError, match=r"'.*b.json' cannot be written: No space left on device") as raised:
+            write(tmp_path / "b.json", {"n": 2})
+    assert raised.value.do == "make room there"
+    assert not (tmp_path / "b.json").exists()
+    assert read_json(tmp_path / "a.json") == {"n": 1}
+    with pytest.raises(StorageError, match="cannot be read: Is a directory"):
+        read_json(tmp_path)
