@@ -172,8 +172,11 @@ def _set(group: str, moves: Sequence[tuple[Standing, int, int | None]]) -> None:
 
 @logs_in
 def lag(
-    group: Group,
     login: LoginOptions,
+    group: Annotated[
+        str | None,
+        typer.Argument(help="The consumer group; else all.", metavar="[GROUP]", autocompletion=complete_group),
+    ] = None,
     topic: OnlyTopic = None,
     watch: Watch = None,
     fail_above: Annotated[
@@ -184,7 +187,7 @@ def lag(
     broker_http: BrokerHttp = None,
     as_json: Json = False,
 ) -> None:
-    """Show how far GROUP is behind: messages, bytes and seconds (how long the next message has waited).
+    """Show how far GROUP, or each group, is behind: messages, bytes and seconds (how long the next message has waited).
 
     While watching, what cannot be asked is said on standard error and asked again.
 
@@ -195,10 +198,11 @@ def lag(
 
     def look() -> list[dict[str, Cell]]:
         told = ask_each(http, broker_http, _asking(group, topic), away)
-        return list(_lag_rows(_standings(group, topic, told), login))
+        names = _groups(told) if group is None else [group]
+        return [{"group": name, **row} for name in names for row in _lag_rows(_standings(name, topic, told), login)]
 
     def show(rows: list[dict[str, Cell]]) -> None:
-        _print_lag(rows, as_json=as_json)
+        _print_lag(rows, many=group is None, as_json=as_json)
         too_much = fail_above is not None and (away or sum(int(row["messages"] or 0) for row in rows) > fail_above)
         if too_much and watch is None:
             raise typer.Exit(1)
@@ -206,14 +210,16 @@ def lag(
     watched(look, show, watch, as_json=as_json)
 
 
-def _print_lag(rows: Sequence[dict[str, Cell]], *, as_json: bool) -> None:
+def _print_lag(rows: Sequence[dict[str, Cell]], *, many: bool, as_json: bool) -> None:
     now = datetime.now().astimezone().isoformat(timespec="milliseconds")
     shown: list[dict[str, Cell]] = [{"time": now, **row} for row in rows]
     if len(rows) > 1 and not as_json:  # bytes are those of stores, which partitions share: they have no sum
         waits = [float(row["seconds"]) for row in rows if row["seconds"] is not None]
         messages = sum(int(row["messages"] or 0) for row in rows)
-        shown.append({"topic": "(all)", "messages": messages, "seconds": max(waits, default=None)})
-    print_table(shown, ["topic", "broker", "partition", "messages", "bytes", "seconds"], as_json=as_json)
+        name = "group" if many else "topic"
+        shown.append({name: "(all)", "messages": messages, "seconds": max(waits, default=None)})
+    columns = ["topic", "broker", "partition", "messages", "bytes", "seconds"]
+    print_table(shown, ["group", *columns] if many else columns, as_json=as_json)
 
 
 class Told(NamedTuple):
@@ -223,15 +229,21 @@ class Told(NamedTuple):
     groups: list[dict[str, Any]]
 
 
-def _asking(group: str, topic: str | None) -> Callable[[BrokerRow], Told]:
+def _groups(told: Iterable[tuple[BrokerRow, Told]]) -> list[str]:
+    """The groups that have a position in what brokers told."""
+    return sorted({entry["groupName"] for _, rows in told for entry in rows.groups if entry["subInfo"]})
+
+
+def _asking(group: str | None, topic: str | None) -> Callable[[BrokerRow], Told]:
     from penstock.tube.client.web import call_broker
 
     narrowed = {} if topic is None else {"topicName": topic}
+    named = {} if group is None else {"groupName": group}
 
     def ask(broker: BrokerRow) -> Told:
         return Told(
             call_broker(broker.web, "admin_query_pubinfo", narrowed),
-            call_broker(broker.web, "admin_query_offset", {"groupName": group, **narrowed}),
+            call_broker(broker.web, "admin_query_offset", {**named, **narrowed}),
         )
 
     return ask

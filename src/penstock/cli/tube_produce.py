@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["produce"]
 
+SILENT_S = 5.0
+"""Whoever waits that long for an acknowledgement is told."""
+
 
 class Format(StrEnum):
     """How records stand in the input: on a line each, behind their lengths, or as `consume --json` prints them."""
@@ -246,11 +249,24 @@ async def _produce(
     from penstock.tube.producer import Producer
 
     sent: Queue[Future[SendResult] | None] = asyncio.Queue()
-    stored = 0
+    stored = taken = 0
+    told = False
+
+    async def one_ended(*tasks: asyncio.Task[None]) -> None:
+        nonlocal told
+        while True:
+            before = stored
+            done, _ = await asyncio.wait(tasks, timeout=SILENT_S, return_when=asyncio.FIRST_COMPLETED)
+            if done:
+                return
+            if not told and taken > stored == before:
+                told = True
+                note(f"no acknowledgement for {SILENT_S:g} s: the broker is away, or slow; it is tried on")
 
     async def settle() -> None:
-        nonlocal stored
+        nonlocal stored, taken
         while (future := await sent.get()) is not None:
+            taken += 1
             result = await future
             stored += 1
             if show is not None:
@@ -261,8 +277,9 @@ async def _produce(
             sending = asyncio.create_task(_send(producer, topic, source, record, partition, sent))
             settling = asyncio.create_task(settle())
             try:
-                await asyncio.wait([sending, settling], return_when=asyncio.FIRST_COMPLETED)
+                await one_ended(sending, settling)
                 if sending.done():
+                    await one_ended(settling)
                     await settling  # all that was sent; then what ended the sending
                     await sending
                 else:

@@ -109,6 +109,9 @@ def consume(
             "--format", help="With --raw: lines, or length: 4 bytes (big-endian) before each value.", metavar="WORD"
         ),
     ] = Format.LINES,
+    key_separator: Annotated[
+        str | None, typer.Option(help="With --raw: the key and this text before each value.", metavar="TEXT")
+    ] = None,
     tube_master: Master = MASTER,
     http: Web = WEB,
     broker_http: BrokerHttp = None,
@@ -133,7 +136,7 @@ def consume(
         login.client(),
     )
     _check(wanted, group, follow=follow)
-    show = _Show(raw=raw, as_json=as_json, form=form)
+    show = _Show(raw=raw, as_json=as_json, form=form, separator=key_separator)
     with contextlib.suppress(KeyboardInterrupt):
         if group is None and not follow and _show_held(wanted, show):
             return
@@ -380,19 +383,21 @@ def _fields(
 class _Show:
     """Prints one row in the form that was asked for."""
 
-    def __init__(self, *, raw: bool, as_json: bool, form: Format) -> None:
+    def __init__(self, *, raw: bool, as_json: bool, form: Format, separator: str | None) -> None:
         self._raw = raw
         self._as_json = as_json
         self._form = form
+        self._separator = None if separator is None else separator.encode()
 
     def __call__(self, row: dict[str, Any]) -> None:
         record: Record = row.pop("_record")
         if self._as_json:
             print_json(row)
-        elif self._raw and self._form is Format.LENGTH:
-            print_raw(LENGTH.pack(len(record.value)) + record.value)
         elif self._raw:
-            print_raw(record.value + b"\n")
+            value = record.value
+            if self._separator is not None and record.key is not None:
+                value = record.key + self._separator + value
+            print_raw(LENGTH.pack(len(value)) + value if self._form is Format.LENGTH else value + b"\n")
         else:
             key = "-" if record.key is None else shown(record.key)
             sys.stdout.write(f"{row['broker_id']}:{row['partition']}  {key}  {shown(record.value)}\n")

@@ -305,6 +305,7 @@ class MasterLink:
         raise last
 
     async def close(self) -> None:
+        """Close the connection, if there is one."""
         if self._link is not None:
             await self._link.close()
             self._link = None

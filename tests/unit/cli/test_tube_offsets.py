@@ -157,7 +157,7 @@ def test_what_cannot_be_reset(penstock: Command, monkeypatch: pytest.MonkeyPatch
 
 def test_lag(penstock: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     done = penstock("tube", "lag", "lake", "--json")
-    row = {"topic": "water", "broker": 1, "partition": 0, "messages": 2, "bytes": 500, "seconds": 2.5}
+    row = {"group": "lake", "topic": "water", "broker": 1, "partition": 0, "messages": 2, "bytes": 500, "seconds": 2.5}
     assert json.loads(done.out) == {**row, "time": json.loads(done.out)["time"]}
     assert penstock("tube", "lag", "lake", "--fail-above", "2").status == 0
     assert penstock("tube", "lag", "lake", "--fail-above", "1").status == 1
@@ -177,6 +177,29 @@ def test_lag_of_many_partitions_has_a_sum(web: Web, penstock: Command) -> None:
         ["(all)", "-", "-", "4", "-", "2.5"],
     ]
     assert len(penstock("tube", "lag", "lake", "--json").out.splitlines()) == 2
+
+
+def test_lag_of_all_groups(web: Web, penstock: Command) -> None:
+    def standing(offset: int) -> dict[str, Any]:
+        return {"partitionId": 0, "curOffset": offset, "offsetMax": 168, "dataLag": 500}
+
+    web.answers["admin_query_offset"] = [
+        {"groupName": "lake", "subInfo": [{"topicName": "water", "offsets": [standing(28)]}]},
+        {"groupName": "archive", "subInfo": [{"topicName": "water", "offsets": [standing(168)]}]},
+        {"groupName": "gone", "subInfo": []},
+    ]
+    done = penstock("tube", "lag")
+    assert [line.split() for line in done.out.splitlines()] == [
+        ["GROUP", "TOPIC", "BROKER", "PARTITION", "MESSAGES", "BYTES", "SECONDS"],
+        ["archive", "water", "1", "0", "0", "0", "0.0"],
+        ["lake", "water", "1", "0", "2", "500", "2.5"],
+        ["(all)", "-", "-", "-", "2", "-", "2.5"],
+    ]
+    assert penstock("tube", "lag", "--fail-above", "1").status == 1
+    rows = [json.loads(line) for line in penstock("tube", "lag", "--json").out.splitlines()]
+    assert [row["group"] for row in rows] == ["archive", "lake"]
+    web.answers["admin_query_offset"] = []
+    assert penstock("tube", "lag", "--fail-above", "0").status == 0
 
 
 def test_watching_ends_with_an_interrupt(penstock: Command, pauses: list[float]) -> None:

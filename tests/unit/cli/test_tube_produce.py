@@ -208,6 +208,36 @@ def test_a_record_that_fails_ends_it_while_the_input_is_silent(
 
 
 @pytest.mark.usefixtures("_producer")
+def test_produce_says_once_that_acknowledgements_are_missing(
+    penstock: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unanswered: list[asyncio.Future[SendResult]] = []
+    notes: list[str] = []
+
+    async def queue(
+        self: Producer, topic: str, record: Record, partition: int | Partition | None = None
+    ) -> asyncio.Future[SendResult]:
+        unanswered.append(asyncio.get_running_loop().create_future())
+        return unanswered[-1]
+
+    def note(text: str) -> None:
+        """What is said brings the answers."""
+        notes.append(text)
+        for future in unanswered:
+            if not future.done():
+                future.set_result(SendResult(1, 1, 28, 2, 1))
+
+    monkeypatch.setattr(Producer, "queue", queue)
+    monkeypatch.setattr(tube_produce, "SILENT_S", 0.02)
+    monkeypatch.setattr(tube_produce, "note", note)
+    assert penstock("tube", "produce", "water", "v1", "v2").status == 0
+    assert [text.partition(":")[0] for text in notes] == [
+        "no acknowledgement for 0.02 s",
+        "2 records produced to water",
+    ]
+
+
+@pytest.mark.usefixtures("_producer")
 def test_produce_says_that_it_waits_for_a_topic(penstock: Command) -> None:
     done = penstock("tube", "produce", "nope", "v")
     assert done.err.startswith("waiting for topic nope: ")

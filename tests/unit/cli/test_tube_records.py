@@ -64,6 +64,8 @@ def test_consume_prints_what_the_log_holds_in_the_order_of_arrival(penstock: Com
     assert penstock("tube", "consume", "water", "--filter", "none").out == ""
     raw = penstock("tube", "consume", "water", "--raw", "--format", "length", "--count", "1").out
     assert raw == "\x00\x00\x00\x01a"
+    raw = penstock("tube", "consume", "water", "--raw", "--key-separator", "=", "--count", "1").out
+    assert raw == "k=a\n"
 
 
 @pytest.mark.usefixtures("_reader")

@@ -46,6 +46,7 @@ class Message:
 
     @property
     def record(self) -> Record:
+        """The record in the message, decoded once. Raises RemoteProtocolError: its attributes are damaged."""
         if self._record is None:
             self._record = Record.decode(self.data, self.flag)
         return self._record
@@ -67,11 +68,13 @@ class Batch:
         self.settled = asyncio.Event()
 
     def confirm(self) -> None:
+        """The application is done with it: the next get commits it."""
         if not self.revoked and not self.settled.is_set():
             self.reading.confirmed()
             self.settled.set()
 
     def revoke(self) -> None:
+        """It was taken back: what is in it comes again, here or at another member."""
         self.revoked = True
         self.settled.set()
 

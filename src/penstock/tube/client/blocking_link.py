@@ -71,9 +71,11 @@ class BlockingLink:
         self.close()
 
     def close(self) -> None:
+        """Close the connection."""
         self._socket.close()
 
     def call(self, service: int, method: MethodId, message: Message, kind: type[M]) -> M:
+        """Ask, and wait for the answer, which is of ``kind``. Raises as :meth:`payload`."""
         return decode(kind, self.payload(service, method, message))
 
     def payload(self, service: int, method: MethodId, message: Message) -> bytes:

@@ -78,6 +78,7 @@ class Fetcher:
 
     @property
     def readings(self) -> list[Reading]:
+        """The partitions that are read now."""
         return [reading for reading, _ in self._readings.values()]
 
     async def obey(self, orders: Orders) -> None:

@@ -81,6 +81,7 @@ class Outgoing:
 
     @property
     def abandoned(self) -> bool:
+        """Whether nobody waits for its outcome any more."""
         return self.future.done()
 
 

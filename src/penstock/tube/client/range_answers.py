@@ -104,6 +104,7 @@ class RangeAnswer:
         return memoryview(self.payload)[self.start :]
 
     def whole(self) -> broker_pb2.GetMessageResponseB2C:
+        """The answer with all its messages."""
         return decode(broker_pb2.GetMessageResponseB2C, self.payload)
 
     def check(self, topic: str, partition: int, wanted: broker_pb2.RangeRequest) -> None:

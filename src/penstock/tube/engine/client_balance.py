@@ -83,6 +83,7 @@ class ClientBalance(GroupMember):
         )
 
     def registered(self, answer: master_pb2.RegisterResponseM2CV2) -> None:
+        """The master's answer to ``register``, a success."""
         self._take_token(answer.authorizedInfo)
         self._take_brokers(answer.brokerConfigId, answer.brokerConfigList)
 
@@ -106,6 +107,7 @@ class ClientBalance(GroupMember):
         return self.orders()
 
     def heartbeat(self) -> master_pb2.HeartRequestC2MV2:
+        """The next heartbeat to the master; now and then with all that is held."""
         self._beats += 1
         return master_pb2.HeartRequestC2MV2(
             clientId=self.client_id,
@@ -149,6 +151,7 @@ class ClientBalance(GroupMember):
         return Orders(take, tuple(sorted(self.held - wanted)) if known else ())
 
     def lost(self, partition: Partition) -> None:
+        """The partition is not held any more; the master hears of it."""
         super().lost(partition)
         self._report = True
 

@@ -90,6 +90,7 @@ class Membership(GroupMember):
         return request
 
     def registered(self, answer: master_pb2.RegisterResponseM2C) -> None:
+        """The master's answer to ``register``, a success."""
         self._not_allocated = answer.notAllocated
         self._take_token(answer.authorizedInfo)
 

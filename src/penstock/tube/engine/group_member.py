@@ -60,6 +60,7 @@ class GroupMember:
         self.held.discard(partition)
 
     def close(self) -> master_pb2.CloseRequestC2M:
+        """Goodbye to the master."""
         return master_pb2.CloseRequestC2M(clientId=self.client_id, groupName=self.group, authInfo=self._certificate())
 
     def partition_heartbeat(self, partitions: Iterable[Partition]) -> broker_pb2.HeartBeatRequestC2B:

@@ -75,6 +75,7 @@ class Lane(Generic[T]):
 
     @property
     def empty(self) -> bool:
+        """Whether no message is without an outcome."""
         return not (self._waiting or self._flight or self._failed)
 
     def knows(self, number: int) -> bool:
@@ -89,6 +90,7 @@ class Lane(Generic[T]):
         return self._next_sequence
 
     def push(self, message: T) -> None:
+        """Send ``message`` behind all that came before."""
         self._waiting.append(message)
 
     def ready(self) -> tuple[int, list[T]] | None:

@@ -54,6 +54,7 @@ class Routes:
         self._avoid: dict[int, int] = {}
 
     def register(self) -> master_pb2.RegisterRequestP2M:
+        """Registers at the master, with the topics that are published."""
         return master_pb2.RegisterRequestP2M(
             clientId=self.client_id,
             topicList=sorted(self.topics),
@@ -70,6 +71,7 @@ class Routes:
         self._take(answer.brokerCheckSum, answer.brokerInfos, answer.authorizedInfo, answer.appdConfig)
 
     def heartbeat(self) -> master_pb2.HeartRequestP2M:
+        """The next heartbeat to the master."""
         return master_pb2.HeartRequestP2M(
             clientId=self.client_id,
             brokerCheckSum=self._check_sum,
@@ -91,6 +93,7 @@ class Routes:
         self._partitions = {}
 
     def close(self) -> master_pb2.CloseRequestP2M:
+        """Goodbye to the master."""
         return master_pb2.CloseRequestP2M(clientId=self.client_id, authInfo=self._certificate())
 
     def partitions(self, topic: str) -> list[Partition]:
@@ -153,6 +156,7 @@ class Routes:
         self._avoid[broker_id] = until
 
     def avoided(self, broker_id: int, now: int) -> bool:
+        """Whether round robin leaves this broker out at ``now``."""
         until = self._avoid.get(broker_id)
         if until is None:
             return False

@@ -89,11 +89,13 @@ class Reading:
         self.ready_at = 0
 
     def next_step(self, now: int) -> Step:
+        """What to do at ``now``: register, get, or wait."""
         if now < self.ready_at:
             return Step.WAIT
         return Step.GET if self.registered else Step.REGISTER
 
     def register_answer(self, answer: broker_pb2.RegisterResponseB2C, now: int) -> Step:
+        """What the answer to a registration means: get, register again later, or drop the partition."""
         if answer.errCode == ErrCode.SUCCESS:
             self.registered = self._known = True
             self._verdict = False
@@ -133,6 +135,7 @@ class Reading:
         return request
 
     def get_answer(self, answer: broker_pb2.GetMessageResponseB2C, now: int) -> Step:
+        """What the answer to a get means: deliver its messages, ask again now or later, register anew, or drop it."""
         code = answer.errCode
         if code == ErrCode.SUCCESS:
             self.offset = answer.currOffset

@@ -124,6 +124,7 @@ class Session:
         return self.register(place, _UNREGISTER)
 
     def get(self, place: Place) -> Ask:
+        """The next messages from the group's position."""
         return Ask(
             MethodId.GET_MESSAGES,
             broker_pb2.GetMessageRequestC2B(
@@ -138,6 +139,7 @@ class Session:
         )
 
     def commit(self, place: Place) -> Ask:
+        """What the last get brought is done with."""
         return Ask(
             MethodId.COMMIT_OFFSET,
             broker_pb2.CommitOffsetRequestC2B(
