@@ -43,6 +43,11 @@ class Connection(Protocol):
         """Whether it has ended, or ends once what is queued was sent."""
         ...
 
+    @property
+    def resumed(self) -> bool:
+        """Whether its CONNECT found a session: only then does what it sends again continue what it sent before."""
+        ...
+
     def end(self, reason_code: int, reason_string: str) -> None:
         """Queue DISCONNECT, take nothing more in and close; nothing where it has ended."""
         ...
@@ -172,6 +177,11 @@ class Inbound:
     def connection(self) -> Connection | None:
         """The network connection that brought the message; None for a will and for what the node publishes."""
         return self._connection
+
+    @property
+    def again(self) -> bool:
+        """Whether the client sends it again, in the session in which it did before (DUP)."""
+        return self.publish.dup and self._connection is not None and self._connection.resumed
 
     def disconnect(self, reason_code: int, reason_string: str = "") -> None:
         """End the network connection that brought the message, which then gets no PUBACK: DISCONNECT with the reason.

@@ -105,6 +105,7 @@ class FakeConnection:
     def __init__(self, outlet: FakeOutlet) -> None:
         self.outlet = outlet
         self.closing = False
+        self.resumed = True
 
     def end(self, reason_code: int, reason_string: str) -> None:
         self.outlet.disconnects.append((reason_code, reason_string))

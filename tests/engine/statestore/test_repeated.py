@@ -72,6 +72,21 @@ async def test_what_only_reads_or_observes_is_done_again(tmp_path: Path, words: 
     await service.close()
 
 
+async def test_without_its_session_it_is_carried_out_again(tmp_path: Path) -> None:
+    """The first answer went with the session: whoever sends again all the same would wait for it in vain."""
+    outlet, clock = FakeOutlet(), ManualClock()
+    service = await open_service(tmp_path, outlet, clock)
+    peer = Peer(service, outlet, clock)
+    correlation = peer.send("SET k v", ts=STAMP % 1)
+    outlet.taken()
+    assert peer.connection is not None
+    peer.connection.resumed = False
+    peer.send("SET k v", ts=STAMP % 1, correlation=correlation, dup=True)
+    assert [d.payload for d in outlet.taken()] == [b"+OK\r\n"]
+    assert service.stats.repeated == 0
+    await service.close()
+
+
 async def test_what_was_not_carried_out_or_is_another_request_is_carried_out(tmp_path: Path) -> None:
     outlet, clock = FakeOutlet(), ManualClock()
     service = await open_service(tmp_path, outlet, clock)

@@ -21,6 +21,7 @@ def test_qos_0_has_nothing_to_settle() -> None:
 def test_whether_the_end_of_the_connection_can_still_tell_the_client() -> None:
     class Connection:
         closing = False
+        resumed = False
 
         def end(self, reason_code: int, reason_string: str) -> None:
             ended.append((reason_code, reason_string))

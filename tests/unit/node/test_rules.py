@@ -47,6 +47,7 @@ class Connection:
 
     def __init__(self) -> None:
         self.closing = False
+        self.resumed = False
         self.ends: list[tuple[int, str]] = []
         self.holds = 0
 

@@ -64,6 +64,7 @@ class BrokerConnection(Pacing):
         "credentials",
         "decoder",
         "name",
+        "resumed",
         "send_maximum",
         "ways",
     )
@@ -95,6 +96,8 @@ class BrokerConnection(Pacing):
         """What it was accepted with, without the password."""
         self.checked = access is not None
         """Whether its messages are looked at one by one: by their rate, or by who may publish what."""
+        self.resumed = False
+        """Whether its CONNECT found a session."""
         self.send_maximum = 65_535
         self.ways = NO_WAYS
         """Where the messages of its topics go, topics as on the wire."""

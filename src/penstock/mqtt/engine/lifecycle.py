@@ -61,6 +61,7 @@ class Lifecycle:
         session.restored = False
         session.connection = connection
         connection.session = session
+        connection.resumed = present
         if journal.enabled:
             self._keep(session, packet)
             if journal.promises != promises:

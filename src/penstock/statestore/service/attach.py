@@ -324,6 +324,8 @@ class _Elsewhere:
     """The connection of a client of somebody else's broker, which nobody can end from here."""
 
     closing = False
+    resumed = True
+    """As far as can be told from here."""
 
     def __init__(self, client_id: str) -> None:
         self._client_id = client_id

@@ -263,7 +263,7 @@ class StateStoreService:
             self._refuse(message, ask)
             return
         context = ask.context
-        if message.publish.dup and self._recent.has(context.client_id, ask.correlation, context.timestamp):
+        if message.again and self._recent.has(context.client_id, ask.correlation, context.timestamp):
             self.stats.repeated += 1
             self._answer(message, _REPEATED, None, 0)
             return
