@@ -9,7 +9,7 @@ import pytest
 
 from tests.conformance.tubemq.other_clients import CPP, GO, Kind, Producer
 from tests.conformance.tubemq.other_consumers import Bound, Consumer
-from tests.unit.tube.servers import Tube, tube
+from tests.unit.tube.servers import Tube, tube, until
 
 KINDS = pytest.mark.parametrize("kind", [GO, CPP], ids=lambda kind: kind.name)
 
@@ -175,6 +175,34 @@ async def test_the_master_restarts(kind: Kind, tmp_path: Path) -> None:
         assert set(consumer.held) == held
         await producer.send("demo", 0, b"after")
         assert await consumer.drain() == [b"after"]
+        await consumer.close()
+        await producer.close()
+
+
+@KINDS
+async def test_a_broker_restarts(kind: Kind, tmp_path: Path) -> None:
+    """It knows of no reader any more: the next heartbeat gives consumers back what a get was refused."""
+    async with tube(tmp_path, "demo", brokers=2) as running:
+        producer = Producer(kind, running.masters)
+        await producer.start()
+        await producer.heartbeat("demo")
+        await producer.heartbeat("demo")
+        consumer = await member(running, kind, "lake", "demo")
+        await settle(consumer)
+        here = [held for held in consumer.held.values() if held.place.broker == 1]
+        await running.stop_broker(1)
+        with pytest.raises(ConnectionError):
+            await consumer.get(here[0])
+        await running.start_broker(1)
+        await until(lambda: running.master is not None and 1 in running.master.engine.cluster.reporting())
+        assert [(await consumer.get(held))[0] for held in here] == [411, 411, 411]
+        assert len(consumer.held) == 3
+        await consumer.heartbeat()
+        assert len(consumer.held) == 6
+        await settle(consumer)
+        for number in range(6):
+            await producer.send("demo", number, b"%d" % number)
+        assert sorted(await consumer.drain()) == [b"%d" % number for number in range(6)]
         await consumer.close()
         await producer.close()
 

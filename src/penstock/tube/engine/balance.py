@@ -53,9 +53,14 @@ class Bound(NamedTuple):
 
 
 class Member:
-    """One consumer. ``held`` is what it said it holds; orders wait in ``to_release`` and ``to_connect``."""
+    """One consumer. ``held`` is what it said it holds; orders wait in ``to_release`` and ``to_connect``.
 
-    __slots__ = ("bound", "held", "id", "last_seen", "out", "processing", "sent_at", "to_connect", "to_release")
+    ``to_renew``: it holds them, but their broker was restarted since and knows of no reader.
+    """
+
+    __slots__ = (
+        "bound", "held", "id", "last_seen", "out", "processing", "sent_at", "to_connect", "to_release", "to_renew",
+    )  # fmt: skip
 
     def __init__(self, member_id: str, now: int, bound: Bound | None = None) -> None:
         self.id = member_id
@@ -64,6 +69,7 @@ class Member:
         self.held: set[Partition] = set()
         self.to_release: set[Partition] = set()
         self.to_connect: set[Partition] = set()
+        self.to_renew: set[Partition] = set()
         self.processing: Event | None = None
         self.sent_at = 0
         self.out = 0  # heartbeats for which it gets nothing, by an administrator's order
@@ -109,6 +115,17 @@ class Group:
         for partition in [p for p, owner in self.owned.items() if owner == member.id]:
             self._take_away(partition, member)
 
+    def renew(self, broker_id: int) -> None:
+        """A broker was restarted: members are told again to take what they hold there.
+
+        Each passes over what it believes to hold still. What a get was refused it has dropped, and takes at once: Java,
+        Go and C++ clients say what they hold with every seventh heartbeat only, so long nobody would read it.
+        """
+        for partition, owner in self.owned.items():
+            member = self.members[owner]
+            if partition.broker.id == broker_id and partition in member.held:
+                member.to_renew.add(partition)
+
     def heartbeat(self, member: Member, now: int, *, done: bool, reported: Iterable[Partition] | None) -> None:
         """``done``: it carried a finished event; ``reported``: all that the member holds, None if not said."""
         member.last_seen = now
@@ -136,9 +153,9 @@ class Group:
         if member.to_release:
             event = Event(rebalance_id, Op.ONLY_DISCONNECT, tuple(sorted(member.to_release)))
             member.to_release = set()
-        elif member.to_connect:
-            event = Event(rebalance_id, Op.ONLY_CONNECT, tuple(sorted(member.to_connect)))
-            member.to_connect = set()
+        elif take := member.to_connect | {p for p in member.to_renew if self.owned.get(p) == member.id}:
+            event = Event(rebalance_id, Op.ONLY_CONNECT, tuple(sorted(take)))
+            member.to_connect, member.to_renew = set(), set()
         else:
             return None
         member.processing = event

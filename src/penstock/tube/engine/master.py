@@ -70,7 +70,7 @@ class MasterEngine:
         self._clients = ClientBalanceDesk(self._hall)
         self._consumers.taken_elsewhere = self._clients.groups.__contains__
         self._clients.taken_elsewhere = self._consumers.groups.__contains__
-        self._brokers = BrokerDesk(self._hall, self._consumers.rebalance_all)
+        self._brokers = BrokerDesk(self._hall, self._consumers.rebalance_all, self._consumers.broker_restarted)
         self.producers = self._producers.known
         self.groups = self._consumers.groups
         self.client_groups = self._clients.groups

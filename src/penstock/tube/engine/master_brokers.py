@@ -22,11 +22,12 @@ _MAX_FAILURE = 1000
 
 
 class BrokerDesk:
-    """Answers brokers; calls ``changed(now)`` when what is served changed."""
+    """Answers brokers; calls ``changed(now)`` when what is served changed, ``restarted(broker_id)`` when one was."""
 
-    def __init__(self, hall: Hall, changed: Callable[[int], None]) -> None:
+    def __init__(self, hall: Hall, changed: Callable[[int], None], restarted: Callable[[int], None]) -> None:
         self._hall = hall
         self._changed = changed
+        self._restarted = restarted
 
     def tick(self, now: int) -> None:
         """A broker whose session ended serves nothing any more."""
@@ -68,6 +69,8 @@ class BrokerDesk:
             request.brokerTopicSetConfInfo if request.brokerOnline else (), now,
         )  # fmt: skip
         broker.need_report = True
+        if not request.brokerOnline:
+            self._restarted(info.id)
         answer = pb.RegisterResponseM2B(
             success=True,
             errCode=ErrCode.SUCCESS,

@@ -186,6 +186,11 @@ class ConsumerDesk:
             self._rebalance_id += 1
             self.rebalances += 1
 
+    def broker_restarted(self, broker_id: int) -> None:
+        """It has forgotten who reads what."""
+        for group in self.groups.values():
+            group.renew(broker_id)
+
     def rebalance_all(self, now: int) -> None:
         for group in list(self.groups.values()):
             self._rebalance(group, now)

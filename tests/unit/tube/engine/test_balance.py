@@ -123,6 +123,29 @@ def test_partition_that_a_member_lost_is_given_out_again() -> None:
     assert event.partitions == (parts(2)[1],)
 
 
+def test_partitions_of_a_restarted_broker_are_given_to_their_owners_again() -> None:
+    g = group()
+    wanted = parts(2) + parts(2, broker=2)
+    first = Consumer(g, "a")
+    settle(g, [first], wanted)
+    g.renew(1)
+    assert first.beat() == Event(1, Op.ONLY_CONNECT, tuple(parts(2)))
+    assert settle(g, [first], wanted) == 0
+    # What is given up, or to be, is not: the release goes first, and then it is another's.
+    second = Consumer(g, "b")
+    g.rebalance(wanted, {1, 2}, 0)
+    g.renew(1)
+    g.renew(2)
+    released = first.beat()
+    assert released is not None
+    assert released.op is Op.ONLY_DISCONNECT
+    renewed = first.beat()
+    assert renewed is not None
+    assert set(renewed.partitions) == set(wanted) - set(released.partitions)
+    assert settle(g, [first, second], wanted) == 2
+    assert second.held == set(released.partitions)
+
+
 def test_lost_event_is_sent_again_after_a_while() -> None:
     g = group()
     consumer = Consumer(g, "a")
@@ -265,6 +288,10 @@ class Balancing(RuleBasedStateMachine):
     def broker_comes_or_goes(self, broker: int) -> None:
         self.serving ^= {broker}
         self.balance()
+
+    @rule(broker=st.sampled_from([1, 2, 3]))
+    def broker_restarts(self, broker: int) -> None:
+        self.group.renew(broker)
 
     @invariant()
     def nobody_holds_what_another_holds(self) -> None:
