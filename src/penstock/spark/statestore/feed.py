@@ -67,6 +67,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             with self._telling_of_capture():
                 if starting == "snapshot" or isinstance(starting, Hlc):
                     source = replace(self._options.source, starting=to_json(self._start(starting)))
+                    self._changes.stop()
                     self._changes = TubeStreamReader(source, self._client)
                     if self._ends:
                         self._changes.prepareForTriggerAvailableNow()

@@ -46,6 +46,7 @@ __all__ = [
     "round_down",
     "select",
     "split_key",
+    "stops",
     "to_json",
 ]
 
@@ -332,6 +333,24 @@ def by_partition(named: Named, known: Collection[Partition], option: str) -> dic
             do=f"add {add}, or read fewer with assign",
         )
     return found
+
+
+def stops(named: Named, known: Collection[Partition], option: str) -> Positions:
+    """Where reading ends in those of the ``known`` partitions that ``named`` names, rounded down to an index record.
+
+    Raises:
+        ConfigError: one is named without a broker while several brokers hold the topic.
+    """
+    positions: Positions = {}
+    for partition in known:
+        of_topic, bare = named.get(partition.topic, {}), str(partition.partition)
+        position = of_topic.get(partition.key)
+        if position is None and bare in of_topic:
+            _find(partition.topic, bare, known, option)
+            position = of_topic[bare]
+        if position is not None:
+            positions[partition] = round_down(position)
+    return positions
 
 
 def _find(topic: str, key: str, known: Collection[Partition], option: str) -> Partition:

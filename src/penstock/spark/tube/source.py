@@ -43,6 +43,7 @@ from penstock.spark.tube.offsets import (
     Times,
     check_kept,
     from_json,
+    stops,
     to_json,
 )
 from penstock.spark.tube.options import COLUMNS, HEADERS, SourceOptions
@@ -332,7 +333,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         partition that the end does not name is not read.
         """
         named = self._options.last_positions()
-        last = None if named is None else from_json(named)
+        last = None if named is None else stops(named, bounds, "endingOffsets")
         reachable: dict[Partition, Bounds] = {}
         for partition, bound in bounds.items():
             position, end = begin.get(partition), bound.end

@@ -538,5 +538,12 @@ def test_a_stream_with_an_end_reads_up_to_it_and_no_other_partition(fake: FakeTu
     assert [row for _, rows in drain(reader, start, ReadMaxRows(2)) for row in rows] == [b"0", b"1", b"2"]
     append(broker, 0, 1)
     assert drain(reader, {"a": {"1:0": 84, "1:1": 56}}, ReadAllAvailable()) == []
+    # Positions as people write them: without the broker, and between two messages.
+    loose = stream(fake, endingOffsets=json.dumps({"a": {"0": 85, "1": 57}}))
+    assert [row for _, rows in drain(loose, start, ReadAllAvailable()) for row in rows] == [b"0", b"2", b"1"]
+    fake.brokers.append(FakeBroker(2, 8124, logs={"a": []}, partitions={"a": 1}))
+    with pytest.raises(ConfigError, match=r"endingOffsets names topic 'a' partition 0 without a broker"):
+        stream(fake, endingOffsets=json.dumps({"a": {"0": 85}})).latestOffset(start, ReadAllAvailable())
+    fake.brokers.pop()
     only = stream(fake, endingOffsets=json.dumps({"a": {"1:1": 140}}))
     assert [row for _, rows in drain(only, only.initialOffset(), ReadAllAvailable()) for row in rows] == [b"1", b"3"]
