@@ -148,7 +148,8 @@ def consume(
         except RefusedError as error:
             raise (no_topic(tube_master, topic) if error.code == NOT_DEPLOYED else error) from None
         finally:
-            if group is None:
+            if group is None and (http != WEB or tube_master == MASTER):
+                # Beside a master elsewhere the default names this machine, where something else may listen.
                 _forget(name, http, broker_http)
 
 

@@ -269,6 +269,18 @@ def test_consume_follows_as_a_group_of_its_own_and_has_it_forgotten(penstock: Co
     assert web.calls == []
 
 
+@pytest.mark.usefixtures("_consumer")
+def test_a_group_of_another_machine_is_forgotten_only_where_its_administration_is_named(
+    penstock: Command, web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "partitions", lambda *_, **__: [])
+    web.answers = {"admin_query_broker_run_status": [BROKER], "admin_rmv_offset": []}
+    penstock("tube", "consume", "water", "--follow", "--tube-master", "plant:8715")
+    assert web.calls == []
+    penstock("tube", "consume", "water", "--follow", "--tube-master", "plant:8715", "--http", "plant:8080")
+    assert [method for _, method, _ in web.calls] == ["admin_query_broker_run_status", "admin_rmv_offset"]
+
+
 @pytest.mark.usefixtures("_consumer", "_reader", "web")
 def test_consume_follows_from_places(penstock: Command) -> None:
     penstock("tube", "consume", "water", "--follow", "--from", "-1")
