@@ -47,6 +47,11 @@ def test_what_is_produced_is_consumed(node: RunningNode) -> None:
     assert (found[0]["key"], found[0]["headers"], found[0]["msg_type"]) == ("k", [["line", "3"]], "flow")
     assert node.out("tube", "consume", "round", "--count", "1") == f"1:{sent[0]['partition']}  k  a\n"
     assert node.penstock("tube", "consume", "round", "--raw").stdout == b"a\nb\nc\n"
+    # Closed for producers it is read all the same.
+    node.out("tube", "topics", "alter", "round", "--no-publish")
+    assert node.penstock("tube", "consume", "round", "--raw").stdout == b"a\nb\nc\n"
+    node.out("tube", "topics", "alter", "round", "--publish", "--broker", "1")
+    assert node.rows("tube", "produce", "round", "d")
 
 
 def test_a_group_goes_on_where_it_was(node: RunningNode) -> None:

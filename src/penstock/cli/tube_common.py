@@ -256,9 +256,7 @@ def announced(masters: str, topic: str, client: ClientOptions) -> list[Partition
     """The partitions of ``topic``; refused where there are none."""
     found = partitions(masters, topic, client)
     if not found:
-        raise no_topic(
-            masters, topic, "no broker that takes records has it; what one without space still has, a group may read"
-        )
+        raise no_topic(masters, topic, "no broker that is here serves it")
     return found
 
 

@@ -294,3 +294,16 @@ def test_a_producer_is_told_why_there_is_no_partition() -> None:
         join_broker(engine, number=number)
         engine.cluster.brokers[number].serving.clear()
     assert why("demo")[0].endswith("broker 3 (10.0.0.3:8123) does not serve it yet; and 1 more")
+
+
+def test_a_reader_without_a_group_is_told_what_takes_no_records() -> None:
+    engine = three(Topic("demo"), Topic("gone", status=1))
+    change(engine, "admin_modify_topic_info", topicName="demo", brokerId="2", modifyUser="me", **CLOSED)
+    engine.cluster.brokers[3].write_status = -1
+    for reads, brokers in ((False, {1}), (True, {1, 2, 3})):
+        routes = Routes("p", "h", reads=reads)
+        routes.topics.update(["demo", "gone"])
+        routes.registered(ask(engine, MethodId.PRODUCER_REGISTER, routes.register()))
+        routes.heard(ask(engine, MethodId.PRODUCER_HEARTBEAT, routes.heartbeat()))
+        assert {partition.broker.id for partition in routes.partitions("demo")} == brokers
+        assert routes.partitions("gone") == []

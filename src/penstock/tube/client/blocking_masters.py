@@ -38,6 +38,8 @@ def partitions(
 ) -> list[PartitionInfo]:
     """All partitions of ``topic`` as the master announces them, by broker and number; empty if it announces none.
 
+    Those that take no records at present are among them, but for Apache's master.
+
     ``user`` and ``password`` sign where the cluster has users; ``tls``: ``masters`` are TLS addresses, and so are those
     of the brokers in the answer.
 
@@ -80,6 +82,7 @@ def _learn(
         "127.0.0.1",
         credentials=credentials_of(user, password),
         default_port=DEFAULT_BROKER_PORT if tls is None else DEFAULT_BROKER_TLS_PORT,
+        reads=True,
     )
     routes.topics |= topics
     last: UnavailableError | None = None

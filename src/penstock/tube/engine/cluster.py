@@ -208,6 +208,15 @@ class Cluster:
         known = self.topics.get(topic)
         return (known is not None and known.in_use) or topic == SYSTEM_TOPIC
 
+    def served(self, name: str) -> TopicInfo:
+        """What brokers have of ``name``, whether or not they take records for it now."""
+        found = []
+        for broker_id in sorted(self.brokers):
+            config = self._served(self.brokers[broker_id], name)
+            if config is not None:
+                found.append(BrokerTopic(broker_id, config.partitions or 1, config.stores or 1))
+        return TopicInfo(name, tuple(found), None)
+
     def topic_info(self, name: str) -> TopicInfo | None:
         """Where ``name`` can be produced to; None if nowhere."""
         found = []

@@ -73,6 +73,8 @@ class ProducerDesk:
             authorizedInfo=self._hall.authorized(passed, now),
             unavailable=[f"{name}#{cluster.unavailable(name)}" for name, info in found.items() if info is None],
         )
+        if request.wantServed:
+            answer.served.extend(cluster.served(name).format() for name in producer.topics)
         if passed.renew:
             answer.requireAuth = True
         if request.brokerCheckSum != self._hall.cluster.version:

@@ -24,7 +24,10 @@ DEFAULT_MAX_BYTES = 1 << 20
 
 
 class Routes:
-    """Brokers and partitions as the master last told them. ``start`` spreads the round robins of many producers."""
+    """Brokers and partitions as the master last told them. ``start`` spreads the round robins of many producers.
+
+    ``reads``: not to produce but to read; what takes no records at present counts as well.
+    """
 
     def __init__(
         self,
@@ -34,11 +37,13 @@ class Routes:
         start: int = 0,
         credentials: Credentials | None = None,
         default_port: int = DEFAULT_BROKER_PORT,
+        reads: bool = False,
     ) -> None:
         self.client_id = client_id
         self.host = host
         self.credentials = credentials
         self._default_port = default_port
+        self._reads = reads
         self.topics: set[str] = set()
         self.unavailable: dict[str, str] = {}
         """Why topics have no partition, where the master says it."""
@@ -72,7 +77,7 @@ class Routes:
 
     def heartbeat(self) -> master_pb2.HeartRequestP2M:
         """The next heartbeat to the master."""
-        return master_pb2.HeartRequestP2M(
+        request = master_pb2.HeartRequestP2M(
             clientId=self.client_id,
             brokerCheckSum=self._check_sum,
             hostName=self.host,
@@ -80,6 +85,9 @@ class Routes:
             appdConfig=shared_pb2.ApprovedClientConfig(configId=self._config_id),
             authInfo=self._certificate(),
         )
+        if self._reads:
+            request.wantServed = True
+        return request
 
     def heard(self, answer: master_pb2.HeartResponseM2P) -> None:
         """The master's answer to ``heartbeat``, a success: brokers first, then the whole topic map anew."""
@@ -89,7 +97,7 @@ class Routes:
         self.unavailable = dict(text.partition("#")[::2] for text in answer.unavailable)
         if answer.errCode == 201:
             return  # "not ready": keep what is known
-        self._infos = {info.topic: info for info in map(TopicInfo.parse, answer.topicInfos)}
+        self._infos = {info.topic: info for info in map(TopicInfo.parse, answer.served or answer.topicInfos)}
         self._partitions = {}
 
     def close(self) -> master_pb2.CloseRequestP2M:

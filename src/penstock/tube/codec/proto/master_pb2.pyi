@@ -44,23 +44,25 @@ class RegisterResponseM2P(_message.Message):
     def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ..., brokerCheckSum: _Optional[int] = ..., brokerInfos: _Optional[_Iterable[str]] = ..., authorizedInfo: _Optional[_Union[_shared_pb2.MasterAuthorizedInfo, _Mapping[str, object]]] = ..., appdConfig: _Optional[_Union[_shared_pb2.ApprovedClientConfig, _Mapping[str, object]]] = ...) -> None: ...
 
 class HeartRequestP2M(_message.Message):
-    __slots__ = ("clientId", "brokerCheckSum", "hostName", "topicList", "authInfo", "appdConfig")
+    __slots__ = ("clientId", "brokerCheckSum", "hostName", "topicList", "authInfo", "appdConfig", "wantServed")
     CLIENTID_FIELD_NUMBER: _ClassVar[int]
     BROKERCHECKSUM_FIELD_NUMBER: _ClassVar[int]
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
     TOPICLIST_FIELD_NUMBER: _ClassVar[int]
     AUTHINFO_FIELD_NUMBER: _ClassVar[int]
     APPDCONFIG_FIELD_NUMBER: _ClassVar[int]
+    WANTSERVED_FIELD_NUMBER: _ClassVar[int]
     clientId: str
     brokerCheckSum: int
     hostName: str
     topicList: _containers.RepeatedScalarFieldContainer[str]
     authInfo: _shared_pb2.MasterCertificateInfo
     appdConfig: _shared_pb2.ApprovedClientConfig
-    def __init__(self, clientId: _Optional[str] = ..., brokerCheckSum: _Optional[int] = ..., hostName: _Optional[str] = ..., topicList: _Optional[_Iterable[str]] = ..., authInfo: _Optional[_Union[_shared_pb2.MasterCertificateInfo, _Mapping[str, object]]] = ..., appdConfig: _Optional[_Union[_shared_pb2.ApprovedClientConfig, _Mapping[str, object]]] = ...) -> None: ...
+    wantServed: bool
+    def __init__(self, clientId: _Optional[str] = ..., brokerCheckSum: _Optional[int] = ..., hostName: _Optional[str] = ..., topicList: _Optional[_Iterable[str]] = ..., authInfo: _Optional[_Union[_shared_pb2.MasterCertificateInfo, _Mapping[str, object]]] = ..., appdConfig: _Optional[_Union[_shared_pb2.ApprovedClientConfig, _Mapping[str, object]]] = ..., wantServed: bool = ...) -> None: ...
 
 class HeartResponseM2P(_message.Message):
-    __slots__ = ("success", "errCode", "errMsg", "brokerCheckSum", "topicInfos", "brokerInfos", "requireAuth", "authorizedInfo", "appdConfig", "unavailable")
+    __slots__ = ("success", "errCode", "errMsg", "brokerCheckSum", "topicInfos", "brokerInfos", "requireAuth", "authorizedInfo", "appdConfig", "unavailable", "served")
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     ERRCODE_FIELD_NUMBER: _ClassVar[int]
     ERRMSG_FIELD_NUMBER: _ClassVar[int]
@@ -71,6 +73,7 @@ class HeartResponseM2P(_message.Message):
     AUTHORIZEDINFO_FIELD_NUMBER: _ClassVar[int]
     APPDCONFIG_FIELD_NUMBER: _ClassVar[int]
     UNAVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    SERVED_FIELD_NUMBER: _ClassVar[int]
     success: bool
     errCode: int
     errMsg: str
@@ -81,7 +84,8 @@ class HeartResponseM2P(_message.Message):
     authorizedInfo: _shared_pb2.MasterAuthorizedInfo
     appdConfig: _shared_pb2.ApprovedClientConfig
     unavailable: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ..., brokerCheckSum: _Optional[int] = ..., topicInfos: _Optional[_Iterable[str]] = ..., brokerInfos: _Optional[_Iterable[str]] = ..., requireAuth: bool = ..., authorizedInfo: _Optional[_Union[_shared_pb2.MasterAuthorizedInfo, _Mapping[str, object]]] = ..., appdConfig: _Optional[_Union[_shared_pb2.ApprovedClientConfig, _Mapping[str, object]]] = ..., unavailable: _Optional[_Iterable[str]] = ...) -> None: ...
+    served: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ..., brokerCheckSum: _Optional[int] = ..., topicInfos: _Optional[_Iterable[str]] = ..., brokerInfos: _Optional[_Iterable[str]] = ..., requireAuth: bool = ..., authorizedInfo: _Optional[_Union[_shared_pb2.MasterAuthorizedInfo, _Mapping[str, object]]] = ..., appdConfig: _Optional[_Union[_shared_pb2.ApprovedClientConfig, _Mapping[str, object]]] = ..., unavailable: _Optional[_Iterable[str]] = ..., served: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CloseRequestP2M(_message.Message):
     __slots__ = ("clientId", "authInfo")
