@@ -40,6 +40,14 @@ async def member(running: Tube, kind: Kind, group: str, *topics: str, **options:
     return consumer
 
 
+def served(running: Tube) -> bool:
+    """Whether the master has the broker of topic ``demo``, with a session."""
+    assert running.master is not None
+    cluster = running.master.engine.cluster
+    info = cluster.topic_info("demo")
+    return info is not None and bool(info.brokers) and all(broker.online for broker in cluster.brokers.values())
+
+
 @KINDS
 async def test_from_producing_to_the_end(kind: Kind, tmp_path: Path) -> None:
     async with tube(tmp_path, "demo", "other", brokers=2) as running:
@@ -205,6 +213,33 @@ async def test_a_broker_restarts(kind: Kind, tmp_path: Path) -> None:
         assert sorted(await consumer.drain()) == [b"%d" % number for number in range(6)]
         await consumer.close()
         await producer.close()
+
+
+@KINDS
+async def test_a_restarted_node_gets_its_readers_back_soon(kind: Kind, tmp_path: Path) -> None:
+    """They drop what they may not read and would say so with their seventh heartbeat only: they are told to take it."""
+    async with tube(tmp_path, "demo") as running:
+        await fill(running, kind, "demo", [b"before"])
+        consumer = await member(running, kind, "lake", "demo")
+        await settle(consumer)
+        held = dict(consumer.held)
+        assert await consumer.drain() == [b"before"]
+        await running.stop_broker()
+        await running.stop_master()
+        await running.start_master()
+        await running.start_broker()
+        await until(lambda: served(running))
+        with pytest.raises(ConnectionError):
+            await consumer.heartbeat()
+        assert (await consumer.register()).success, "with all that it still believes to hold"
+        first, *_ = held.values()
+        with pytest.raises(ConnectionError):
+            await consumer.get(first)
+        assert [(await consumer.get(partition))[0] for partition in held.values()] == [411, 411, 411]
+        for _ in range(3):
+            await consumer.heartbeat()
+        assert set(consumer.held) == set(held)
+        await consumer.close()
 
 
 @KINDS

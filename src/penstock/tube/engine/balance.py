@@ -98,6 +98,8 @@ class Group:
         self.leave(member_id)
         member = self.members[member_id] = Member(member_id, now, bound)
         self._report(member, set(held))
+        # This master is new to it. The broker may be as well: both restart with their node.
+        member.to_renew = set(member.held)
         return member
 
     def leave(self, member_id: str) -> bool:
