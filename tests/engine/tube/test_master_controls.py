@@ -13,7 +13,7 @@ from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.engine.consumer import Membership
 from penstock.tube.engine.deployment import Deployment, Topic
 from penstock.tube.engine.master import MasterEngine
-from penstock.tube.engine.settings import Removal
+from penstock.tube.engine.settings import BrokerSeen, Removal
 from tests.engine.tube.talk import NOW, ask, broker_beat, join_broker, master
 
 TOKEN = "secret"
@@ -157,7 +157,7 @@ def test_a_topic_is_changed_deleted_redone_and_removed() -> None:
     assert subscribe(engine).errCode == 200
     do(engine, "admin_delete_topic_info", topicName="demo")
     assert do(engine, "admin_remove_topic_info", topicName="demo")[0]["errCode"] == 200
-    assert engine.take_removed() == []
+    assert engine.take_unstored() == [BrokerSeen(1)]
     told = broker_beat(engine)
     assert [text.partition(":")[0] for text in told.removeTopicConfInfo] == ["demo"]
     assert "demo" not in {text.partition(":")[0] for text in told.brokerTopicSetConfInfo}
@@ -166,7 +166,7 @@ def test_a_topic_is_changed_deleted_redone_and_removed() -> None:
         takeConfInfo=False, takeRemovedTopicInfo=True, removedTopicsInfo=["demo"],
     )  # fmt: skip
     assert not ask(engine, MethodId.BROKER_HEARTBEAT, done).removeTopicConfInfo
-    assert (engine.take_removed(), engine.take_removed()) == ([Removal("Topic", "demo")], [])
+    assert (engine.take_unstored(), engine.take_unstored()) == ([Removal("Topic", "demo")], [])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from penstock.tube.codec.strings import BrokerTopic
 from penstock.tube.engine.deployment import TOPIC_GONE, Deployment, Topic
 from penstock.tube.engine.master import MasterEngine
 from penstock.tube.engine.producer import Routes
-from penstock.tube.engine.settings import Removal, Setting
+from penstock.tube.engine.settings import BrokerSeen, Removal, Setting
 from tests.engine.tube.talk import NOW, ask, join_broker, master, report
 from tests.unit.tube.admin.desk import change, query
 
@@ -24,6 +24,7 @@ def three(*topics: Topic) -> MasterEngine:
     engine = master(*topics)
     for number in (1, 2, 3):
         join_broker(engine, number=number)
+    assert stored(engine) == [BrokerSeen(1), BrokerSeen(2), BrokerSeen(3)]
     return engine
 
 
@@ -63,8 +64,8 @@ def consumable(engine: MasterEngine) -> dict[int, int]:
 
 def stored(engine: MasterEngine) -> list[Setting | Removal]:
     """Let the shell store what brokers brought about."""
-    settings = engine.take_removed()
-    assert engine.take_removed() == [], "told once"
+    settings = engine.take_unstored()
+    assert engine.take_unstored() == [], "told once"
     for setting in settings:
         engine.storing.clear()
         engine.stored(setting, NOW)
@@ -91,6 +92,30 @@ def test_partitions_and_switches_differ() -> None:
     assert (spread["brokerAccPubTotalCnt"], spread["partAccPubTotalCnt"]) == (2, 8)
     loads = query(engine, "admin_query_broker_topic_config_info")["data"]
     assert [(load["partTotalCfgCnt"], load["topicAccPubTotalCnt"]) for load in loads] == [(3, 1), (5, 1), (6, 0)]
+
+
+def test_a_broker_that_is_away_is_not_forgotten_by_a_restart() -> None:
+    """Else "on broker 1" would be everywhere, and what the others hold would be removed when they come back."""
+    topics = list(three().cluster.topics.values())
+    engine = MasterEngine([*topics, BrokerSeen(1), BrokerSeen(2)], NOW)
+    join_broker(engine, number=1)
+    assert stored(engine) == [], "it is known"
+    assert edit(engine, "modify_topic_info", "1", **CLOSED) == [(1, 200)]
+    assert edit(engine, "delete_topic_info", "1") == [(1, 200)]
+    assert edit(engine, "remove_topic_info", "1") == [(1, 200)]
+    settle(engine, 1, removed=("demo",))
+    stored(engine)
+    join_broker(engine, number=2)
+    assert consumable(engine) == {2: 3}
+    # Who deletes the broker says that it will not be back.
+    restarted = MasterEngine([*topics, BrokerSeen(1), BrokerSeen(2)], NOW)
+    join_broker(restarted, number=1)
+    assert (
+        change(restarted, "admin_delete_broker_configure", brokerId="2", modifyUser="me")["data"][0]["errCode"] == 200
+    )
+    assert restarted.controls.seen == {1}
+    edit(restarted, "modify_topic_info", "1", **CLOSED)
+    assert not restarted.cluster.topics["demo"].accept_publish
 
 
 def test_clients_turn_away_before_the_broker_closes() -> None:

@@ -20,7 +20,7 @@ from penstock.tube.codec.strings import ipv4_to_int
 from penstock.tube.engine.cluster import Broker
 from penstock.tube.engine.deployment import Topic
 from penstock.tube.engine.master import MasterEngine
-from penstock.tube.engine.settings import BrokerSetting, Removal, Setting, Status, TopicDefaults
+from penstock.tube.engine.settings import BrokerSeen, BrokerSetting, Removal, Setting, Status, TopicDefaults
 
 __all__ = [
     "add",
@@ -211,7 +211,7 @@ def delete(engine: MasterEngine, params: Params, now: int) -> Change:
         old = engine.controls.brokers.get(number)
         broker = engine.cluster.brokers.get(number)
         named = [name for name, topic in sorted(engine.cluster.topics.items()) if number in (topic.brokers or ())]
-        if old is None and broker is None:
+        if old is None and broker is None and number not in engine.controls.seen:
             rows.append(item(401, f"broker {number} is not known", brokerId=number))
         elif old is None and broker is not None and broker.online:
             rows.append(item(406, f"broker {number} is here: stop it first", brokerId=number))
@@ -222,7 +222,7 @@ def delete(engine: MasterEngine, params: Params, now: int) -> Change:
         elif named and not reserved:
             rows.append(item(404, f"remove its topics first: {', '.join(named)}", brokerId=number))
         else:
-            changed.append(Removal(BrokerSetting.__name__, str(number)))
+            changed += [Removal(kind.__name__, str(number)) for kind in (BrokerSeen, BrokerSetting)]
             rows.append(item(brokerId=number))
     return Change(changed, success(rows))
 

@@ -121,7 +121,9 @@ def _edit(engine: MasterEngine, params: Params, edit: Edit, size: int | None = N
             rows += _rows(engine, broker_ids, name, *refusal)
             continue
         sized = topic._replace(max_message_bytes=size or topic.max_message_bytes)
-        there = sorted(number for number in {*known(engine), *(topic.brokers or dict(topic.own))} if topic.on(number))
+        # Brokers that are away have it too, and will look for what became of it when they are back.
+        ids = {*known(engine), *engine.controls.seen, *(topic.brokers or dict(topic.own))}
+        there = sorted(number for number in ids if topic.on(number))
         outcomes = {number: edit(topic.at(number)) for number in there if not broker_ids or number in broker_ids}
         left_out = [n for n in there if n not in outcomes and topic.at(n).status < TOPIC_REMOVED]
         common = None

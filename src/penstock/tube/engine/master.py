@@ -37,7 +37,7 @@ from penstock.tube.engine.master_common import (
 )
 from penstock.tube.engine.master_consumers import ConsumerDesk
 from penstock.tube.engine.master_producers import ProducerDesk
-from penstock.tube.engine.settings import BrokerSetting, Controls, Removal, Setting
+from penstock.tube.engine.settings import BrokerSeen, BrokerSetting, Controls, Removal, Setting
 
 __all__ = ["MIN_MESSAGE_BYTES", "MasterConfig", "MasterEngine"]
 
@@ -209,11 +209,13 @@ class MasterEngine:
         """Take all partitions from a member, which takes part again after ``rounds`` heartbeats; whether it is one."""
         return self._consumers.expel(group, member, rounds, now)
 
-    def take_removed(self) -> list[Setting | Removal]:
-        """What is to be stored since brokers have removed the data of topics; each change is told once."""
+    def take_unstored(self) -> list[Setting | Removal]:
+        """What is to be stored of what brokers did: they came, or removed the data of topics; each is told once."""
+        newcomers: list[Setting | Removal] = [BrokerSeen(number) for number in sorted(self._hall.newcomers)]
+        self._hall.newcomers.clear()
         cleared = [topic for topic in self.cluster.cleared() if topic.name not in self.storing]
         self.storing.update(topic.name for topic in cleared)
-        return [topic if topic.brokers != () else Removal(Topic.__name__, topic.name) for topic in cleared]
+        return newcomers + [topic if topic.brokers != () else Removal(Topic.__name__, topic.name) for topic in cleared]
 
     def stored(self, setting: Setting | Removal, now: int) -> None:
         """A topic or a setting is durable: it is in force, and whoever it concerns learns by its next heartbeat."""
@@ -225,6 +227,8 @@ class MasterEngine:
             self.cluster.drop_topic(setting.key)
             return
         self.controls.put(setting)
+        if isinstance(setting, BrokerSeen):
+            return
         if isinstance(setting, Removal) and setting.kind == BrokerSetting.__name__:
             self.cluster.forget(int(setting.key), now)
         for broker in self.cluster.brokers.values():

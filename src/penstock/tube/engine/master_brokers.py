@@ -59,6 +59,8 @@ class BrokerDesk:
         broker = cluster.register(info, now)
         broker.connection = self._hall.connection
         broker.connected = True
+        if info.id not in self._hall.controls.seen:
+            self._hall.newcomers.add(info.id)
         self.order(broker)
         broker.failure = request.failure[:_MAX_FAILURE]
         broker.tls = request.enableTls

@@ -79,6 +79,8 @@ class Hall:
         self.peer = ""
         self.connection = ""
         self.tls = False
+        self.newcomers: set[int] = set()
+        """Brokers that came for the first time."""
         self.visit_token = self.fresh_token = now
         self._token_at = now
 

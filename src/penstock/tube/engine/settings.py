@@ -11,6 +11,7 @@ from penstock.tube.codec.strings import DEFAULT_BROKER_PORT, DEFAULT_BROKER_TLS_
 from penstock.tube.engine.deployment import Topic
 
 __all__ = [
+    "BrokerSeen",
     "BrokerSetting",
     "ClusterSetting",
     "ConsumeControl",
@@ -118,6 +119,12 @@ class BrokerSetting(NamedTuple):
     topic_defaults: TopicDefaults = TopicDefaults()
 
 
+class BrokerSeen(NamedTuple):
+    """A broker that came once, until it is deleted: what all brokers have of a topic it has, also while it is away."""
+
+    id: int
+
+
 class Removal(NamedTuple):
     """Take a setting away: the class it was of, and its key."""
 
@@ -125,7 +132,7 @@ class Removal(NamedTuple):
     key: str
 
 
-Setting = Topic | ClusterSetting | TopicControl | GroupSetting | ConsumeControl | BrokerSetting
+Setting = Topic | ClusterSetting | TopicControl | GroupSetting | ConsumeControl | BrokerSetting | BrokerSeen
 
 
 def key_of(setting: Setting | Removal) -> tuple[str, str]:
@@ -141,7 +148,7 @@ def key_of(setting: Setting | Removal) -> tuple[str, str]:
         return kind, setting.group
     if isinstance(setting, ConsumeControl):
         return kind, f"{setting.group}\0{setting.topic}"
-    if isinstance(setting, BrokerSetting):
+    if isinstance(setting, BrokerSetting | BrokerSeen):
         return kind, str(setting.id)
     return kind, ""
 
@@ -155,6 +162,7 @@ class Controls:
         self.groups: dict[str, GroupSetting] = {}
         self.consume: dict[tuple[str, str], ConsumeControl] = {}
         self.brokers: dict[int, BrokerSetting] = {}
+        self.seen: set[int] = set()
         for setting in settings:
             self.put(setting)
 
@@ -172,6 +180,8 @@ class Controls:
             self.consume[setting.group, setting.topic] = setting
         elif isinstance(setting, BrokerSetting):
             self.brokers[setting.id] = setting
+        elif isinstance(setting, BrokerSeen):
+            self.seen.add(setting.id)
 
     def _remove(self, removal: Removal) -> None:
         if removal.kind == TopicControl.__name__:
@@ -183,6 +193,8 @@ class Controls:
             self.consume.pop((group, topic), None)
         elif removal.kind == BrokerSetting.__name__:
             self.brokers.pop(int(removal.key), None)
+        elif removal.kind == BrokerSeen.__name__:
+            self.seen.discard(int(removal.key))
 
     def may_consume(self, group: str, topic: str) -> bool:
         """Whether ``group`` may consume ``topic``."""

@@ -238,7 +238,7 @@ class TubeMaster:
 
     def _answer(self, request: Request, peer: Peer) -> bytes:
         body = self.engine.answer(request, self._clock(), peer.address, tls=peer.tls, connection=peer.connection)
-        self._forget_removed()
+        self._store_news()
         if self._timer is None:
             self._arm()
         elif request.method in _STARTS:
@@ -250,11 +250,11 @@ class TubeMaster:
     def _lost(self, connection: str) -> None:
         self.engine.disconnected(connection)
 
-    def _forget_removed(self) -> None:
-        """Topics whose data are gone, everywhere or on some brokers, leave the disk too."""
+    def _store_news(self) -> None:
+        """Brokers that came are kept; topics whose data are gone, everywhere or on some brokers, leave the disk too."""
         if self._committer is None or self._committer.failure is not None:
             return
-        for setting in self.engine.take_removed():
+        for setting in self.engine.take_unstored():
             self._submit(self._committer, setting).add_done_callback(_report)
 
     def _wake(self) -> None:
@@ -291,4 +291,4 @@ def _report(future: asyncio.Future[None]) -> None:
         return
     error = future.exception()
     if isinstance(error, StorageError):
-        _log.error("a removed topic could not be forgotten", extra={"fields": error_fields(error)})
+        _log.error("what a broker did could not be stored", extra={"fields": error_fields(error)})

@@ -12,6 +12,7 @@ import pytest
 from penstock.errors import StorageError
 from penstock.tube.engine.deployment import Deployment, Topic
 from penstock.tube.engine.settings import (
+    BrokerSeen,
     BrokerSetting,
     ClusterSetting,
     ConsumeControl,
@@ -87,6 +88,7 @@ def test_place_that_cannot_be_opened(tmp_path: Path) -> None:
 
 def test_every_kind_of_setting_survives_and_can_be_removed(tmp_path: Path) -> None:
     settings: list[Setting] = [
+        BrokerSeen(3),
         BrokerSetting(3, "10.0.0.3", 8123, 8124, 8081, 5, TopicDefaults(partitions=4)),
         ClusterSetting(2 << 20, 303, flow_enabled=True, flow_info="[]", serial=7, broker_port=9),
         ConsumeControl("g", "t", enabled=False, reason="why", filter_enabled=True, filters=("a", "b")),
