@@ -105,7 +105,7 @@ def test_every_kind_of_setting_survives_and_can_be_removed(tmp_path: Path) -> No
     assert sorted(loaded, key=repr) == sorted(settings, key=repr)
     assert [type(each.topic_defaults) for each in loaded if isinstance(each, BrokerSetting)] == [TopicDefaults]
     store.put([Removal("ConsumeControl", "g\0t"), Removal("Topic", "t"), Removal("Topic", "none")])
-    assert len(store.load()) == 5
+    assert len(store.load()) == 6
     store.close()
 
 
