@@ -77,7 +77,7 @@ def test_rows_are_published(spark: SparkSession, node: Node) -> None:
     ("select", "message"),
     [
         ("'a' AS payload", "it lacks topic"),
-        ("'a' AS topic, 1 AS payload", "it has payload"),
+        ("'a' AS topic, 1 AS payload", "it has payload as int"),
         ("'a' AS topic, CAST(NULL AS STRING) AS payload", "a row without a payload"),
         ("'a/#' AS topic, 'b' AS payload", "a/#"),
     ],

@@ -158,7 +158,7 @@ def test_a_snapshot_of_many_keys(tmp_path: Path, extensions: Extension) -> None:
     [
         ("'a' AS key", "append", "it lacks value"),
         ("'a' AS key, 'b' AS value, 1 AS other", "append", "it has other"),
-        ("1 AS key, 'b' AS value", "append", "it has key"),
+        ("1 AS key, 'b' AS value", "append", "it has key as int"),
         ("'' AS key, 'b' AS value", "append", "an empty key"),
         ("'a' AS key, 'b' AS value, 0 AS ttl_ms", "append", "a row with ttl_ms 0"),
         ("'a' AS key, 'b' AS value", "overwrite", "no mode"),

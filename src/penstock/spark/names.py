@@ -30,7 +30,8 @@ def canonical(
 ) -> dict[str, str]:
     """``options`` of a source or sink of ``format_name`` with every name as documented in ``known``.
 
-    ``unsupported`` are options that users of the format would expect, with what to do instead.
+    ``unsupported`` are options that users of the format would expect, with what to do instead; ``a.*`` stands for
+    every other that begins with ``a.``.
 
     Raises:
         ConfigError: a name that is not known or not supported; it says what was meant, perhaps.
@@ -40,7 +41,7 @@ def canonical(
     for given, value in options.items():
         if kind == "sink" and given.lower() in _OF_SPARK:
             continue
-        name = names.get(given.lower())
+        name = names.get(given.lower()) or names.get(f"{given.lower().partition('.')[0]}.*")
         if name is None:
             close = difflib.get_close_matches(given.lower(), [each.lower() for each in known], n=1)
             meant = f"did you mean {names[close[0]]}? " if close else ""
@@ -50,8 +51,9 @@ def canonical(
                 do=f"{meant}Known options: {', '.join(known)}",
             )
         if name not in known:
+            named = given if name.endswith(".*") else name
             raise ConfigError(
-                f"option {name} is not supported by the {format_name} {kind}", option=name, do=unsupported[name]
+                f"option {named} is not supported by the {format_name} {kind}", option=named, do=unsupported[name]
             )
         found[name] = value
     return found

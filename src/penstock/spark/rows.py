@@ -40,14 +40,17 @@ class Taken(NamedTuple):
             ConfigError: they cannot; it says why, which columns are taken, and how to select them.
         """
         given = {field.name: field.dataType for field in schema.fields}
-        wrong = [name for name, kind in given.items() if name not in self.columns or not self.columns[name](kind)]
+        known = {name: kind for name, kind in given.items() if name in self.columns}
+        others = [name for name in given if name not in known]
+        wrong = [f"{name} as {kind.simpleString()}" for name, kind in known.items() if not self.columns[name](kind)]
         lacks = [name for name in required if name not in given and not (name == "topic" and topic is not None)]
-        if not (wrong or lacks):
+        if not (others or wrong or lacks):
             return
         options = ["topic (the column, or the option)" if name == "topic" else name for name in lacks]
-        what = f"it has {', '.join(wrong)}" if wrong else f"it lacks {', '.join(options)}"
+        what = [f"it has {', '.join(others + wrong)}"] if others or wrong else []
+        what += [f"it lacks {', '.join(options)}"] if lacks else []
         raise ConfigError(
-            f"the {self.sink} sink cannot write rows of {schema.simpleString()}: {what}",
+            f"the {self.sink} sink cannot write rows of {schema.simpleString()}: {'; '.join(what)}",
             option="schema",
             why=f"its columns are {self.words}",
             do=f"select those, as .selectExpr({self.example})",

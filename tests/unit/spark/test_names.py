@@ -13,7 +13,7 @@ from penstock.spark.tube import sink_options
 from penstock.spark.tube.options import OPTIONS
 
 KNOWN = {"startAt": "where to start", "limit": "how many"}
-UNSUPPORTED = {"path": "leave it out"}
+UNSUPPORTED = {"path": "leave it out", "other.start": "set startAt", "other.*": "we have none of these"}
 
 
 def test_names_are_found_without_regard_to_case() -> None:
@@ -32,6 +32,10 @@ def test_names_that_are_not_known() -> None:
         names.canonical("x", {"startt": "1"}, KNOWN, UNSUPPORTED)
     with pytest.raises(ConfigError, match=r"path is not supported by the x source\n  do:  leave it out"):
         names.canonical("x", {"path": "1"}, KNOWN, UNSUPPORTED)
+    with pytest.raises(ConfigError, match=r"other.start is not supported by the x source\n  do:  set startAt"):
+        names.canonical("x", {"other.start": "1"}, KNOWN, UNSUPPORTED)
+    with pytest.raises(ConfigError, match=r"Other.End is not supported by the x source\n  do:  we have none of these"):
+        names.canonical("x", {"Other.End": "1"}, KNOWN, UNSUPPORTED)
 
 
 @pytest.mark.parametrize("url", ["mqtt://h", "mqtts://h:1", "ws://h/path", "wss://user:secret@[::1]:1/p"])

@@ -39,8 +39,9 @@ def test_columns_that_are_taken() -> None:
     [
         (schema(value=StringType()), r"bottle sink cannot write rows of struct<value:string>: it lacks topic \(the"),
         (schema(topic=StringType()), r"it lacks value\n  why: its columns are value, topic, count"),
-        (schema(value=IntegerType(), topic=BinaryType()), "it has value, topic"),
-        (schema(value=StringType(), topic=StringType(), more=LongType()), r'it has more[\s\S]*"cork AS value"'),
+        (schema(value=IntegerType(), topic=BinaryType()), "it has value as int, topic as binary\n"),
+        (schema(value=StringType(), topic=StringType(), more=LongType()), r'it has more\n[\s\S]*"cork AS value"'),
+        (schema(value=LongType(), more=LongType()), r"it has more, value as bigint; it lacks topic \(the"),
     ],
 )
 def test_columns_that_are_not(given: StructType, message: str) -> None:

@@ -86,7 +86,9 @@ UNSUPPORTED: Mapping[str, str] = {
     "kafkaConsumer.pollTimeoutMs": "set tubemq.timeoutMs",
     "kafka.bootstrap.servers": "set tubemq.master",
     "kafka.group.id": "set tubemq.group",
+    "kafka.*": "leave it out; user, password file and TLS of the tube are set with tubemq.*",
     "path": "name the topics in subscribe",
+    "topic": "name the topics in subscribe",
 }
 """Options of Kafka's connector that this source does not have, and what to do instead."""
 
@@ -304,7 +306,7 @@ def _topics(option: str, given: Iterable[str]) -> tuple[str, ...]:
                 f"{option}: {name!r} cannot be a topic",
                 option=option,
                 why="a topic is a letter, then letters, digits or '_': 2 to 64 of them",
-                do="correct the name",
+                do="correct the name, or give a pattern of names as subscribePattern",
             )
     return topics
 

@@ -7,7 +7,10 @@ import asyncio
 from penstock.spark.tube.sink_options import SinkOptions
 from penstock.tube.producer import Producer
 
-__all__ = ["look"]
+__all__ = ["TOPIC_S", "look"]
+
+TOPIC_S = 10.0
+"""How long the masters may take to announce a topic that exists."""
 
 
 def look(options: SinkOptions, timeout_s: float) -> None:

@@ -45,7 +45,9 @@ OPTIONS: Mapping[str, str] = {
 
 UNSUPPORTED: Mapping[str, str] = {
     "kafka.bootstrap.servers": "set tubemq.master",
+    "kafka.*": "leave it out; user, password file and TLS of the tube are set with tubemq.*",
     "path": "name the topic in topic",
+    "subscribe": "name the topic in topic",
 }
 """Options of Kafka's connector that this sink does not have, and what to do instead."""
 

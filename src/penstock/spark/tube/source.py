@@ -113,10 +113,20 @@ class TubeDataSource(DataSource):
         return TubeStreamReader(self._checked(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> TubeWriter:
-        """Sends each row. Raises ConfigError: the mode is overwrite, or an option or column is wrong."""
+        """Sends each row.
+
+        Raises:
+            ConfigError: the mode is overwrite, or an option or column is wrong.
+            RefusedError, UnavailableError: the topic that the option names cannot be written to.
+        """
+        from penstock.spark.tube import reach
+
         if overwrite:
             raise rows.refuse_overwrite("tubemq", why="a log is only appended to")
-        return TubeWriter(self._sink_options(schema))
+        options = self._sink_options(schema)
+        # Asked here it is one error; of a task's Spark shows every attempt, each with a page of Java.
+        reach.look(options, min(options.timeout_s, reach.TOPIC_S))
+        return TubeWriter(options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TubeStreamWriter:
         """As :meth:`writer`, batch after batch, under the delivery guarantee that was asked for."""

@@ -107,6 +107,9 @@ def test_topics_are_trimmed_and_not_repeated() -> None:
         ({"groupIdPrefix": " "}, "groupIdPrefix", "is empty"),
         ({"tubemq.batchBytes": "0"}, "tubemq.batchBytes", "not a number above 0"),
         ({"kafka.bootstrap.servers": "h:1"}, "kafka.bootstrap.servers", "set tubemq.master"),
+        ({"kafka.security.protocol": "SSL"}, "kafka.security.protocol", "leave it out"),
+        ({"topic": "b"}, "topic", "name the topics in subscribe"),
+        ({"subscribe": "line_.*"}, "subscribe", "give a pattern of names as subscribePattern"),
     ],
 )
 def test_errors_name_option_value_and_remedy(changed: dict[str, str | None], option: str, words: str) -> None:

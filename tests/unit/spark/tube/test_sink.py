@@ -35,7 +35,7 @@ def test_columns_that_can_be_written() -> None:
     [
         (columns(value=StringType()), COLUMNS, "it lacks topic"),
         (columns(key=StringType()), TOPIC, "it lacks value"),
-        (columns(value=DoubleType()), TOPIC, "it has value"),
+        (columns(value=DoubleType()), TOPIC, "it has value as double"),
         (columns(value=StringType(), machine=StringType()), TOPIC, "it has machine"),
         (columns(value=StringType(), headers=ArrayType(StringType())), TOPIC, "it has headers"),
     ],
