@@ -47,6 +47,7 @@ from penstock.pipelines.steps.lookups import lookups
 from penstock.pipelines.store.control import FAILED, STOPPED, RunRecord
 from penstock.pipelines.store.writeback import WriteBack
 from penstock.runtime.clock import wall_clock_ms
+from penstock.spark.standalone import check_master
 from penstock.statestore.hlc import Hlc
 
 if TYPE_CHECKING:
@@ -121,6 +122,7 @@ class _Run:
         check_shapes(pipeline, self._state)
         try:
             # A wrong address or topic is told now, not when Spark has started.
+            check_master(self._options.spark_master)
             store.connect()
             self._source.check()
             for text in check_sinks(self._pipeline):
