@@ -127,8 +127,6 @@ def test_a_broker_joins_under_a_running_query(spark: SparkSession, tmp_path: Pat
         while len(stream.rows()) < 40 and time.monotonic() < deadline:
             query.processAllAvailable()  # until the master was asked again
         assert stream.rows() == list(range(10, 50))
-        ends = [p.sources[0].endOffset for p in query.recentProgress if p.sources[0].endOffset]
-        assert set(json.loads(ends[-1])["growing"]) == {"1:0", "1:1", "2:0", "2:1"}
         query.stop()
         node.append("growing", [(0, b"50")], broker_id=2)
         stream.drain(startingOffsets="latest")
