@@ -53,8 +53,8 @@ lint types unit faults interop end_to_end spark docs: setup
 bench: setup ## Benchmarks beside a named peer; results as JSON under benchmarks/results
 	$(BIN)/python -m benchmarks $(ARGS)
 
-nightly: setup ## What repeats or waits: kill rounds, chaos, other Spark versions
-	@$(SUITES) --nightly --summary benchmarks/results/nightly.md
+nightly: setup ## Tests that repeat or wait: all, or one part (PART=unit|faults|interop|end_to_end|spark|docs), 45 minutes at most each
+	@$(BIN)/python -m tools.nightly $(PART)
 
 lock: ## Resolve requirements/*.in anew into pinned files with hashes
 	@bash tools/lock.sh "$(PYTHON)"

@@ -26,7 +26,7 @@ from benchmarks.figures import Figure, Settings, alternate
 from benchmarks.generator import Load
 from benchmarks.machine import cpu_seconds
 from benchmarks.tube_loads import JavaLoads, Measured, OurLoads, fill, fill_each, first_send
-from penstock.tube.client.web import call
+from penstock.tube.client.web import WebLogin, call
 from tests.interop.tube_java.clients import JavaClients
 from tests.interop.tube_java.jars import prepare
 from tests.interop.tube_java.server import JavaTube
@@ -35,7 +35,7 @@ __all__ = ["tube"]
 
 APACHE = "Apache TubeMQ"
 IN_MEMORY = "penstock, memory"
-_CHANGE = {"createUser": "bench", "confModAuthToken": "abc"}
+_CHANGE = {"createUser": "bench"}
 SIZES = (100, 1024)
 PRODUCERS = (1, 4)
 JUST_WRITTEN = {100: 80_000, 1024: 12_000}
@@ -152,17 +152,21 @@ def _of_penstock_alone(settings: Settings, clients: Mapping[str, Loads]) -> list
         pid = int(ready["pid"])
         before = resident_bytes(pid)
         change = {**_CHANGE, "topicName": "wide", "numPartitions": str(PARTITIONS)}
-        call(ready["http"], "admin_add_new_topic_record", change)
+        call(ready["http"], "admin_add_new_topic_record", change, login=_login(ready))
         uvloop.run(fill_each(ready["tube_master"], "wide", PARTITIONS))
         used = (resident_bytes(pid) - before) / 1024
     return [*figures, Figure(f"memory of {PARTITIONS} partitions in use", "penstock", "KiB", [used])]
+
+
+def _login(ready: Mapping[str, str]) -> WebLogin:
+    return WebLogin(Path(ready["admin_token_file"]).read_text(encoding="ascii").strip())
 
 
 def _new_topic(ready: Mapping[str, str], client: Loads) -> float:
     """Milliseconds from creating a topic to a message of it that is acknowledged."""
     topic = f"new_{uuid.uuid4().hex[:8]}"
     started = time.perf_counter()
-    call(ready["http"], "admin_add_new_topic_record", {**_CHANGE, "topicName": topic})
+    call(ready["http"], "admin_add_new_topic_record", {**_CHANGE, "topicName": topic}, login=_login(ready))
     if isinstance(client, JavaLoads):
         client.first_send(ready["tube_master"], topic)
     else:

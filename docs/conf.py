@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from docutils.nodes import document
+from sphinx.application import Sphinx
+
 import penstock
 
 project = "penstock"
@@ -16,3 +19,13 @@ html_theme = "furo"
 html_title = f"penstock {version}"
 html_copy_source = False
 nitpicky = True
+
+
+def setup(app: Sphinx) -> None:
+    """Keep decision records out of the full-text search: user pages come first."""
+    app.connect("doctree-read", _exclude_decisions_from_search)
+
+
+def _exclude_decisions_from_search(app: Sphinx, _doctree: document) -> None:
+    if app.env.docname.startswith("decisions/"):
+        app.env.metadata[app.env.docname]["nosearch"] = "true"

@@ -43,7 +43,7 @@ def command_pages(command: Any, name: str, parent: Any) -> Iterator[tuple[str, s
 
 
 def cli() -> str:
-    lines = ["# Commands", "", NOTE, ""]
+    lines = ["# Command line", "", NOTE, ""]
     root = typer.main.get_command(app)
     context = root.make_context("penstock", [], resilient_parsing=True, terminal_width=100, max_content_width=100)
     pages = [("penstock", root.get_help(context))]
@@ -132,6 +132,13 @@ def pipeline_file() -> str:
             "One YAML file describes a pipeline; `penstock pipeline validate FILE` checks it without Spark. `${VAR}` "
             "and `${VAR:-default}` are filled in from the environment, `${file:PATH}` with the first line of a file: "
             "for secrets, no message shows it. A path that is not absolute begins beside the pipeline file."
+            "\n\n"
+            "Addresses: `statestore.broker` and the `master` of a source come from the file; if the file has none, "
+            "from `PENSTOCK_BROKER` and `PENSTOCK_TUBE_MASTER`; else they are "
+            "`mqtt://127.0.0.1:1883` and `127.0.0.1:8715`. "
+            "The file comes first: it may read several tubes, and it belongs to the state store that has its lease. "
+            "To let the environment decide over an address in the file, write `${PENSTOCK_BROKER:-mqtt://HOST:1883}`. "
+            "With `pipeline submit --deploy-mode cluster`, give the variables with `--env`."
         ),
         "",
     ]
@@ -139,7 +146,7 @@ def pipeline_file() -> str:
 
 
 def record_table() -> str:
-    lines = ["# The record", "", NOTE, ""]
+    lines = ["# Record format", "", NOTE, ""]
     lines += [
         (
             "What a record of the tube carries beside its value. The body of the TubeMQ message is the value, "
@@ -173,7 +180,7 @@ def option_table(title: str, options: Mapping[str, str], unsupported: Mapping[st
 
 
 def spark_options() -> str:
-    lines = ["# Options of the Spark formats", "", NOTE, ""]
+    lines = ["# Spark format options", "", NOTE, ""]
     lines += [
         (
             "Names, and words as values, are compared without regard to case. Numbers are whole and above 0, times are "
@@ -199,7 +206,9 @@ DIALECT_ROWS: dict[str, Callable[[dialects.Dialect], str]] = {
     "text of a lower fencing token": lambda d: "… " + " ".join(d.fence_lower.split()[5:9]) + " …",
     "printed versions": lambda d: f"`{(VERSION.padded() if d.padded_versions else str(VERSION))}`",
     "`__stat`, `__protVer`; other major versions refused with 505": lambda d: "yes" if d.status else "no",
-    "version with `:1`": lambda d: "of the delete" if d.delete_version else "of the deleted value",
+    "version of a delete, in its answer and notification": lambda d: (
+        "of the delete" if d.delete_version else "of the deleted value"
+    ),
     "time stamp and fencing token in": lambda d: f"`{d.timestamp_property}`, `{d.fence_property}`",
 }
 
@@ -210,7 +219,7 @@ def state_store() -> str:
 
     notes = (ROOT / "tools" / "state-store.md").read_text(encoding="utf-8").split("<!-- next -->")
     command_notes, error_order, request_rules, extension_forms = (note.strip() for note in notes)
-    lines = ["# State store", "", NOTE, "", "## Commands", ""]
+    lines = ["# State store protocol", "", NOTE, "", "## Commands", ""]
     lines += ["| command | written | access | what it does | offered |", "| --- | --- | --- | --- | --- |"]
     for spec in commands.COMMANDS.values():
         offered = statestore_commands.OFFERED[spec.extension]

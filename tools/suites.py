@@ -1,17 +1,16 @@
 """Run test suites; close with a time per suite, the slowest tests and one count.
 
-Usage: suites.py [--all] [--nightly] [--jobs N] [--summary FILE] [SUITE ...]
+Usage: suites.py [--all] [--jobs N] [SUITE ...]
 
 Suites are independent: one that fails does not stop the others, and the exit status is 1 if any did. With several jobs
 they run side by side, each line of output headed by its suite. Every test that was skipped is listed with its reason,
-so that a green run says what it did not see.
+so that a green run says what it did not see. The tests marked nightly are run by tools/nightly.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -82,12 +81,11 @@ def first_lines(message: str, most: int = 300) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-def pytest_command(paths: list[str], report: Path, *, nightly: bool) -> list[str]:
-    mark = "nightly" if nightly else "not nightly"
+def pytest_command(paths: list[str], report: Path, mark: str = "not nightly") -> list[str]:
     return [PYTHON, "-m", "pytest", "-q", "-m", mark, f"--junit-xml={report}", *paths]
 
 
-def run_suite(name: str, *, nightly: bool, headed: bool) -> Result:
+def run_suite(name: str, *, headed: bool) -> Result:
     """Run one suite; ``headed``: its lines of output begin with its name."""
     result = Result(name)
     started = time.monotonic()
@@ -96,12 +94,11 @@ def run_suite(name: str, *, nightly: bool, headed: bool) -> Result:
         commands = list(COMMANDS.get(name, []))
         paths = [p for p in (["tests/docs"] if name == "docs" else PYTEST.get(name, [])) if (ROOT / p).exists()]
         if paths:
-            commands.append(pytest_command(paths, report, nightly=nightly))
+            commands.append(pytest_command(paths, report))
         for command in commands:
             print(f"== {name}: {' '.join(command[2:] if command[0] == PYTHON else command)}", flush=True)
             status = run_headed(command, f"{name:<10} | ") if headed else run_plain(command)
-            nothing_selected = nightly and status == 5
-            result.ok = result.ok and (status == 0 or nothing_selected)
+            result.ok = result.ok and status == 0
         read_report(report, result)
     result.seconds = time.monotonic() - started
     return result
@@ -121,7 +118,7 @@ def run_headed(command: list[str], head: str) -> int:
     return process.returncode
 
 
-def run_all(names: list[str], *, nightly: bool, jobs: int) -> list[Result]:
+def run_all(names: list[str], *, jobs: int) -> list[Result]:
     """Run the suites, ``jobs`` at a time: the first job takes them from the front, the others from the end."""
     waiting = deque(names)
     results: dict[str, Result] = {}
@@ -133,20 +130,12 @@ def run_all(names: list[str], *, nightly: bool, jobs: int) -> list[Result]:
                 name = waiting.popleft() if front else waiting.pop()
             except IndexError:  # another job was faster
                 return
-            results[name] = run_suite(name, nightly=nightly, headed=headed)
+            results[name] = run_suite(name, headed=headed)
 
     with ThreadPoolExecutor(jobs) as pool:
         for worker in [pool.submit(work, front=n == 0) for n in range(jobs)]:
             worker.result()
     return [results[name] for name in names]
-
-
-def commit() -> str:
-    """Short name of the commit that runs, or ``unknown`` outside a checkout."""
-    asked = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return asked.stdout.strip() or "unknown"
 
 
 def close(results: list[Result], seconds: float) -> list[str]:
@@ -176,22 +165,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("suites", nargs="*", choices=[*ORDER, []], metavar="SUITE")
     parser.add_argument("--all", action="store_true", help="every suite, in order")
-    parser.add_argument("--nightly", action="store_true", help="the tests marked nightly, of every suite")
     parser.add_argument("--jobs", type=int, default=JOBS, metavar="N", help="suites at a time (default: %(default)s)")
-    parser.add_argument("--summary", type=Path, help="write the closing report to this file too")
     options = parser.parse_args()
-    names = ORDER if options.all else list(PYTEST) if options.nightly else options.suites
+    names = ORDER if options.all else options.suites
     started = time.monotonic()
-    results = run_all(list(dict.fromkeys(names)), nightly=options.nightly, jobs=max(1, options.jobs))
+    results = run_all(list(dict.fromkeys(names)), jobs=max(1, options.jobs))
     report = close(results, time.monotonic() - started)
     print("\n".join(report), flush=True)
-    if options.summary is not None:
-        header = (
-            f"Commit {commit()}, {platform.system()} {platform.machine()}, {os.cpu_count()} cores, "
-            f"Python {platform.python_version()}"
-        )
-        options.summary.parent.mkdir(parents=True, exist_ok=True)
-        options.summary.write_text("\n".join(["# Nightly", "", header, "```", *report, "```", ""]), encoding="utf-8")
     return 0 if all(r.ok for r in results) else 1
 
 

@@ -15,6 +15,21 @@ from penstock.tube.codec.proto import envelope_pb2 as envelope
 TABLE = Path(__file__).resolve().parent.parent / "tests" / "conformance" / "tubemq" / "methods.json"
 
 
+_REFUSED = (
+    "a change with a parameter that the method does not use; queries ignore such parameters, as the reference's do",
+    (
+        "`unflushThreshold`, `unflushInterval`, `unflushDataHold`, `memCacheMsgSizeInMB`, `memCacheMsgCntInK`,"
+        " `memCacheFlushIntvl`, `dataStoreType`, `dataPath`, `deleteWhen`, `regionId` and `groupId` with another value"
+        " than the one that queries show: nothing here depends on them"
+    ),
+    "`admin_disable_stats`, `admin_disable_all_stats`: counters are always on",
+    "`admin_release_broker_autoforbidden_status`: this master forbids no broker by itself",
+    "`admin_transfer_current_master`: there is one master",
+    "`admin_rmv_offset` with `onlyMemory`: positions in memory and on disk do not differ",
+    "`admin_backup_group_offsets` with `backupPath`: the answer is the backup",
+)
+
+
 def page(note: str) -> str:
     """Methods and fields of the protocol, from the messages; what is special and which tests show it, from a table."""
     table = json.loads(TABLE.read_text(encoding="utf-8"))
@@ -48,10 +63,14 @@ def page(note: str) -> str:
     lines += _administration("Administration of the master: `/webapi.htm`", master_admin.METHODS)
     lines += _administration("Administration of the broker: `/broker.htm`", broker_admin.METHODS)
     lines += [
+        "Each method does what its line says, or refuses with the reason. Refused:",
+        "",
+        *(f"* {text}" for text in _REFUSED),
+        "",
         (
             "Times are `yyyyMMddHHmmss` in UTC. Any other method is refused by name. Each answer has what Apache's has,"
-            " but for who connected from where, the state of one reader's flow control and who changed a setting when"
-            " (`-`); shown by `conformance/tubemq/test_administration.py`, against answers of Apache's 2.4.0."
+            " but for who connected from where and the state of one reader's flow control;"
+            " shown by `conformance/tubemq/test_administration.py`, against answers of Apache's 2.4.0."
         ),
         "",
     ]

@@ -9,6 +9,7 @@ PenstockError                 retriable: bool, hint: str | None
 ├── ConfigError               an option: value received, values accepted, where it stands
 ├── DataLossError             data that was asked for is gone: what, from where to where
 └── StorageError              which file, which byte, what was kept
+    └── OutOfSpaceError       no disk space: nothing of the write counts, the same one may be tried again
 
 A message says what happened; ``why`` and ``do`` say the cause and the remedy. ``str()`` of an error gives all three,
 so that a traceback or a log line is already the whole story. Values of peers are quoted, secrets are never shown.
@@ -20,6 +21,7 @@ __all__ = [
     "ConfigError",
     "DataLossError",
     "LocalProtocolError",
+    "OutOfSpaceError",
     "PenstockError",
     "ProtocolError",
     "RefusedError",
@@ -73,6 +75,14 @@ class RemoteProtocolError(ProtocolError):
     def __init__(self, what: str, *, reason_code: int = 0, why: str | None = None, do: str | None = None) -> None:
         super().__init__(what, why=why, do=do)
         self.reason_code = reason_code
+
+    def copy(self) -> RemoteProtocolError:
+        """The same error without traceback, cause and context.
+
+        A decoder keeps a copy of the error that ended it: the traceback of the original refers to the decoder and to
+        the bytes that it was fed, a cycle that would hold all of them until the next full garbage collection.
+        """
+        return RemoteProtocolError(self.what, reason_code=self.reason_code, why=self.why, do=self.do)
 
 
 class RefusedError(PenstockError):
@@ -153,3 +163,7 @@ class StorageError(PenstockError):
         super().__init__(what, why=why, do=do)
         self.path = path
         self.position = position
+
+
+class OutOfSpaceError(StorageError):
+    """A write found no space on the disk, and nothing of it counts: the same write succeeds once there is space."""

@@ -98,7 +98,10 @@ RULES = [
                 "model",
                 ("checks.pipeline",),
                 # The tables of options, whose names the JSON Schema has.
-                ("mqtt.url", "runtime.addresses", "runtime.config", "spark.login_options", "spark.tube.options"),
+                (
+                    *("mqtt.url", "runtime.addresses", "runtime.config", "runtime.document"),
+                    *("spark.login_options", "spark.tube.options"),
+                ),
                 SPARK | IO,
             ),
             (

@@ -98,6 +98,7 @@ class RunningNode:
             PENSTOCK_BROKER=f"mqtt://{self.ready['mqtt']}",
             PENSTOCK_TUBE_MASTER=self.ready["tube_master"],
             PENSTOCK_HTTP=self.ready["http"],
+            PENSTOCK_DATA_DIR=self.ready["data_dir"],
         )
 
     def penstock(self, *args: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

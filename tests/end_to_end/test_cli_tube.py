@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -90,7 +91,11 @@ def test_a_topic_is_deleted_with_its_records(node: RunningNode) -> None:
     node.out("tube", "produce", "gone", "new")
     assert [row["value"] for row in node.rows("tube", "consume", "gone")] == ["new"]
     # Interrupted after the second step.
-    common = {"topicName": "gone", "modifyUser": "test", "confModAuthToken": "abc"}
+    common = {
+        "topicName": "gone",
+        "modifyUser": "test",
+        "confModAuthToken": Path(node.ready["admin_token_file"]).read_text().strip(),
+    }
     web = str(node.ready["http"])
     call(web, "admin_modify_topic_info", {**common, "acceptPublish": "false", "acceptSubscribe": "false"})
     call(web, "admin_delete_topic_info", common)

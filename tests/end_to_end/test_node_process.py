@@ -20,7 +20,7 @@ def test_one_ready_line_with_the_bound_addresses(tmp_path: Path) -> None:
     with RunningNode(tmp_path) as node:
         assert list(node.ready) == [
             "event", "version", "pid", "data_dir", "durability", "mqtt", "tube_master", "tube_broker",
-            "tube_broker_http", "http", "listeners",
+            "tube_broker_http", "http", "admin_token_file", "listeners",
         ]  # fmt: skip
         assert node.process is not None
         assert node.ready["event"] == "ready"
@@ -132,7 +132,7 @@ def test_what_stops_a_start_says_what_why_and_do(tmp_path: Path) -> None:
         status, text = second("--config", "bad.yaml")
         assert status == 2
         assert (
-            "bad.yaml:2:3: option 'mqtt.bnd': is not known; known here: advertise, authentication, bind, limits,"
+            "bad.yaml:2:3: option 'mqtt.bnd': is not known; known here: advertise, anonymous, authentication, bind,"
             in text
         )
         assert "did you mean 'bind'?" in text

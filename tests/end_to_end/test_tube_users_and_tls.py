@@ -16,6 +16,7 @@ from penstock.pipelines.books.dead import Letter, redrive
 from penstock.pipelines.model.sources import Options, TubeSource
 from penstock.runtime.login import ANYBODY, Login
 from penstock.runtime.tls import TlsOptions
+from penstock.security.passwords import edit_passwords, make_credential
 from penstock.spark.tube.cluster import Tube
 from penstock.spark.tube.options import SourceOptions
 from penstock.tube.consumer import Consumer
@@ -25,9 +26,10 @@ from tests.end_to_end.nodes import RunningNode
 from tests.ports import free_ports
 
 CONFIG = """
+security: {{passwords: users}}
 tube:
   topics: [water]
-  access: {{users: users, groups: [legacy]}}
+  access: {{groups: [legacy]}}
   tls: {{certificate: server.pem, key: server.key, client_ca: ca.pem, master_port: {}, broker_port: {}}}
 """
 
@@ -42,8 +44,7 @@ class Secured(RunningNode):
         server.cert_chain_pems[0].write_to_path(directory / "server.pem")
         server.private_key_pem.write_to_path(directory / "server.key")
         client.private_key_and_cert_chain_pem.write_to_path(directory / "client.pem")
-        (directory / "users").write_text("edge:secret\n", encoding="utf-8")
-        (directory / "users").chmod(0o600)
+        edit_passwords(directory / "users", lambda _: {"edge": make_credential("edge", b"secret")})
         for name in ("secret", "wrong"):
             (directory / name).write_text(f"{name}\n", encoding="utf-8")
         self.ports = free_ports(2)
@@ -151,7 +152,7 @@ def test_commands(node: Secured) -> None:
     assert len(node.rows("tube", "consume", "round", "--group", "legacy", "--count", "2")) == 2
     done = node.penstock("tube", "consume", "round", "--username", "edge")
     assert done.returncode == 2
-    assert b"password file" in done.stderr
+    assert b"--username is given without --password-file" in done.stderr
 
 
 def test_dead_letters_are_sent_again_by_who_reads_the_source(node: Secured, tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from penstock.mqtt.client import MqttClient
 from penstock.runtime.addresses import parse_address
 from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.producer import Producer
-from penstock.tube.reader import RangeReader, partitions
+from penstock.tube.reader import RangeReader
 from tests.end_to_end.nodes import RunningNode
+from tests.unit.tube.servers import announced
 
 DEADLINE_S = 60
 ROOM_BYTES = 5 << 20
@@ -39,7 +40,7 @@ def health(node: RunningNode) -> dict[str, Any]:
 
 def stored(node: RunningNode) -> set[bytes]:
     found: set[bytes] = set()
-    for part in partitions(node.ready["tube_master"], "demo"):
+    for part in announced(node.ready["tube_master"], "demo"):
         with RangeReader(part.host, part.port) as reader:
             for batch in reader.read("demo", part.partition, *reader.bounds("demo", part.partition)):
                 found.update(bytes(payload[:6]) for payload in batch.payloads)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import PenstockError, RefusedError, StorageError, UnavailableError
-from penstock.runtime.files import DirectFile, DirectFiles
+from penstock.runtime.files import DirectFile, DirectFiles, DiskFullError
 from penstock.tube.broker.broker import AppendResult, TubeBroker
 from penstock.tube.producer import Producer
 from tests.unit.tube.broker_client import Client
@@ -21,13 +21,13 @@ from tests.unit.tube.servers import Tube, until
 class FailingFile(DirectFile):
     __slots__ = ("_owner",)
 
-    def __init__(self, fd: int, owner: FailingFiles) -> None:
-        super().__init__(fd)
+    def __init__(self, fd: int, owner: FailingFiles, path: Path) -> None:
+        super().__init__(fd, path=path)
         self._owner = owner
 
-    def write(self, position: int, data: bytes) -> None:
+    def _write(self, position: int, data: bytes) -> None:
         self._owner.maybe_fail("write")
-        super().write(position, data)
+        super()._write(position, data)
 
     def sync(self) -> None:
         self._owner.maybe_fail("sync")
@@ -38,19 +38,22 @@ class FailingFiles(DirectFiles):
     """Fails each ``kind`` of operation with ``error`` from the moment that is set."""
 
     kind = ""
-    error = errno.ENOSPC
+    error = errno.EIO
+    path = ""
 
     def maybe_fail(self, kind: str) -> None:
         if kind == self.kind:
-            raise OSError(self.error, os.strerror(self.error))
+            full = self.error == errno.ENOSPC and kind != "sync"
+            raise (DiskFullError if full else OSError)(self.error, os.strerror(self.error), self.path)
 
     def create(self, path: Path) -> DirectFile:
+        self.path = str(path)
         self.maybe_fail("create")
         made = super().create(path)
-        return FailingFile(os.dup(made._fd), self)
+        return FailingFile(os.dup(made._fd), self, path)
 
 
-@pytest.mark.parametrize(("kind", "error"), [("write", errno.ENOSPC), ("sync", errno.EIO)])
+@pytest.mark.parametrize(("kind", "error"), [("write", errno.EIO), ("sync", errno.EIO), ("sync", errno.ENOSPC)])
 async def test_after_a_failed_commit_nothing_is_acknowledged(tmp_path: Path, kind: str, error: int) -> None:
     files = FailingFiles()
     files.error = error
@@ -122,13 +125,44 @@ async def test_producers_are_told_which_broker_stores_nothing_and_why(tmp_path: 
         with pytest.raises(UnavailableError) as late:
             await producer.send("demo", b"lost")
         assert f"broker 1:{host}:{port}" in str(late.value.why)
-        assert os.strerror(errno.ENOSPC) in str(late.value.why)
+        assert os.strerror(errno.EIO) in str(late.value.why)
         await until(lambda: master.engine.cluster.brokers[1].failure)
     async with Producer(running.masters, topic_timeout_s=0.2) as producer:
         with pytest.raises(RefusedError) as caught:
             await producer.send("demo", b"refused")
     assert caught.value.what == "tube: topic 'demo' has no partition"
     assert f"broker 1 ({host}:{port}) stores nothing: " in str(caught.value.why)
-    assert os.strerror(errno.ENOSPC) in str(caught.value.why)
+    assert os.strerror(errno.EIO) in str(caught.value.why)
     await broker.close()
     await running.close()
+
+
+@pytest.mark.parametrize("kind", ["create", "write"])
+async def test_without_disk_space_sends_wait_and_are_answered_when_there_is_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("penstock.runtime.committer._RETRY_S", 0.001)
+    files = FailingFiles()
+    files.error = errno.ENOSPC
+    broker = TubeBroker(tmp_path, files=files)
+    client = await Client.connect(await broker.start("127.0.0.1", 0))
+    broker.create_topic("demo")
+    files.kind = kind
+    serials = [client.send(b"%d" % number) for number in range(5)]
+    await until(lambda: broker.stalled is not None)
+    stalled = broker.stalled
+    assert stalled is not None
+    assert "demo-0" in stalled.path
+    assert broker.failure is None
+    files.kind = ""
+    assert all([(await client.answer(serial)).success for serial in serials])
+    assert broker.stats["failed"] == 0
+    await client.close()
+    await broker.close()
+
+    again = TubeBroker(tmp_path)
+    client = await Client.connect(await again.start("127.0.0.1", 0))
+    again.create_topic("demo")
+    assert [m.payLoadData for m in (await client.range(startOffset=0)).messages] == [b"%d" % n for n in range(5)]
+    await client.close()
+    await again.close()

@@ -14,9 +14,11 @@ import trustme
 from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, load_pem_private_key, pkcs12
 from cryptography.x509 import load_pem_x509_certificate
 
+from penstock.security.tube_key import tube_key
 from penstock.tube.producer import Producer
 from tests.interop.tube_java.clients import JavaClients, body
 from tests.unit.tube.servers import Tube, tube
+from tests.unit.tube.test_visit_tokens import running
 
 COUNT = 60
 STORE = "of the stores"
@@ -88,6 +90,20 @@ async def refused(*futures: Future[Any], match: str) -> None:
         assert match in str(outcome)
 
 
+@pytest.mark.parametrize("check", [True, False], ids=["checked", "not checked"])
+async def test_visit_tokens(java_clients: JavaClients, tmp_path: Path, *, check: bool) -> None:
+    """The Java clients show the tokens that they got from the master, and are served by a broker that checks them."""
+    async with running(tmp_path, check=check) as checked:
+        rounds = 0
+        while not checked.broker.engine.sending.messages:  # a producer begins with the brokers that it has reached
+            assert rounds < 10
+            await asyncio.wrap_future(java_clients.produce(checked.masters, "demo", COUNT, window=20))
+            rounds += 1
+        found = await asyncio.wrap_future(java_clients.consume(checked.masters, "lake", "demo", rounds * COUNT))
+        assert sorted(item.number for item in found) == sorted(rounds * list(range(COUNT)))
+        assert checked.broker.engine.check_tokens == check
+
+
 @pytest.mark.parametrize("secured", [False, True], indirect=True, ids=["one way", "mutual"])
 async def test_tls(secured: Tube, java_clients: JavaClients, keys: Keys, request: pytest.FixtureRequest) -> None:
     masters = secured.tls_masters
@@ -106,16 +122,17 @@ async def test_tls(secured: Tube, java_clients: JavaClients, keys: Keys, request
 async def test_users_and_groups_that_need_not_sign(with_users: Tube, java_clients: JavaClients) -> None:
     """The Java producer signs when it registers, and shows the token it got from then on.
 
-    The Java consumer never signs towards a master: the rule lets its group in, and no other one.
+    The Java consumer never signs towards a master: the rule lets its group in, and no other one. What the Java
+    producer has as its password is the user's signing key (``penstock passwd tube-key``).
     """
     masters = with_users.masters
-    login = {"user": "usr", "password": "secret"}
+    login = {"user": "usr", "password": tube_key("usr", b"secret")}
     await asyncio.wrap_future(java_clients.produce(masters, "demo", COUNT, window=20, **login))
     found = await asyncio.wrap_future(java_clients.consume(masters, "stock", "demo", COUNT))
     assert sorted(item.number for item in found) == list(range(COUNT))
     strangers: list[dict[str, str]] = [
         {},
-        {"user": "usr", "password": "wrong"},
+        {"user": "usr", "password": "secret"},
         {"user": "other", "password": "secret"},
     ]
     await refused(
@@ -125,3 +142,15 @@ async def test_users_and_groups_that_need_not_sign(with_users: Tube, java_client
     assert with_users.brokers[1].engine.sending.messages == COUNT
     consuming = java_clients.consume(masters, "other", "demo", COUNT, timeout_ms=2000, **login)
     await refused(consuming, match="Register to master failed")
+
+
+async def test_a_listener_that_allows_anonymous_clients(java_clients: JavaClients, tmp_path: Path) -> None:
+    """With users, and ``anonymous: allow``: clients that do not sign, and the producer that does."""
+    async with tube(tmp_path, "demo", users={"usr": "secret"}, anonymous=True) as running:
+        await asyncio.wrap_future(java_clients.produce(running.masters, "demo", COUNT, window=20))
+        login = {"user": "usr", "password": tube_key("usr", b"secret")}
+        await asyncio.wrap_future(java_clients.produce(running.masters, "demo", COUNT, from_=COUNT, window=20, **login))
+        found = await asyncio.wrap_future(java_clients.consume(running.masters, "any", "demo", 2 * COUNT))
+        assert sorted(item.number for item in found) == list(range(2 * COUNT))
+        wrong = java_clients.produce(running.masters, "demo", 1, publish_attempts=1, user="usr", password="secret")
+        await refused(wrong, match="authentication failed")

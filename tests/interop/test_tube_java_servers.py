@@ -74,6 +74,39 @@ async def test_produce_and_consume(masters: str) -> None:
     assert [n for _, n in await read(masters, "ours", "pulled", 1)] == [COUNT]
 
 
+async def test_confirming_at_any_message_loses_nothing(masters: str) -> None:
+    """Apache's brokers commit whole batches: a confirmation in the middle of one stores nothing, and skips nothing."""
+    first, second = range(10_000, 10_000 + COUNT), range(20_000, 20_000 + COUNT)
+    seen: dict[int, int] = {}
+    options: dict[str, Any] = {"auto_confirm": False, "heartbeat_s": HEARTBEAT_S, "most_wait_ms": 20}
+    async with Producer(masters) as producer, Consumer(masters, "careful", ["pulled"], **options) as consumer:
+        await producer.send_all("pulled", map(body, first))
+        async with asyncio.timeout(60):
+            async for message in consumer:
+                n = number(message.data)
+                seen[n] = seen.get(n, 0) + 1
+                if n == first[COUNT // 2]:
+                    await producer.send_all("pulled", map(body, second))  # the broker has more than was delivered
+                await consumer.confirm()
+                if seen.keys() >= {*first, *second}:
+                    break
+        assert set(seen.values()) == {1}, "nothing was fetched twice"
+
+
+async def test_a_batch_that_is_not_confirmed_is_an_error_after_a_time(masters: str) -> None:
+    await send(masters, "pulled", COUNT)
+    options: dict[str, Any] = {"auto_confirm": False, "heartbeat_s": HEARTBEAT_S, "confirm_timeout_s": 0.5}
+    async with Consumer(masters, "careless", ["pulled"], **options) as consumer:
+
+        async def read_on() -> None:
+            async for _ in consumer:
+                pass
+
+        with pytest.raises(LocalProtocolError, match="not confirmed"):
+            await asyncio.wait_for(read_on(), 60)
+        assert consumer.blocked
+
+
 async def test_filters_and_records(masters: str) -> None:
     async with Producer(masters, heartbeat_s=HEARTBEAT_S) as producer:
         for n in range(30):
@@ -193,7 +226,7 @@ async def test_a_topic_that_is_not_there(masters: str) -> None:
 
 async def test_a_topic_is_copied_as_the_page_says(masters: str, tmp_path: Path) -> None:
     """The program of "Move from Apache TubeMQ": attributes and order are kept, Ctrl-C ends it quietly."""
-    page = ROOT / "docs/howto/move-from-apache-tubemq.md"
+    page = ROOT / "docs/tubemq/migrate-from-apache.md"
     [program] = [block.text for block in blocks(page) if block.directive == "file copy_topic.py"]
     async with Producer(masters, heartbeat_s=HEARTBEAT_S) as producer:
         wanted = [Record(body(n), b"k%d" % (n % 7), [("unit", "l/s")], msg_type="copy") for n in range(COUNT)]

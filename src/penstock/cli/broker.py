@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, TypedDict, TypeVar
 import typer
 
 from penstock.cli.grouped import grouped
-from penstock.errors import ConfigError, UnavailableError
+from penstock.errors import ConfigError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
     from penstock.mqtt.client import EnhancedAuthentication, TlsOptions
@@ -24,6 +24,18 @@ __all__ = ["BrokerAccess", "BrokerOptions", "Credentials", "Token", "connects", 
 T = TypeVar("T")
 
 DEFAULT = "mqtt://127.0.0.1:1883"
+
+_NOT_AUTHORIZED = 0x87
+_LOGIN_REFUSED = (0x86, _NOT_AUTHORIZED)
+"""Reason codes of CONNACK: Bad User Name or Password, Not authorized [MQTT 5.0 section 3.2.2.2]."""
+_LOG_IN = (
+    "give a user and password that the broker accepts: --username and --password-file (PENSTOCK_USERNAME, "
+    "PENSTOCK_PASSWORD_FILE), or a client certificate: --cert-file"
+)
+_GRANT = (
+    "check the credentials, and that the broker's policy grants Connect to this user or certificate with the client "
+    "identifier that the command uses: --client-id"
+)
 
 _START = "start a node (penstock up), or name its MQTT listener: --broker mqtt://HOST:PORT"
 
@@ -53,7 +65,9 @@ class BrokerAccess:
     broker: Annotated[
         str,
         typer.Option(
-            help="The broker: mqtt://HOST[:PORT], mqtts://, ws:// or wss://.", envvar="PENSTOCK_BROKER", metavar="URL"
+            help="The broker: HOST:PORT, mqtt://HOST[:PORT], mqtts://, ws:// or wss://.",
+            envvar="PENSTOCK_BROKER",
+            metavar="URL",
         ),
     ] = DEFAULT
     username: Annotated[str | None, typer.Option(help="User name.", envvar="PENSTOCK_USERNAME", metavar="NAME")] = None
@@ -86,15 +100,17 @@ class BrokerAccess:
         """What a client is made with, beside its address. The password is sent, or proved where that was asked for.
 
         Raises:
-            ConfigError: the password file cannot be read, or there is nothing to prove.
+            ConfigError: the password file cannot be read, or a user name or a password is given without the other.
         """
-        username, password = self.username, self._password()
-        if not self.scram:
-            return Credentials(username=username, password=password, authentication=None, tls=self._tls())
-        from penstock.mqtt.client import ScramAuthentication
         from penstock.mqtt.url import parse_broker_url
 
+        username, password = self.username, self._password()
         url = parse_broker_url(self.broker)
+        if not self.scram:
+            self._check_login(username or url.username, password or url.password)
+            return Credentials(username=username, password=password, authentication=None, tls=self._tls())
+        from penstock.mqtt.client import ScramAuthentication
+
         username, password = username or url.username, password or url.password
         if not username or not password:
             raise ConfigError(
@@ -104,6 +120,20 @@ class BrokerAccess:
             )
         proof = ScramAuthentication(username, password)
         return Credentials(username=None, password=None, authentication=proof, tls=self._tls())
+
+    def _check_login(self, username: str | None, password: str | None) -> None:
+        if username is not None and password is None:
+            raise ConfigError(
+                f"--username {username!r}: there is no password",
+                option="--username",
+                do="set --password-file (PENSTOCK_PASSWORD_FILE), or omit the user name if the broker has no users",
+            )
+        if password is not None and username is None:
+            raise ConfigError(
+                "--password-file: there is no user name",
+                option="--password-file",
+                do="set --username (PENSTOCK_USERNAME), or omit the password if the broker has no users",
+            )
 
     def _tls(self) -> TlsOptions | None:
         """What TLS needs to know; None: the URL decides alone."""
@@ -126,6 +156,7 @@ class BrokerAccess:
 
         Raises:
             UnavailableError: nobody answers there; it says what to do.
+            RefusedError: the broker refused the login; it names the options.
         """
         async with AsyncExitStack() as stack:
             async with self.explained():
@@ -134,13 +165,24 @@ class BrokerAccess:
 
     @asynccontextmanager
     async def explained(self, do: str = _START) -> AsyncIterator[None]:
-        """Say in terms of the command line what to do where nobody answers at the broker."""
+        """Say in terms of the command line what to do if the broker does not answer or refuses the login."""
         try:
             yield
+        except RefusedError as error:
+            if error.code in _LOGIN_REFUSED:
+                error.do = _GRANT if error.code == _NOT_AUTHORIZED and self._identified else _LOG_IN
+            raise
         except UnavailableError as error:
             if error.do is not None and "penstock up" not in error.do:
                 raise  # it knows better: TLS, the name of the host, another protocol
             raise UnavailableError(error.what, applied=False, why=error.why, do=do) from error
+
+    @property
+    def _identified(self) -> bool:
+        """Whether the command presents credentials to the broker."""
+        from penstock.mqtt.url import parse_broker_url
+
+        return bool(self.username or self.cert_file or parse_broker_url(self.broker).username)
 
     @property
     def shown(self) -> str:

@@ -71,7 +71,8 @@ def demo(
         from penstock.demo.story import tell
     except ImportError as error:
         raise ConfigError(
-            f"the demo lacks a package: {error}", do='pip install "penstock[all]", or make demo in a checkout'
+            f"the demo lacks a package: {error}",
+            do='pip install ".[all]" in a clone of penstock, or make demo in a checkout',
         ) from error
     from penstock.demo.progress import display
 
@@ -124,7 +125,7 @@ def _report(outcome: Outcome, options: Options, *, as_json: bool) -> None:
         if not as_json:
             text = draw_text(outcome.readings, outcome.segments, width=_width())
     except ImportError as error:
-        note(f'no plot: {error} (pip install "penstock[console]")')
+        note(f'no plot: {error} (pip install ".[console]" in a clone of penstock)')
     if as_json:
         print_json(last_line(outcome.proof, outcome.segments, outcome.seconds))
         return

@@ -224,6 +224,8 @@ def watch_command(
         seen = 0
         async with store.observe_prefix(name) if prefix else store.observe(name) as changes:
             note(f"watching '{shown(name)}{'*' if prefix else ''}', Ctrl-C ends")
+            if not prefix and name.endswith(b"*"):
+                note(f"KEY is no pattern; for every key that begins with '{shown(name[:-1])}': --prefix")
             _tell_outages(store, name, None if prefix else changes)
             async for change in changes:
                 version = None if change.version is None else str(change.version)
@@ -289,7 +291,8 @@ def scan_command(
 ) -> None:
     """Print the keys that match PATTERN, one a line; what is no printable text is escaped.
 
-    Quote PATTERN, or the shell takes it for file names. Exit status 1 when there is none.
+    Quote PATTERN, or the shell takes it for file names. If no key matches, standard error says so and the exit status
+    is 1.
     """
     if null and as_json:
         raise ConfigError("kv scan: --null and --json exclude each other", option="--null", do="give one of the two")
@@ -298,7 +301,8 @@ def scan_command(
         from penstock.statestore.client.client import as_bytes
 
         found = False
-        async for key in store.scan(as_bytes(pattern)):
+        name = as_bytes(pattern)
+        async for key in store.scan(name):
             found = True
             if as_json:
                 print_json(bytes_fields("key", key))
@@ -307,6 +311,9 @@ def scan_command(
             else:
                 sys.stdout.write(shown(key) + "\n")
         sys.stdout.flush()
+        if not found:
+            unclosed = "\n  why: '[' without ']' stands for itself" if "[" in pattern.rpartition("]")[2] else ""
+            note(f"penstock: no key matches '{shown(name)}'{unclosed}")
         return found
 
     _finish(options, scan)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = command_group("""Keep the password file of a node: who may come in over MQTT.
+app = command_group("""Keep the password file of a node: its users, for MQTT and TubeMQ alike.
 
     The password is asked for at the terminal, or read from standard input: one line, without its line end. It is
     never an argument, which every user of the machine could see. SIGHUP has a running node read the file again.""")
@@ -79,13 +79,31 @@ def verify(file: File, user: User) -> None:
 def list_command(
     file: File, as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False
 ) -> None:
-    """List the users of FILE, and whether each can use SCRAM."""
+    """List the users of FILE, and whether each can use SCRAM and TubeMQ."""
     from penstock.security.passwords import read_passwords
 
     rows: list[dict[str, str | int | float | bool | None]] = [
-        {"user": c.name, "scram": c.verifier() is not None} for c in read_passwords(file).values()
+        {"user": c.name, "scram": c.verifier() is not None, "tube": bool(c.tube)} for c in read_passwords(file).values()
     ]
-    print_table(rows, ("user", "scram"), as_json=as_json)
+    print_table(rows, ("user", "scram", "tube"), as_json=as_json)
+
+
+@app.command(name="tube-key")
+def tube_key_command(user: User) -> None:
+    """Print the key with which USER signs in the TubeMQ protocol.
+
+    Penstock's own clients derive it from the password; a stock Java producer takes it as its password. It is secret: it
+    is all that it takes to use the tube as USER.
+    """
+    from penstock.security.tube_key import can_sign, tube_key
+
+    if not can_sign(user):
+        raise ConfigError(
+            f"passwd: user '{escape(user)}' cannot use TubeMQ",
+            option="USER",
+            why="the protocol carries names of 1 to 64 characters without blanks",
+        )
+    sys.stdout.write(tube_key(user, _password(twice=False)) + "\n")
 
 
 def _put(file: Path, user: str, *, new: bool) -> None:

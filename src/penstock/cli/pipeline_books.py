@@ -84,6 +84,7 @@ def _standing(pipeline: Pipeline, state: Path, name: str) -> Standing:
         text = "no run holds the lease" if holder.run is None else f"{holder} holds the lease"
     except PenstockError as error:
         lease, text = "unknown", f"whether a run holds the lease is unknown: {error.what}"
+        text += f"; {error.do}" if error.do else ""
     run = None if holder is None else holder.run
     record = None if holder is None else holder.record
     rows: list[dict[str, Any]] = []

@@ -65,7 +65,8 @@ def needs_spark() -> Iterator[None]:
         yield
     except ImportError as error:
         raise ConfigError(
-            f"Spark is not installed: {error}", do='pip install "penstock[spark]" (and [java] where Java is missing)'
+            f"Spark is not installed: {error}",
+            do='pip install ".[spark]" in a clone of penstock (and [java] where Java is missing)',
         ) from error
 
 

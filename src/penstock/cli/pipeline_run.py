@@ -110,6 +110,7 @@ def run(
     if replay is not None and replay.left_out and not as_json:
         left_out = ", ".join(replay.left_out)
         note(f"pipeline {pipeline.name}: replay without {left_out}, which others look at (--live)")
+    warnings = () if replay is None else _warnings_of(pipeline, replay)
     stop = _stop_on_signals()
     with display(as_json=as_json) as screen:
         options = Options(
@@ -121,6 +122,7 @@ def run(
             metrics=address,
             span=None if replay is None else replay.span,
             lease=None if replay is None else replay.lease,
+            warnings=warnings,
         )
         run_pipeline(
             pipeline if replay is None else replay.pipeline,
@@ -129,6 +131,16 @@ def run(
             emit=screen.tell,
             stop=stop,
         )
+
+
+def _warnings_of(pipeline: Pipeline, replay: Replay) -> tuple[str, ...]:
+    """What to tell before ``replay`` of ``pipeline``."""
+    if pipeline.dead_letters is None:
+        return ()
+    from penstock.pipelines.books.dead import warning_of_copies
+
+    warning = warning_of_copies(Path(pipeline.dead_letters.path), pipeline.inputs, replay.span)
+    return () if warning is None else (warning,)
 
 
 def _replay(

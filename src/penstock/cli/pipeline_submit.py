@@ -167,9 +167,13 @@ def _check_files(master: str, wheel: str | None, archive: str | None) -> None:
 
 def _hand_over(line: Line) -> NoReturn:
     """Become the program of ``line``."""
+    from penstock.spark.home import check_launcher
+
+    check_launcher({name: value for name, value in os.environ.items() if value})
     if shutil.which(line.argv[0]) is None:
         raise ConfigError(
-            f"there is no {shlex.quote(line.argv[0])}", do='pip install "penstock[spark]", or put Spark on PATH'
+            f"there is no {shlex.quote(line.argv[0])}",
+            do='pip install ".[spark]" in a clone of penstock, or put Spark on PATH',
         )
     os.execvpe(line.argv[0], line.argv, {**os.environ, **line.environment})  # noqa: S606 - the user's own Spark
 

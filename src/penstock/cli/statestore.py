@@ -71,7 +71,7 @@ def statestore(
     dialect: Annotated[
         _Dialect, typer.Option(help="auto (as each request asks), sdk, published or older.", metavar="WORD")
     ] = _Dialect.AUTO,
-    max_keys: Annotated[int, typer.Option(help="Quota, 0: none.", min=0, metavar="N")] = 0,
+    max_keys: Annotated[int, typer.Option(help="Quota, 0: none.", min=0, metavar="N")] = 1_000_000,
     extension: Annotated[
         list[_Extension] | None,
         typer.Option(help="Offer this as well, may repeat: " + ", ".join(_Extension) + ".", metavar="NAME"),
@@ -142,6 +142,7 @@ async def _serve(
 
     from penstock.node.data_dir import DataDirectory
     from penstock.node.stopping import told_to_end, unless
+    from penstock.runtime.disk_space import DiskSpace, Writer
 
     stop = told_to_end()
     with DataDirectory(data_dir) as directory:
@@ -151,6 +152,12 @@ async def _serve(
             if attachment is None:
                 return
             directory.keep([directory.statestore])
+            space = DiskSpace(directory.path)
+            stack.push_async_callback(space.close)
+            space.add(
+                Writer("writes that need space", attachment.service.refuse_growth, attachment.service.reusable_bytes)
+            )
+            await space.start()
             ready()
             stopping = asyncio.create_task(stop.wait())
             await asyncio.wait((stopping, attachment.ended), return_when=asyncio.FIRST_COMPLETED)

@@ -10,10 +10,23 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import tube_broker, tube_groups, tube_offsets, tube_produce, tube_records, tube_staged
+from penstock.cli import tube_audit, tube_broker, tube_groups, tube_offsets, tube_produce, tube_records, tube_staged
 from penstock.cli.groups import command_group
 from penstock.cli.output import Cell, note, print_json, print_table
-from penstock.cli.tube_common import TOKEN, WEB, AdminToken, BrokerHttp, Json, Topic, Web, agreed, ask_each, brokers
+from penstock.cli.tube_common import (
+    WEB,
+    BrokerHttp,
+    Json,
+    Topic,
+    Web,
+    administers,
+    agreed,
+    ask_each,
+    brokers,
+    call,
+    call_broker,
+    identifies,
+)
 from penstock.cli.tube_positions import ENTRY
 from penstock.errors import ConfigError, RefusedError
 
@@ -39,6 +52,7 @@ app = command_group("Topics, brokers, groups; produce and consume records; posit
 topics = command_group("List topics (the default), describe, create, change or delete one.", alone=False)
 app.add_typer(topics, name="topics", invoke_without_command=True)
 app.command()(tube_produce.produce)
+app.command()(tube_audit.audit)
 app.command()(tube_records.consume)
 app.add_typer(tube_groups.app, name="groups", invoke_without_command=True)
 app.add_typer(tube_offsets.app, name="offsets")
@@ -48,6 +62,8 @@ app.command()(tube_broker.broker)
 
 
 @topics.callback()
+@administers
+@identifies
 def topics_default(ctx: typer.Context, broker: Brokers = None, http: Web = WEB, as_json: Json = False) -> None:
     """List topics (the default), describe, create, change or delete one."""
     if ctx.invoked_subcommand is None:
@@ -55,12 +71,16 @@ def topics_default(ctx: typer.Context, broker: Brokers = None, http: Web = WEB, 
 
 
 @topics.command("list")
+@administers
+@identifies
 def topics_list(broker: Brokers = None, http: Web = WEB, as_json: Json = False) -> None:
     """List the topics of a tube."""
     _list_topics(http, broker, as_json=as_json)
 
 
 @topics.command("create")
+@administers
+@identifies
 def topics_create(
     topic: Topic,
     partitions: Annotated[int, typer.Option(help="Partitions in each store.", min=1, max=9999, metavar="N")] = 3,
@@ -71,12 +91,9 @@ def topics_create(
         bool, typer.Option("--if-not-exists", help="Exit status 0 where it exists; it stays as it is.")
     ] = False,
     http: Web = WEB,
-    admin_token: AdminToken = TOKEN,
     as_json: Json = False,
 ) -> None:
     """Create TOPIC on every broker."""
-    from penstock.tube.client.web import call
-
     kept = _kept(retention, max_message)
     if if_not_exists and _known(http, topic) is not None:
         note(f"topic {topic} exists")
@@ -87,7 +104,6 @@ def topics_create(
         "numPartitions": str(partitions),
         "numTopicStores": str(stores),
         "createUser": "penstock",
-        "confModAuthToken": admin_token,
     }
     try:
         rows = call(http, "admin_add_new_topic_record", wanted)
@@ -104,6 +120,8 @@ def topics_create(
 
 
 @topics.command("alter")
+@administers
+@identifies
 def topics_alter(
     topic: Topic,
     partitions: Annotated[
@@ -115,11 +133,8 @@ def topics_alter(
     subscribe: Annotated[bool | None, typer.Option(help="Whether it can be consumed.")] = None,
     broker: Brokers = None,
     http: Web = WEB,
-    admin_token: AdminToken = TOKEN,
 ) -> None:
     """Change what is given of TOPIC, on every broker or on some. With more partitions, keys may go to others."""
-    from penstock.tube.client.web import call
-
     wanted = _kept(retention, max_message)
     if partitions is not None:
         wanted["numPartitions"] = str(partitions)
@@ -135,12 +150,14 @@ def topics_alter(
         )
     states = _states(http, topic, broker)
     there = {"brokerId": ",".join(map(str, states))} if _EVERY not in states else {}
-    common = {"topicName": topic, "modifyUser": "penstock", "confModAuthToken": admin_token}
+    common = {"topicName": topic, "modifyUser": "penstock"}
     call(http, "admin_modify_topic_info", {**common, **wanted, **there})
     note(f"topic {topic} is changed")
 
 
 @topics.command("describe")
+@administers
+@identifies
 def topics_describe(
     topic: Topic,
     broker: Brokers = None,
@@ -149,8 +166,6 @@ def topics_describe(
     as_json: Json = False,
 ) -> None:
     """Show where TOPIC is: brokers, partitions, what each partition holds."""
-    from penstock.tube.client.web import call_broker
-
     wanted = _numbers(broker)
     rows: list[dict[str, Cell]] = []
     named = {"topicName": topic}
@@ -182,22 +197,21 @@ def topics_describe(
 
 
 @topics.command("delete")
+@administers
+@identifies
 def topics_delete(
     topic: Topic,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     broker: Brokers = None,
     http: Web = WEB,
-    admin_token: AdminToken = TOKEN,
     as_json: Json = False,
 ) -> None:
     """Delete TOPIC and its records, on every broker or on some."""
-    from penstock.tube.client.web import call
-
     states = _states(http, topic, broker)
     if not (yes or agreed(f"Delete topic {topic} and all its records on {len(states)} broker(s)?")):
         note(f"topic {topic} is not deleted")
         raise typer.Exit(1)
-    common = {"topicName": topic, "modifyUser": "penstock", "confModAuthToken": admin_token}
+    common = {"topicName": topic, "modifyUser": "penstock"}
     closed = {"acceptPublish": "false", "acceptSubscribe": "false"}
     # The reference's order: closed to clients, marked as deleted, removed with its data. Each step goes to the brokers
     # that are not further yet, so that a deletion which was interrupted is finished by the same command.
@@ -276,8 +290,6 @@ def _states(http: str, topic: str, broker: str | None) -> dict[int, int]:
 
 def _known(http: str, topic: str) -> dict[int, int] | None:
     """How far the deletion of ``topic`` is on each broker; None: the master has no such topic."""
-    from penstock.tube.client.web import call
-
     found = [row for row in call(http, "admin_query_topic_info", {"topicName": topic}) if row["topicName"] == topic]
     if not found:
         return None
@@ -293,6 +305,8 @@ def _known(http: str, topic: str) -> dict[int, int] | None:
 
 
 @app.command("brokers")
+@administers
+@identifies
 def list_brokers(http: Web = WEB, broker_http: BrokerHttp = None, as_json: Json = False) -> None:
     """List the brokers that the master knows."""
     rows: list[dict[str, Cell]] = [
@@ -355,8 +369,6 @@ def fsck(
 
 
 def _list_topics(http: str, broker: str | None, *, as_json: bool) -> None:
-    from penstock.tube.client.web import call
-
     wanted = _numbers(broker)
     rows: list[dict[str, Cell]] = []
     for entry in sorted(call(http, "admin_query_topic_info", {}), key=lambda entry: str(entry["topicName"])):

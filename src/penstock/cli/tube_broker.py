@@ -28,6 +28,10 @@ DEFAULT_TLS_PORT = 8124
 W = TypeVar("W", bound=StrEnum)
 
 
+class _Anonymous(StrEnum):
+    ALLOW = "allow"
+
+
 @dataclass(frozen=True, slots=True)
 class TlsListener:
     """The listener with TLS beside the plain one."""
@@ -64,7 +68,7 @@ class TlsListener:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """How much the broker keeps; `penstock.node.config.BROKER_OPTIONS` says where the configuration file has it."""
+    """Limits of the broker; `penstock.node.config.BROKER_OPTIONS` says where the configuration file has them."""
 
     max_store_bytes: Annotated[
         int | None,
@@ -83,6 +87,14 @@ class Kept:
         str | None,
         typer.Option(
             help="How long rows stay staged that nobody commits, as in 90s, 30m or 12h; default: 24h.", metavar="TEXT"
+        ),
+    ] = None
+
+    consumer_session_s: Annotated[
+        int | None,
+        typer.Option(
+            help="Seconds after which a silent consumer's partitions are free; as at the master. Default: 30.",
+            metavar="N",
         ),
     ] = None
 
@@ -116,9 +128,25 @@ def broker(
     topic_durability: Annotated[
         list[str] | None, typer.Option(help="The same for one topic; may be repeated.", metavar="TOPIC=WORD")
     ] = None,
-    users: Annotated[
+    anonymous: Annotated[
+        _Anonymous | None,
+        typer.Option(help="allow: accept clients without credentials at --bind, also off loopback.", metavar="WORD"),
+    ] = None,
+    http_anonymous: Annotated[_Anonymous | None, typer.Option(help="The same for --http.", metavar="WORD")] = None,
+    passwords: Annotated[
         Path | None,
-        typer.Option(help="File of the cluster's users, name:password lines; default: anybody.", metavar="PATH"),
+        typer.Option(help="Password file of the cluster's users; default: every client is accepted.", metavar="PATH"),
+    ] = None,
+    policies: Annotated[
+        Path | None, typer.Option(help="Policy file; default: every user may do everything.", metavar="PATH")
+    ] = None,
+    admin_token_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the administration token of its HTTP methods, such as the node's; default: its own, in "
+            "tube/admin-token.",
+            metavar="PATH",
+        ),
     ] = None,
     wait: Annotated[
         float | None,
@@ -136,6 +164,7 @@ def broker(
     from penstock.node.broker import BrokerSettings, run_broker
     from penstock.runtime.durability import Durability
     from penstock.runtime.logs import LogLevel
+    from penstock.tube.master.admin_token import read_token
 
     client = login.client()
     limits = kept.limits()
@@ -148,13 +177,18 @@ def broker(
         None if advertise is None else _address("--advertise", advertise),
         _word("--durability", durability, Durability),
         wait,
-        users,
+        passwords,
+        policies,
+        anonymous is not None,
+        http_anonymous is not None,
         None if client["user"] is None else (client["user"], client["password"] or ""),
         listener.settings(),
         client["tls"],
+        None if admin_token_file is None else read_token(admin_token_file),
         limits.max_store_bytes,
         limits.staging.limits,
         dict(_durability_of_topic(text) for text in topic_durability or []),
+        limits.consumer_session_s,
     )
     level = _word("--log-level", log_level, LogLevel)
     run_broker(settings, log_level=level, on_ready=lambda ready: _show(ready, as_json=as_json))

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
-from penstock.cli.grouped import grouped
+from penstock.cli.grouped import SHARED_OPTIONS, grouped
 from penstock.cli.output import note
 from penstock.cli.tube_completion import WEB, complete_topic
 from penstock.errors import ConfigError, RefusedError, UnavailableError
 
 if TYPE_CHECKING:
     from penstock.runtime.login import ClientOptions
+    from penstock.tube.client.web import WebLogin
     from penstock.tube.reader import PartitionInfo
 
 __all__ = [
     "MASTER",
     "NOT_DEPLOYED",
-    "TOKEN",
     "UNKNOWN_USER",
     "WEB",
-    "AdminToken",
     "BrokerHttp",
     "BrokerRow",
     "Json",
@@ -32,10 +32,14 @@ __all__ = [
     "Master",
     "Topic",
     "Web",
+    "administers",
     "agreed",
     "announced",
     "ask_each",
     "brokers",
+    "call",
+    "call_broker",
+    "identifies",
     "logs_in",
     "no_topic",
     "partitions",
@@ -51,7 +55,12 @@ Master = Annotated[
         help="Master of the tube; several, separated by commas.", envvar="PENSTOCK_TUBE_MASTER", metavar="HOST:PORT"
     ),
 ]
-Web = Annotated[str, typer.Option(help="Administration of the master.", envvar="PENSTOCK_HTTP", metavar="HOST:PORT")]
+Web = Annotated[
+    str,
+    typer.Option(
+        help="Administration of the master; https://HOST:PORT with TLS.", envvar="PENSTOCK_HTTP", metavar="HOST:PORT"
+    ),
+]
 BrokerHttp = Annotated[
     str | None,
     typer.Option(
@@ -61,7 +70,6 @@ BrokerHttp = Annotated[
         metavar="HOST:PORT",
     ),
 ]
-AdminToken = Annotated[str, typer.Option(help="Token for changes.", envvar="PENSTOCK_ADMIN_TOKEN", metavar="TEXT")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 Topic = Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC", autocompletion=complete_topic)]
 MASTER = "127.0.0.1:8715"
@@ -72,7 +80,6 @@ NOT_DEPLOYED = 431
 """Code of a refusal: no broker has the topic for consumers."""
 UNKNOWN_USER = 415
 """Code of a refusal: who asks did not sign, or wrongly."""
-TOKEN = "abc"  # noqa: S105 - the reference's sample, which a node takes on loopback only
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +127,17 @@ class LoginOptions:
         return self.tls or any(path is not None for path in (self.ca_file, self.cert_file, self.key_file))
 
     def client(self) -> ClientOptions:
-        """What a client is made with. Raises ConfigError where a file cannot be used."""
+        """The options of a client. Raises ConfigError if a file cannot be used or half of the login is missing."""
+        if (self.username is None) != (self.password_file is None):
+            given, missing = "--username", "--password-file"
+            if self.username is None:
+                given, missing = missing, given
+            variable = f"PENSTOCK_TUBE_{missing.removeprefix('--').upper().replace('-', '_')}"
+            raise ConfigError(
+                f"{given} is given without {missing}",
+                option=given,
+                do=f"set {missing} ({variable}) as well, or omit both if the cluster has no users",
+            )
         from penstock.runtime.login import Login
         from penstock.runtime.tls import TlsOptions
 
@@ -130,6 +147,27 @@ class LoginOptions:
 
 logs_in = grouped(LoginOptions, "login")
 """Give a command the options of :class:`LoginOptions`; it takes them as its argument ``login``."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminOptions:
+    """Credentials for the administration by HTTP; :func:`call` reads them."""
+
+    admin_token: Annotated[
+        str | None,
+        typer.Option(
+            help="Administration token. Default without --username, for a node on loopback: that of the data "
+            "directory (PENSTOCK_DATA_DIR, else ./penstock-data).",
+            envvar="PENSTOCK_ADMIN_TOKEN",
+            metavar="TEXT",
+        ),
+    ] = None
+
+
+identifies = grouped(LoginOptions, None)
+"""Give a command that only uses HTTP the options of :class:`LoginOptions`; :func:`call` reads them."""
+administers = grouped(AdminOptions, None)
+"""Give a command the options of :class:`AdminOptions`."""
 
 
 class BrokerRow(NamedTuple):
@@ -165,10 +203,51 @@ class BrokerRow(NamedTuple):
         return self.http
 
 
+def call(address: str, method: str, parameters: Mapping[str, str], **more: Any) -> list[dict[str, Any]]:
+    """Send a request to the administration of the master at ``address``, with the command's credentials."""
+    from penstock.tube.client import web
+
+    return web.call(address, method, parameters, login=_web_login(address), **more)
+
+
+def call_broker(address: str, method: str, parameters: Mapping[str, str], **more: Any) -> list[dict[str, Any]]:
+    """As :func:`call`, to a broker."""
+    from penstock.tube.client import web
+
+    return web.call_broker(address, method, parameters, login=_web_login(address), **more)
+
+
+def _web_login(address: str) -> WebLogin:
+    """Credentials for the administration at ``address``: those of the command, else the local data directory's.
+
+    With a user name the local token is not sent: the request has the rights of that user, not of the file's reader.
+    """
+    from penstock.tube.client.web import WebLogin
+
+    given = SHARED_OPTIONS.get()
+    options = {field.name: given[field.name] for field in fields(LoginOptions) if field.name in given}
+    client = LoginOptions(**options).client()
+    token = given.get("admin_token") or os.environ.get("PENSTOCK_ADMIN_TOKEN")
+    if not token:
+        token = _local_token(address) if client["user"] is None else ""
+    return WebLogin(token, client["user"], client["password"] or "", client["tls"])
+
+
+def _local_token(address: str) -> str:
+    """The token of the data directory here; blank where there is none, or the server is not on this machine."""
+    from penstock.runtime.addresses import parse_address
+
+    try:
+        if not parse_address(address.rpartition("//")[2].rstrip("/")).is_loopback:
+            return ""  # the token of this node is a secret that other machines must not get
+        path = Path(os.environ.get("PENSTOCK_DATA_DIR") or "penstock-data") / "tube" / "admin-token"
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
+
 def brokers(http: str, broker_http: str | None) -> list[BrokerRow]:
     """The brokers of the master at ``http``, by id."""
-    from penstock.tube.client.web import call
-
     rows = sorted(call(http, "admin_query_broker_run_status", {}), key=lambda row: int(row["brokerId"]))
     given = [text.strip() for text in broker_http.split(",")] if broker_http else []
     if len(given) > len(rows):

@@ -41,14 +41,14 @@ def _beginning(incomplete: str, names: Iterator[str]) -> list[str]:
 
 
 def _topics(http: str) -> Iterator[str]:
-    from penstock.tube.client.web import call
+    from penstock.cli.tube_common import call
 
     for row in call(http, "admin_query_topic_info", {}, timeout_s=ANSWER_S):
         yield str(row["topicName"])
 
 
 def _groups(http: str) -> Iterator[str]:
-    from penstock.tube.client.web import call, call_broker
+    from penstock.cli.tube_common import call, call_broker
 
     for row in call(http, "admin_query_sub_info", {}, timeout_s=ANSWER_S):
         yield str(row["consumeGroup"])

@@ -8,7 +8,19 @@ import typer
 
 from penstock.cli.groups import command_group
 from penstock.cli.output import Cell, escape, note, print_json, print_table
-from penstock.cli.tube_common import WEB, BrokerHttp, Json, Web, agreed, ask_each, brokers
+from penstock.cli.tube_common import (
+    WEB,
+    BrokerHttp,
+    Json,
+    Web,
+    administers,
+    agreed,
+    ask_each,
+    brokers,
+    call,
+    call_broker,
+    identifies,
+)
 from penstock.cli.tube_completion import complete_group, complete_topic
 from penstock.errors import RefusedError
 
@@ -20,6 +32,8 @@ app = command_group("List consumer groups (the default), describe or delete one.
 
 
 @app.callback()
+@administers
+@identifies
 def groups_default(ctx: typer.Context, http: Web = WEB, broker_http: BrokerHttp = None, as_json: Json = False) -> None:
     """List consumer groups (the default), describe or delete one."""
     if ctx.invoked_subcommand is None:
@@ -27,16 +41,18 @@ def groups_default(ctx: typer.Context, http: Web = WEB, broker_http: BrokerHttp 
 
 
 @app.command("list")
+@administers
+@identifies
 def groups_list(http: Web = WEB, broker_http: BrokerHttp = None, as_json: Json = False) -> None:
     """List the consumer groups: those with members now, and those that left a position."""
     _list_groups(http, broker_http, as_json=as_json)
 
 
 @app.command("describe")
+@administers
+@identifies
 def groups_describe(group: Group, http: Web = WEB, as_json: Json = False) -> None:
     """Show the members of GROUP and the partitions that each has. Its positions: `penstock tube lag`."""
-    from penstock.tube.client.web import call
-
     rows: list[dict[str, Cell]] = []
     for member in call(http, "admin_query_consume_group_detail", {"consumeGroup": group}):
         parts: list[dict[str, Any]] = member.get("parInfo") or [{}]
@@ -57,6 +73,8 @@ def groups_describe(group: Group, http: Web = WEB, as_json: Json = False) -> Non
 
 
 @app.command("delete")
+@administers
+@identifies
 def groups_delete(
     group: Group,
     topic: Annotated[
@@ -69,8 +87,6 @@ def groups_delete(
     as_json: Json = False,
 ) -> None:
     """Forget the positions of GROUP, which has to have no member: it then begins like a new one."""
-    from penstock.tube.client.web import call_broker
-
     if there := members(http, group):
         raise RefusedError(
             f"group {group!r} has {there} member{'s' if there > 1 else ''}",
@@ -96,8 +112,6 @@ def groups_delete(
 
 def members(http: str, group: str) -> int:
     """How many members ``group`` has now, as the master at ``http`` knows."""
-    from penstock.tube.client.web import call
-
     rows = call(http, "admin_query_sub_info", {"consumeGroup": group})
     return sum(int(row["consumerNum"]) for row in rows if row["consumeGroup"] == group)
 
@@ -107,8 +121,6 @@ def _places(rows: list[dict[str, Any]], group: str) -> int:
 
 
 def _list_groups(http: str, broker_http: str | None, *, as_json: bool) -> None:
-    from penstock.tube.client.web import call, call_broker
-
     groups: dict[str, dict[str, Any]] = {}
 
     def group(name: str) -> dict[str, Any]:

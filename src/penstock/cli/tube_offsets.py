@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -21,8 +22,11 @@ from penstock.cli.tube_common import (
     Json,
     LoginOptions,
     Web,
+    administers,
     ask_each,
     brokers,
+    call_broker,
+    identifies,
     logs_in,
 )
 from penstock.cli.tube_completion import complete_group, complete_topic
@@ -34,6 +38,10 @@ from penstock.errors import ConfigError, PenstockError, RefusedError
 __all__ = ["app", "lag"]
 
 app = command_group("Show where a group stands, or move it.", alone=False)
+PIPELINE_GROUP = "pipeline-"
+"""How the groups begin under which pipelines show their offsets."""
+_QUERY_GROUP = re.compile(r"spark-tubemq-[0-9a-f]{8}")
+"""The groups under which Spark queries without ``tubemq.group`` show theirs."""
 Group = Annotated[str, typer.Argument(help="The consumer group.", metavar="GROUP", autocompletion=complete_group)]
 OnlyTopic = Annotated[str | None, typer.Option(help="Only this topic.", metavar="TOPIC", autocompletion=complete_topic)]
 OnlyPartitions = Annotated[
@@ -63,6 +71,8 @@ class Standing(NamedTuple):
 
 
 @app.command("show")
+@administers
+@identifies
 def offsets_show(
     group: Group, topic: OnlyTopic = None, http: Web = WEB, broker_http: BrokerHttp = None, as_json: Json = False
 ) -> None:
@@ -76,6 +86,7 @@ def offsets_show(
 
 @app.command("reset")
 @logs_in
+@administers
 def offsets_reset(
     group: Group,
     login: LoginOptions,
@@ -93,6 +104,9 @@ def offsets_reset(
     topic: OnlyTopic = None,
     partition: OnlyPartitions = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, do nothing.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also a group that has the name of a pipeline or of a Spark query.")
+    ] = False,
     http: Web = WEB,
     broker_http: BrokerHttp = None,
     as_json: Json = False,
@@ -100,6 +114,9 @@ def offsets_reset(
     """Move GROUP to other positions.
 
     Best while no member of the group runs: what a running one has in hand is counted on top of the new position.
+
+    Pipelines and Spark queries are refused: they only show their offsets as those of a group, and continue from their
+    checkpoints.
 
     Messages are those of the partition; on Apache's brokers those of its store, which its other partitions share.
     """
@@ -120,7 +137,10 @@ def offsets_reset(
             f"there is no partition{name} to move group {group!r} in",
             do="look at its positions: penstock tube offsets show",
         )
-    if there := members(http, group):
+    there = members(http, group)
+    if not there and not force:
+        _refuse_query(group)
+    if there:
         note(f"group {group} has members ({there}): what they have in hand is counted on top of the new positions")
     if not dry_run:
         _set(group, moves)
@@ -129,6 +149,24 @@ def offsets_reset(
     ]
     print_table(rows, ["topic", "broker", "partition", "from", "to", "messages"], as_json=as_json)
     note("nothing was changed: --dry-run" if dry_run else f"group {group} is moved in {_partitions(len(rows))}")
+
+
+def _refuse_query(group: str) -> None:
+    """Raises RefusedError: ``group`` has the name under which a pipeline or a Spark query shows its offsets."""
+    if group.startswith(PIPELINE_GROUP):
+        who, do = (
+            "a pipeline",
+            "penstock pipeline run FILE --from PLACE [--to PLACE] --into DIRECTORY reads records again",
+        )
+    elif _QUERY_GROUP.fullmatch(group):
+        who, do = "a Spark query", "give the query a new checkpointLocation, and startingOffsets"
+    else:
+        return
+    raise RefusedError(
+        f"group {group!r} is that of {who}, and is not moved",
+        why="its offsets are only shown; where it continues is in its checkpoint",
+        do=f"{do}; --force if consumers use this name",
+    )
 
 
 def _chosen(standing: Standing, parts: Sequence[Part]) -> bool:
@@ -157,8 +195,6 @@ def _saved(file: Path) -> dict[tuple[str, int, int], Where]:
 
 
 def _set(group: str, moves: Sequence[tuple[Standing, int, int | None]]) -> None:
-    from penstock.tube.client.web import call_broker
-
     for broker in {s.broker.id: s.broker for s, _, _ in moves}.values():
         wanted = {s.key: offset for s, offset, _ in moves if s.broker.id == broker.id}
         parameters = {
@@ -171,6 +207,7 @@ def _set(group: str, moves: Sequence[tuple[Standing, int, int | None]]) -> None:
 
 
 @logs_in
+@administers
 def lag(
     login: LoginOptions,
     group: Annotated[
@@ -235,8 +272,6 @@ def _groups(told: Iterable[tuple[BrokerRow, Told]]) -> list[str]:
 
 
 def _asking(group: str | None, topic: str | None) -> Callable[[BrokerRow], Told]:
-    from penstock.tube.client.web import call_broker
-
     narrowed = {} if topic is None else {"topicName": topic}
     named = {} if group is None else {"groupName": group}
 

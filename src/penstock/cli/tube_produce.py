@@ -113,10 +113,15 @@ def produce(
     target = None if partition is None else _target(topic, parse_part(partition))
 
     client = login.client()
-    if not partitions(tube_master, topic, client):
-        # The producer waits for it a while: it may just have been created, or its broker may be starting.
-        remedy = "penstock tube topics create makes one"
-        note(f"waiting for topic {escape(topic)}: the master announces none ({remedy})")
+    from penstock.tube.reader import TopicUnavailableError
+
+    # The producer waits for a topic for a while: it may just have been created, or its broker may be starting.
+    try:
+        if not partitions(tube_master, topic, client):
+            remedy = "penstock tube topics create creates it"
+            note(f"waiting for topic {escape(topic)}: the master has none of this name ({remedy})")
+    except TopicUnavailableError as error:
+        note(f"waiting for topic {escape(topic)}: {error.why}")
 
     splitter = Lengths() if form is Format.LENGTH else Lines()
     source = _values(values) if values else _arriving(file, splitter)
@@ -261,7 +266,10 @@ async def _produce(
                 return
             if not told and taken > stored == before:
                 told = True
-                note(f"no acknowledgement for {SILENT_S:g} s: the broker is away, or slow; it is tried on")
+                note(
+                    f"no acknowledgement for {SILENT_S:g} s: still retrying. The broker may be unavailable, slow or "
+                    "out of disk space: see /readyz of the node"
+                )
 
     async def settle() -> None:
         nonlocal stored, taken

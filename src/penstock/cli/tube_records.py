@@ -28,6 +28,7 @@ from penstock.cli.tube_common import (
     Web,
     announced,
     brokers,
+    call_broker,
     logs_in,
     no_topic,
     partitions,
@@ -140,8 +141,11 @@ def consume(
     with contextlib.suppress(KeyboardInterrupt):
         if group is None and not follow and _show_held(wanted, show):
             return
-        with contextlib.suppress(RefusedError):  # a group may be let in, or may read, where producers are not
-            partitions(tube_master, topic, wanted.client)  # says best that no master answers
+        from penstock.tube.reader import TopicUnavailableError
+
+        # A group may be accepted where producers are not, and it waits for brokers that have not registered yet.
+        with contextlib.suppress(RefusedError, TopicUnavailableError):
+            partitions(tube_master, topic, wanted.client)  # reports best that no master answers
         name = group or f"penstock_cli_{secrets.token_hex(6)}"
         try:
             run_client(_consume(wanted, name, show, follow=follow))
@@ -248,8 +252,6 @@ def _log(source: RangeReader, info: PartitionInfo, topic: str) -> Log:
 
 def _forget(group: str, http: str, broker_http: str | None) -> None:
     """Have the brokers forget a group that nobody can name again. Where they cannot be asked, it stays listed."""
-    from penstock.tube.client.web import call_broker
-
     with contextlib.suppress(PenstockError):
         for broker in brokers(http, broker_http):
             call_broker(broker.web, "admin_rmv_offset", {"groupName": group, "modifyUser": "penstock"})

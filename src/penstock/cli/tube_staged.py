@@ -17,6 +17,8 @@ from penstock.cli.tube_common import (
     LoginOptions,
     Master,
     Web,
+    administers,
+    call_broker,
     logs_in,
     running,
 )
@@ -28,6 +30,7 @@ _COLUMNS = ["query", "batch", "broker", "task", "rows", "bytes", "state", "age_s
 
 
 @logs_in
+@administers
 def staged(
     login: LoginOptions,
     remove: Annotated[
@@ -50,8 +53,6 @@ def staged(
 ) -> None:
     """Show rows that are staged for writes that are exactly once; let them go, or finish what a dead query left."""
     import asyncio
-
-    from penstock.tube.client.web import call_broker
 
     if remove is not None and settle is not None:
         raise ConfigError("--remove and --settle exclude each other", option="--settle", do="give one of them")

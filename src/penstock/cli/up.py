@@ -29,6 +29,11 @@ def _listen(flag: str, text: str, default: str) -> Any:
     return _option(flag, f"Where {text} listens; port 0 takes a free one.", default, "HOST:PORT")
 
 
+def _anonymous(flag: str, text: str) -> Any:
+    words = f"allow: accept clients without credentials at {text}, also off loopback."
+    return _option(f"{flag}-anonymous", words, "only without users, on loopback", "WORD")
+
+
 def _told(flag: str, text: str) -> Any:
     return _option(f"{flag}-advertise", f"What others are told for {text}.", f"as --{flag}", "HOST:PORT")
 
@@ -59,6 +64,19 @@ def up(
     tube_broker_advertise: Annotated[str | None, _told("tube-broker", "the broker; tube clients connect to it")] = None,
     tube_broker_http_advertise: Annotated[str | None, _told("tube-broker-http", "the broker's administration")] = None,
     http_advertise: Annotated[str | None, _told("http", "HTTP")] = None,
+    mqtt_anonymous: Annotated[str | None, _anonymous("mqtt", "MQTT")] = None,
+    tube_master_anonymous: Annotated[str | None, _anonymous("tube-master", "the master")] = None,
+    tube_broker_anonymous: Annotated[str | None, _anonymous("tube-broker", "the broker")] = None,
+    tube_broker_http_anonymous: Annotated[
+        str | None, _anonymous("tube-broker-http", "the broker's administration, for queries")
+    ] = None,
+    http_anonymous: Annotated[str | None, _anonymous("http", "HTTP, for queries and metrics")] = None,
+    passwords: Annotated[
+        str | None, _option("passwords", "Password file, as `penstock passwd` writes it.", "no users", "FILE")
+    ] = None,
+    policies: Annotated[
+        str | None, _option("policies", "Policy file: what users may do.", "users may do everything", "FILE")
+    ] = None,
     mqtt_faults: Annotated[
         str | None,
         _option(
@@ -92,20 +110,27 @@ def up(
 
     from penstock.node.run import run_node
 
-    show = (lambda ready: print_json(ready.as_json())) if as_json else _banner
+    users = settings.security.passwords is not None
+    show = (lambda ready: print_json(ready.as_json())) if as_json else (lambda ready: _banner(ready, users=users))
     run_node(settings, on_ready=show, read_again=read)
 
 
-def _banner(ready: Ready) -> None:
+def _banner(ready: Ready, *, users: bool) -> None:
     bold, plain = ("\x1b[1m", "\x1b[0m") if use_colour(sys.stdout) else ("", "")
     url = ready.listeners.get("mqtt", f"mqtt://{ready.mqtt}")
     broker = "" if url == "mqtt://127.0.0.1:1883" else f" --broker {url}"
     master = "" if ready.tube_master == "127.0.0.1:8715" else f" --tube-master {ready.tube_master}"
     web = "" if ready.http == "127.0.0.1:8080" else f" --http {ready.http}"
+    if ready.http_tls:
+        web = f" --http https://{ready.http}"
     listeners = "\n                  ".join(ready.listeners.values()) or f"mqtt://{ready.mqtt}"
     secured = ""
     if ready.tube_master_tls is not None:
         secured = f"\n                  TLS: master {ready.tube_master_tls}, broker {ready.tube_broker_tls}"
+    token = "tube.admin_token of the configuration" if ready.admin_token_file is None else ready.admin_token_file
+    login = " (add --username NAME --password-file FILE)" if users else ""
+    page = "https" if ready.http_tls else "http"
+    broker_page = "https" if ready.tube_broker_http_tls else "http"
     sys.stdout.write(
         f"""{bold}penstock {ready.version}{plain} is ready (process {ready.pid}, Ctrl-C ends it)
 
@@ -113,12 +138,13 @@ def _banner(ready: Ready) -> None:
   durability      {ready.durability}
   MQTT 5          {listeners}
   TubeMQ          master {ready.tube_master}, broker {ready.tube_broker}{secured}
-  administration  http://{ready.http}/webapi.htm (master)
-                  http://{ready.tube_broker_http}/broker.htm (broker)
-  health          http://{ready.http}/readyz
-                  http://{ready.http}/metrics
+  administration  {page}://{ready.http}/webapi.htm (master)
+                  {broker_page}://{ready.tube_broker_http}/broker.htm (broker)
+                  token in {escape(token)}
+  health          {page}://{ready.http}/readyz
+                  {page}://{ready.http}/metrics
 
-{bold}Try in another terminal:{plain}
+{bold}Try in another terminal{login}:{plain}
   penstock kv set{broker} greeting hello
   penstock kv get{broker} greeting
   penstock tube topics create{web} events

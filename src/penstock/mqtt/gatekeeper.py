@@ -350,15 +350,19 @@ class PartGate(Gatekeeper):
     ) -> None:
         super().__init__(frozenset(), rulebook, checks, stats, now=now)
         self._user = user
-        self._part = part
+        self.part = part
 
     def authenticate(self, credentials: Credentials, answer: Answer, now: int) -> None:
         """Let the part in [Access]."""
-        proved = Principal(credentials.client_id, user=self._user)
+        answer(Granted(self.client(credentials.client_id)), now)
+
+    def client(self, client_id: str) -> Client:
+        """The part as a client of the broker."""
+        proved = Principal(client_id, user=self._user)
         principal, permissions = self._permissions(proved)
         client = Client(self, proved, principal, permissions)
-        client.name = self._part
-        answer(Granted(client), now)
+        client.name = self.part
+        return client
 
 
 def _certificate(origin: Origin) -> Certificate:

@@ -1,4 +1,4 @@
-"""Commits what the engine's journal collects: one transaction at a time, each with all that came since the one before.
+"""Commits what the engine's journal collects: one commit at a time, each with everything since the one before.
 
 While a commit runs in its thread the journal goes on collecting, so a message that its receivers acknowledged meanwhile
 is never written, and a slow disk makes the batches larger instead of the line longer. What nobody waits for is written
@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from penstock.errors import StorageError
+from penstock.errors import OutOfSpaceError, StorageError
 from penstock.mqtt.engine.journal import Batch, Journal, Recovered
 from penstock.mqtt.storage.store import SessionStore
 from penstock.runtime.committer import GroupCommitter
@@ -69,6 +69,11 @@ class Persistence:
         """Why nothing can be promised any more; None while it can."""
         return self._inline_failure or self._committer.failure
 
+    @property
+    def stalled(self) -> StorageError | None:
+        """Why acknowledgements wait for disk space; None while they do not."""
+        return self._committer.stalled
+
     def figures(self) -> dict[str, int]:
         """For the metrics: counters since the start, and what is there now."""
         return {
@@ -102,6 +107,7 @@ class Persistence:
         self._committed = committed
         self._on_failure = failed
         self._committer.start()
+        self._store.when_failed(self._committer.fail_soon)
 
     def submit(self) -> None:
         """Start a commit of what was recorded, unless one runs (its end starts the next) or it may wait.
@@ -124,8 +130,16 @@ class Persistence:
                 return
         self._cut()
 
+    def reusable_bytes(self) -> int:
+        """Bytes that can be stored without growing the file; from any thread."""
+        return self._store.reusable_bytes()
+
     async def drain(self) -> None:
-        """Commit all that was recorded; returns when it is done or has failed."""
+        """Commit all that was recorded, at the end; returns when it is done or has failed.
+
+        It does not wait for disk space.
+        """
+        self._committer.give_up()
         while True:
             await self._idle.wait()
             if self.failure is not None or not (self.journal.waiting or self.journal.urgent):
@@ -162,6 +176,9 @@ class Persistence:
         if self.durability is Durability.FLUSHED and len(batch) <= _INLINE_CHANGES:
             self._commit_inline(batch)
             return
+        self._submit(batch)
+
+    def _submit(self, batch: Batch) -> None:
         self._committing = True
         self._idle.clear()
         self._committer.submit(batch, partial(self._done, batch))
@@ -169,6 +186,9 @@ class Persistence:
     def _commit_inline(self, batch: Batch) -> None:
         try:
             self._store.commit(batch)
+        except OutOfSpaceError:
+            self._submit(batch)  # which tries again
+            return
         except StorageError as error:
             self._inline_failure = error
         except Exception as error:  # noqa: BLE001 - whatever went wrong, the batch is not known to be written

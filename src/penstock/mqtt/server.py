@@ -20,6 +20,8 @@ from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.journal import Recovered
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats
 from penstock.mqtt.engine.recovery import restore
+from penstock.mqtt.engine.retained import Allows
+from penstock.mqtt.engine.session import NOTIFICATIONS_LOST
 from penstock.mqtt.gatekeeper import Certificate, Client
 from penstock.mqtt.inside import InsideLink
 from penstock.mqtt.persistence import Persistence
@@ -28,7 +30,9 @@ from penstock.mqtt.transport.admission import Admission, AdmissionLimits, Admiss
 from penstock.mqtt.transport.link import CLOSE_GRACE_S, Link
 from penstock.mqtt.transport.listener import Listener, ListenerSettings
 from penstock.runtime.clock import wall_clock_ms
+from penstock.runtime.logs import LogLimiter
 from penstock.runtime.loop import joins_writes
+from penstock.runtime.stalls import StallWatch, after_reading, watch_stalls
 
 __all__ = ["BrokerLimits", "BrokerStats", "MqttServer"]
 
@@ -61,8 +65,11 @@ class MqttServer:
             services=services,
             new_client_id=lambda: f"penstock-{uuid.uuid4().hex}",
             wake=self._wake,
-            report=_log_end,
+            report=self._log_end,
+            report_merged=self._log_merged,
         )
+        self._merge_log = LogLimiter()
+        self._observer_log = LogLimiter()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._time: Callable[[], float] = _not_started
         self.listeners: list[Listener] = []
@@ -70,6 +77,7 @@ class MqttServer:
         self._inside: dict[BrokerConnection, InsideLink] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
+        self._stalls: StallWatch | None = None
         self._empty = asyncio.Event()
         self._closing = False
         self._receiving = True
@@ -82,22 +90,32 @@ class MqttServer:
         """Hand the messages of the service's filters to it from now on."""
         self._broker.add_service(service)
 
+    def check_retained(self, allows: Allows) -> None:
+        """Ask ``allows`` for the publisher of each retained message that is to be delivered."""
+        self._broker.check_retained(allows)
+
     async def recover(
-        self, persistence: Persistence, *, recall: Callable[[str, str], Rights | None] | None = None
+        self,
+        persistence: Persistence,
+        *,
+        recall: Callable[[str, str], Rights | None] | None = None,
+        steady: Callable[[], int] | None = None,
     ) -> Recovered:
         """Keep sessions and retained messages there, and bring back what is; once, after the services were added and
         before the first listener.
 
         What expired while the broker was down goes, and wills whose delay is over are published: those that the policy
         of now allows, by what ``recall`` says of the session's owner and client identifier; None: it may do nothing any
-        more. Without ``recall`` nobody is asked.
+        more. Without ``recall`` nobody is asked. ``steady``: the clock in ms since 1970 on which deadlines are stored,
+        one that no step of the system clock moves; default: the wall clock.
 
         Raises:
             StorageError: the sessions cannot be read as a whole; a damaged one alone is put aside.
         """
         self._run_in(asyncio.get_running_loop())
         self.persistence = persistence
-        found = await persistence.open(lambda: self._clock() - self.now())
+        stored = steady or self._clock
+        found = await persistence.open(lambda: stored() - self.now())
         now = self.now()
         self._broker.wall_offset = self._clock() - now
         self._broker.recall = recall
@@ -179,9 +197,11 @@ class MqttServer:
         if self._closing or self._loop is None:
             return
         self._closing = True
+        if self._stalls is not None:
+            self._stalls.remove(self._stalled)
         for listener in self.listeners:
             listener.close()
-            listener.abandon()
+            await listener.abandon()
         self._broker.shut_down(self.now())
         self._flush()
         if self.persistence is not None:  # what waits for its commit leaves before goodbye
@@ -210,6 +230,10 @@ class MqttServer:
         """Counters since the start and sizes now; reading it walks the sessions."""
         return self._broker.measure()
 
+    def refuse_stored(self, reason: str) -> None:
+        """Refuse messages that must be stored (0x97) from now on, ``reason`` says why; "": refuse them no more."""
+        self._broker.refuse_stored(reason)
+
     # For services: the Outlet
 
     def publish(self, message: Publish) -> None:
@@ -220,24 +244,28 @@ class MqttServer:
         """
         self._broker.publish(message, self.now())
 
-    def respond(self, client_id: str, message: Publish) -> bool:
+    def respond(self, client_id: str, message: Publish, acknowledge: Callable[[], None] | None = None) -> bool:
         """Route a message of the node itself to that client's matching subscriptions; False where there is none.
 
         Raises:
             LocalProtocolError: the topic or the properties cannot be sent.
         """
-        return self._broker.respond(client_id, message, self.now())
+        return self._broker.respond(client_id, message, self.now(), acknowledge)
 
-    def respond_encoded(self, client_id: str, message: Encoded) -> bool:
+    def respond_encoded(self, client_id: str, message: Encoded, acknowledge: Callable[[], None] | None = None) -> bool:
         """The same with a message that is written already."""
-        return self._broker.respond_encoded(client_id, message, self.now())
+        return self._broker.respond_encoded(client_id, message, self.now(), acknowledge)
 
-    def deliver(self, client_id: str, message: Publish) -> bool:
-        """Put a message straight into that client's session, exactly once, subscribed or not.
+    def unheard(self, client_id: str, topic: str) -> str:
+        """Why :meth:`respond` did not reach the client."""
+        return self._broker.unheard(client_id, topic)
+
+    def deliver(self, client_id: str, message: Publish, *, deletes: bool = False) -> bool:
+        """Put a notification straight into that client's session, exactly once, subscribed or not [Outlet.deliver].
 
         False where there is no such session. A session that is offline keeps it (QoS 1).
         """
-        return self._broker.deliver(client_id, message, self.now())
+        return self._broker.deliver(client_id, message, self.now(), deletes=deletes)
 
     def overhear(self, client_id: str, message: Publish) -> None:
         """Give what a service and the client say to each other to those who subscribe to it and may overhear it."""
@@ -350,6 +378,8 @@ class MqttServer:
     # Inside
 
     def _run_in(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._stalls is None:
+            self._stalls = watch_stalls(self._stalled)
         self._loop = loop
         self._time = loop.time
         self._joins_writes = joins_writes(loop)
@@ -407,16 +437,45 @@ class MqttServer:
         self._timer = self._loop.call_at(deadline / 1000 + 0.001, self._tick)
 
     def _tick(self) -> None:
-        self._timer = None
-        self._broker.tick(self.now())
-        self._arm()
+        """A deadline has come; what arrived before it is read first."""
+        if self._stalls is not None:
+            self._stalls.look()
+        if self._loop is not None:
+            after_reading(self._loop, self._judge)
+
+    def _judge(self) -> None:
+        if self._timer is not None:  # a sooner one may have been armed meanwhile
+            self._timer.cancel()
+            self._timer = None
+        if not self._closing:
+            self._broker.tick(self.now())
+            self._arm()
+
+    def _stalled(self, grace_ms: int) -> None:
+        self._broker.stalled(self.now(), grace_ms)
+
+    def _log_end(self, connection: BrokerConnection, reason_code: int, why: str) -> None:
+        """Log errors at a level that is shown by default, orderly connects and disconnects at debug level."""
+        if reason_code == ReasonCode.SERVER_SHUTTING_DOWN:
+            return
+        logger.info("%r ended by us: %s%s", connection, reason_name(reason_code), f", {why}" if why else "")
+        if why == NOTIFICATIONS_LOST and (total := self._observer_log.admit(self.now())):
+            logger.warning(
+                "observers disconnected because their queues are full count=%d last=%r: "
+                "raise max_queued_messages or max_queued_bytes, or observe fewer keys with one client",
+                total,
+                connection,
+            )
+
+    def _log_merged(self, client_id: str, merged: int) -> None:
+        if total := self._merge_log.admit(self.now(), merged):
+            logger.warning(
+                "state store notifications merged per key because queues are full count=%d last=%r: "
+                "the clients are slow; the newest version of each key is delivered",
+                total,
+                client_id,
+            )
 
 
 def _not_started() -> float:
     raise AssertionError("the server is started first")
-
-
-def _log_end(connection: BrokerConnection, reason_code: int, why: str) -> None:
-    """What went wrong is for everybody's log; who comes and goes in peace only for those who look closely."""
-    if reason_code != ReasonCode.SERVER_SHUTTING_DOWN:
-        logger.info("%r ended by us: %s%s", connection, reason_name(reason_code), f", {why}" if why else "")

@@ -18,6 +18,8 @@ from penstock.mqtt.codec.shapes import Form, LikePublish
 
 __all__ = [
     "NO_ANSWER",
+    "OTHERS_TOPIC",
+    "SHARED_TOPIC",
     "Connection",
     "Encoded",
     "Inbound",
@@ -33,6 +35,12 @@ _CONTEXT: Final = 1 << PacketType.PUBLISH
 
 NO_ANSWER: Final = -1
 """With which the broker is told that a message gets no answer: its publisher keeps it, and sends it again."""
+
+
+SHARED_TOPIC: Final = "answers are not sent to shared subscriptions, and no other subscription of the client matches"
+"""Why an answer reached nobody: the response topic is one of a shared subscription."""
+OTHERS_TOPIC: Final = "only other clients subscribe to the response topic, and answers go to the client that asked"
+"""Why an answer reached nobody: the response topic belongs to another connection."""
 
 
 class Connection(Protocol):
@@ -81,7 +89,7 @@ def published(message: Encoded) -> Publish:
 class Later(Protocol):
     """An acknowledgement that is still to come; the later ones of the connection wait for it."""
 
-    def settle(self, reason_code: int, reason_string: str) -> None:
+    def settle(self, reason_code: int = 0, reason_string: str = "") -> None:
         """As :meth:`Inbound.settle`; exactly once."""
         ...
 
@@ -108,7 +116,7 @@ class Requester(Connection, Protocol):
 
     def answer(self, packet_id: int, message: Encoded, now: int) -> bool:
         """The taker is done with the QoS 1 message: acknowledge it, then :meth:`Outlet.respond_encoded` to the session
-        of this connection; ``now`` is the taker's."""
+        of this connection; ``now`` is the taker's. False: it was neither acknowledged nor answered."""
         ...
 
 
@@ -219,6 +227,12 @@ class Service(Protocol):
         """Whether its messages are for it alone: neither routed to subscribers nor retained."""
         ...
 
+    @property
+    def reserved(self) -> Sequence[str]:
+        """The topic filters on which only the node publishes: the answers and notifications of the service, which no
+        client may forge. A message or will of a client there is refused with 0x87; read once, when it is added."""
+        ...
+
     def receive(self, message: Inbound) -> None:
         """Take a message; called once a message, also where several filters match. Must not block or raise."""
         ...
@@ -235,19 +249,29 @@ class Outlet(Protocol):
         """Route ``message`` as one of the node itself."""
         ...
 
-    def respond(self, client_id: str, message: Publish) -> bool:
+    def respond(self, client_id: str, message: Publish, acknowledge: Callable[[], None] | None = None) -> bool:
         """Route ``message``, one of the node itself, to the matching subscriptions of that client and of nobody else.
 
-        No Local does not apply. False where the client has no session or none of its subscriptions matches.
+        No Local and shared subscriptions do not apply. ``acknowledge`` is called before the message is sent. False, and
+        not acknowledged, if the client has no session or none of its subscriptions matches: :meth:`unheard` says why.
         """
         ...
 
-    def respond_encoded(self, client_id: str, message: Encoded) -> bool:
+    def respond_encoded(self, client_id: str, message: Encoded, acknowledge: Callable[[], None] | None = None) -> bool:
         """As :meth:`respond`, with a message that is written already."""
         ...
 
-    def deliver(self, client_id: str, message: Publish) -> bool:
-        """Put ``message`` straight into that client's session; False where there is no such session."""
+    def unheard(self, client_id: str, topic: str) -> str:
+        """Why :meth:`respond` on ``topic`` did not reach the client."""
+        ...
+
+    def deliver(self, client_id: str, message: Publish, *, deletes: bool) -> bool:
+        """Put the notification ``message`` straight into that client's session; False where there is no such session.
+
+        It reports the state of its topic now; ``deletes``: that it was deleted. When the session's queue is full, it
+        supersedes earlier notifications of the topic that wait, but a deletion only if it is one itself. If it does not
+        fit then, the client's connection ends with DISCONNECT 0x97.
+        """
         ...
 
     def overhear(self, client_id: str, message: Publish) -> None:

@@ -53,11 +53,13 @@ class BrokerUrl(NamedTuple):
 def parse_broker_url(url: str) -> BrokerUrl:
     """The parts of ``mqtt://``, ``mqtts://``, ``ws://`` or ``wss://`` ``[user[:password]@]host[:port][/path]``.
 
+    Without a scheme, as in ``HOST:PORT``, it is ``mqtt://``.
+
     Raises:
-        ConfigError: another scheme, no host, a port that is none, a path where there can be none.
+        ConfigError: another scheme, no host, an invalid port, a path without WebSocket.
     """
     try:
-        parts = urlsplit(url)
+        parts = urlsplit(url if "://" in url or "@" in url else f"mqtt://{url}")
         host, port = parts.hostname, parts.port
     except ValueError as e:
         raise ConfigError(f"broker URL {without_secret(url)!r} cannot be read", option="broker", why=str(e)) from e
@@ -67,7 +69,7 @@ def parse_broker_url(url: str) -> BrokerUrl:
         raise ConfigError(
             f"broker URL {without_secret(url)!r} cannot be used",
             option="broker",
-            do="write mqtt://HOST, mqtts://HOST:PORT, ws://HOST:PORT/PATH or wss://HOST:PORT/PATH",
+            do="write HOST:PORT, mqtt://HOST, mqtts://HOST:PORT, ws://HOST:PORT/PATH or wss://HOST:PORT/PATH",
         )
     _check_host(host)
     return BrokerUrl(
@@ -81,11 +83,13 @@ def parse_broker_url(url: str) -> BrokerUrl:
 
 
 def broker_url(host: str, port: int | None, *, tls: bool) -> BrokerUrl:
-    """Where ``host`` (a name, or a URL) and ``port`` lead, with TLS where it was asked for.
+    """Where ``host`` (a name, ``HOST:PORT`` or a URL) and ``port`` lead, with TLS where it was asked for.
 
     Raises:
         ConfigError: the URL cannot be used, or says something else than ``port`` and ``tls``.
     """
+    if "://" not in host and (host.count(":") == 1 or host.startswith("[")):  # an IPv6 address has more colons
+        host = f"{'mqtts' if tls else 'mqtt'}://{host}"
     if "://" not in host:
         _check_host(host)
         return BrokerUrl("mqtts" if tls else "mqtt", host, port or _PORTS["mqtts" if tls else "mqtt"])
@@ -102,8 +106,6 @@ def broker_url(host: str, port: int | None, *, tls: bool) -> BrokerUrl:
 
 
 def _check_host(host: str) -> None:
-    if host.count(":") == 1:  # an IPv6 address has more
-        raise ConfigError(f"broker: {host!r} is no host name", option="broker", do=f"write mqtt://{host}")
     if not is_host(host):
         raise ConfigError(
             f"broker: {host!r} is no host name",

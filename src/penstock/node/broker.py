@@ -13,18 +13,29 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import StorageError, UnavailableError
+from penstock.mqtt.password_checks import PasswordChecks
 from penstock.node.http import HttpServer, broker_app, names_of
+from penstock.node.http_access import HttpAccess
+from penstock.node.http_audit import audited
+from penstock.node.open_listeners import OpenListener, refuse_open_listeners
 from penstock.node.stopping import told_to_end, unless
 from penstock.node.tube_config import TubeTls
+from penstock.node.tube_users import may_administer, rights_of, signing_keys
 from penstock.runtime import logs
 from penstock.runtime.addresses import Address, bind_error
+from penstock.runtime.audit import AuditTrail
+from penstock.runtime.disk_space import DiskSpace, Writer
 from penstock.runtime.durability import Durability
 from penstock.runtime.logs import LogFormat, LogLevel
 from penstock.runtime.loop import freeze_memory, run, tune_process
+from penstock.security.passwords import read_passwords
+from penstock.security.policy_file import load_policy
+from penstock.tube.admin import broker as broker_admin
+from penstock.tube.admin.caller import Caller
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.engine.access import Access
 from penstock.tube.engine.staging import StagingLimits
-from penstock.tube.users import read_users
+from penstock.tube.master.admin_token import kept_token
 
 __all__ = ["BrokerSettings", "ReadyBroker", "run_broker", "serve_broker"]
 
@@ -35,8 +46,12 @@ _log = logging.getLogger("penstock.node")
 class BrokerSettings:
     """``masters``: of the cluster. ``advertise``: where clients reach the broker, if not where it listens.
 
-    ``users``: file of the users that clients have to be; ``user``: name and password with which the broker signs.
+    ``passwords``: password file of the users that clients have to be; ``policies``: policy file with their rights;
+    ``user``: name and password with which the broker signs. ``anonymous``, ``http_anonymous``: clients without
+    credentials are accepted at ``bind``, at ``http``.
     ``tls``: a TLS listener beside ``bind``; ``master_tls``: how it reaches the masters, at their TLS ports then.
+    ``admin_token``: the administration token; None: that of the data directory, which the first start creates.
+    ``consumer_session_s``: a silent consumer's partitions are free after so long.
     ``max_store_bytes`` of each store and ``staging``: how much is kept.
     ``register_s``: give up where no master takes it for so long; None: try until one does.
     """
@@ -49,13 +64,18 @@ class BrokerSettings:
     advertise: Address | None = None
     durability: Durability = Durability.DURABLE
     register_s: float | None = None
-    users: Path | None = None
+    passwords: Path | None = None
+    policies: Path | None = None
+    anonymous: bool = False
+    http_anonymous: bool = False
     user: tuple[str, str] | None = None
     tls: TubeTls | None = None
     master_tls: ssl.SSLContext | None = None
+    admin_token: str | None = None
     max_store_bytes: int | None = None
     staging: StagingLimits = field(default_factory=StagingLimits)
     topic_durability: Mapping[str, Durability] = field(default_factory=dict)
+    consumer_session_s: int = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,22 +144,45 @@ async def _start(settings: BrokerSettings, parts: AsyncExitStack) -> ReadyBroker
     told = settings.advertise
     started = asyncio.Event()
 
-    async def webapi(params: Mapping[str, str]) -> dict[str, Any]:
+    async def webapi(params: Mapping[str, str], caller: Caller) -> dict[str, Any]:
         if not started.is_set():
             return {"result": False, "errCode": 503, "errMsg": "the broker has not started yet"}
-        return await broker.webapi(params)
+        return await broker.webapi(params, caller)
 
     # Before the broker, which tells the master where its administration is.
-    http = HttpServer(broker_app(webapi, names=names_of(settings.http, told)))
+    token = settings.admin_token or kept_token(settings.data_dir / "tube" / "admin-token")
+    users = None if settings.passwords is None else read_passwords(settings.passwords)
+    rights = rights_of(None if settings.policies is None else load_policy(settings.policies))
+    if users is None:
+        found = [("--bind", settings.bind, "--anonymous", settings.anonymous)]
+        found.append(("--http", settings.http, "--http-anonymous", settings.http_anonymous))
+        listeners = [OpenListener(name, at, f"{flag} allow") for name, at, flag, allowed in found if not allowed]
+        refuse_open_listeners(listeners, users="--passwords FILE")
+    checks = PasswordChecks()
+    parts.callback(checks.close)
+    identify = HttpAccess(
+        token, checks, lambda: users, lambda user: may_administer(rights, user), anonymous=settings.http_anonymous
+    )
+    access = None
+    if users is not None or rights is not None:
+        access = Access(signing_keys(users), anonymous=settings.anonymous or users is None, rights=rights)
+    trail = AuditTrail(settings.data_dir / "audit")
+    administer = audited(webapi, "broker", trail, token, broker_admin.is_protected)
+    pages = broker_app(administer, names=names_of(settings.http, told), identify=identify)
+    http = HttpServer(pages)
     web = await http.start("http", settings.http)
     parts.push_async_callback(http.close)
-    broker = _broker(settings, str(_told(web, told)))
+    broker = _broker(settings, str(_told(web, told)), token, access)
     start = broker.start if settings.tls is None else settings.tls.beside(broker.start, settings.tls.broker_port)
     try:
         _, port = await start(settings.bind.host, settings.bind.port)
     except OSError as error:
         raise bind_error(error, "bind", settings.bind) from error
     parts.push_async_callback(broker.close)
+    space = DiskSpace(settings.data_dir)
+    parts.push_async_callback(space.close)
+    space.add(Writer("TubeMQ sends", broker.refuse_growth, lambda: 0))
+    await space.start()
     started.set()
     await _registered(broker, settings)
     shown, secured = told or Address(settings.bind.host, port), broker.tls_bound
@@ -153,7 +196,7 @@ async def _start(settings: BrokerSettings, parts: AsyncExitStack) -> ReadyBroker
     )
 
 
-def _broker(settings: BrokerSettings, web_address: str) -> TubeBroker:
+def _broker(settings: BrokerSettings, web_address: str, token: str, access: Access | None) -> TubeBroker:
     """The broker, not started."""
     return TubeBroker(
         settings.data_dir,
@@ -163,9 +206,11 @@ def _broker(settings: BrokerSettings, web_address: str) -> TubeBroker:
         advertise=None if settings.advertise is None else str(settings.advertise),
         web_address=web_address,
         max_store_bytes=settings.max_store_bytes,
+        session_ms=settings.consumer_session_s * 1000,
         topic_durability=settings.topic_durability,
         staging=settings.staging,
-        access=None if settings.users is None else Access(read_users(settings.users)),
+        access=access,
+        admin_token=token,
         master_user=settings.user,
         master_tls=settings.master_tls,
     )

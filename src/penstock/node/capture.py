@@ -120,6 +120,7 @@ class ChangeCapture:
         self._append = append
         self._later = later
         self._now = now
+        self._max_bytes = max_bytes
         self._backlog = Backlog(self.last, max_bytes)
         self._too_large = False
         """The first that waits is refused with its value: offer it without."""
@@ -158,6 +159,15 @@ class ChangeCapture:
             f"capture: topic '{self._topic}' has taken no change of the state store for {stuck_s:.0f} s,"
             f" {self.waiting} wait in the store's log: {why}"
         )
+
+    def rewind(self, version: Hlc) -> None:
+        """The store's versions were renumbered: begin after this one; some changes are captured twice [Capture]."""
+        _log.warning(
+            "the store has no version as new as the topic's last; what its log still has is captured again",
+            extra={"fields": {"topic": self._topic, "last": str(self.last), "from": str(version)}},
+        )
+        self.last = version
+        self._backlog = Backlog(version, self._max_bytes)
 
     def resume(self, tail: LogTail, read: ReadLog, trim: Callable[[Hlc], None]) -> None:
         """Take up the log where the topic ends [Capture]."""

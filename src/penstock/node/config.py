@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, mo
 from penstock.errors import ConfigError
 from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem
 from penstock.mqtt.transport.listener import Transport
+from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
 from penstock.node.bridges import BridgeEntry
 from penstock.node.listening import AddressText, Listener, Part, bind
 from penstock.node.mqtt_config import MqttListener, Security
@@ -27,6 +28,7 @@ from penstock.runtime.config import validate
 from penstock.runtime.document import Document, read_document
 from penstock.runtime.durability import Durability
 from penstock.runtime.logs import LogFormat, LogLevel
+from penstock.runtime.stepped_clock import STEP_HOLD_S
 from penstock.tube.codec.strings import valid_topic
 from penstock.tube.engine.staging import StagingLimits
 from penstock.tube.master.admin_token import KNOWN_TOKENS
@@ -35,8 +37,11 @@ from penstock.tube.storage.retention import parse_policy
 __all__ = [
     "BROKER_OPTIONS",
     "DEFAULT_FILE",
+    "LISTENERS",
     "OPTIONS",
+    "Disk",
     "HttpListener",
+    "HttpTls",
     "NodeConfig",
     "Option",
     "Rule",
@@ -99,9 +104,29 @@ class TubeBrokerListener(Listener):
     bind: AddressText = bind("127.0.0.1:8123")
 
 
+class HttpTls(Part):
+    """Certificates of an HTTP listener, which speaks TLS alone then. SIGHUP reads the files again."""
+
+    certificate: Path = Field(description="PEM: the server's certificate, then the intermediate ones")
+    key: Path = Field(description="PEM: its private key, not encrypted")
+    client_ca: Path | None = Field(
+        default=None, description="PEM: authorities of client certificates; clients, and health probes, need one then"
+    )
+
+    def files(self) -> TlsFiles:
+        """As the listener takes it."""
+        return TlsFiles(
+            certificate=self.certificate,
+            key=self.key,
+            client_ca=self.client_ca,
+            client_certificates=ClientCertificates.NONE if self.client_ca is None else ClientCertificates.REQUIRE,
+        )
+
+
 class TubeBrokerHttpListener(Listener):
     """TubeMQ broker administration."""
 
+    tls: HttpTls | None = Field(default=None, description="TLS; default: plain HTTP")
     bind: AddressText = bind("127.0.0.1:8081")
 
 
@@ -109,6 +134,11 @@ class HttpListener(Listener):
     """Health, metrics, TubeMQ master administration."""
 
     bind: AddressText = bind("127.0.0.1:8080")
+    tls: HttpTls | None = Field(default=None, description="TLS; default: plain HTTP")
+    anonymous_metrics: bool = Field(
+        default=False,
+        description="whether `/metrics` is answered without credentials where `security.passwords` is set",
+    )
 
 
 Retention = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}[smh]$")]
@@ -149,8 +179,13 @@ class Tube(Part):
         default=None,
         min_length=1,
         max_length=128,
-        description="what changes by HTTP must bring as confModAuthToken; default: `abc` where HTTP listens on"
-        " loopback, else a random one, made at the first start and kept in `tube/admin-token` of the data directory",
+        description="administration token, which HTTP requests send as `confModAuthToken`; default: a random one,"
+        " created at the first start in `tube/admin-token` of the data directory",
+    )
+    check_visit_tokens: bool = Field(
+        default=False,
+        description="whether brokers refuse sends and registrations without a visit token of the master, as TubeMQ does"
+        " by `startVisitTokenCheck`; from two minutes after a broker registered, and while it reaches its master",
     )
     topics: dict[TopicName, Topic] = Field(default_factory=dict, description="topics to make at the start")
     max_store_bytes: int | None = Field(
@@ -159,8 +194,18 @@ class Tube(Part):
         description="bytes that each store keeps: the oldest segments (64 MiB each) of one that holds more go, however"
         " young. Default: no limit by size",
     )
+    consumer_session_s: int = Field(
+        default=30,
+        ge=3,
+        le=3600,
+        description="seconds after which a silent consumer's partitions go to other members of its group, at the node's"
+        " master and broker. A consumer may ask for less (`session_timeout_s`). Choose more than two heartbeats of"
+        " every client: Java clients send one every 13 s by default, C++ and Go clients every 10 s",
+    )
     staging: Staging = Field(default_factory=Staging, description="what tasks stage for writes that are exactly once")
-    access: TubeAccess | None = Field(default=None, description="who may use the tube; default: whoever reaches it")
+    access: TubeAccess = Field(
+        default_factory=TubeAccess, description="tube clients that need not sign, where `security.passwords` is set"
+    )
     tls: TubeTls | None = Field(default=None, description="TLS beside the plain listeners of master and broker")
 
     @model_validator(mode="before")
@@ -174,6 +219,23 @@ class Tube(Part):
             if isinstance(topics, dict):
                 return {**value, "topics": {name: {} if body is None else body for name, body in topics.items()}}
         return value
+
+
+class Disk(Part):
+    """Disk space of the data directory."""
+
+    max_bytes: int = Field(
+        default=0,
+        ge=0,
+        description="size of the data directory beyond which nothing is stored that needs space, 0 = no limit. MQTT"
+        " messages to store are answered 0x97, SETs that need space with the quota's error, sends to a tube with 419",
+    )
+    min_free_bytes: int | None = Field(
+        default=None,
+        ge=0,
+        description="free space on the file system below which the same is refused, 0 = none. Default: 5 % of the file"
+        " system, at most 256 MiB",
+    )
 
 
 class WhenFull(StrEnum):
@@ -222,6 +284,14 @@ class NodeConfig(Part):
 
     data_dir: Path = Field(default=Path("penstock-data"), description="where everything is kept")
     durability: Durability = Field(default=Durability.DURABLE, description="what an acknowledgement promises")
+    clock_step_hold_s: float = Field(
+        default=STEP_HOLD_S,
+        ge=0,
+        le=86_400,
+        description="seconds for which a step of the system clock by more than 30 s has to last before versions and"
+        " deadlines follow it; 0: at once",
+    )
+    disk: Disk = Field(default_factory=Disk)
     mqtt: MqttListener = Field(default_factory=MqttListener)
     mqtt_faults: AddressText | None = Field(
         default=None,
@@ -244,13 +314,13 @@ class NodeConfig(Part):
         advertised = self.tube_broker.advertise or self.tube_broker.bind
         if advertised.is_wildcard:
             raise ValueError(
-                f"tube_broker: {advertised} means every interface, and tube clients must be told one they can reach:"
+                f"tube_broker: {advertised} means every interface; TubeMQ clients need an address that they can reach:"
                 " set tube_broker.advertise (--tube-broker-advertise HOST:PORT)"
             )
-        if self.tube.admin_token in KNOWN_TOKENS and not self.http.bind.is_loopback:
+        if self.tube.admin_token in KNOWN_TOKENS:
             raise ValueError(
-                "tube.admin_token: this one stands in TubeMQ's documentation, and http is not on loopback:"
-                " set another one, or none: a random one is made"
+                "tube.admin_token: this token is in TubeMQ's documentation, so it is no secret:"
+                " set another one, or none (then a random one is created in tube/admin-token of the data directory)"
             )
         self.security.check({"mqtt": self.mqtt, **self.mqtt.listeners})
         for part in (self.mqtt, self.tube_master, self.tube_broker_http, self.http):
@@ -271,13 +341,6 @@ class NodeConfig(Part):
                 )
         return self
 
-    @property
-    def admin_token(self) -> str | None:
-        """What changes by HTTP must bring, or None where a random one is made."""
-        if self.tube.admin_token is not None:
-            return self.tube.admin_token
-        return "abc" if self.http.bind.is_loopback else None
-
     def topics(self) -> dict[str, Topic]:
         """The topics that must exist once the node is ready: those named, and those that rules write to."""
         capture = self.statestore.capture_topic
@@ -297,13 +360,16 @@ class Option(NamedTuple):
         return "PENSTOCK_" + self.flag.upper().replace("-", "_")
 
 
-_LISTENERS = ("mqtt", "tube-master", "tube-broker", "tube-broker-http", "http")
+LISTENERS = ("mqtt", "tube-master", "tube-broker", "tube-broker-http", "http")
 
 OPTIONS: tuple[Option, ...] = (
     Option("data-dir", ("data_dir",)),
     Option("durability", ("durability",)),
-    *(Option(name, (name.replace("-", "_"), "bind")) for name in _LISTENERS),
-    *(Option(f"{name}-advertise", (name.replace("-", "_"), "advertise")) for name in _LISTENERS),
+    *(Option(name, (name.replace("-", "_"), "bind")) for name in LISTENERS),
+    *(Option(f"{name}-advertise", (name.replace("-", "_"), "advertise")) for name in LISTENERS),
+    *(Option(f"{name}-anonymous", (name.replace("-", "_"), "anonymous")) for name in LISTENERS),
+    Option("passwords", ("security", "passwords")),
+    Option("policies", ("security", "policies")),
     Option("mqtt-faults", ("mqtt_faults",)),
     Option("log-level", ("log_level",)),
     Option("log-format", ("log_format",)),
@@ -313,6 +379,7 @@ BROKER_OPTIONS: tuple[Option, ...] = (
     Option("max-store-bytes", ("max_store_bytes",)),
     Option("staging-max-bytes", ("staging", "max_bytes")),
     Option("staging-keep", ("staging", "keep")),
+    Option("consumer-session-s", ("consumer_session_s",)),
 )
 """Options of `Tube` that a broker takes as well which runs alone (``penstock tube broker``)."""
 

@@ -68,6 +68,16 @@ class DataDirectory:
         return self.path / "tube"
 
     @property
+    def admin_token(self) -> Path:
+        """Where the administration token is."""
+        return self.tube / "admin-token"
+
+    @property
+    def audit(self) -> Path:
+        """Where the audit trail is."""
+        return self.path / "audit"
+
+    @property
     def tube_master(self) -> Path:
         """Where the tube's master keeps topics and settings."""
         return self.tube / "master"

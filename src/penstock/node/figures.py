@@ -34,6 +34,16 @@ FIGURES: Final[Mapping[str, Mapping[str, Figure]]] = {
     "node": {
         "ready": _gauge("1 when every part works, 0 when not; /readyz says why."),
         "start_time_seconds": _gauge("When the node was started, in seconds since 1970."),
+        "clock_offset_seconds": _gauge(
+            "How far the system clock is ahead of the clock that versions follow; 0 unless it was stepped."
+        ),
+        "stalls": _counter("Times that the process did not run for more than 1.5 s."),
+        "clock_steps": _counter("Steps of the system clock by more than 30 s, which are not followed at once."),
+    },
+    "disk": {
+        "used_bytes": _gauge("Bytes that the data directory takes on the disk."),
+        "free_bytes": _gauge("Bytes free on the file system of the data directory."),
+        "out_of_space": _gauge("1 while nothing is stored that needs space, by disk.max_bytes or disk.min_free_bytes."),
     },
     "mqtt": {
         "connections_opened": _counter("Network connections of clients handed to the broker."),
@@ -49,13 +59,24 @@ FIGURES: Final[Mapping[str, Mapping[str, Figure]]] = {
         "publishes_received": _counter("PUBLISH packets received."),
         "publishes_sent": _counter("PUBLISH packets sent, one for each receiver."),
         "dropped_queue_full": _counter("Messages not queued for a receiver whose queue was full."),
+        "notifications_merged": _counter(
+            "State store notifications dropped from a full queue because a newer one of the same key waits in it."
+        ),
+        "observers_disconnected": _counter(
+            "Connections ended because a state store notification did not fit into the client's queue."
+        ),
         "dropped_expired": _counter("Messages whose Message Expiry Interval passed before they were sent."),
         "dropped_too_large": _counter("Messages larger than their receiver's Maximum Packet Size."),
         "dropped_offline": _counter("QoS 0 messages for sessions that had no connection."),
         "dropped_refused": _counter("QoS 0 messages that at QoS 1 would have been answered with a failure code."),
         "dropped_unauthorized": _counter("Messages whose receiver may not have them, or not any more."),
-        "refused_unauthorized": _counter("Messages, wills, subscriptions and sessions that policies refused."),
+        "refused_unauthorized": _counter(
+            "Messages, wills, subscriptions and sessions refused by policies, and messages to reserved topics."
+        ),
         "refused_queue_full": _counter("Messages answered 0x97 because a receiver's queue was full."),
+        "refused_out_of_space": _counter(
+            "Messages refused because they must be stored and the disk has no space for them."
+        ),
         "rate_exceeded": _counter("Messages of clients that published faster than they may."),
         "write_stalls": _counter("Connections ended because the client took nothing from them."),
         "connections": _gauge("Clients connected now."),
@@ -63,6 +84,9 @@ FIGURES: Final[Mapping[str, Mapping[str, Figure]]] = {
         "subscriptions": _gauge("Subscriptions of all sessions now."),
         "retained": _gauge("Retained messages kept now."),
         "retained_bytes": _gauge("Bytes of topics and payloads of the retained messages kept now."),
+        "retained_withheld": _counter(
+            "Retained messages not delivered because their publisher may not publish them any more."
+        ),
         "inflight": _gauge("QoS 1 and 2 messages sent and not acknowledged by their receiver now."),
         "queued": _gauge("Messages that wait in sessions now."),
         "queued_bytes": _gauge("Bytes of the messages that wait in sessions now."),
@@ -91,6 +115,11 @@ FIGURES: Final[Mapping[str, Mapping[str, Figure]]] = {
         ),
         **_ADMISSION,
     },
+    "audit": {
+        "rows": _counter("Changes by HTTP, and readings of message bodies, written to the audit trail."),
+        "refused_requests": _counter("Requests to change something by HTTP that had no valid credential."),
+        "failed_writes": _counter("Rows that could not be written to the audit trail."),
+    },
     "access": {
         "granted": _counter("Clients let in by their credentials or certificate."),
         "refused_credentials": _counter("Clients refused for a wrong password, user or token, or for lack of one."),
@@ -109,7 +138,9 @@ FIGURES: Final[Mapping[str, Mapping[str, Figure]]] = {
     "statestore": {
         "requests": _counter("Requests received."),
         "responses": _counter("Answers put into the session of the client that asked."),
-        "unanswered": _counter("Answers that nobody could get: their response topic had no subscriber of the asker."),
+        "unanswered": _counter("Answers that reached nobody because no subscription of the requester matched."),
+        "unanswered_other_client": _counter("Answers whose response topic only other clients subscribed to."),
+        "unanswered_shared": _counter("Answers whose response topic matched only shared subscriptions."),
         "refused": _counter("Requests that broke the rules of the transport and were not executed."),
         "repeated": _counter("Writes that came again after a connection was lost, and were not carried out again."),
         "notifications": _counter("Notifications sent to observers of keys."),
@@ -117,7 +148,17 @@ FIGURES: Final[Mapping[str, Mapping[str, Figure]]] = {
         "recovered": _counter("Keys found on disk at the start."),
         "quarantined": _counter("Stored keys set aside at the start because they were damaged."),
         "keys": _gauge("Keys now."),
+        "bytes": _gauge(
+            "Bytes of all keys and values now, with 260 bytes for each key: what statestore.max_bytes bounds."
+        ),
+        "largest_principal_keys": _gauge("Keys of the principal that has most; 0 where no share is bounded."),
+        "largest_principal_bytes": _gauge("Bytes of the keys of the principal that has most of them."),
+        "refused_quota": _counter("SETs refused because of statestore.max_keys or statestore.max_bytes."),
+        "refused_share": _counter("SETs refused because of statestore.principal_share."),
         "failed": _gauge("1 when a write or an fsync failed: the store is read-only until a restart."),
+        "version_lead_seconds": _gauge(
+            "How far the newest version is ahead of the clock; clients refuse answers that are more than 60 s ahead."
+        ),
     },
     "tube": {
         "connections": _gauge("Connections of tube clients open now."),

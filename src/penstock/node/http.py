@@ -13,10 +13,11 @@ import json
 import logging
 import re
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from html import escape
 from ipaddress import ip_address
-from typing import Final
+from typing import Final, cast
 from urllib.parse import parse_qsl, urlsplit
 
 import h11
@@ -25,13 +26,16 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 import penstock
+from penstock.mqtt.transport.tls import ServerTls
 from penstock.runtime.addresses import Address, bind_error
 from penstock.runtime.metrics import CONTENT_TYPE, Metrics
+from penstock.runtime.tls_server import HANDSHAKE_FAILED, handshake_failure
+from penstock.tube.admin.caller import UNAUTHORIZED, Caller
 
-__all__ = ["Administer", "HttpServer", "broker_app", "master_app", "names_of"]
+__all__ = ["Administer", "Denied", "HttpServer", "Identify", "broker_app", "master_app", "names_of"]
 
 _log = logging.getLogger("penstock.http")
 
@@ -40,6 +44,11 @@ MAX_FORM_BYTES = 1024 * 1024
 
 MAX_CONNECTIONS = 256
 """Connections of one listener; scrapers, health checks and administrators are few."""
+
+TLS_HANDSHAKE_S = 10.0
+"""Time limit of a TLS handshake."""
+
+ACCEPT_AGAIN_S = 0.1
 
 REQUEST_S = 10.0
 """How long a connection may take to the end of a request, head and body, after it was made or the answer before."""
@@ -57,8 +66,23 @@ _PLACES: Final = {
 
 _CALLBACK = re.compile(r"[_A-Za-z0-9]{1,128}")
 
-Administer = Callable[[Mapping[str, str]], Mapping[str, object] | Awaitable[Mapping[str, object]]]
-"""Answers one administration request: its parameters in, the JSON object of the reply out."""
+Administer = Callable[[Mapping[str, str], Caller], Awaitable[Mapping[str, object]]]
+"""Answers one administration request of a caller: its parameters in, the JSON object of the reply out."""
+
+Identify = Callable[[str, str], Awaitable[Caller]]
+"""Finds the caller of a request by its ``Authorization`` header (blank: none) and the peer's address. Raises Denied."""
+
+
+class Denied(Exception):
+    """The credentials of a request are wrong (401), or cannot be checked now (503)."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+async def _anybody(_: str, address: str) -> Caller:
+    return Caller(address=address)
 
 
 def master_app(
@@ -68,8 +92,13 @@ def master_app(
     *,
     warnings: Callable[[], Sequence[str]] = tuple,
     names: Collection[str] = (),
+    identify: Identify = _anybody,
+    open_metrics: bool = True,
 ) -> Starlette:
     """The application of the node's HTTP listener.
+
+    ``identify`` finds the caller of administration requests, and of ``/metrics`` unless ``open_metrics``. Health is
+    answered without credentials: probes have none.
 
     ``problems`` says why the node is not ready, ``warnings`` what is not as it was told to be; ``names`` are further
     host names by which its administration is asked over loopback (a name that the operator announces).
@@ -83,7 +112,13 @@ def master_app(
         body = {"ready": not reasons, "reasons": reasons, "warnings": list(warnings())}
         return JSONResponse(body, status_code=503 if reasons else 200)
 
-    async def show_metrics(_: Request) -> Response:
+    async def show_metrics(request: Request) -> Response:
+        if not open_metrics:
+            caller = await _caller(request, identify)
+            if isinstance(caller, Response):
+                return caller
+            if not caller.reads:
+                return _unauthorized("metrics need credentials: http.anonymous_metrics opens them")
         return Response(metrics.render(), media_type=CONTENT_TYPE)
 
     async def index(request: Request) -> Response:
@@ -98,7 +133,7 @@ def master_app(
             Route("/livez", livez),
             Route("/readyz", readyz),
             Route("/metrics", show_metrics),
-            Route("/webapi.htm", _administration(administer, names), methods=["GET", "POST"]),
+            Route("/webapi.htm", _administration(administer, names, identify), methods=["GET", "POST"]),
         ],
         exception_handlers={404: _nothing_there},
     )
@@ -122,12 +157,29 @@ async def _nothing_there(request: Request, _: Exception) -> Response:
     return PlainTextResponse(f"nothing is at {request.url.path!r}; / lists what there is\n", status_code=404)
 
 
-def broker_app(administer: Administer, *, names: Collection[str] = ()) -> Starlette:
+def broker_app(administer: Administer, *, names: Collection[str] = (), identify: Identify = _anybody) -> Starlette:
     """The application of the tube broker's HTTP listener. As in the reference, any path works."""
-    return Starlette(routes=[Route("/{path:path}", _administration(administer, names), methods=["GET", "POST"])])
+    answer = _administration(administer, names, identify)
+    return Starlette(routes=[Route("/{path:path}", answer, methods=["GET", "POST"])])
 
 
-def _administration(administer: Administer, names: Collection[str]) -> Callable[[Request], Awaitable[Response]]:
+async def _caller(request: Request, identify: Identify) -> Caller | Response:
+    """The caller of ``request``, or the answer to wrong credentials."""
+    address = request.client.host if request.client is not None else ""
+    try:
+        return await identify(request.headers.get("authorization", ""), address)
+    except Denied as denied:
+        return _unauthorized(str(denied), denied.status)
+
+
+def _unauthorized(text: str, status: int = 401) -> Response:
+    asked = {"WWW-Authenticate": 'Basic realm="penstock", charset="UTF-8"'} if status == 401 else {}
+    return JSONResponse({"result": False, "errCode": status, "errMsg": text}, status_code=status, headers=asked)
+
+
+def _administration(
+    administer: Administer, names: Collection[str], identify: Identify
+) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
         try:
             refused = _of_another_site(request, names)
@@ -149,8 +201,12 @@ def _administration(administer: Administer, names: Collection[str]) -> Callable[
                 parameters |= dict(parse_qsl(body.decode("utf-8"), keep_blank_values=True, max_num_fields=1000))
             except ValueError as error:
                 return _failure(f"the form cannot be read: {error}")
-        result = administer(parameters)
-        reply = await result if isinstance(result, Awaitable) else result
+        caller = await _caller(request, identify)
+        if isinstance(caller, Response):
+            return caller
+        reply = await administer(parameters, caller)
+        if reply.get("errMsg") == UNAUTHORIZED and not caller.reads:
+            return _unauthorized(UNAUTHORIZED)  # a browser then asks for name and password
         text = json.dumps(reply, ensure_ascii=False, separators=(",", ":"))
         callback = parameters.get("callback", "")
         if _CALLBACK.fullmatch(callback):
@@ -230,6 +286,21 @@ class _Connection(H11Protocol):
         self._expect_nothing()
         super().connection_lost(exc)
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse bytes that are no HTTP: with status 400 where the answer to the request has not begun, then close.
+
+        uvicorn answers twice when the body of a request turns out to be malformed: once here and once from the
+        application, and h11 raises for the second answer.
+        """
+        cycle = cast("RequestResponseCycle | None", self.cycle)  # None before the first request
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True  # the application's answer is dropped
+            cycle.message_event.set()
+        if self.conn.our_state in {h11.IDLE, h11.SEND_RESPONSE}:
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
     def on_response_complete(self) -> None:
         """The next request has its time from now on."""
         self._expect_request()
@@ -251,7 +322,61 @@ class _Connection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the node ends it."""
+    """uvicorn without its signal handlers (the node ends it), and with a TLS context that can be replaced."""
+
+    def __init__(self, config: uvicorn.Config, listener: socket.socket) -> None:
+        super().__init__(config)
+        self.tls: ssl.SSLContext | None = None
+        """For connections from now on; those that are open keep theirs."""
+        self.servers = []
+        self._listener = listener
+        self._accepting: asyncio.Task[None] | None = None
+        self._handshakes: set[asyncio.Task[None]] = set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections of the socket that the server was made with."""
+        assert sockets is None
+        await self.lifespan.startup()
+        self._listener.setblocking(False)  # noqa: FBT003 - the socket module's
+        self._accepting = asyncio.create_task(self._accept(), name="http-accept")
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening; running requests finish."""
+        tasks = [task for task in (self._accepting, *self._handshakes) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._listener.close()
+        await super().shutdown(sockets)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        HANDSHAKE_FAILED.set(_handshake_failed)  # the tasks of connections inherit it
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+            except OSError:
+                await asyncio.sleep(ACCEPT_AGAIN_S)  # out of descriptors, or the peer is gone already
+                continue
+            if len(self._handshakes) >= MAX_CONNECTIONS:
+                connection.close()
+                continue
+            task = asyncio.create_task(self._connect(connection))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    async def _connect(self, connection: socket.socket) -> None:
+        def protocol() -> asyncio.Protocol:
+            return _Connection(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+
+        limit = None if self.tls is None else TLS_HANDSHAKE_S
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                protocol, connection, ssl=self.tls, ssl_handshake_timeout=limit
+            )
+        except (OSError, TimeoutError):
+            connection.close()  # a failed handshake is logged with its reason, the rest are peers that left
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -259,11 +384,17 @@ class _Server(uvicorn.Server):
         yield
 
 
-class HttpServer:
-    """One application on one listener, in the caller's loop."""
+def _handshake_failed(error: ssl.SSLError) -> None:
+    _log.info("HTTP listener: no connection: %s", handshake_failure(error))
 
-    def __init__(self, app: Starlette) -> None:
+
+class HttpServer:
+    """One application on one listener, in the caller's loop; with ``tls`` it speaks HTTPS alone."""
+
+    def __init__(self, app: Starlette, tls: ServerTls | None = None) -> None:
         self._app = app
+        self.tls = tls
+        """Certificates as they were read last; None for plain HTTP."""
         self._server: _Server | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -286,14 +417,22 @@ class HttpServer:
             server_header=False,
             timeout_graceful_shutdown=2,
         )
-        self._server = _Server(config)
-        self._task = asyncio.create_task(self._server.serve(sockets=[listener]), name=f"http-{option}")
+        config.load()
+        self._server = _Server(config, listener)
+        self._server.tls = None if self.tls is None else self.tls.context
+        self._task = asyncio.create_task(self._server.serve(), name=f"http-{option}")
         while not self._server.started:
             # uvicorn offers no event; the listener is already bound, so this is a turn or two.
             if self._task.done():
                 self._task.result()
             await asyncio.sleep(0)
         return bound
+
+    def replace_tls(self, tls: ServerTls) -> None:
+        """Use these certificates for connections from now on."""
+        self.tls = tls
+        if self._server is not None:
+            self._server.tls = tls.context
 
     async def close(self) -> None:
         """Stop listening and let running requests finish, for two seconds at most."""

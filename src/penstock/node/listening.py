@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, model_validator
 
@@ -44,6 +44,11 @@ class Listener(Part):
 
     bind: AddressText = bind("127.0.0.1:0")
     advertise: AddressText | None = Field(default=None, description="HOST:PORT that others are told, default: bind")
+    anonymous: Literal["allow"] | None = Field(
+        default=None,
+        description="`allow`: clients without credentials are accepted here, also where the node has users. Default:"
+        " only where it has none, and on loopback",
+    )
 
     @model_validator(mode="before")
     @classmethod

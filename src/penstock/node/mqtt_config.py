@@ -226,6 +226,16 @@ class Security(Part):
     policies: Path | None = Field(
         default=None, description="policy file; without one, a client that may come in may do everything"
     )
+    administrators: list[str] | None = Field(
+        default=None,
+        description="users that may use TubeMQ's administration by HTTP for changes and message bodies; default: every"
+        " user, or with policies those that may `Administer` all topics. The administration token may always",
+    )
+    check_retain_source: bool = Field(
+        default=True,
+        description="whether a retained message is only delivered while its publisher may publish it, where there are"
+        " policies",
+    )
     strict_read: bool = Field(
         default=False,
         description="whether SET with NX or NEX, and VDEL, need Read beside Write: they tell what a key holds",

@@ -21,23 +21,30 @@ from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener import Transport
 from penstock.node.capture import CAPTURE_PARTITION, ChangeCapture, version_of
-from penstock.node.config import NodeConfig
+from penstock.node.config import NodeConfig, TubeBrokerHttpListener
 from penstock.node.data_dir import DataDirectory
 from penstock.node.figures import show_figures
 from penstock.node.http import HttpServer, broker_app, master_app, names_of
+from penstock.node.http_audit import audited
 from penstock.node.listening import Listener
 from penstock.node.rules import Identities, RuleService
 from penstock.node.security import DEFAULT_LISTENER, NodeSecurity, StorePolicy
-from penstock.runtime.addresses import Address, bind_error
+from penstock.runtime.addresses import Address, bind_error, in_use
+from penstock.runtime.audit import AuditTrail
 from penstock.runtime.clock import wall_clock_ms
+from penstock.runtime.disk_space import DiskSpace, Writer
 from penstock.runtime.metrics import Metrics, figures
+from penstock.runtime.stalls import watch_stalls
+from penstock.runtime.stepped_clock import SteppedClock
 from penstock.statestore.service.service import StateStoreService
+from penstock.tube.admin import broker as broker_admin
+from penstock.tube.admin import master as master_admin
+from penstock.tube.admin.caller import Caller
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.strings import partition_ids
-from penstock.tube.engine.access import Access
+from penstock.tube.engine.master import MasterConfig
 from penstock.tube.master.admin_token import kept_token
 from penstock.tube.master.master import TubeMaster
-from penstock.tube.users import read_users
 
 __all__ = ["Node", "Ready"]
 
@@ -65,6 +72,11 @@ class Ready:
     tube_master_tls: str | None = None
     """Where the master listens with TLS; None where it does not."""
     tube_broker_tls: str | None = None
+    http_tls: bool | None = None
+    """True: HTTPS; None: plain HTTP."""
+    tube_broker_http_tls: bool | None = None
+    admin_token_file: str | None = None
+    """File with the administration token; None where the configuration sets the token."""
     listeners: Mapping[str, str] = field(default_factory=dict)
     """Name of each MQTT listener to its URL."""
 
@@ -78,15 +90,20 @@ class Node:
 
     def __init__(self, config: NodeConfig) -> None:
         self.config = config
-        self.security = NodeSecurity(config)
+        self.clock = SteppedClock(hold_s=config.clock_step_hold_s)
+        """What versions and deadlines follow."""
+        self.security = NodeSecurity(config, self.clock.now)
         self.metrics = Metrics()
         self._parts = AsyncExitStack()
         self._store: StateStoreService | None = None
+        self._disk = DiskSpace(config.data_dir, config.disk.max_bytes, config.disk.min_free_bytes)
         self._state = "starting"
+        self._stalls = 0
         self._started = time.time()
         self._failures: dict[str, Callable[[], PenstockError | None]] = {}
         self._warnings: list[Callable[[], str | None]] = []
         self._tube_broker: TubeBroker | None = None
+        self._token = ""
         self._tube_user = (f"penstock-broker-{config.tube.broker_id}", secrets.token_urlsafe(24))
 
     def problems(self) -> Sequence[str]:
@@ -94,7 +111,10 @@ class Node:
         if self._state != "ready":
             return [self._state]
         failures = [(part, tell()) for part, tell in self._failures.items()]
-        return [f"{part}: {_in_a_line(failure)}" for part, failure in failures if failure is not None]
+        ahead = None if self._store is None else self._store.clock_problem()
+        return [f"{part}: {_in_a_line(failure)}" for part, failure in failures if failure is not None] + (
+            [] if ahead is None else [ahead]
+        )
 
     def warnings(self) -> Sequence[str]:
         """What works, but not as it was told to; empty where there is nothing."""
@@ -102,19 +122,16 @@ class Node:
         broken = [] if failure is None else [f"the last reload changed nothing: {failure}"]
         late = [] if self._tube_broker is None else self._tube_broker.upkeep.undecided.late
         stuck = [f"tube: batch {item.batch} of query {item.query} is prepared, nobody decides it" for item in late]
-        told = [warning for tell in self._warnings if (warning := tell()) is not None]
+        told = [warning for tell in (self.clock.problem, *self._warnings) if (warning := tell()) is not None]
         return broken + self.security.expiring(time.time()) + stuck + told
-
-    @property
-    def open_to_all(self) -> frozenset[str]:
-        """Names of the MQTT listeners where nobody is asked who they are and everything is allowed."""
-        return self.security.open_to_all
 
     def reload(self, read: Callable[[], NodeConfig]) -> bool:
         """Go by the configuration and the files it names as they are now; False where that cannot be."""
         done = self.security.reload(read)
         if self._store is not None:
             self._store.policies_changed()
+        if self._tube_broker is not None:
+            self._tube_broker.access_changed()
         return done
 
     async def start(self) -> Ready:
@@ -128,16 +145,49 @@ class Node:
             UnavailableError: the data directory or an address is taken, or the tube did not come up.
         """
         config = self.config
+        self.clock.start()
+        self._parts.callback(self.clock.close)
+        self._parts.callback(watch_stalls(self._stalled).remove, self._stalled)
         directory = DataDirectory(config.data_dir)
         self._parts.callback(directory.close)
-        token = config.admin_token or kept_token(directory.tube / "admin-token")
-        master = TubeMaster(directory.tube_master, admin_token=token, access=self._tube_access())
+        await self._check_addresses()
+        disk = self._disk
+        self._parts.push_async_callback(disk.close)
+        await disk.start()
+        show_figures(self.metrics, "disk", disk.figures)
+        self._warnings.append(disk.warning)
+        self._token = token = config.tube.admin_token or kept_token(directory.admin_token)
+        identify = self.security.http_access(token, config.http)
+        master = TubeMaster(
+            directory.tube_master,
+            config=MasterConfig(
+                consumer_session_ms=config.tube.consumer_session_s * 1000,
+                check_visit_tokens=config.tube.check_visit_tokens,
+            ),
+            admin_token=token,
+            access=self.security.tube_access(config.tube_master, self._tube_user),
+        )
         names = names_of(config.http.bind, config.http.advertise)
-        pages = master_app(self.problems, self.metrics, master.webapi, warnings=self.warnings, names=names)
-        http = await self._http("http", config.http, HttpServer(pages))
+        trail = AuditTrail(directory.audit)
+        show_figures(self.metrics, "audit", trail.figures)
+        self._warnings.append(trail.warning)
+        administer = audited(master.webapi, "master", trail, token, master_admin.is_protected)
+        pages = master_app(
+            self.problems, self.metrics, administer, warnings=self.warnings, names=names, identify=identify,
+            open_metrics=(
+                config.http.anonymous_metrics
+                or config.http.anonymous is not None
+                or self.security.rulebook.users is None
+            ),
+        )  # fmt: skip
+        http = await self._http("http", config.http, self.security.http_server("http", pages))
         names = names_of(config.tube_broker_http.bind, config.tube_broker_http.advertise)
-        pages = broker_app(self._broker_webapi, names=names)
-        broker_http = await self._http("tube-broker-http", config.tube_broker_http, HttpServer(pages))
+        identify = self.security.http_access(token, config.tube_broker_http)
+        administer = audited(self._broker_webapi, "broker", trail, token, broker_admin.is_protected)
+        pages = broker_app(administer, names=names, identify=identify)
+        broker_http = await self._http(
+            "tube-broker-http", config.tube_broker_http, self.security.http_server("tube_broker_http", pages)
+        )
         tls = config.tube.tls
         start = master.start if tls is None else tls.beside(master.start, tls.master_port)
         tube_master = await self._listen("tube-master", config.tube_master, start)
@@ -146,7 +196,9 @@ class Node:
         # Closed after the broker and the store, whose last acknowledgements leave through it.
         server = self.security.server
         self._parts.push_async_callback(server.close)
-        broker, tube_broker = await self._broker(directory, tube_master, _told(config.tube_broker_http, broker_http))
+        broker, tube_broker = await self._broker(
+            directory, tube_master, _web_address(config.tube_broker_http, broker_http)
+        )
         master.on_change = broker.poke
         await self._topics(master)
         mqtt = await self._mqtt(server, directory, master, broker)
@@ -172,12 +224,47 @@ class Node:
             tube_broker_tls=_beside(config.tube_broker, broker.tls_bound),
             tube_broker_http=_told(config.tube_broker_http, broker_http),
             http=_told(config.http, http),
+            http_tls=None if config.http.tls is None else True,
+            tube_broker_http_tls=None if config.tube_broker_http.tls is None else True,
+            admin_token_file=None if config.tube.admin_token is not None else str(directory.admin_token),
         )
 
     async def close(self) -> None:
         """Take no more messages, commit and acknowledge what was accepted, then say goodbye and close the files."""
         self._state = "shutting down"
         await self._parts.aclose()
+
+    async def _check_addresses(self) -> None:
+        """Report all addresses that other processes use in one error, not only the first.
+
+        Raises:
+            UnavailableError: at least one is in use.
+        """
+        config = self.config
+        wanted = {
+            "http": config.http.bind,
+            "tube-broker-http": config.tube_broker_http.bind,
+            "tube-master": config.tube_master.bind,
+            "tube-broker": config.tube_broker.bind,
+        }
+        if config.tube.tls is not None:
+            wanted["tube.tls.master_port"] = Address(config.tube_master.bind.host, config.tube.tls.master_port)
+            wanted["tube.tls.broker_port"] = Address(config.tube_broker.bind.host, config.tube.tls.broker_port)
+        wanted |= {_listener_option(name): entry.bind for name, entry in self.security.listeners.items()}
+        if config.mqtt_faults is not None:
+            wanted["mqtt-faults"] = config.mqtt_faults
+        taken = await asyncio.to_thread(
+            lambda: {option: address for option, address in wanted.items() if address.port and in_use(address)}
+        )
+        if len(taken) > 1:  # a single one is reported when it is opened, with the flag that changes it
+            shown = ", ".join(f"{address} ({option})" for option, address in taken.items())
+            raise UnavailableError(
+                f"cannot listen on {len(taken)} addresses: {shown}",
+                applied=False,
+                why="other processes listen there, maybe another node",
+                do="end them, or choose other ports: "
+                + " ".join(f"--{option} {Address(a.host, 0)}" for option, a in taken.items() if "." not in option),
+            )
 
     async def _http(self, option: str, listener: Listener, server: HttpServer) -> Address:
         bound = await server.start(option, listener.bind)
@@ -193,18 +280,10 @@ class Node:
             raise bind_error(error, option, listener.bind) from error
         return Address(listener.bind.host, port)
 
-    def _tube_access(self) -> Access | None:
-        """Who may use the tube; the node's own broker is a user that nobody else knows."""
-        wanted = self.config.tube.access
-        if wanted is None:
-            return None
-        name, password = self._tube_user
-        return Access({**read_users(wanted.users), name: password}, networks=wanted.networks, groups=wanted.groups)
-
-    async def _broker_webapi(self, params: Mapping[str, str]) -> Mapping[str, object]:
+    async def _broker_webapi(self, params: Mapping[str, str], caller: Caller) -> Mapping[str, object]:
         if self._tube_broker is None:
             return {"result": False, "errCode": 503, "errMsg": "the broker has not started yet"}
-        return await self._tube_broker.webapi(params)
+        return await self._tube_broker.webapi(params, caller)
 
     async def _broker(
         self, directory: DataDirectory, tube_master: Address, web_address: str
@@ -219,11 +298,13 @@ class Node:
             advertise=None if told is None else str(told),
             web_address=web_address,
             max_store_bytes=config.tube.max_store_bytes,
+            session_ms=config.tube.consumer_session_s * 1000,
             topic_durability={
                 name: topic.durability for name, topic in config.topics().items() if topic.durability is not None
             },
             staging=config.tube.staging.limits,
-            access=self._tube_access(),
+            admin_token=self._token,
+            access=self.security.tube_access(config.tube_broker, self._tube_user),
             master_user=self._tube_user,
         )
         tls = config.tube.tls
@@ -231,7 +312,8 @@ class Node:
         bound = await self._listen("tube-broker", config.tube_broker, start)
         self._parts.push_async_callback(broker.close)
         self._tube_broker = broker
-        self._failures["tube"] = lambda: broker.failure
+        self._disk.add(Writer("TubeMQ sends", broker.refuse_growth, lambda: 0))
+        self._failures["tube"] = lambda: broker.failure or broker.stalled
         show_figures(self.metrics, "tube", lambda: broker.stats)
         registered = broker.registered
         assert registered is not None, "it was given a master"
@@ -280,6 +362,7 @@ class Node:
         store = StateStoreService(
             directory.statestore,
             self.config.durability,
+            self.clock,
             options=self.config.statestore.options(strict_read=self.config.security.strict_read),
             policy=StorePolicy(self.security) if self.security.enforced else None,
             capture=capture,
@@ -287,7 +370,8 @@ class Node:
         await store.start(server)
         self._store = store
         self._parts.push_async_callback(store.close)
-        self._failures["statestore"] = lambda: store.failure
+        self._disk.add(Writer("state store writes that need space", store.refuse_growth, store.reusable_bytes))
+        self._failures["statestore"] = lambda: store.failure or store.stalled
         show_figures(self.metrics, "statestore", lambda: _store_figures(store))
         server.add_service(store)
         # Clock and entropy: neither a clock that was set back nor two starts in one millisecond repeat a run.
@@ -308,9 +392,11 @@ class Node:
         show_figures(self.metrics, "mqtt", lambda: figures(server.stats))
         persistence = Persistence(directory.mqtt, self.config.durability)
         show_figures(self.metrics, "mqtt_storage", persistence.figures)
-        self._failures["mqtt sessions"] = lambda: persistence.failure
+        self._failures["mqtt sessions"] = lambda: persistence.failure or persistence.stalled
         # After the services, which may be due the wills of those that died while the node was down.
-        await server.recover(persistence, recall=self.security.recall if self.security.enforced else None)
+        recall = self.security.recall if self.security.enforced else None
+        await server.recover(persistence, recall=recall, steady=store.steady)
+        self._disk.add(Writer("MQTT messages to store", server.refuse_stored, persistence.reusable_bytes))
         await self._bridges(server)
         bound: dict[str, Address] = {}
         for name, entry in self.security.listeners.items():
@@ -322,8 +408,7 @@ class Node:
 
     async def _mqtt_listener(self, server: MqttServer, name: str, entry: Listener) -> Address:
         settings = self.security.settings(name)
-        option = name if name == DEFAULT_LISTENER else f"mqtt.listeners.{name}"
-        return await self._listen(option, entry, lambda _host, _port: server.listen(settings))
+        return await self._listen(_listener_option(name), entry, lambda _host, _port: server.listen(settings))
 
     async def _faults(self, mqtt: Address) -> Address | None:
         """The listener that obeys the fault switches, where the operator asked for one."""
@@ -362,8 +447,22 @@ class Node:
         labels = {"filter": service.rule.filter, "topic": service.rule.topic}
         show_figures(self.metrics, "rule", lambda: figures(service.stats), labels=labels)
 
+    def _stalled(self, _grace_ms: int) -> None:
+        self._stalls += 1
+
     def _figures(self) -> dict[str, float]:
-        return {"ready": int(not self.problems()), "start_time_seconds": self._started}
+        return {
+            "ready": int(not self.problems()),
+            "start_time_seconds": self._started,
+            "clock_offset_seconds": self.clock.offset_ms / 1000,
+            "clock_steps": self.clock.steps,
+            "stalls": self._stalls,
+        }
+
+
+def _listener_option(name: str) -> str:
+    """What errors call the setting of an MQTT listener."""
+    return name if name == DEFAULT_LISTENER else f"mqtt.listeners.{name}"
 
 
 def _in_a_line(error: PenstockError) -> str:
@@ -372,7 +471,13 @@ def _in_a_line(error: PenstockError) -> str:
 
 
 def _store_figures(store: StateStoreService) -> dict[str, int | float]:
-    return {**figures(store.stats), "keys": store.keys, "failed": int(store.failure is not None)}
+    return {
+        **figures(store.stats),
+        "keys": store.keys,
+        **store.quota_figures(),
+        "failed": int(store.failure is not None),
+        "version_lead_seconds": store.version_lead_ms / 1000,
+    }
 
 
 def _reachable(address: Address) -> Address:
@@ -388,6 +493,11 @@ def _beside(listener: Listener, bound: tuple[str, int] | None) -> str | None:
         return None
     host = listener.bind.host if listener.advertise is None else listener.advertise.host
     return _told(Listener(bind=listener.bind), Address(host, bound[1]))
+
+
+def _web_address(listener: TubeBrokerHttpListener, bound: Address) -> str:
+    """Where the broker's administration is, for the master to tell; plain HTTP has no scheme."""
+    return ("" if listener.tls is None else "https://") + _told(listener, bound)
 
 
 def _told(listener: Listener, bound: Address) -> str:

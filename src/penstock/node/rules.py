@@ -137,6 +137,7 @@ class RuleService:
     """
 
     exclusive = False
+    reserved: Sequence[str] = ()
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable
 
 import penstock
-from penstock.node.config import NodeConfig
+from penstock.node.config import LISTENERS, NodeConfig
 from penstock.node.listening import Listener
 from penstock.node.node import Node, Ready
 from penstock.node.stopping import told_to_end, unless
@@ -52,7 +52,7 @@ async def serve(
             freeze_memory()
             fields = {"version": penstock.__version__, "pid": ready.pid, "loop": loop_name()}
             _log.info("ready", extra={"fields": fields})
-            _warn_of_others(config, node.open_to_all)
+            _warn_of_anonymous(config)
             on_ready(ready)
             await stop.wait()
     finally:
@@ -60,17 +60,15 @@ async def serve(
     _log.info("stopped")
 
 
-def _warn_of_others(config: NodeConfig, open_to_all: frozenset[str]) -> None:
+def _warn_of_anonymous(config: NodeConfig) -> None:
     listeners: dict[str, Listener] = {
-        **{name: part for name, part in {"mqtt": config.mqtt, **config.mqtt.listeners}.items() if name in open_to_all},
-        "tube_broker_http": config.tube_broker_http,
-        "http": config.http,
+        name.replace("-", "_"): getattr(config, name.replace("-", "_")) for name in LISTENERS
     }
-    if config.tube.access is None:
-        listeners |= {"tube_master": config.tube_master, "tube_broker": config.tube_broker}
-    open_to_others = {name: str(part.bind) for name, part in listeners.items() if not part.bind.is_loopback}
-    if open_to_others:
-        _log.warning(
-            "other machines may reach this: nobody is asked who they are there",
-            extra={"fields": open_to_others},
-        )
+    listeners |= {f"mqtt.listeners.{name}": entry for name, entry in config.mqtt.listeners.items()}
+    found = {
+        name: str(part.bind)
+        for name, part in listeners.items()
+        if part.anonymous is not None and not part.bind.is_loopback
+    }
+    if found:
+        _log.warning("anonymous clients of other machines are accepted", extra={"fields": found})

@@ -16,27 +16,40 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from starlette.applications import Starlette
+
 from penstock.errors import PenstockError
 from penstock.mqtt.bridge import bridge_client_id
 from penstock.mqtt.engine.access import UNKNOWN, Rights
 from penstock.mqtt.engine.access import Access as MqttAccess
+from penstock.mqtt.engine.journal import Source
 from penstock.mqtt.engine.limits import BrokerLimits
 from penstock.mqtt.gatekeeper import Client, Gatekeeper, GateStats, Method, PartGate, Rulebook
 from penstock.mqtt.inside import Trusted
 from penstock.mqtt.password_checks import PasswordChecks
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener import Listener, ListenerSettings
-from penstock.node.config import NodeConfig
+from penstock.mqtt.transport.tls import ServerTls
+from penstock.node.bridges import BridgeEntry
+from penstock.node.config import LISTENERS, NodeConfig
 from penstock.node.figures import show_figures
+from penstock.node.http import HttpServer
+from penstock.node.http_access import HttpAccess
+from penstock.node.listening import Listener as AnyListener
 from penstock.node.mqtt_config import MqttListenerEntry, MqttListenerMore, Security, admission_limits, broker_limits
+from penstock.node.open_listeners import OpenListener, refuse_open_listeners
+from penstock.node.tube_users import may_administer, rights_of, signing_keys
+from penstock.runtime.addresses import Address
+from penstock.runtime.clock import wall_clock_ms
 from penstock.runtime.metrics import Metrics, figures
 from penstock.security.passwords import read_passwords
 from penstock.security.policy import NOTHING, Permissions
 from penstock.security.policy_file import load_policy
 from penstock.security.tokens import load_tokens
 from penstock.statestore.binding import INVOKE
-from penstock.statestore.codec.commands import Access
+from penstock.statestore.codec.commands import Access as KeyAccess
 from penstock.statestore.engine.store import Context
+from penstock.tube.engine.access import Access
 
 __all__ = ["DEFAULT_LISTENER", "NodeSecurity", "StorePolicy"]
 
@@ -46,6 +59,9 @@ DEFAULT_LISTENER: Final = "mqtt"
 
 NODE_TOPICS: Final = ("clients/statestore/",)
 """Where the state store sends notifications, to the observer alone, who may read the key."""
+
+SOURCES_KEPT: Final = 10_000
+"""Publishers of retained messages whose rights are remembered."""
 
 _READ_ONCE: Final = ("max_retained_messages", "max_retained_bytes", "when_queue_full")
 """Limits that the engine takes into its own books at the start."""
@@ -63,8 +79,8 @@ class NodeSecurity:
     ``server`` is made here, since its limits come from the same configuration.
     """
 
-    def __init__(self, config: NodeConfig) -> None:
-        """Read every file.
+    def __init__(self, config: NodeConfig, clock: Callable[[], int] = wall_clock_ms) -> None:
+        """Read every file. ``clock``: wall clock in ms, for the server.
 
         Raises:
             ConfigError: one of them cannot be used; it is named.
@@ -77,11 +93,17 @@ class NodeSecurity:
         self.stats = GateStats()
         self.checks = PasswordChecks()
         self.rulebook = _read_rulebook(config.security)
+        _refuse_open_listeners(config, self.rulebook)
         _warn_of_readers(config.security)
         limits = config.mqtt.limits
-        self.server = MqttServer(limits=broker_limits(limits), admission=admission_limits(limits))
+        self.server = MqttServer(limits=broker_limits(limits), admission=admission_limits(limits), clock=clock)
         self._keepers = {name: self._keeper(entry) for name, entry in _entries(config).items()}
+        self._warn_of_open_rules()
         self._parts: list[PartGate] = []
+        self._web: dict[str, HttpServer] = {}
+        self._sources: dict[Source, Rights | None] = {}
+        self.server.check_retained(self._may_still_publish)
+        self._tube: list[tuple[Access, bool, tuple[str, str]]] = []
 
     @property
     def enforced(self) -> bool:
@@ -94,25 +116,62 @@ class NodeSecurity:
         policy = self.rulebook.policy
         return policy is not None and policy.overheard
 
-    @property
-    def open_to_all(self) -> frozenset[str]:
-        """Names of the listeners where nobody is asked who they are and everything is allowed."""
-        return frozenset(
-            name
-            for name, keeper in self._keepers.items()
-            if keeper is None or (Method.ANONYMOUS in keeper.methods and keeper.rulebook.policy is None)
-        )
-
     def acting_as(self, user: str | None, bridge: str) -> MqttAccess | None:
         """What a bridge may do that acts for ``user``; None where it may do everything."""
         if user is None:
             return None
-        gate = PartGate(user, bridge_client_id(bridge), self.rulebook, self.checks, self.stats, self.server.now)
+        return self._part_gate(user, bridge_client_id(bridge))
+
+    def _part_gate(self, user: str, part: str) -> PartGate:
+        gate = PartGate(user, part, self.rulebook, self.checks, self.stats, self.server.now)
         self._parts.append(gate)
         return gate
 
+    def http_server(self, option: str, app: Starlette) -> HttpServer:
+        """The server of the HTTP listener ``option``; reloads read its certificates again. Raises ConfigError."""
+        server = self._web[option] = HttpServer(app, _web_tls(self.config, option))
+        return server
+
+    def http_access(self, token: str, listener: AnyListener) -> HttpAccess:
+        """Who may use an HTTP listener; ``token`` is the administration token."""
+        return HttpAccess(
+            token,
+            self.checks,
+            lambda: self.rulebook.users,
+            self._administers,
+            anonymous=listener.anonymous is not None,
+        )
+
+    def _administers(self, user: str) -> bool:
+        named = self.config.security.administrators
+        if named is not None:
+            return user in named
+        return may_administer(rights_of(self.rulebook.policy), user)
+
+    def tube_access(self, listener: AnyListener, part: tuple[str, str]) -> Access | None:
+        """What a tube server of the node accepts; None: every client, for everything.
+
+        ``part``: user and password of the node's own broker, which no policy limits.
+        """
+        if self.rulebook.users is None and self.rulebook.policy is None:
+            return None
+        exempt = self.config.tube.access
+        access = Access({}, networks=exempt.networks, groups=exempt.groups)
+        self._tube.append((access, listener.anonymous is not None, part))
+        self._change_tube()
+        return access
+
+    def _change_tube(self) -> None:
+        users, policy = self.rulebook.users, self.rulebook.policy
+        for access, anonymous, part in self._tube:
+            keys = signing_keys(users, part)
+            access.change(keys, rights_of(policy, part), anonymous=anonymous or users is None)
+
     def recall(self, owner: str, client_id: str) -> Rights | None:
         """What the owner of a session from before the start may do now; None where no listener lets it in any more."""
+        for entry in self.config.bridges:
+            if bridge_client_id(entry.name) == owner:
+                return self._recall_bridge(entry)
         for keeper in self._keepers.values():
             if keeper is None:
                 if owner == "":
@@ -121,6 +180,27 @@ class NodeSecurity:
             elif (client := keeper.recall(owner, client_id)) is not None:
                 return Rights(keeper, client)
         return None
+
+    def _may_still_publish(self, source: Source, topic: str, qos: int) -> bool:
+        """Whether the publisher of a retained message may publish it by the policies of now."""
+        if self.rulebook.policy is None or not self.config.security.check_retain_source:
+            return True
+        if source not in self._sources:
+            if len(self._sources) >= SOURCES_KEPT:
+                self._sources.clear()
+            self._sources[source] = self.recall(*source)
+        rights = self._sources[source]
+        return rights is not None and rights.may_publish(topic, qos, retain=True)
+
+    def _recall_bridge(self, entry: BridgeEntry) -> Rights:
+        owner = bridge_client_id(entry.name)
+        if entry.acts_as is None:
+            trusted = Trusted(owner)
+            return Rights(trusted, trusted.part)
+        gate = next((gate for gate in self._parts if gate.part == owner), None)
+        if gate is None:
+            gate = self._part_gate(entry.acts_as, owner)
+        return Rights(gate, gate.client(owner))
 
     def settings(self, name: str) -> ListenerSettings:
         """How the listener of that name listens."""
@@ -141,6 +221,7 @@ class NodeSecurity:
             if listener.tls is not None
             for path, end in listener.tls.expiry.items()
         }
+        ends |= {path: end for server in self._web.values() if server.tls for path, end in server.tls.expiry.items()}
         return [_expiry_words(path, end, now) for path, end in ends.items() if end < now + EXPIRY_WARNING_S]
 
     def warn_of_expiry(self) -> None:
@@ -164,10 +245,14 @@ class NodeSecurity:
         try:
             config = read()
             rulebook = _read_rulebook(config.security)
+            _refuse_open_listeners(config, rulebook)
             entries = _entries(config)
             staying = [listener for listener in self.server.listeners if listener.name in entries]
             settings = {each.name: self._settings(each.name, entries[each.name]) for each in staying}
             tls = {name: Listener.read_tls(each) for name, each in settings.items()}
+            pages = [
+                (server, _web_tls(config, option)) for option, server in self._web.items() if server.tls is not None
+            ]
         except PenstockError as error:
             self.failure = str(error)
             self.failed_reloads += 1
@@ -184,13 +269,19 @@ class NodeSecurity:
                     keeper.methods = _methods(entries[name], rulebook)
         for gate in self._parts:
             gate.rulebook = rulebook
+        self._change_tube()
+        self._sources.clear()
         for listener in staying:
             listener.apply(settings[listener.name], tls[listener.name])
+        for server, certificates in pages:
+            if certificates is not None:
+                server.replace_tls(certificates)
         fresh = broker_limits(config.mqtt.limits)
         for field in dataclasses.fields(BrokerLimits):
             setattr(self.server.limits, field.name, getattr(fresh, field.name))
         self.server.admission.limits = admission_limits(config.mqtt.limits)
         self.config = config
+        self._warn_of_open_rules()
         self.failure = None
         self.reloads += 1
         revoked = self.server.reauthorise() if self.server.listeners else 0
@@ -210,6 +301,19 @@ class NodeSecurity:
         if methods == {Method.ANONYMOUS} and self.rulebook.policy is None and not _has_files(self.config.security):
             return None  # everybody may do everything, and nobody pays for asking
         return Gatekeeper(methods, self.rulebook, self.checks, self.stats, now=self.server.now, node_topics=NODE_TOPICS)
+
+    def _warn_of_open_rules(self) -> None:
+        """Log the rules that anonymous clients have without being named, where a listener accepts such clients."""
+        policy = self.rulebook.policy
+        keepers = self._keepers.values()
+        if policy is None or not any(k is not None and Method.ANONYMOUS in k.methods for k in keepers):
+            return
+        for name in policy.open_to_anonymous:
+            _log.warning(
+                "this rule is for every client, so for anonymous ones too: write `anonymous: true` if that is meant,"
+                " or `usernames: ['*']`",
+                extra={"fields": {"rule": name, "policies": str(self.config.security.policies)}},
+            )
 
     def _settings(self, name: str, entry: MqttListenerEntry) -> ListenerSettings:
         advertise = entry.advertise
@@ -245,6 +349,12 @@ class NodeSecurity:
         }
 
 
+def _web_tls(config: NodeConfig, option: str) -> ServerTls | None:
+    """The certificates of an HTTP listener as they are now; None without any. Raises ConfigError."""
+    tls = config.http.tls if option == "http" else config.tube_broker_http.tls
+    return None if tls is None else ServerTls(tls.files(), protocol="http/1.1")
+
+
 class StorePolicy:
     """What the policies say of clients of the state store. What the node itself asks is allowed.
 
@@ -259,18 +369,23 @@ class StorePolicy:
         """Whether anybody may read what the store and others say to each other."""
         return self._security.overheard
 
-    def may_access(self, context: Context, access: Access, key: bytes) -> bool:
+    def may_access(self, context: Context, access: KeyAccess, key: bytes) -> bool:
         """Whether the requester may do all of that with the key."""
         permissions = _permissions(context)
         return permissions is None or (
-            (not access & Access.READ or permissions.may_read(key))
-            and (not access & Access.WRITE or permissions.may_write(key))
+            (not access & KeyAccess.READ or permissions.may_read(key))
+            and (not access & KeyAccess.WRITE or permissions.may_write(key))
         )
 
     def may_answer_on(self, context: Context, topic: str) -> bool:
         """Whether the requester may subscribe to the topic on which it wants its answer; nobody else gets it there."""
         permissions = _permissions(context)
         return permissions is None or permissions.may_receive(topic)
+
+    def owner(self, context: Context) -> str:
+        """The name of the user or certificate, "" = anonymous."""
+        client = context.principal
+        return client.principal.name if isinstance(client, Client) and not client.principal.anonymous else ""
 
     def may_hurry(self, context: Context) -> bool:
         """Whether the requester's ``$high_priority`` counts on the store's own topic."""
@@ -307,6 +422,30 @@ def _entries(config: NodeConfig) -> dict[str, MqttListenerEntry]:
     return {DEFAULT_LISTENER: config.mqtt, **config.mqtt.listeners}
 
 
+def _refuse_open_listeners(config: NodeConfig, rulebook: Rulebook) -> None:
+    """Raise ConfigError if a listener off loopback accepts anonymous clients without ``anonymous: allow``."""
+    found: list[OpenListener] = []
+    for name, entry in _entries(config).items():
+        place = name if name == DEFAULT_LISTENER else f"mqtt.listeners.{name}"
+        if entry.anonymous is not None or Method.ANONYMOUS not in _methods(entry, rulebook):
+            continue
+        why = "" if entry.authentication is None else f"{place}.authentication has `anonymous`"
+        found.append(_open(place, entry.bind, why))
+        if name == DEFAULT_LISTENER and config.mqtt_faults is not None:
+            found.append(_open(place, config.mqtt_faults, why or "mqtt_faults passes its clients to mqtt"))
+    if rulebook.users is None:
+        others = {name.replace("-", "_") for name in LISTENERS} - {DEFAULT_LISTENER}
+        listeners = {name: getattr(config, name) for name in sorted(others)}
+        found += [_open(name, part.bind) for name, part in listeners.items() if part.anonymous is None]
+    refuse_open_listeners(found, users="security.passwords (--passwords FILE)")
+
+
+def _open(place: str, address: Address, why: str = "") -> OpenListener:
+    flag = place.replace("_", "-")
+    told = f" (--{flag}-anonymous allow)" if flag in LISTENERS else ""
+    return OpenListener(place, address, f"{place}.anonymous: allow{told}", why)
+
+
 def _read_rulebook(security: Security) -> Rulebook:
     return Rulebook(
         users=None if security.passwords is None else read_passwords(security.passwords),
@@ -322,9 +461,9 @@ def _has_files(security: Security) -> bool:
 
 def _methods(entry: MqttListenerEntry, rulebook: Rulebook) -> frozenset[Method]:
     """What the listener accepts: what it names, else everything for which there is something to check by."""
+    methods: set[Method] = set() if entry.anonymous is None else {Method.ANONYMOUS}
     if entry.authentication is not None:
-        return frozenset(entry.authentication)
-    methods: set[Method] = set()
+        return frozenset(methods.union(entry.authentication))
     if entry.tls is not None and entry.tls.client_ca is not None:
         methods.add(Method.CERTIFICATE)
     if rulebook.users is not None:

@@ -12,7 +12,16 @@ from pydantic import AfterValidator, Field
 
 from penstock.node.listening import Part
 from penstock.statestore.codec.commands import Extension
-from penstock.statestore.options import KeySelection, KeyType, Persistence, PersistenceMode, StoreOptions
+from penstock.statestore.options import (
+    MAX_BYTES,
+    MAX_KEYS,
+    PRINCIPAL_SHARE,
+    KeySelection,
+    KeyType,
+    Persistence,
+    PersistenceMode,
+    StoreOptions,
+)
 from penstock.tube.codec.strings import valid_topic
 
 __all__ = ["ExtensionName", "KeyResource", "PersistenceConfig", "StateStore"]
@@ -107,8 +116,17 @@ class StateStore(Part):
     dialect: Literal["auto", "sdk", "published", "older"] = Field(
         default="auto", description="form of answers and notifications; `auto`: each request chooses"
     )
-    max_keys: int = Field(default=0, ge=0, description="quota of keys, 0 = none")
-    max_bytes: int = Field(default=0, ge=0, description="quota of keys, values and what keeps them, 0 = none")
+    max_keys: int = Field(default=MAX_KEYS, ge=0, description="quota of keys, 0 = none")
+    max_bytes: int = Field(
+        default=MAX_BYTES, ge=0, description="quota of keys, values and 260 bytes for each key, in bytes, 0 = none"
+    )
+    principal_share: int = Field(
+        default=PRINCIPAL_SHARE,
+        ge=1,
+        le=100,
+        description="percentage of both quotas for the keys that one principal created, where users are configured."
+        " All anonymous clients are one principal",
+    )
     max_waiting: int = Field(
         default=100_000, ge=1, description="requests that may wait for the disk; beyond, PUBACK 0x97 (Quota exceeded)"
     )
@@ -129,6 +147,7 @@ class StateStore(Part):
             dialect=self.dialect,
             max_keys=self.max_keys,
             max_bytes=self.max_bytes,
+            principal_share=self.principal_share,
             strict_read=strict_read,
             extensions=reduce(
                 Extension.__or__,

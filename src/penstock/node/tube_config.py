@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from penstock.mqtt.transport.tls import ClientCertificates, ServerTls, TlsFiles
 from penstock.node.listening import Part
@@ -28,13 +28,19 @@ def _network(value: object) -> object:
 
 
 class TubeAccess(Part):
-    """Clients of the tube sign with a user's password. Stock Java clients cannot: networks and groups may be let in."""
+    """Tube clients that need not sign where the node has users: stock Java consumers cannot."""
 
-    users: Path = Field(description="file of `name:password` lines that only its owner may read")
     networks: list[Annotated[str, BeforeValidator(_network)]] = Field(
         default_factory=list, description="networks whose clients need not sign, as in `10.1.0.0/16`"
     )
     groups: list[str] = Field(default_factory=list, description="consumer groups whose members need not sign")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_file(cls, value: object) -> object:
+        if isinstance(value, dict) and "users" in value:
+            raise ValueError("users: tube clients sign as users of `security.passwords` (penstock passwd create)")
+        return value
 
 
 class TubeTls(Part):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from penstock.errors import PenstockError, UnavailableError
 
-__all__ = ["Address", "bind_error", "is_host", "parse_address", "without_secret"]
+__all__ = ["Address", "bind_error", "in_use", "is_host", "parse_address", "without_secret"]
 
 
 class Address(NamedTuple):
@@ -69,7 +69,7 @@ def is_host(host: str) -> bool:
 
 def without_secret(url: str) -> str:
     """``url`` as it may be shown: without the user and the password before its host."""
-    scheme, colon, rest = url.partition("://")
+    scheme, colon, rest = url.partition("://") if "://" in url else ("", "", url)
     return f"{scheme}{colon}***@{rest.rpartition('@')[2]}" if "@" in rest else url
 
 
@@ -90,3 +90,17 @@ def bind_error(error: OSError, option: str, address: Address) -> PenstockError:
     failure = UnavailableError(f"{option}: cannot listen on {address}", applied=False, why=why, do=do)
     failure.__cause__ = error
     return failure
+
+
+def in_use(address: Address) -> bool:
+    """Whether another process listens on ``address``, by an attempt to bind it."""
+    try:
+        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, where = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(where)
+            probe.listen(1)
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    return False

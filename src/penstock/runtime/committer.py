@@ -9,6 +9,9 @@ owner has those that are expected to take less than that run in the loop, once a
 commit of late, which fades by a tenth with each one after it: a disk that stalled once is not waited for in the loop
 again until it has been quick for a while. With ``small`` the owner says which commits are of the kind that may be.
 
+A commit that finds no space on the disk waits: the same batch is tried again every second until it succeeds, and all
+that comes meanwhile waits behind it. That is safe because nothing was synced: what a write left behind is written anew.
+
 After a commit failed nothing is acknowledged any more (a failed fsync may have dropped the dirty pages, so a later
 success would prove nothing): every waiting and every later operation is told so, and the process must be restarted.
 """
@@ -23,13 +26,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Generic, TypeVar
 
-from penstock.errors import StorageError
+from penstock.errors import OutOfSpaceError, StorageError
+from penstock.runtime.files import DiskFullError
 
 __all__ = ["GroupCommitter"]
 
 _log = logging.getLogger("penstock.runtime")
 
 _FADES: Final = 0.9
+_RETRY_S: Final = 1.0
+"""Delay before a commit that found no disk space is retried."""
 
 Op = TypeVar("Op")
 Done = Callable[[StorageError | None], None]
@@ -67,6 +73,10 @@ class GroupCommitter(Generic[Op]):
         self._last_small = True
         self._clock = clock
         self.failure: StorageError | None = None
+        self.stalled: StorageError | None = None
+        """Why the running commit waits for disk space; None while none does."""
+        self._retry: asyncio.TimerHandle | None = None
+        self._gives_up = False
         self.started = 0
         """Batches whose commit has begun: an operation submitted since then is not part of one yet."""
         self.commits = 0
@@ -114,10 +124,19 @@ class GroupCommitter(Generic[Op]):
         assert self._loop is not None, "start() comes first"
         self._loop.call_soon_threadsafe(self._fail, failure)
 
+    def give_up(self) -> None:
+        """From now on a commit without disk space fails, also the one that waits: the owner is about to end."""
+        self._gives_up = True
+        if self._retry is not None and self.stalled is not None:
+            self._retry.cancel()
+            self._retry = None
+            self._finish(self.stalled)
+
     async def close(self) -> None:
-        """Commit what was submitted, call its ``done``, then stop the thread."""
+        """Commit what was submitted, call its ``done``, then stop the thread. It waits for no disk space."""
         if self._thread is None or self._idle is None:
             return
+        self.give_up()
         # Between the last answer and this task's turn somebody may have submitted once more.
         while self.pending:
             await self._idle.wait()
@@ -179,10 +198,22 @@ class GroupCommitter(Generic[Op]):
             self._commit([op for op, _ in batch])
         except StorageError as error:
             failure = error
+        except DiskFullError as error:
+            failure = OutOfSpaceError(
+                f"{self.name}: a commit waits for disk space",
+                path=str(error.filename or ""),
+                why=f"{error.filename}: {error.strerror}",
+                do="free space on the file system: it continues by itself",
+            )
+            failure.__cause__ = error
         except Exception as error:  # noqa: BLE001 - whatever went wrong, the batch is not known to be durable
+            # The file is part of the reason alone: clients get the first line.
+            file = getattr(error, "filename", None)
             failure = StorageError(
-                f"{self.name}: commit failed: {error!r}",
-                why="the operating system refused a write or an fsync; what reached the disk is unknown",
+                f"{self.name}: commit failed: {error.strerror if isinstance(error, OSError) else repr(error)}",
+                path=str(file or ""),
+                why=(f"{file}: " if file else "")
+                + "the operating system refused a write or an fsync; what reached the disk is unknown",
                 do="look at the disk (space, health), then restart: recovery keeps what is whole",
             )
             failure.__cause__ = error
@@ -194,9 +225,27 @@ class GroupCommitter(Generic[Op]):
             if self._on_failure is not None:
                 self._on_failure(failure)
 
+    def _stall(self, failure: StorageError) -> None:
+        """Try the running batch again later, in the thread."""
+        if self.stalled is None:
+            _log.error("%s", failure)
+        self.stalled = failure
+        assert self._loop is not None
+        self._retry = self._loop.call_later(_RETRY_S, self._try_again)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self._batches.put(self._running)
+
     def _finish(self, failure: StorageError | None, seconds: float = 0.0) -> None:
-        batch, self._running = self._running, []
         self._expected_s = max(seconds, self._expected_s * _FADES)
+        if isinstance(failure, OutOfSpaceError) and not self._gives_up:
+            self._stall(failure)
+            return
+        if self.stalled is not None and failure is None:
+            _log.warning("%s: there is disk space again, commits continue", self.name)
+        self.stalled = None
+        batch, self._running = self._running, []
         if failure is None:
             self.commits += 1
             self.committed += len(batch)

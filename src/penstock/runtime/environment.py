@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 import lmdb
 
-from penstock.errors import StorageError
+from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.durability import Durability
 from penstock.runtime.files import DirectFiles, room
 
@@ -24,6 +24,9 @@ __all__ = ["INITIAL_MAP_BYTES", "Environment"]
 
 INITIAL_MAP_BYTES: Final = 1 << 30
 """Address space, not disk: the file grows with its content. Doubled whenever it is full."""
+
+_LEAST_SPACE: Final = 1 << 20
+"""Free space for a transaction, beyond what it writes: inner pages, and a file that is extended."""
 
 _SCHEMA: Final = Struct(">I")
 
@@ -64,6 +67,7 @@ class Environment:
         self._map_bytes = map_bytes
         self._is, self._has, self._it = ("are", "have", "them") if many else ("is", "has", "it")
         self._env: lmdb.Environment | None = None
+        self._stored_bytes = 0
         self._lock = threading.Lock()
         """One transaction at a time: the map must not grow while another thread looks at it."""
 
@@ -128,17 +132,32 @@ class Environment:
         if file.stat().st_size < end:
             os.truncate(file, end)
 
-    def transact(self, write: Callable[[lmdb.Transaction[bytes]], object], what: str, *, sync: bool = False) -> None:
+    def transact(
+        self,
+        write: Callable[[lmdb.Transaction[bytes]], object],
+        what: str,
+        *,
+        sync: bool = False,
+        size: int = 0,
+    ) -> None:
         """Run ``write`` in one transaction, again where it did not fit; ``sync``: fsynced whatever the durability.
 
+        ``size``: bytes of what is written. Without space for them nothing is begun: LMDB reports a write that a full
+        disk cut short as an input/output error, which cannot be told from one of the device.
+
         Raises:
+            OutOfSpaceError: the disk is full; nothing of it counts, and it may be run again.
             StorageError: ``what`` failed; nothing of it is known to be on disk.
         """
         assert self._env is not None, "open() comes first"
         try:
+            if not _has_space(self.path, size):
+                raise self._out_of_space(what, None)
             self._carry_out(write)
             if sync:
                 self._env.sync(force=True)
+        except lmdb.DiskError as error:  # ENOSPC
+            raise self._out_of_space(what, error) from error
         except lmdb.Error as error:
             raise StorageError(
                 f"{self._name}: {what} failed: {error}",
@@ -149,13 +168,23 @@ class Environment:
                 do="look at the disk (space, health), then restart: what was acknowledged is kept",
             ) from error
 
+    def _out_of_space(self, what: str, error: Exception | None) -> OutOfSpaceError:
+        return OutOfSpaceError(
+            f"{self._name}: {what} waits for disk space",
+            path=str(self.path / "data.mdb"),
+            why=f"{'the disk is full' if error is None else error}; {room(self.path)}",
+            do="free space on the file system: it continues by itself",
+        )
+
     def _carry_out(self, write: Callable[[lmdb.Transaction[bytes]], T]) -> T:
         assert self._env is not None
         with self._lock:
             while True:
                 try:
                     with self._env.begin(write=True) as transaction:
-                        return write(transaction)
+                        result = write(transaction)
+                    self._stored_bytes = int(self._env.info()["last_pgno"] * self._env.stat()["psize"])
+                    return result
                 except lmdb.MapFullError:
                     self._map_bytes *= 2
                     self._env.set_mapsize(self._map_bytes)
@@ -178,13 +207,31 @@ class Environment:
             ) from error
 
     def stored_bytes(self) -> int:
-        """Size of what is in use, as of the last commit."""
-        assert self._env is not None, "open() comes first"
-        return int(self._env.info()["last_pgno"] * self._env.stat()["psize"])
+        """Size of what is in use, as of the last transaction."""
+        return self._stored_bytes
+
+    def reusable_bytes(self) -> int:
+        """Bytes of the file that no table uses: the next transactions write there.
+
+        From any thread; 0 where it is closed or cannot be read.
+        """
+        with self._lock:
+            if self._env is None:
+                return 0
+            try:
+                page, pages = self._env.stat()["psize"], self._env.info()["last_pgno"] + 1
+                with self._env.begin() as transaction:
+                    for table in self.tables.values():
+                        stat = transaction.stat(table)
+                        pages -= stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]
+            except lmdb.Error:
+                return 0
+            return int(max(0, pages) * page)
 
     def close(self) -> None:
         """Make everything durable and close; may be called twice."""
-        env, self._env = self._env, None
+        with self._lock:
+            env, self._env = self._env, None
         if env is None:
             return
         _open_paths.discard(self.path)
@@ -206,3 +253,12 @@ class Environment:
             )
         if stored != _SCHEMA.pack(self._schema):
             transaction.put(b"schema", _SCHEMA.pack(self._schema), db=self.tables["meta"])
+
+
+def _has_space(path: Path, size: int) -> bool:
+    """Whether the file system has space for ``size`` bytes; also where it does not tell."""
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return True
+    return not found.f_blocks or found.f_bavail * found.f_frsize >= size + _LEAST_SPACE

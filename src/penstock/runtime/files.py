@@ -6,11 +6,31 @@ then; so no log opens a file in any other way.
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import mmap
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
-__all__ = ["DirectFile", "DirectFiles", "File", "Files", "room"]
+__all__ = ["NO_SPACE", "SECTOR", "DirectFile", "DirectFiles", "DiskFullError", "File", "Files", "room"]
+
+SECTOR: Final = 512
+"""What a disk writes whole or not at all; unbuffered writes begin and end at a multiple of it."""
+
+_UNBUFFERED_BYTES: Final = 64 << 10
+"""The largest unbuffered write; beyond it, whole pages are most of what is written anyway."""
+
+
+NO_SPACE: Final = frozenset((errno.ENOSPC, errno.EDQUOT))
+"""Errors of a write that succeeds once there is space: the disk is full, or the user's quota."""
+
+
+class DiskFullError(OSError):
+    """A file cannot be created or written for lack of space. What was written in part may be written again.
+
+    Not raised by ``sync``: after a sync that failed, whatever the reason, the content of the file is not known.
+    """
 
 
 class File(Protocol):
@@ -20,7 +40,11 @@ class File(Protocol):
         """At most ``size`` bytes from ``position``; fewer only at the end of the file."""
 
     def write(self, position: int, data: bytes) -> None:
-        """Write all of ``data``; into the page cache, not yet durable. The file grows as needed."""
+        """Write all of ``data``; into the page cache, not yet durable. The file grows as needed.
+
+        Raises:
+            DiskFullError: for lack of space; another OSError: what the file holds now is not known.
+        """
 
     def truncate(self, size: int) -> None:
         """Cut the file to ``size`` bytes; durable after ``sync``."""
@@ -47,6 +71,13 @@ class Files(Protocol):
     def open(self, path: Path) -> File:
         """An existing file, for reading and writing."""
 
+    def open_unbuffered(self, path: Path) -> File:
+        """The same; writes of whole sectors bypass the page cache if the file system supports it.
+
+        A write through the page cache writes at least a whole page to the disk, these write what they are given. Only
+        for blocks that the file already has.
+        """
+
     def names(self, path: Path) -> list[str]:
         """Names in directory ``path``, sorted; empty when it does not exist."""
 
@@ -61,12 +92,18 @@ class Files(Protocol):
 
 
 class DirectFile:
-    """A file of the operating system."""
+    """A file of the operating system; ``direct``: a second descriptor of it, opened with ``O_DIRECT``.
 
-    __slots__ = ("_fd",)
+    Errors name the file by its ``path``.
+    """
 
-    def __init__(self, fd: int) -> None:
+    __slots__ = ("_buffer", "_direct", "_fd", "_path")
+
+    def __init__(self, fd: int, direct: int = -1, path: Path | None = None) -> None:
         self._fd = fd
+        self._path = None if path is None else str(path)
+        self._direct = direct
+        self._buffer: mmap.mmap | None = None
 
     def read(self, position: int, size: int) -> bytes:
         """With ``pread``, again where the kernel gave less [File]."""
@@ -82,10 +119,34 @@ class DirectFile:
 
     def write(self, position: int, data: bytes) -> None:
         """With ``pwrite``, again where the kernel took less [File]."""
-        done = os.pwrite(self._fd, data, position)
+        try:
+            self._write(position, data)
+        except OSError as error:
+            raise _named(error, self._path) from error
+
+    def _write(self, position: int, data: bytes) -> None:
+        if self._direct >= 0 and len(data) <= _UNBUFFERED_BYTES and not (position % SECTOR or len(data) % SECTOR):
+            done = self._write_unbuffered(position, data)
+        else:
+            done = os.pwrite(self._fd, data, position)
         # A disk that fills up writes short first; the next call then says ENOSPC.
         while done < len(data):
             done += os.pwrite(self._fd, memoryview(data)[done:], position + done)
+
+    def _write_unbuffered(self, position: int, data: bytes) -> int:
+        """Write from an aligned buffer and return how much was written."""
+        if self._buffer is None:
+            self._buffer = mmap.mmap(-1, _UNBUFFERED_BYTES)
+        self._buffer[: len(data)] = data
+        with memoryview(self._buffer) as view, view[: len(data)] as aligned:
+            try:
+                return os.pwritev(self._direct, [aligned], position)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+        # The disk has larger sectors, or the file system supports the flag only in open().
+        self._close_direct()
+        return 0
 
     def truncate(self, size: int) -> None:
         """With ``ftruncate`` [File]."""
@@ -93,7 +154,11 @@ class DirectFile:
 
     def sync(self) -> None:
         """With ``fdatasync``, which covers a changed size [File]."""
-        os.fdatasync(self._fd)
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            error.filename = error.filename or self._path
+            raise
 
     def size(self) -> int:
         """With ``fstat`` [File]."""
@@ -101,12 +166,24 @@ class DirectFile:
 
     def close(self) -> None:
         """Also where the last reference goes [File]."""
+        self._close_direct()
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
+    def _close_direct(self) -> None:
+        direct, self._direct = self._direct, -1
+        if direct >= 0:
+            os.close(direct)
+
     def __del__(self) -> None:
         self.close()
+
+
+def _named(error: OSError, path: str | None) -> OSError:
+    """The error of a write or a creation with the file's name, as a DiskFullError if it is one."""
+    kind = DiskFullError if error.errno in NO_SPACE else OSError
+    return kind(error.errno, error.strerror, error.filename or path)
 
 
 def room(path: Path) -> str:
@@ -128,16 +205,31 @@ class DirectFiles:
             missing.append(path)
             path = path.parent
         for directory in reversed(missing):
-            directory.mkdir(mode=0o750, exist_ok=True)  # values and queued messages are not for every user
+            try:
+                directory.mkdir(mode=0o750, exist_ok=True)  # values and queued messages are not for every user
+            except OSError as error:
+                raise _named(error, str(directory)) from error
             self.sync_dir(directory.parent)
 
     def create(self, path: Path) -> DirectFile:
         """Readable by the owner and the group, mode 0640 [Files]."""
-        return DirectFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640))
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise _named(error, str(path)) from error
+        return DirectFile(fd, path=path)
 
     def open(self, path: Path) -> DirectFile:
         """Not handed on to processes that this one starts [Files]."""
-        return DirectFile(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        return DirectFile(os.open(path, os.O_RDWR | os.O_CLOEXEC), path=path)
+
+    def open_unbuffered(self, path: Path) -> DirectFile:
+        """With ``O_DIRECT``, where the system has it [Files]."""
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        if hasattr(os, "O_DIRECT"):
+            with contextlib.suppress(OSError):  # the file system does not support the flag
+                return DirectFile(fd, os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_DIRECT), path)
+        return DirectFile(fd, path=path)
 
     def names(self, path: Path) -> list[str]:
         """Of files and directories alike [Files]."""

@@ -18,7 +18,7 @@ from typing import TextIO
 
 from penstock.errors import PenstockError
 
-__all__ = ["JsonFormatter", "LogFormat", "LogLevel", "TextFormatter", "configure", "error_fields"]
+__all__ = ["JsonFormatter", "LogFormat", "LogLevel", "LogLimiter", "TextFormatter", "configure", "error_fields"]
 
 
 class LogFormat(StrEnum):
@@ -35,6 +35,24 @@ class LogLevel(StrEnum):
     INFO = "info"
     WARNING = "warning"
     ERROR = "error"
+
+
+class LogLimiter:
+    """Admits one log line per ``interval_ms`` and counts the events of the lines in between."""
+
+    def __init__(self, interval_ms: int = 10_000) -> None:
+        self._interval_ms = interval_ms
+        self._next_ms: int | None = None
+        self._count = 0
+
+    def admit(self, now_ms: int, count: int = 1) -> int:
+        """How many events to log now, the suppressed ones included; 0: log nothing yet."""
+        self._count += count
+        if self._next_ms is not None and now_ms < self._next_ms:
+            return 0
+        self._next_ms = now_ms + self._interval_ms
+        admitted, self._count = self._count, 0
+        return admitted
 
 
 def configure(

@@ -5,10 +5,20 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
+from weakref import WeakKeyDictionary
 
 from penstock.errors import ConfigError
 
-__all__ = ["TlsOptions"]
+__all__ = ["TlsOptions", "certificate_file"]
+
+_CERTIFICATES: Final[WeakKeyDictionary[ssl.SSLContext, str]] = WeakKeyDictionary()
+"""The certificate file of each context, for error messages: OpenSSL does not keep the path."""
+
+
+def certificate_file(context: ssl.SSLContext | None) -> str | None:
+    """The file of the client certificate that a context of :meth:`TlsOptions.context` sends; None if not known."""
+    return None if context is None else _CERTIFICATES.get(context)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,7 @@ class TlsOptions:
                 context.load_cert_chain(self.cert_file, self.key_file, password=lambda: password or "")
             except OSError as e:
                 raise _unusable("cert_file", self.cert_file, e, "a certificate and the key that fits it") from e
+            _CERTIFICATES[context] = str(self.cert_file)
         elif self.key_file is not None:
             raise ConfigError("tls: a key without a certificate", option="key_file", do="name the cert_file as well")
         return context

@@ -5,9 +5,31 @@ from __future__ import annotations
 import errno
 import socket
 import ssl
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-__all__ = ["Unreachable", "unanswered", "unreachable"]
+__all__ = ["Unreachable", "rejected_by_alert", "unanswered", "unreachable"]
+
+_CERTIFICATE_ALERTS: Final = {
+    "CERTIFICATE_EXPIRED": (
+        "it has expired, or is not valid yet",
+        "renew the certificate if `openssl x509 -noout -dates -in FILE` shows that it ended; else check the clocks",
+    ),
+    "CERTIFICATE_REVOKED": ("it is revoked", "use a certificate that is not on the server's revocation list"),
+    "UNKNOWN_CA": (
+        "the server does not trust its authority",
+        "use a certificate that an authority in the server's client_ca signed",
+    ),
+    "BAD_CERTIFICATE": ("it is invalid", "check the certificate: `openssl x509 -noout -text -in FILE`"),
+    "UNSUPPORTED_CERTIFICATE": (
+        "its type is not supported",
+        "use a certificate that is valid for client authentication",
+    ),
+    "CERTIFICATE_UNKNOWN": ("it is not acceptable", "see the server's log for the reason"),
+    "ACCESS_DENIED": ("access is denied", "see the server's log for the reason"),
+}
+"""TLS alerts about the client certificate [RFC 8446 section 6.2]: the reason, and what to do."""
+
+_MISSING_CERTIFICATE: Final = "set the client certificate (--cert-file, cert_file)"
 
 
 class Unreachable(NamedTuple):
@@ -17,8 +39,46 @@ class Unreachable(NamedTuple):
     do: str | None = None
 
 
-def unreachable(error: OSError, host: str, *, tls: bool) -> Unreachable:
-    """What ``error`` says of a connection to ``host`` that was tried, with TLS or without."""
+def rejected_by_alert(error: BaseException | None, certificate: str | None = None) -> Unreachable | None:
+    """Why the server ended the connection, if ``error`` carries its TLS alert; else None.
+
+    ``certificate`` is the file of the client certificate. With TLS 1.3 the server checks it after the client's
+    handshake, so the alert arrives with the first read.
+    """
+    # OpenSSL puts the protocol version that introduced the alert in front, as in TLSV13_ALERT_CERTIFICATE_REQUIRED.
+    alert = (getattr(error, "reason", None) or "").partition("_ALERT_")[2] if isinstance(error, ssl.SSLError) else ""
+    if alert in _CERTIFICATE_ALERTS:
+        reason, do = _CERTIFICATE_ALERTS[alert]
+        which = "the client certificate" if certificate is None else f"the client certificate {certificate!r}"
+        return Unreachable(
+            f"the server rejected {which}: {reason} (TLS alert {alert.lower()})",
+            do if certificate is None else do.replace("FILE", certificate),
+        )
+    if alert == "CERTIFICATE_REQUIRED":
+        return Unreachable(
+            f"the server requires a client certificate (TLS alert {alert.lower()})", _MISSING_CERTIFICATE
+        )
+    if alert == "HANDSHAKE_FAILURE" and certificate is None:
+        return Unreachable(
+            "the server refused the TLS handshake (TLS alert handshake_failure), in TLS 1.2 also for a missing client "
+            "certificate",
+            _MISSING_CERTIFICATE + " if the server requires one",
+        )
+    if alert:
+        return Unreachable(
+            f"the server refused the TLS connection (TLS alert {alert.lower()})", "see the server's log for the reason"
+        )
+    return None
+
+
+def unreachable(error: OSError, host: str, *, tls: bool, certificate: str | None = None) -> Unreachable:
+    """What ``error`` says of a connection to ``host`` that was tried, with TLS or without.
+
+    ``certificate`` is the file of the client certificate, if one was given.
+    """
+    alert = rejected_by_alert(error, certificate)
+    if alert is not None:
+        return alert
     if isinstance(error, ssl.SSLCertVerificationError):
         return Unreachable(
             f"the server's certificate was not accepted: {error.verify_message}",
@@ -48,7 +108,7 @@ def unreachable(error: OSError, host: str, *, tls: bool) -> Unreachable:
 def unanswered(*, tls: bool) -> Unreachable:
     """What it may mean that a connection, with TLS or without, was ended by the peer before its first answer."""
     if tls:
-        # TLS 1.3 looks at the client's certificate after the handshake, so this is all that a client is told.
+        # TLS 1.3 checks the client's certificate after the client's handshake, and some servers send no alert.
         return Unreachable(
             "it was ended before any answer, as by a server that wants the client's certificate",
             "give the client's certificate (--cert-file) if the server wants one",

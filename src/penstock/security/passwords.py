@@ -1,10 +1,13 @@
-"""The password file: users, a slow hash of each password, and what SCRAM needs of it. Never the password.
+"""The password file: users, a slow hash of each password, and what SCRAM and TubeMQ need of it. Never the password.
 
-A line a user, three fields with a tab between them; lines that begin with ``#`` and empty ones are skipped:
+A line a user, four fields with a tab between them; lines that begin with ``#`` and empty ones are skipped:
 
     name <TAB> $argon2id$v=19$m=19456,t=2,p=1$<salt>$<hash> <TAB> SCRAM-SHA-256$4096:<salt>$<StoredKey>:<ServerKey>
+    <TAB> tube1.<key>
 
-The third field may be missing: then the user has no SCRAM. It is written as PostgreSQL writes it.
+The third field may be empty: then the user has no SCRAM. It is written as PostgreSQL writes it. The fourth is the key
+with which the user signs in the TubeMQ protocol (:mod:`penstock.security.tube_key`); without it the user has no access
+there.
 
 Source: RFC 9106 (Argon2), RFC 5802 and 7677 (SCRAM-SHA-256), RFC 5803 (how a verifier is stored).
 """
@@ -27,6 +30,7 @@ from argon2.exceptions import InvalidHashError, VerificationError
 from scramp import ScramException, ScramMechanism
 
 from penstock.errors import ConfigError, StorageError
+from penstock.security.tube_key import TUBE_KEY, can_sign, tube_key
 
 __all__ = ["Credential", "ScramVerifier", "edit_passwords", "make_credential", "read_passwords", "verify_password"]
 
@@ -41,7 +45,9 @@ _HASHER: Final = PasswordHasher(time_cost=2, memory_cost=19 * 1024, parallelism=
 """19 MiB, two passes, one lane, as OWASP advises where memory is scarce: 20 ms of one core, and an edge box lives."""
 _MECHANISM: Final = ScramMechanism("SCRAM-SHA-256")
 _SCRAM: Final = re.compile(r"SCRAM-SHA-256\$([0-9]{1,9}):([A-Za-z0-9+/=]+)\$([A-Za-z0-9+/=]+):([A-Za-z0-9+/=]+)")
-_HEAD: Final = "# Users of this broker: name, argon2 hash, SCRAM verifier. Written by `penstock passwd`.\n"
+_HEAD: Final = (
+    "# Users of this node: name, argon2 hash, SCRAM verifier, TubeMQ signing key. Written by `penstock passwd`.\n"
+)
 
 
 class ScramVerifier(NamedTuple):
@@ -59,6 +65,8 @@ class Credential(NamedTuple):
     name: str
     hash: str
     scram: str = ""
+    tube: str = ""
+    """The TubeMQ signing key: secret, unlike the other fields. Empty: the user cannot use the tube."""
 
     def verifier(self) -> ScramVerifier | None:
         """The third field, or None where there is none."""
@@ -90,7 +98,7 @@ def make_credential(name: str, password: bytes) -> Credential:
         info = _MECHANISM.make_auth_info(password.decode(), SCRAM_ITERATIONS, secrets.token_bytes(16))
         salt, stored, server = (base64.b64encode(part).decode() for part in info[:3])
         scram = f"SCRAM-SHA-256${SCRAM_ITERATIONS}:{salt}${stored}:{server}"
-    return Credential(name, _HASHER.hash(password), scram)
+    return Credential(name, _HASHER.hash(password), scram, tube_key(name, password) if can_sign(name) else "")
 
 
 _NOBODY: Final = "$argon2id$v=19$m=19456,t=2,p=1$AAAAAAAAAAAAAAAAAAAAAA$" + "A" * 43
@@ -132,8 +140,8 @@ def read_passwords(path: Path) -> dict[str, Credential]:
             continue
         where = f"{path}:{number}"
         name, *fields = line.split("\t")
-        credential = Credential(name, *fields[:2]) if 1 <= len(fields) <= 2 else None
-        problem = "expected name, hash and verifier with tabs between them" if credential is None else ""
+        credential = Credential(name, *fields) if 1 <= len(fields) <= 3 else None
+        problem = "expected name, hash, verifier and key with tabs between them" if credential is None else ""
         if credential is not None:
             problem = _line_problem(credential) or ("the name stands there twice" if name in found else "")
         if credential is None or problem:
@@ -208,4 +216,6 @@ def _line_problem(credential: Credential) -> str:
             return "its third field is no SCRAM-SHA-256 verifier"
     except binascii.Error:
         return "its third field holds base64 that is none"
+    if credential.tube and TUBE_KEY.fullmatch(credential.tube) is None:
+        return "its fourth field is no TubeMQ signing key"
     return ""

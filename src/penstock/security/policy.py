@@ -8,12 +8,12 @@ are remembered, within bounds: a client publishes to few topics, many times.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from penstock.security.patterns import BoundGlob, BoundTopic, Glob, TopicPattern
 from penstock.security.principal import Principal
 
-__all__ = ["NOTHING", "Grants", "Permissions", "Policy", "Profile", "Rule", "Who"]
+__all__ = ["NOTHING", "Consumption", "Grants", "Permissions", "Policy", "Profile", "Rule", "Who"]
 
 DECISIONS_KEPT: Final = 1024
 """Decisions remembered for each kind of question and connection; then they are forgotten and made anew."""
@@ -23,10 +23,38 @@ SHARED_KEPT: Final = 1024
 """Permissions that principals share because no placeholder tells them apart."""
 
 
+class Consumption(NamedTuple):
+    """Topics of the tube, and the consumer groups that may read them."""
+
+    topic: Glob
+    group: Glob
+
+    @property
+    def personal(self) -> bool:
+        """Whether it differs between principals."""
+        return self.topic.personal or self.group.personal
+
+    def bind(self, principal: Principal) -> tuple[BoundGlob, BoundGlob] | None:
+        """The same for one principal; None where a placeholder has no value."""
+        topic, group = self.topic.bind(principal), self.group.bind(principal)
+        return None if topic is None or group is None else (topic, group)
+
+
 class Grants:
     """What one rule allows. Every list is a list of alternatives; an empty one allows nothing."""
 
-    __slots__ = ("connect", "high_priority", "overhear", "publish", "read", "subscribe", "write")
+    __slots__ = (
+        "administer",
+        "connect",
+        "consume",
+        "high_priority",
+        "overhear",
+        "produce",
+        "publish",
+        "read",
+        "subscribe",
+        "write",
+    )
 
     def __init__(self) -> None:
         self.connect: list[Glob] = []
@@ -40,6 +68,10 @@ class Grants:
         self.read: list[Glob] = []
         """Keys of the state store, as are those of ``write``."""
         self.write: list[Glob] = []
+        self.produce: list[Glob] = []
+        """Topics of the tube, as are those of ``administer``."""
+        self.consume: list[Consumption] = []
+        self.administer: list[Glob] = []
 
     @property
     def personal(self) -> bool:
@@ -48,27 +80,40 @@ class Grants:
 
 
 class Who:
-    """Whom a rule is for: anyone who is in one of its lists. An attribute mapping asks for all of its attributes."""
+    """Whom a rule is for: anyone who is in one of its lists. An attribute mapping asks for all of its attributes.
 
-    __slots__ = ("attributes", "certificates", "client_ids", "groups", "usernames")
+    ``anonymous``: clients that proved neither a user nor a certificate, whatever their client identifier.
+    """
+
+    __slots__ = ("anonymous", "attributes", "certificates", "client_ids", "groups", "usernames")
 
     def __init__(
         self,
         *,
+        anonymous: bool = False,
         client_ids: Sequence[Glob] = (),
         usernames: Sequence[Glob] = (),
         certificates: Sequence[Glob] = (),
         groups: Sequence[str] = (),
         attributes: Sequence[Mapping[str, str]] = (),
     ) -> None:
+        self.anonymous = anonymous
         self.client_ids = client_ids
         self.usernames = usernames
         self.certificates = certificates
         self.groups = frozenset(groups)
         self.attributes = attributes
 
+    @property
+    def includes_everyone(self) -> bool:
+        """Whether a pattern of ``client_ids`` matches every client identifier."""
+        nobody = Principal("\0")  # which no client can be called
+        return any(_matches(glob, nobody, nobody.client_id) for glob in self.client_ids)
+
     def includes(self, principal: Principal) -> bool:
         """Whether the rule is for this principal."""
+        if self.anonymous and principal.anonymous:
+            return True
         if not self.groups.isdisjoint(principal.groups):
             return True
         if any(
@@ -85,11 +130,12 @@ class Who:
 
 
 class Rule:
-    """One rule: whom it is for, and what it allows."""
+    """One rule: whom it is for, and what it allows. ``name`` is for people."""
 
-    __slots__ = ("grants", "who")
+    __slots__ = ("grants", "name", "who")
 
-    def __init__(self, who: Who, grants: Grants) -> None:
+    def __init__(self, who: Who, grants: Grants, name: str = "") -> None:
+        self.name = name
         self.who = who
         self.grants = grants
 
@@ -108,9 +154,13 @@ class Permissions:
     """The answers for one principal, or for several that no placeholder tells apart; only its memory changes."""
 
     __slots__ = (
+        "_administer",
         "_connect",
+        "_consume",
         "_high_priority",
         "_overhear",
+        "_produce",
+        "_produced",
         "_publish",
         "_published",
         "_read",
@@ -129,6 +179,10 @@ class Permissions:
         self._overhear = _topics([g.overhear for g in grants], principal)
         self._read = _globs([g.read for g in grants], principal)
         self._write = _globs([g.write for g in grants], principal)
+        self._produce = _globs([g.produce for g in grants], principal)
+        self._consume = _bound([g.consume for g in grants], lambda consumption: consumption.bind(principal))
+        self._administer = _globs([g.administer for g in grants], principal)
+        self._produced: dict[str, bool] = {}
         self._published: dict[str, bool] = {}
         self._received: dict[str, bool] = {}
         self._reads: dict[bytes, bool] = {}
@@ -184,6 +238,22 @@ class Permissions:
         """This key of the state store: SET, DEL, VDEL."""
         return self._key(self._writes, self._write, key)
 
+    def may_produce(self, topic: str) -> bool:
+        """Send to this topic of the tube; asked for every request."""
+        decision = self._produced.get(topic)
+        if decision is None:
+            decision = any(glob.matches(topic) for glob in self._produce)
+            _remember(self._produced, topic, decision=decision)
+        return decision
+
+    def may_consume(self, topic: str, group: str | None) -> bool:
+        """Read this topic of the tube as a member of the consumer group; None: without a group, by offsets."""
+        return any(t.matches(topic) and (group is None or g.matches(group)) for t, g in self._consume)
+
+    def may_administer(self, topic: str = "") -> bool:
+        """Change this topic of the tube; without a topic: the cluster, which takes a rule for every topic."""
+        return any(glob.matches(topic) for glob in self._administer)
+
     @staticmethod
     def _key(kept: dict[bytes, bool], allowed: list[BoundGlob], key: bytes) -> bool:
         decision = kept.get(key)
@@ -213,6 +283,11 @@ class Policy:
     def overheard(self) -> bool:
         """Whether any rule lets somebody overhear others."""
         return any(rule.grants.overhear for rule in self._rules)
+
+    @property
+    def open_to_anonymous(self) -> list[str]:
+        """Names of the rules that grant to anonymous clients only because they are for every client identifier."""
+        return [rule.name for rule in self._rules if rule.who.includes_everyone and not rule.who.anonymous]
 
     def describe(self, principal: Principal) -> Principal:
         """The principal with the groups and attributes that the file gives to its user and certificate."""

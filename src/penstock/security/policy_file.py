@@ -1,8 +1,9 @@
 """The policy file: rules as YAML, in the shape of Azure IoT Operations' BrokerAuthorization, checked with positions.
 
-``rules`` of that resource work here as they are. Beyond it: ``groups`` and ``certificates`` as principals, patterns in
-place of plain names, the methods ``HighPriority`` and ``Overhear``, the short placeholders ``{clientId}`` and
-``{user}``, and ``users`` and ``certificates``, which say to which groups a user belongs and which attributes it has.
+``rules`` of that resource work here as they are. Beyond it: ``groups``, ``certificates`` and ``anonymous`` as
+principals, patterns in place of plain names, the methods ``HighPriority`` and ``Overhear``, the short placeholders
+``{clientId}`` and ``{user}``, and ``users`` and ``certificates``, which say to which groups a user belongs and which
+attributes it has.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from penstock.runtime.config import load, parse
 from penstock.security.patterns import Glob, TopicPattern
-from penstock.security.policy import Grants, Policy, Profile, Rule, Who
+from penstock.security.policy import Consumption, Grants, Policy, Profile, Rule, Who
 
 __all__ = [
     "BrokerResource",
@@ -26,6 +27,7 @@ __all__ = [
     "PolicyRule",
     "Principals",
     "StateStoreResource",
+    "TubeResource",
     "load_policy",
     "parse_policy",
 ]
@@ -65,6 +67,7 @@ BrokerMethod = Annotated[
     _spelled("Connect", "Publish", "Subscribe", "HighPriority", "Overhear"),
 ]
 StoreMethod = Annotated[Literal["Read", "Write", "ReadWrite"], _spelled("Read", "Write", "ReadWrite")]
+TubeMethod = Annotated[Literal["Produce", "Consume", "Administer"], _spelled("Produce", "Consume", "Administer")]
 KeyType = Annotated[Literal["Pattern", "String", "Binary"], _spelled("Pattern", "String", "Binary")]
 
 
@@ -75,7 +78,10 @@ class _Part(BaseModel):
 class Principals(_Part):
     """Whom a rule is for: a client that is in one of these lists."""
 
-    clientIds: list[GlobText] = Field(default_factory=list, description="client identifiers; `*` is every client")
+    anonymous: bool = Field(default=False, description="clients without a user or certificate")
+    clientIds: list[GlobText] = Field(
+        default_factory=list, description="client identifiers; `*` is every client, anonymous ones included"
+    )
     usernames: list[GlobText] = Field(default_factory=list, description="users that proved who they are")
     certificates: list[GlobText] = Field(default_factory=list, description="names in client certificates")
     groups: list[str] = Field(default_factory=list, description="groups that `users` or `certificates` give")
@@ -85,8 +91,10 @@ class Principals(_Part):
 
     @model_validator(mode="after")
     def _somebody(self) -> Principals:
-        if not any((self.clientIds, self.usernames, self.certificates, self.groups, self.attributes)):
-            raise ValueError("expected at least one list that is not empty; `clientIds: ['*']` is every client")
+        if not any((self.anonymous, self.clientIds, self.usernames, self.certificates, self.groups, self.attributes)):
+            raise ValueError(
+                "expected at least one list that is not empty, or `anonymous: true`; `clientIds: ['*']` is every client"
+            )
         if any(not wanted for wanted in self.attributes):
             raise ValueError("expected at least one attribute in each mapping of `attributes`")
         return self
@@ -94,6 +102,7 @@ class Principals(_Part):
     def who(self) -> Who:
         """As a rule asks it."""
         return Who(
+            anonymous=self.anonymous,
             client_ids=self.clientIds,
             usernames=self.usernames,
             certificates=self.certificates,
@@ -182,6 +191,34 @@ class StateStoreResource(_Part):
             grants.write += globs
 
 
+class TubeResource(_Part):
+    """What a rule allows in the tube."""
+
+    method: TubeMethod = Field(description="what is allowed")
+    topics: list[GlobText] = Field(
+        default_factory=list, description="names of tube topics; Administer: default `*`, which includes the cluster"
+    )
+    groups: list[GlobText] = Field(default_factory=list, description="Consume: consumer groups, default any")
+
+    @model_validator(mode="after")
+    def _fits(self) -> TubeResource:
+        if self.method != "Administer" and not self.topics:
+            raise ValueError(f"{self.method} needs `topics`; all of them are `topics: ['*']`")
+        if self.method != "Consume" and self.groups:
+            raise ValueError(f"{self.method} takes `topics`, not `groups`")
+        return self
+
+    def add_to(self, grants: Grants) -> None:
+        """Add what this allows to the ``grants`` of its rule."""
+        if self.method == "Produce":
+            grants.produce += self.topics
+        elif self.method == "Administer":
+            grants.administer += self.topics or [Glob("*")]
+        else:
+            groups = self.groups or [Glob("*")]
+            grants.consume += [Consumption(topic, group) for topic in self.topics for group in groups]
+
+
 class PolicyRule(_Part):
     """One rule. What no rule allows is denied."""
 
@@ -192,14 +229,18 @@ class PolicyRule(_Part):
         default_factory=list, description="what it allows in the state store"
     )
 
-    def rule(self) -> Rule:
-        """The rule, with all that it allows."""
+    tubeResources: list[TubeResource] = Field(default_factory=list, description="what it allows in the tube")
+
+    def rule(self, unnamed: str) -> Rule:
+        """The rule, with all that it allows; called ``unnamed`` where the file gives it no name."""
         grants = Grants()
         for broker_resource in self.brokerResources:
             broker_resource.add_to(grants)
         for store_resource in self.stateStoreResources:
             store_resource.add_to(grants)
-        return Rule(self.principals.who(), grants)
+        for tube_resource in self.tubeResources:
+            tube_resource.add_to(grants)
+        return Rule(self.principals.who(), grants, self.name or unnamed)
 
 
 class Known(_Part):
@@ -225,7 +266,7 @@ class PolicyFile(_Part):
     def policy(self) -> Policy:
         """The rules, ready to be asked."""
         return Policy(
-            [rule.rule() for rule in self.rules],
+            [rule.rule(f"rule {number}") for number, rule in enumerate(self.rules, start=1)],
             users={name: known.profile() for name, known in self.users.items()},
             certificates={name: known.profile() for name, known in self.certificates.items()},
         )

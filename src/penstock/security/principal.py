@@ -45,6 +45,11 @@ class Principal:
         return self.certificate if self.user is None else self.user
 
     @property
+    def anonymous(self) -> bool:
+        """Whether it proved nothing: neither a user nor a certificate."""
+        return self.user is None and self.certificate is None
+
+    @property
     def name(self) -> str:
         """Whose a session is; two connections with the same name may resume each other's sessions."""
         if self.user is not None:

@@ -17,15 +17,39 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from penstock.errors import ConfigError
 from penstock.spark.cache import cache_directory
 
-__all__ = ["spark_home"]
+__all__ = ["check_launcher", "spark_home"]
 
 _PARTS = ("RELEASE", "bin", "conf", "jars", "kubernetes", "sbin")
 """What the home of a distribution has and Spark looks for; pip installs some of it, others a user may add."""
 _PACKAGES = ("pyspark", "py4j")
 
 _log = logging.getLogger(__name__)
+
+
+def check_launcher(environ: Mapping[str, str]) -> None:
+    """Check that Spark's launcher can start: it is a bash script in ``SPARK_HOME``.
+
+    Raises:
+        ConfigError: ``SPARK_HOME`` has no launcher, or there is no bash on ``PATH``.
+    """
+    home = environ.get("SPARK_HOME")
+    if home is not None and not (Path(home) / "bin" / "spark-submit").is_file():
+        raise ConfigError(
+            f"SPARK_HOME={home!r} is not a Spark installation",
+            option="SPARK_HOME",
+            why="bin/spark-submit does not exist there",
+            do="unset SPARK_HOME to use the installed pyspark, or set it to the directory of a Spark installation",
+        )
+    if shutil.which("bash", path=environ.get("PATH", os.defpath)) is None:
+        raise ConfigError(
+            "Spark cannot start: bash is not on PATH",
+            option="PATH",
+            why="Spark's launcher (bin/spark-submit) is a bash script",
+            do="install bash, or add its directory to PATH",
+        )
 
 
 def spark_home(environ: Mapping[str, str] | None = None) -> Path | None:

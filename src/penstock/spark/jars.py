@@ -129,7 +129,7 @@ def _artefact(spark: str | None) -> str:
     try:
         installed = spark or version("pyspark")
     except PackageNotFoundError:
-        raise ConfigError("Spark is not installed", do='pip install "penstock[spark]"') from None
+        raise ConfigError("Spark is not installed", do='pip install ".[spark]" in a clone of penstock') from None
     line = ".".join(installed.split(".")[:2])
     artefact = DELTA.get(line)
     if artefact is None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.errors import ConfigError
-from penstock.spark.home import spark_home
+from penstock.spark.home import check_launcher, spark_home
 from penstock.spark.java import find_java
 
 if TYPE_CHECKING:
@@ -66,17 +66,19 @@ def session(
     cannot.
 
     Raises:
-        ConfigError: no Java, no pyspark, or an option that cannot work; says what to do.
+        ConfigError: no Java, no pyspark, no bash, a SPARK_HOME without Spark, or an option that cannot work.
     """
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise ConfigError(
-            f"Spark is not installed: {error}", do='pip install "penstock[spark]" (and [java] where Java is missing)'
+            f"Spark is not installed: {error}",
+            do='pip install ".[spark]" in a clone of penstock (and [java] where Java is missing)',
         ) from error
 
     settings = configuration(app_name, master, conf, checkpoint=checkpoint, log_level=log_level)
     if SparkSession.getActiveSession() is None and master != SUBMITTED:
+        check_launcher(os.environ)
         os.environ["JAVA_HOME"] = str(find_java().home)
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         if is_local(master):

@@ -12,6 +12,8 @@ request                                              answer
 no response topic (as every MQTT 3.1.1 publisher)    PUBACK 0x83 with a reason string
 response topic is an invoke topic, begins with the   DISCONNECT 0x90 with a reason string, no PUBACK
 store's own prefix, or holds a wildcard
+no subscription of the requester matches the         carried out; PUBACK 0x10 with a reason string
+response topic
 message expiry used up                               none
 not QoS 1                                            ``__stat`` 400 if there is correlation data; QoS 2: PUBREC 0x83
 no correlation data                                  ``__stat`` 400, ``__propName`` = ``Correlation Data``
@@ -40,6 +42,7 @@ from penstock.statestore.engine.record import Change
 from penstock.statestore.hlc import Hlc
 
 __all__ = [
+    "ANSWER_TOPICS",
     "INVOKE",
     "OLDER_INVOKE",
     "Ask",
@@ -64,6 +67,12 @@ INVOKE: Final = f"{_STORE}/command/invoke"
 OLDER_INVOKE: Final = "$services/statestore/_any_/command/invoke/request"
 _OWN_PREFIX: Final = f"clients/{_STORE}"
 _NOTIFY: Final = "/command/notify/"
+ANSWER_TOPICS: Final = (
+    "clients/+/services/statestore/#",
+    "clients/+/statestore/#",
+    f"{_OWN_PREFIX}/+{_NOTIFY}#",
+)
+"""Topic filters of all response and notify topics that SDKs use; only the store publishes to them."""
 
 CONTENT_TYPE: Final = "application/octet-stream"
 PROTOCOL_VERSION: Final = "1.0"
@@ -222,8 +231,9 @@ def notification(change: Change, client_id: str, dialect: Dialect) -> Publish:
         payload = encode_array((b"NOTIFY", b"SET", b"VALUE", change.record.value))
     else:
         payload = encode_array((b"NOTIFY", dialect.delete_event))
-    version = change.version.padded() if dialect.padded_versions else str(change.version)
-    user = [(dialect.timestamp_property, version)]
+    version = change.version if dialect.delete_version else change.previous or change.version
+    stamp = version.padded() if dialect.padded_versions else str(version)
+    user = [(dialect.timestamp_property, stamp)]
     if dialect.status:
         user += (("__protVer", PROTOCOL_VERSION), ("__srcId", SOURCE))
     properties = Properties(content_type=CONTENT_TYPE, user_properties=user)

@@ -80,7 +80,7 @@ class NotAuthorizedError(StateStoreError):
 
 
 class QuotaExceededError(StateStoreError):
-    """The store has no room for another key."""
+    """The store, or the share of the key's principal, has no room for another key or a larger value."""
 
 
 class InvalidRequestError(StateStoreError):
@@ -155,7 +155,10 @@ _KINDS: Final[dict[StoreError, tuple[type[StateStoreError], str]]] = {
         "stop writing: a later holder of the lock has written; acquire the lock again and read the key anew",
     ),
     StoreError.NOT_AUTHORIZED: (NotAuthorizedError, "have the broker's policy grant this client the key"),
-    StoreError.QUOTA: (QuotaExceededError, "delete keys, or raise the store's quota"),
+    StoreError.QUOTA: (
+        QuotaExceededError,
+        "delete keys, or raise max_keys, max_bytes or principal_share of statestore; /readyz says if the disk is full",
+    ),
     StoreError.UNKNOWN_COMMAND: (
         InvalidRequestError,
         "this store has no such command: it is of an older version, or an extension is switched off there",
@@ -174,6 +177,8 @@ _KINDS: Final[dict[StoreError, tuple[type[StateStoreError], str]]] = {
     ),
     StoreError.TOPIC_TOO_LONG: (InvalidRequestError, "observe shorter keys, or give the client a shorter identifier"),
 }
+_NOT_OFFERED: Final = frozenset({StoreError.UNKNOWN_COMMAND, StoreError.SYNTAX, StoreError.ARITY})
+"""Answers to a request that needs an extension which the store does not have."""
 _BY_TEXT: Final = {error.value: error for error in StoreError}
 # The published form prints one text with another word.
 _BY_TEXT[StoreError.FENCE_LOWER.replace("lower version than", "lower version that")] = StoreError.FENCE_LOWER
@@ -193,9 +198,19 @@ def as_text(data: bytes) -> str:
 
 
 def refusal(
-    command: str, key: bytes, text: str, *, token: Hlc | None = None, why: str | None = None, skew_ms: int | None = None
+    command: str,
+    key: bytes,
+    text: str,
+    *,
+    token: Hlc | None = None,
+    why: str | None = None,
+    skew_ms: int | None = None,
+    extension: str | None = None,
 ) -> StateStoreError:
-    """The error for the answer ``-ERR text`` to ``command`` on ``key``; ``why``: what the caller knows of its cause."""
+    """The error for the answer ``-ERR text`` to ``command`` on ``key``.
+
+    ``why`` is the cause as far as the caller knows it, ``extension`` the extension that the request needs.
+    """
     error = _BY_TEXT.get(text)
     what = f"state store refused {command} {as_text(key)}: {text}"
     if error is None:
@@ -207,6 +222,9 @@ def refusal(
             do="see the documentation of the store that answered",
         )
     kind, do = _KINDS.get(error, (InvalidRequestError, "report it: this client should not send such a request"))
+    if extension is not None and error in _NOT_OFFERED:
+        why = f"the store does not offer the extension {extension!r}"
+        do = f"enable it in the configuration of the store's node: statestore.extensions: [{extension}]"
     if kind is FencingError and why is None:
         why = "no fencing token was given" if token is None else f"the token was {token}"
     refused = kind(what, text=text, error=error, key=key, why=why, do=do)

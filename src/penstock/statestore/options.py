@@ -10,7 +10,17 @@ from typing import Final
 from penstock.statestore.codec.commands import Extension
 from penstock.statestore.codec.glob import Glob
 
-__all__ = ["KeySelection", "KeyType", "Persistence", "PersistenceMode", "StoreOptions", "extensions_named"]
+__all__ = [
+    "MAX_BYTES",
+    "MAX_KEYS",
+    "PRINCIPAL_SHARE",
+    "KeySelection",
+    "KeyType",
+    "Persistence",
+    "PersistenceMode",
+    "StoreOptions",
+    "extensions_named",
+]
 
 
 class PersistenceMode(StrEnum):
@@ -59,6 +69,13 @@ class Persistence:
     property_value: str = "true"
 
 
+MAX_KEYS: Final = 1_000_000
+MAX_BYTES: Final = 1 << 30
+"""All keys are in memory: this is what the store may take of it, about. A million keys of 100 bytes with values of 500
+come near both."""
+PRINCIPAL_SHARE: Final = 50
+"""Percent: one faulty application cannot take the room of all others."""
+
 _HISTORY_CHANGES: Final = 100_000
 _HISTORY_BYTES: Final = 64 << 20
 
@@ -68,12 +85,14 @@ class StoreOptions:
     """Everything beside where the store lies and what an answer promises.
 
     ``dialect``: ``auto`` (each request chooses) or the name of the one to speak. ``max_keys``, ``max_bytes``: quotas,
-    0 = none. ``history_changes``, ``history_bytes``: bound of the history that resuming observations and ASOF read.
+    0 = none; ``principal_share``: percentage of them for the keys that one principal created, where there are users.
+    ``history_changes``, ``history_bytes``: bound of the history that resuming observations and ASOF read.
     """
 
     dialect: str = "auto"
-    max_keys: int = 0
-    max_bytes: int = 0
+    max_keys: int = MAX_KEYS
+    max_bytes: int = MAX_BYTES
+    principal_share: int = PRINCIPAL_SHARE
     strict_read: bool = False
     extensions: Extension = Extension.SCAN
     history_changes: int = _HISTORY_CHANGES

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.tube.consumer import Bound, Consumer, Message, Position
     from penstock.tube.link import Links
     from penstock.tube.producer import Producer, SendResult
-    from penstock.tube.reader import Batch, PartitionInfo, RangeReader, partitions
+    from penstock.tube.reader import Batch, PartitionInfo, RangeReader, TopicUnavailableError, partitions
     from penstock.tube.record import Record
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "RangeReader",
     "Record",
     "SendResult",
+    "TopicUnavailableError",
     "partitions",
 ]
 
@@ -47,6 +48,7 @@ _HOMES = {
     "RangeReader": "reader",
     "Record": "record",
     "SendResult": "producer",
+    "TopicUnavailableError": "reader",
     "partitions": "reader",
 }
 

@@ -48,6 +48,7 @@ class ProducerOptions(TypedDict, total=False):
     heartbeat_s: float
     retry_s: float
     idle_s: float
+    availability_timeout_s: float
     user: str | None
     password: str | None
     tls: ssl.SSLContext | None
@@ -64,9 +65,11 @@ class ConsumerOptions(TypedDict, total=False):
     node_id: int
     bound: Bound | None
     auto_confirm: bool
+    confirm_timeout_s: float
     with_offsets: bool
     client_id: str | None
     heartbeat_s: float
+    session_timeout_s: float | None
     request_timeout_s: float
     most_wait_ms: int
     long_poll_ms: int
@@ -218,6 +221,7 @@ class Consumer:
         """The next message; None: there was none for ``timeout_s``, or the consumer is closed.
 
         Raises:
+            LocalProtocolError: there was none for ``timeout_s``, and a partition waits for :meth:`confirm`.
             PenstockError: what the asyncio consumer's iterator raises.
         """
         thread, client = self._running()
@@ -226,13 +230,15 @@ class Consumer:
                 if not thread.run(_within(client, timeout_s)):
                     return None
             except TimeoutError:
+                if client.blocked and timeout_s is not None:
+                    raise client.unconfirmed(timeout_s) from None
                 return None
         return message
 
-    def confirm(self) -> None:
+    def confirm(self, *, wait: bool = True) -> None:
         """As :meth:`penstock.tube.consumer.Consumer.confirm`."""
         thread, client = self._running()
-        thread.run(client.confirm())
+        thread.run(client.confirm(wait=wait))
 
     def seek(self, offsets: Mapping[Partition, int]) -> None:
         """As :meth:`penstock.tube.consumer.Consumer.seek`."""
@@ -263,6 +269,11 @@ class Consumer:
         """As :meth:`penstock.tube.consumer.Consumer.assign`."""
         thread, client = self._running()
         thread.run(client.assign(partitions))
+
+    @property
+    def blocked(self) -> frozenset[Partition]:
+        """As :attr:`penstock.tube.consumer.Consumer.blocked`."""
+        return self._running()[1].blocked
 
     @property
     def assignment(self) -> frozenset[Partition]:

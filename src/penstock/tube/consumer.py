@@ -1,8 +1,8 @@
 """The consumer: ``async for message in consumer`` over the partitions of a group that this member has.
 
-The broker keeps a group's position; it moves by batches (what one get brought). A batch is confirmed when the iterator
-goes past its last message (``auto_confirm``) or by ``confirm()``. What was not confirmed when a consumer or a
-connection ends comes again: at least once. Who stores positions together with results (``start_offsets``,
+The broker stores the group's position. It moves when the iterator goes past the last message of a batch (what one get
+brought), or, with ``auto_confirm=False``, by ``confirm()`` alone. Messages that were not confirmed when a consumer or a
+connection ends are delivered again: at least once. Who stores positions together with results (``start_offsets``,
 ``with_offsets``) has each message's effect exactly once.
 """
 
@@ -31,7 +31,8 @@ from penstock.tube.codec.strings import (
 from penstock.tube.engine.client_balance import ClientBalance
 from penstock.tube.engine.consumer import Bound, Membership
 from penstock.tube.engine.group_member import FRESH
-from penstock.tube.engine.reading import LATEST_OFFSET, Start
+from penstock.tube.engine.reading import LATEST_OFFSET, Reading, Start
+from penstock.tube.engine.sessions import LEAST_SESSION_MS
 from penstock.tube.link import Links, credentials, new_client_id
 
 __all__ = ["Bound", "Consumer", "Message", "Position"]
@@ -55,6 +56,13 @@ class Consumer:
     ``balance``: ``server``, the master shares the partitions out; ``client``, each member takes its share by
     ``source_count`` and ``node_id``, or what :meth:`assign` says. ``bound``: the members begin together, at offsets.
 
+    ``auto_confirm=False``: penstock's brokers continue to deliver while messages wait for :meth:`confirm`. Apache's
+    deliver the next batch of a partition only after the last one was confirmed to its end; if that takes longer than
+    ``confirm_timeout_s``, :meth:`fetch` and the iterator raise LocalProtocolError until it is confirmed.
+
+    ``session_timeout_s``: penstock's servers give the partitions of a member that was silent for so long to others; at
+    least 3 s and two heartbeats. Default and upper limit: the servers' own setting, 30 s.
+
     ``with_offsets``: messages tell offset and append time (penstock's brokers). ``query_priority``: 303 reads also what
     is not on disk yet; see the reference's qryPriorityId. ``links``: connections shared with other clients. ``user``,
     ``password``, ``tls``: as the producer's.
@@ -74,9 +82,11 @@ class Consumer:
         node_id: int = 0,
         bound: Bound | None = None,
         auto_confirm: bool = True,
+        confirm_timeout_s: float = 60.0,
         with_offsets: bool = False,
         client_id: str | None = None,
         heartbeat_s: float = 5.0,
+        session_timeout_s: float | None = None,
         request_timeout_s: float = 10.0,
         most_wait_ms: int = 400,
         long_poll_ms: int = 2_000,
@@ -91,31 +101,34 @@ class Consumer:
         if any(isinstance(given, str) for given in (topics, filters, *by_topic.values())):
             raise ConfigError("tube: topics and filters are lists, not one text", do="write [...] round it")
         _check_words(start, balance, bound)
-        check_seconds(heartbeat_s=heartbeat_s, request_timeout_s=request_timeout_s)
+        check_seconds(heartbeat_s=heartbeat_s, request_timeout_s=request_timeout_s, confirm_timeout_s=confirm_timeout_s)
+        _check_session(session_timeout_s, heartbeat_s)
         check_whole(0, 3_600_000, most_wait_ms=most_wait_ms, long_poll_ms=long_poll_ms)
         check_whole(0, 1 << 30, source_count=source_count, node_id=node_id, query_priority=query_priority)
         check_login(user, password, tls)
         self.client_id = new_client_id("consumer", group) if client_id is None else check_client_id(client_id)
         self.received = 0
         shown = credentials(user, password)
+        session_ms = 0 if session_timeout_s is None else round(session_timeout_s * 1000)
         self._member: Membership | ClientBalance
         self._self_balanced: ClientBalance | None = None
         if balance == "client":
             self._member = self._self_balanced = ClientBalance(
                 self.client_id, local_ipv4(), group, names, by_topic,
-                source_count=source_count, node_id=node_id, priority=query_priority,
+                source_count=source_count, node_id=node_id, priority=query_priority, session_ms=session_ms,
                 credentials=shown, default_port=DEFAULT_BROKER_PORT if tls is None else DEFAULT_BROKER_TLS_PORT,
             )  # fmt: skip
         else:
             self._member = Membership(
                 self.client_id, local_ipv4(), group, names, by_topic, wall_clock_ms(),
-                bound=bound, priority=query_priority, credentials=shown,
+                bound=bound, priority=query_priority, credentials=shown, session_ms=session_ms,
             )  # fmt: skip
         if start_offsets is None and bound is not None:
             start_offsets = bound.offsets
         settings = ReadSettings(
             start=Start[start.upper()], timeout_s=request_timeout_s, most_wait_ms=most_wait_ms,
-            long_poll_ms=long_poll_ms, want_offsets=with_offsets,
+            long_poll_ms=long_poll_ms, want_offsets=with_offsets, auto_confirm=auto_confirm,
+            obey_s=min(request_timeout_s, (session_timeout_s or 30.0) / 3),
             start_offset=_start_offset(start_offsets), own_positions=callable(start_offsets),
         )  # fmt: skip
         self._links = links if links is not None else Links(tls)
@@ -125,10 +138,11 @@ class Consumer:
         )  # fmt: skip
         self._fetcher = Fetcher(self._member, settings, self._links, self._deliver, self._session.wake)
         self._auto_confirm = auto_confirm
+        self._confirm_timeout_s = confirm_timeout_s
         self._heartbeat_s = heartbeat_s
         self._batches: asyncio.Queue[Batch | PenstockError | None] = asyncio.Queue()
         self._current: Batch | None = None
-        self._handed_out: list[Batch] = []  # to the last message, not confirmed yet
+        self._handed_out: dict[Reading, Batch] = {}  # the last of each, to its last message, not confirmed yet
         self._heart: asyncio.Task[None] | None = None  # to the brokers
         self._closed = False
 
@@ -193,14 +207,19 @@ class Consumer:
         return message
 
     async def fetch(self) -> bool:
-        """Wait for the next batch; the one in hand is done with. False once the consumer is closed."""
+        """Wait for the next batch; the one in hand is done with. False once the consumer is closed.
+
+        Raises:
+            LocalProtocolError: a partition has waited for :meth:`confirm` for ``confirm_timeout_s``; see the class.
+            PenstockError: a partition cannot be read, or the master refuses this consumer.
+        """
         if self._heart is None and not self._closed:
             raise LocalProtocolError(
                 "tube: the consumer is not running", do="use it in async with, or start() it first"
             )
         if self._current is not None:
             self._finish(self._current)
-        item = None if self._closed else await self._batches.get()
+        item = None if self._closed else await self._next()
         if isinstance(item, PenstockError):
             raise item
         self._current = item
@@ -215,25 +234,44 @@ class Consumer:
                 self.received += batch.next
                 yield batch.messages
 
-    async def confirm(self) -> None:
+    @property
+    def blocked(self) -> frozenset[Partition]:
+        """Partitions that are not read on before their messages are confirmed (Apache's brokers only)."""
+        return frozenset(batch.reading.partition for batch in self._waiting())
+
+    async def confirm(self, *, wait: bool = True) -> None:
         """Confirm every message handed out so far; the positions are stored when this returns.
 
-        In the middle of a batch the rest of it is fetched again from there, which our brokers can do; on others the
-        position stays at the batch's start, so its messages may come again.
+        It costs one request for each partition that had messages since the last time. With ``wait=False`` it returns at
+        once, and the newest position of a partition is sent when the broker has answered the one before; :meth:`close`
+        waits for the last. If such a position cannot be stored, its messages are delivered again.
+
+        Apache's brokers store positions at the end of a batch only: in the middle of one, its messages may be delivered
+        again.
 
         Raises:
             UnavailableError: a broker did not answer; its positions may or may not be stored.
         """
         current = self._current
-        if current is not None and current.next == len(current.messages):
-            self._current = None
-            self._handed_out.append(current)
-        elif current is not None and current.next > 0 and not current.revoked and await self._fetcher.split(current):
-            self._current = None
-        batches, self._handed_out = self._handed_out, []
-        for batch in batches:
-            if not batch.revoked and not batch.settled.is_set():
-                await self._fetcher.commit(batch)
+        if current is not None and current.next:
+            self._handed_out[current.reading] = current
+            if current.handed_out:
+                self._current = None
+                self._pass_on(current)
+        positions = [batch.position() for batch in self._handed_out.values()]
+        if not wait:
+            for position in positions:
+                self._fetcher.commit_soon(position)
+            return
+        outcomes = await asyncio.gather(
+            *(self._fetcher.commit(position) for position in positions), return_exceptions=True
+        )
+        for batch, _, _ in positions:
+            if batch.settled.is_set() and self._handed_out.get(batch.reading) is batch:
+                del self._handed_out[batch.reading]
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     async def seek(self, offsets: Mapping[Partition, int]) -> None:
         """Go on at these index offsets; what is in hand of the partitions is dropped. Partitions not held are left out.
@@ -294,6 +332,7 @@ class Consumer:
             with contextlib.suppress(PenstockError):  # then it comes again
                 await self.confirm()
         self._closed = True
+        await self._fetcher.committed()
         await self._session.stop()
         if self._heart is not None:
             self._heart.cancel()
@@ -315,8 +354,40 @@ class Consumer:
             return
         if self._auto_confirm:
             batch.confirm()
-        else:
-            self._handed_out.append(batch)
+        elif not batch.settled.is_set():
+            self._handed_out[batch.reading] = batch
+            self._pass_on(batch)
+
+    def _pass_on(self, batch: Batch) -> None:
+        """A batch is handed out to its last message, and not confirmed yet."""
+        batch.finish()
+        if not batch.reading.reads_on and batch.waiting_since is None:
+            batch.waiting_since = asyncio.get_running_loop().time()
+
+    def _waiting(self) -> list[Batch]:
+        return [batch for batch in self._handed_out.values() if batch.waiting]
+
+    async def _next(self) -> Batch | PenstockError | None:
+        """The next batch or error; raises once a partition has waited for its confirmation for too long."""
+        loop = asyncio.get_running_loop()
+        while waiting := self._waiting():
+            since = min(batch.waiting_since or 0.0 for batch in waiting)
+            left = since + self._confirm_timeout_s - loop.time()
+            if left <= 0:
+                raise self.unconfirmed(self._confirm_timeout_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    return await self._batches.get()
+        return await self._batches.get()
+
+    def unconfirmed(self, seconds: float) -> LocalProtocolError:
+        """The error about partitions that deliver nothing before :meth:`confirm`."""
+        keys = sorted(partition.key for partition in self.blocked)
+        return LocalProtocolError(
+            f"tube: {', '.join(keys)}: no more messages after {seconds:g} s, because the last ones are not confirmed",
+            why="Apache's brokers store positions by whole batches, and deliver the next when the last is confirmed",
+            do="confirm() after the last message of a batch (batches() shows where it ends), or use auto_confirm=True",
+        )
 
     def _of_client_balance(self) -> ClientBalance:
         if self._self_balanced is None:
@@ -329,7 +400,7 @@ class Consumer:
         """Heartbeats to every broker, for the partitions registered there."""
         while True:
             await asyncio.sleep(self._heartbeat_s)
-            await self._fetcher.heartbeats()
+            self._fetcher.heartbeats()
 
 
 def _check_words(start: str, balance: str, bound: Bound | None) -> None:
@@ -340,6 +411,20 @@ def _check_words(start: str, balance: str, bound: Bound | None) -> None:
         raise ConfigError(f"tube: balance {balance!r} is not possible", option="balance", do="write server or client")
     if bound is not None and balance == "client":
         raise ConfigError("tube: bound consumption needs the master's balance", option="bound")
+
+
+def _check_session(session_timeout_s: float | None, heartbeat_s: float) -> None:
+    """Raise ConfigError where heartbeats would not keep a session."""
+    if session_timeout_s is None:
+        return
+    check_seconds(session_timeout_s=session_timeout_s)
+    least = max(LEAST_SESSION_MS / 1000, 2 * heartbeat_s)
+    if session_timeout_s < least:
+        raise ConfigError(
+            f"tube: session_timeout_s {session_timeout_s:g} is too short for heartbeats every {heartbeat_s:g} s",
+            option="session_timeout_s",
+            do=f"choose {least:g} or more, or a shorter heartbeat_s",
+        )
 
 
 def _start_offset(

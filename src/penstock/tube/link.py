@@ -21,7 +21,9 @@ from google.protobuf.message import Message
 from penstock import __version__
 from penstock.errors import PenstockError, RemoteProtocolError, UnavailableError
 from penstock.runtime.clock import wall_clock_ms
-from penstock.runtime.unreachable import unanswered, unreachable
+from penstock.runtime.tls import certificate_file
+from penstock.runtime.unreachable import rejected_by_alert, unanswered, unreachable
+from penstock.security.tube_key import tube_key
 from penstock.tube.addresses import Address, local_ipv4
 from penstock.tube.codec.envelope import Request, Response, decode_response, encode_request, payload_of
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
@@ -48,7 +50,8 @@ def credentials(user: str | None, password: str | None) -> Credentials | None:
     """What a client of ``user`` shows to servers; None without one."""
     if user is None:
         return None
-    return Credentials(user, password or "", wall_clock_ms, lambda: random.randrange(1 << 31))  # noqa: S311 - the protocol's
+    key = tube_key(user, (password or "").encode())
+    return Credentials(user, key, wall_clock_ms, lambda: random.randrange(1 << 31))  # noqa: S311 - the protocol's
 
 
 class Link(asyncio.Protocol):
@@ -61,7 +64,9 @@ class Link(asyncio.Protocol):
         self.extensions: int | None = None
         """Version of our extensions that the peer speaks: 0 none, None not known yet; who asks notes it here."""
         self._heard = False
-        self._tls = False
+        self._tls: ssl.SSLContext | None = None
+        self._error: Exception | None = None
+        """What ended the connection, if it was not closed in order."""
         self.on_lost: list[Callable[[], None]] = []
         """Called once, when the connection has ended and those who wait were told."""
         self._transport: asyncio.Transport | None = None
@@ -89,7 +94,7 @@ class Link(asyncio.Protocol):
                 loop = asyncio.get_running_loop()
                 _, link = await loop.create_connection(lambda: cls(address), *address, ssl=tls)
         except (OSError, TimeoutError) as error:
-            why, do = unreachable(error, address[0], tls=tls is not None)
+            why, do = unreachable(error, address[0], tls=tls is not None, certificate=certificate_file(tls))
             raise UnavailableError(
                 f"tube: no connection to {address[0]}:{address[1]}",
                 applied=False,
@@ -171,7 +176,7 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)  # uvloop has it without being a subclass
         self._transport = transport
-        self._tls = transport.get_extra_info("sslcontext") is not None
+        self._tls = transport.get_extra_info("sslcontext")
         connection = transport.get_extra_info("socket")
         if connection is not None:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -190,8 +195,9 @@ class Link(asyncio.Protocol):
         if failed:
             self.abort()
 
-    def connection_lost(self, _exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
+        self._error = exc
         waiting, self._waiting = self._waiting, {}
         error = self._lost(applied=None)
         for done in waiting.values():
@@ -203,7 +209,9 @@ class Link(asyncio.Protocol):
             self._gone.set_result(None)
 
     def _lost(self, *, applied: bool | None) -> UnavailableError:
-        why, do = unanswered(tls=self._tls) if not self._heard else (None, None)
+        why, do = rejected_by_alert(self._error, certificate_file(self._tls)) or (
+            unanswered(tls=self._tls is not None) if not self._heard else (None, None)
+        )
         return UnavailableError(f"tube: the connection to {self.peer} is lost", applied=applied, why=why, do=do)
 
     def _flush(self) -> None:

@@ -1,12 +1,21 @@
-"""Where a server listens: one plain address and, where it has a certificate, one with TLS beside it."""
+"""Where a server listens: one plain address and, where it has a certificate, one with TLS alongside it."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from collections.abc import Callable
+from typing import Final
+
+from penstock.runtime.tls_server import HANDSHAKE_FAILED, handshake_failure
 
 __all__ = ["Listeners"]
+
+logger = logging.getLogger("penstock.tube")
+
+TLS_HANDSHAKE_S: Final = 10.0
+"""Time limit of a TLS handshake, also for a client that does not read the alert of a failed one."""
 
 
 class Listeners:
@@ -29,12 +38,21 @@ class Listeners:
         loop = asyncio.get_running_loop()
         self._servers.append(await loop.create_server(self._connection, host, port))
         if tls is not None:
+            token = HANDSHAKE_FAILED.set(
+                lambda error: logger.info("TLS listener of %s: no connection: %s", host, handshake_failure(error))
+            )  # connections inherit the context of the call that makes the server
             try:
-                self._servers.append(await loop.create_server(self._connection, host, tls_port, ssl=tls))
+                self._servers.append(
+                    await loop.create_server(
+                        self._connection, host, tls_port, ssl=tls, ssl_handshake_timeout=TLS_HANDSHAKE_S
+                    )
+                )
             except OSError:
                 self.stop()
                 self._servers.clear()
                 raise
+            finally:
+                HANDSHAKE_FAILED.reset(token)
             self.tls_bound = _bound(self._servers[1])
         return _bound(self._servers[0])
 

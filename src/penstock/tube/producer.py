@@ -50,6 +50,10 @@ class Producer:
     ``max_in_flight`` messages and ``max_in_flight_bytes`` wait for their acknowledgement at most; who sends waits for a
     place. A message is given up after ``delivery_timeout_s`` (UnavailableError, ``applied`` None if it was ever sent).
 
+    A broker that owes an answer, or a connection, for ``availability_timeout_s`` is left out until it answers: records
+    without key and partition go to other brokers. Records with a key or a partition wait for their broker; so do those
+    that were sent to it already, for ``request_timeout_s``.
+
     ``idempotent``: no copies after a retry; only with penstock's brokers, others refuse. ``reorder``: what failed is
     sent again even behind later messages. ``links``: connections shared with other clients; else it has its own.
 
@@ -73,6 +77,7 @@ class Producer:
         heartbeat_s: float = 5.0,
         retry_s: float = 0.2,
         idle_s: float = 600.0,
+        availability_timeout_s: float = 0.05,
         links: Links | None = None,
         user: str | None = None,
         password: str | None = None,
@@ -84,6 +89,7 @@ class Producer:
         check_seconds(
             request_timeout_s=request_timeout_s, delivery_timeout_s=delivery_timeout_s, retry_s=retry_s,
             topic_timeout_s=topic_timeout_s, heartbeat_s=heartbeat_s, idle_s=idle_s,
+            availability_timeout_s=availability_timeout_s,
         )  # fmt: skip
         check_login(user, password, tls)
         self.client_id = check_client_id(client_id if client_id is not None else new_client_id("producer"))
@@ -99,6 +105,7 @@ class Producer:
             reorder=reorder,
             idempotent=idempotent,
             idle_s=idle_s,
+            availability_timeout_s=availability_timeout_s,
         )
         self._max_in_flight = max_in_flight
         self._max_bytes = max_in_flight_bytes

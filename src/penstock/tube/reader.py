@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from penstock.errors import DataLossError, RefusedError, UnavailableError
 from penstock.tube.client.blocking_broker import BlockingBroker
 from penstock.tube.client.blocking_link import client_id
-from penstock.tube.client.blocking_masters import PartitionInfo, partitions, visit_token
+from penstock.tube.client.blocking_masters import PartitionInfo, TopicUnavailableError, partitions, visit_token
 from penstock.tube.client.range_answers import Batch, RangeAnswer, Spans
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.methods import MethodId, Service
@@ -21,7 +21,16 @@ from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.strings import UNDEFINED
 from penstock.tube.record import encode_msg_type
 
-__all__ = ["NO_RANGES", "Batch", "PartitionInfo", "RangeReader", "Spans", "partitions", "visit_token"]
+__all__ = [
+    "NO_RANGES",
+    "Batch",
+    "PartitionInfo",
+    "RangeReader",
+    "Spans",
+    "TopicUnavailableError",
+    "partitions",
+    "visit_token",
+]
 
 BATCH_BYTES = 1 << 20
 NO_RANGES = ErrCode.HB_NO_NODE

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 from penstock.errors import RemoteProtocolError
+from penstock.runtime.stalls import after_reading
 from penstock.tube.codec import exceptions
 from penstock.tube.codec.envelope import Request, decode_request, encode_error
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
@@ -139,12 +140,11 @@ class ServerConnection(asyncio.Protocol):
             self._steer()
 
     def data_received(self, data: bytes) -> None:
-        error: RemoteProtocolError | None
         try:
             frames = self._decoder.feed(data)
-            error = self._decoder.error
-        except RemoteProtocolError as violation:
-            frames, error = [], violation
+        except RemoteProtocolError:
+            frames = []
+        error = self._decoder.error  # not the one that was raised: its traceback has this frame, which would have it
         if not self._frames:
             self.arrived_ms = self.now_ms()
         self._frames.extend(frames)
@@ -238,6 +238,11 @@ class ServerConnection(asyncio.Protocol):
             self._stalled = None
 
     def _cut(self) -> None:
+        after_reading(asyncio.get_running_loop(), self._cut_if_full)
+
+    def _cut_if_full(self) -> None:
+        if self._stalled is None:  # it has read some meanwhile: this process was stopped, or nearly late
+            return
         self._peers.refuse(f"the peer did not read its answers for {STALLED_S:g} s")
         self.abort()
 

@@ -103,6 +103,12 @@ def test_pubrels_leave_in_the_order_of_the_pubrecs() -> None:
     assert sent(engine) == []
 
 
+def test_only_a_pubrec_below_0x80_is_answered_with_pubrel() -> None:
+    engine = accepted()
+    engine.receive(encode(PubRec(9, 0x97)) + encode(PubRec(8)), 0)
+    assert sent(engine) == [PubRel(8, 0x92)], "neither identifier is known"
+
+
 def test_messages_leave_again_in_their_order() -> None:
     engine = accepted()
     for n in range(6):

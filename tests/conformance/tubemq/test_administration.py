@@ -15,6 +15,7 @@ import pytest
 
 from penstock.tube.admin.broker import METHODS as BROKER
 from penstock.tube.admin.broker import Desk, handle
+from penstock.tube.admin.caller import Caller
 from penstock.tube.admin.master import METHODS as MASTER
 from penstock.tube.codec.message import encode_data
 from penstock.tube.codec.methods import MethodId
@@ -78,7 +79,11 @@ def answer_of(side: str, method: str) -> Any:
         return query(running_master(), method, **named)
     place = {"topicName": "demo", "groupName": "group", "partitionId": "0", "manualOffset": "0", "modifyUser": "me"}
     offsets = {"manualSet": "true", "offsetJsonInfo": '{"1:demo:0": 0}'}
-    answer, _ = handle(running_broker(), {"method": method, **place, **offsets})
+    given = {**place, **offsets}
+    only = BROKER[method].only | {"modifyUser"}
+    if BROKER[method].changes:
+        given = {name: value for name, value in given.items() if name in only}
+    answer, _ = handle(running_broker(), {"method": method, **given}, None, Caller(administers=True))
     return answer
 
 

@@ -366,3 +366,26 @@ async def test_the_next_master(tmp_path: Path) -> None:
         await settle(consumer)
         assert len(consumer.held) == 3
         await consumer.close()
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "accepted", [{"anonymous": True}, {"networks": ["127.0.0.0/8"]}, {}], ids=["opt-out", "network", "refused"]
+)
+async def test_where_the_node_has_users(kind: Kind, accepted: dict[str, Any], tmp_path: Path) -> None:
+    """Neither client can sign: ``anonymous: allow`` of the listener accepts them, or a network of ``tube.access``."""
+    async with tube(tmp_path, "demo", users={"usr": "secret"}, **accepted) as running:
+        if not accepted:
+            producer, stranger = Producer(kind, running.masters), Consumer(kind, running.masters, "lake", ["demo"])
+            with pytest.raises(AssertionError, match="authentication failed"):
+                await producer.start()
+            assert (await stranger.register()).errCode == 415
+            await producer.disconnect()
+            await stranger.client.disconnect()
+            return
+        bodies = [b"%d" % number for number in range(9)]
+        await fill(running, kind, "demo", bodies)
+        consumer = await member(running, kind, "lake", "demo")
+        await settle(consumer)
+        assert sorted(await consumer.drain()) == bodies
+        await consumer.close()

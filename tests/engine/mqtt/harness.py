@@ -23,9 +23,10 @@ __all__ = ["Bench", "Peer", "RecordingService"]
 class RecordingService:
     """Keeps what it is handed; the test settles."""
 
-    def __init__(self, *filters: str, exclusive: bool = False) -> None:
+    def __init__(self, *filters: str, exclusive: bool = False, reserved: Sequence[str] = ()) -> None:
         self.filters: Sequence[str] = filters
         self.exclusive = exclusive
+        self.reserved = reserved
         self.taken: list[Inbound] = []
         self.gone: list[str] = []
 

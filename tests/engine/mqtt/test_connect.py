@@ -23,6 +23,7 @@ from penstock.mqtt.codec.packets import (
     Unsubscribe,
     Will,
 )
+from penstock.mqtt.codec.primitives import encode_varint
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.limits import BrokerLimits
 from tests.engine.mqtt.harness import Bench
@@ -99,22 +100,43 @@ def test_malformed_connect_is_answered_with_connack() -> None:
     assert peer.closed
 
 
-@pytest.mark.parametrize(
-    ("level", "expected"), [(3, "20020001"), (2, "20020001"), (6, None)], ids=["3.1", "2", "unknown"]
-)
-def test_other_protocol_levels(level: int, expected: str | None) -> None:
+@pytest.mark.parametrize("name", [b"MQTT", b"MQIsdp", b"MQTX", b"", b"x" * 300], ids=repr)
+@pytest.mark.parametrize("level", [0, 2, 3, 4, 5, 6, 0x83, 0x85, 0xFF])
+def test_other_protocol_names_and_levels(name: bytes, level: int) -> None:
+    """An unknown level is answered in the form of 3.1.1, which every client knows: CONNACK with return code 1.
+
+    A wrong name gets no answer [MQTT-3.1.4-1 of 3.1.1], except with level 5, where the standard allows 0x84.
+    """
+    if name == b"MQTT" and level in (4, 5):
+        return
     bench = Bench()
-    peer = bench.open()
-    name = b"\x00\x06MQIsdp" if level == 3 else b"\x00\x04MQTT"
-    body = name + bytes((level, 2, 0, 0, 0, 0))
-    peer.send_bytes(bytes((0x10, len(body))) + body)
+    body = len(name).to_bytes(2, "big") + name + bytes((level, 2, 0, 0, 0, 0))
+    bench.open().send_bytes(b"\x10" + encode_varint(len(body)) + body)
     ((_, data, close),) = bench.broker.flush(bench.now)
     assert close
-    if expected is None:
+    if level == 5:
         assert data[0] == 0x20
         assert data[3] == 0x84
+    elif name in (b"MQTT", b"MQIsdp") and level != 4:
+        assert data.hex() == "20020001"
     else:
-        assert data.hex() == expected
+        assert data == b""
+
+
+def test_a_malformed_connect_of_a_bridge_has_no_answer() -> None:
+    bench = Bench()
+    body = b"\x00\x04MQTT" + bytes((0x84, 3, 0, 0, 0, 0))  # the reserved flag
+    bench.open().send_bytes(bytes((0x10, len(body))) + body)
+    ((_, data, close),) = bench.broker.flush(bench.now)
+    assert (data, close) == (b"", True)
+
+
+@pytest.mark.parametrize("level", [0, 3, 6, 0x84], ids=hex)
+def test_a_second_connect_of_another_level_is_a_protocol_error(level: int) -> None:
+    body = b"\x00\x04MQTT" + bytes((level, 2, 0, 0, 0, 0))
+    packet = Bench().connect().send_bytes(bytes((0x10, len(body))) + body).only()
+    assert isinstance(packet, Disconnect)
+    assert packet.reason_code == 0x82
 
 
 def test_enhanced_authentication_is_refused() -> None:

@@ -6,7 +6,16 @@ from collections import Counter
 
 import pytest
 
-from penstock.mqtt.codec.packets import Disconnect, PubAck, Publish, PubRec, PubRel, Subscription, Unsubscribe
+from penstock.mqtt.codec.packets import (
+    Disconnect,
+    PubAck,
+    Publish,
+    PubRec,
+    PubRel,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+)
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.limits import BrokerLimits
 from tests.engine.mqtt.harness import Bench, Peer
@@ -250,9 +259,16 @@ def test_with_wildcards_a_topic_stays_with_its_member() -> None:
 
 @pytest.mark.parametrize("rest", ["", "g", "g/", "/a", "+/a", "#/a", "g+/a", "g/#/a", "g/a+"])
 def test_malformed_shared_filters(rest: str) -> None:
-    bench = Bench()
-    peer = bench.connect()
-    assert peer.subscribe(f"$share/{rest}", "fine") == [0x8F, 1]
+    packet = Bench().connect().send(Subscribe(1, [Subscription("fine"), Subscription(f"$share/{rest}")])).only()
+    assert isinstance(packet, Disconnect)
+    assert packet.reason_code == 0x81
+
+
+@pytest.mark.parametrize("rest", ["", "g", "g/", "/a", "+/a"])
+def test_filters_that_are_well_formed_in_3_1_1_only_are_refused_there(rest: str) -> None:
+    """$share has no meaning in MQTT 3.1.1, so the filter does not break its rules; it would match nothing."""
+    peer = Bench().connect(version=4)
+    assert peer.subscribe(f"$share/{rest}", "fine") == [0x80, 1]
 
 
 def test_no_local_on_a_shared_subscription_is_a_protocol_error() -> None:

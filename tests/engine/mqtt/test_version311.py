@@ -76,7 +76,7 @@ def test_every_packet_is_answered_in_its_own_form() -> None:
     peer = old(bench)
     assert bench.connack == ConnAck()
     peer.send(
-        Subscribe(1, [Subscription("a", 2), Subscription("a/#/b", 0)]),
+        Subscribe(1, [Subscription("a", 2), Subscription("a/" * 200, 0)]),
         Publish("nobody", b"", 1, packet_id=2),
         Publish("nobody", b"", 2, packet_id=3),
         PubRel(3),

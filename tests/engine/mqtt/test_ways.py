@@ -339,14 +339,21 @@ def _conversation(steps: list[tuple[str, str, int, int, str | None, bool, int]],
     """What every client gets, message by message, when like ones are carried and when each is looked at."""
     bench = Bench(RecordingService("u/#"), limits=BrokerLimits(max_queued_messages=6))
     peers: dict[str, Peer] = {}
-    for name, version, maximum in (("p", 5, 4), ("q", 4, None), ("r", 5, 3), ("s", 5, None)):
-        peers[name] = peer = bench.connect(name, version=version, receive_maximum=maximum)
+    for name, version, maximum, aliases in (
+        ("p", 5, 4, None),
+        ("q", 4, None, None),
+        ("r", 5, 3, None),
+        ("s", 5, None, None),
+        ("a", 5, None, 1),
+    ):
+        peers[name] = peer = bench.connect(name, version=version, receive_maximum=maximum, topic_alias_maximum=aliases)
         if ways:
             with_sink(peer, [])
     peers["p"].subscribe(Subscription("t", 1, no_local=True))
     peers["q"].send(Subscribe(1, [Subscription("t", 1)]))
     peers["r"].subscribe(Subscription("+", 1), Subscription("$share/g/t", 1), identifier=3)
     peers["s"].subscribe(Subscription("#", 0), Subscription("w", 1), Subscription("$share/g/t", 1))
+    peers["a"].subscribe(Subscription("t", 1), Subscription("w", 0))
     everything: list[object] = []
     repeated = [step[:-1] for step in steps for _ in range(step[-1])]
     for number, (name, topic, qos, size, kind, quiet) in enumerate(repeated, 1):

@@ -75,15 +75,22 @@ class FakeOutlet:
     def publish(self, message: Publish) -> None:
         raise AssertionError(f"the store publishes nothing for everybody: {message}")
 
-    def respond(self, client_id: str, message: Publish) -> bool:
+    def respond(self, client_id: str, message: Publish, acknowledge: Callable[[], None] | None = None) -> bool:
         validate_topic_name(message.topic)
+        if client_id in self.gone:
+            return False
+        if acknowledge is not None:
+            acknowledge()
         self.deliveries.append(Delivery(None, message, client_id))
-        return client_id not in self.gone
+        return True
 
-    def respond_encoded(self, client_id: str, message: Encoded) -> bool:
-        return self.respond(client_id, published(message))
+    def respond_encoded(self, client_id: str, message: Encoded, acknowledge: Callable[[], None] | None = None) -> bool:
+        return self.respond(client_id, published(message), acknowledge)
 
-    def deliver(self, client_id: str, message: Publish) -> bool:
+    def unheard(self, client_id: str, topic: str) -> str:
+        return f"{client_id} does not hear {topic}"
+
+    def deliver(self, client_id: str, message: Publish, *, deletes: bool) -> bool:
         self.deliveries.append(Delivery(client_id, message))
         return client_id not in self.gone
 

@@ -31,6 +31,9 @@ class Rules:
     def may_answer_on(self, context: Context, topic: str) -> bool:
         return True
 
+    def owner(self, context: Context) -> str:
+        return context.client_id
+
     def may_hurry(self, context: Context) -> bool:
         return False
 
@@ -48,7 +51,7 @@ def committer() -> ManualCommitter:
 @pytest.fixture
 async def peer(tmp_path: Path, outlet: FakeOutlet, committer: ManualCommitter) -> AsyncIterator[Peer]:
     clock = ManualClock()
-    options = StoreOptions(extensions=~Extension.NONE, max_keys=4)
+    options = StoreOptions(extensions=~Extension.NONE, max_keys=4, principal_share=100)
     service = await open_service(
         tmp_path, outlet, clock, durability=Durability.DURABLE, committer=committer, policy=Rules(), options=options
     )

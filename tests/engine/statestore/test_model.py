@@ -17,6 +17,7 @@ from penstock.statestore.codec.resp3 import decode_page
 from penstock.statestore.engine import keyspace
 from penstock.statestore.engine.answer import Answer, AnswerKind, Context
 from penstock.statestore.engine.history import History
+from penstock.statestore.engine.quotas import Quotas
 from penstock.statestore.engine.record import RECORD_BYTES, Change, Record
 from penstock.statestore.engine.store import Engine
 from penstock.statestore.hlc import Hlc
@@ -123,8 +124,8 @@ class StoreMachine(RuleBasedStateMachine):
 
     @initialize(max_keys=st.sampled_from([0, 0, 2]), max_bytes=st.sampled_from([0, 0, 2 * (RECORD_BYTES + 1) + 1]))
     def limit(self, max_keys: int, max_bytes: int) -> None:
-        self.model.max_keys = self.engine.max_keys = max_keys
-        self.model.max_bytes = self.engine.max_bytes = max_bytes
+        self.model.max_keys, self.model.max_bytes = max_keys, max_bytes
+        self.engine.quotas = Quotas(max_keys, max_bytes)
 
     def ask(
         self, client: str, words: list[bytes], skew: int, token: int | None = None, prefix: bytes | None = None

@@ -13,6 +13,7 @@ from penstock.runtime.durability import Durability
 from penstock.statestore.codec.commands import Extension
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.options import KeySelection, Persistence, PersistenceMode, StoreOptions
+from penstock.statestore.service.repair import repair_versions
 from penstock.statestore.service.service import StateStoreService
 from tests.engine.statestore import Delivery, FakeOutlet, ManualClock, ManualCommitter, Peer, open_service
 
@@ -134,6 +135,58 @@ async def test_an_observation_resumes_over_a_restart_of_the_store(tmp_path: Path
     assert [d.client_id for d in told] == ["client-id1", "client-id1"]
     assert (await ask(peer, f"GET k ASOF {seen}")).payload == b"$1\r\n1\r\n"
     await store.service.close()
+
+
+async def test_repaired_versions_keep_their_order_and_those_of_before_are_recognised(tmp_path: Path) -> None:
+    """A clock that was a year ahead; then it is right and the versions are renumbered."""
+    clock = ManualClock()
+    right_ms = clock.now_ms
+    store = Store(tmp_path, RESUMES, clock=clock, durability=Durability.FLUSHED)
+    peer = await store.start()
+    early = (await ask(peer, "SET early 1")).version
+    clock.now_ms += 365 * 86_400_000
+    lock = (await ask(peer, "SET lock me")).version
+    floor = [("__fencePrefix", "out/")]
+    assert (await ask(peer, "SET out/k 1", ft=lock, extra=floor)).payload == b"+OK\r\n"
+    seen = (await ask(peer, "SET out/k 2", ft=lock)).version
+    await ask(peer, "DEL early")
+    await store.service.close()
+    clock.now_ms = right_ms + 1000
+    found = repair_versions(tmp_path, clock.now_ms, apply=False)
+    assert (found.keys, found.fences, found.changes) == (2, 1, 4)
+    repaired = repair_versions(tmp_path, clock.now_ms, apply=True)
+    assert repaired == found
+    assert repaired.clock.wall_ms <= clock.now_ms + 1
+    assert repair_versions(tmp_path, clock.now_ms, apply=True).versions == 0
+    peer = await store.restart()
+    renewed = (await ask(peer, "GET lock")).version
+    newest = (await ask(peer, "GET out/k")).version
+    assert early is not None
+    assert renewed is not None
+    assert newest is not None
+    assert early < renewed < newest <= repaired.clock
+    assert (await ask(peer, "SET out/k 3", ft=lock)).payload.startswith(b"-ERR")
+    assert (await ask(peer, "SET out/k 3", ft=early)).payload.startswith(b"-ERR"), "the floor has come along"
+    after = (await ask(peer, "SET out/k 3", ft=renewed)).version
+    assert after is not None
+    assert after > repaired.clock
+    assert b"history does not reach" in (await ask(peer, f"KEYNOTIFY out/k AFTER {seen}")).payload
+    store.outlet.taken()
+    assert (await ask(peer, f"KEYNOTIFY early AFTER {early}")).payload == b"+OK\r\n"
+    (told,) = [d for d in store.outlet.taken() if d.client_id is not None]
+    assert told.payload.split(b"\r\n")[4] == b"DELETE"
+    assert (await ask(peer, f"GET out/k ASOF {newest}")).payload == b"$1\r\n2\r\n"
+    await store.service.close()
+
+
+async def test_versions_that_clients_accept_are_not_renumbered(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = Store(tmp_path, RESUMES, clock=clock, durability=Durability.FLUSHED)
+    peer = await store.start()
+    await ask(peer, "SET k v")
+    await store.service.close()
+    assert repair_versions(tmp_path, clock.now_ms - 60_000, apply=True).versions == 0
+    assert repair_versions(tmp_path, clock.now_ms - 60_001, apply=False).versions == 1
 
 
 async def test_without_the_log_the_history_begins_anew(tmp_path: Path) -> None:

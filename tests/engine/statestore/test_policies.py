@@ -26,6 +26,9 @@ class Rules:
     def may_answer_on(self, context: Context, topic: str) -> bool:
         return topic.startswith(f"clients/{context.client_id}/")
 
+    def owner(self, context: Context) -> str:
+        return context.client_id
+
     def may_hurry(self, context: Context) -> bool:
         return context.client_id == "urgent"
 

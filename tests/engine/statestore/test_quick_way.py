@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import StorageError
+from penstock.mqtt.codec.decoder import Decoder, Role
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, PubAck, Publish, Subscribe, Subscription
 from penstock.mqtt.codec.properties import Properties
@@ -20,6 +21,7 @@ from penstock.mqtt.engine.access import Action, Answer, Credentials, Granted, Pr
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.carrying import carry
 from penstock.mqtt.engine.connection import BrokerConnection
+from penstock.mqtt.engine.encoded import EncodedMessage
 from penstock.mqtt.engine.limits import BrokerLimits
 from penstock.mqtt.service import Encoded, Inbound
 from penstock.runtime.committer import GroupCommitter
@@ -54,6 +56,9 @@ class _Rules:
     def may_answer_on(self, _context: Context, _topic: str) -> bool:
         return self.answers
 
+    def owner(self, context: Context) -> str:
+        return context.client_id
+
     def may_hurry(self, _context: Context) -> bool:
         return False
 
@@ -83,14 +88,17 @@ class _Outlet:
     def publish(self, message: Publish) -> None:
         raise AssertionError(message)
 
-    def respond(self, client_id: str, message: Publish) -> bool:
-        return self._broker.respond(client_id, message, self.now)
+    def respond(self, client_id: str, message: Publish, acknowledge: Callable[[], None] | None = None) -> bool:
+        return self._broker.respond(client_id, message, self.now, acknowledge)
 
-    def respond_encoded(self, client_id: str, message: Encoded) -> bool:
-        return self._broker.respond_encoded(client_id, message, self.now)
+    def respond_encoded(self, client_id: str, message: Encoded, acknowledge: Callable[[], None] | None = None) -> bool:
+        return self._broker.respond_encoded(client_id, message, self.now, acknowledge)
 
-    def deliver(self, client_id: str, message: Publish) -> bool:
-        return self._broker.deliver(client_id, message, self.now)
+    def unheard(self, client_id: str, topic: str) -> str:
+        return self._broker.unheard(client_id, topic)
+
+    def deliver(self, client_id: str, message: Publish, *, deletes: bool) -> bool:
+        return self._broker.deliver(client_id, message, self.now, deletes=deletes)
 
     def overhear(self, client_id: str, message: Publish) -> None:
         self._broker.overhear(client_id, message, self.now)
@@ -118,8 +126,17 @@ class _NoStorage:
 class _Node:
     """A broker with a store, two clients of it, and all that they were sent."""
 
-    def __init__(self, clock: ManualClock, rules: _Rules | None, limits: BrokerLimits, *, groups: bool = False) -> None:
+    def __init__(
+        self,
+        clock: ManualClock,
+        rules: _Rules | None,
+        limits: BrokerLimits,
+        *,
+        groups: bool = False,
+        aliases: int | None = None,
+    ) -> None:
         self.clock = clock
+        self.aliases = aliases
         self.rules = rules
         self.limits = limits
         self.outlet = _Outlet()
@@ -149,7 +166,8 @@ class _Node:
         connection = self.broker.open(client_id, self.outlet.now)
         assert connection is not None
         self.connections[client_id] = connection
-        self.receive(client_id, encode(Connect(client_id, clean_start=True)))
+        announced = Properties(topic_alias_maximum=self.aliases)
+        self.receive(client_id, encode(Connect(client_id, clean_start=True, properties=announced)))
         topics = [Subscription(f"answers/{client_id}", qos=1)]
         self.receive(client_id, encode(Subscribe(1, topics)))
 
@@ -303,8 +321,11 @@ async def _compare(
     ruled: bool,
     limits: BrokerLimits,
     groups: bool = False,
+    aliases: int | None = None,
 ) -> int:
-    nodes = [_Node(ManualClock(), _Rules() if ruled else None, limits, groups=groups) for _ in range(2)]
+    nodes = [
+        _Node(ManualClock(), _Rules() if ruled else None, limits, groups=groups, aliases=aliases) for _ in range(2)
+    ]
     for number, node in enumerate(nodes):
         await node.start(Path("nowhere"), durability, options, quick=number == 0)
     quick, full = nodes
@@ -337,11 +358,17 @@ async def _compare(
 @pytest.mark.parametrize("durability", [Durability.MEMORY, Durability.DURABLE])
 @pytest.mark.parametrize("ruled", [False, True])
 @settings(max_examples=25)
-@given(steps=_histories(), every=st.sampled_from(["plain", "quota", "history", "rate"]), groups=st.booleans())
+@given(
+    steps=_histories(),
+    every=st.sampled_from(["plain", "quota", "history", "rate"]),
+    groups=st.booleans(),
+    aliases=st.sampled_from([None, 1, 32]),
+)
 def test_both_ways_say_and_keep_the_same(
     steps: list[_Asked],
     every: str,
     groups: bool,
+    aliases: int | None,
     durability: Durability,
     ruled: bool,
 ) -> None:
@@ -350,7 +377,7 @@ def test_both_ways_say_and_keep_the_same(
         "history": StoreOptions(extensions=Extension.SCAN | Extension.RESUME | Extension.AS_OF),
     }.get(every, StoreOptions())
     limits = BrokerLimits(max_publish_rate=5, max_publish_burst=20) if every == "rate" else BrokerLimits()
-    asyncio.run(_compare(steps, durability, options, ruled=ruled, limits=limits, groups=groups))
+    asyncio.run(_compare(steps, durability, options, ruled=ruled, limits=limits, groups=groups, aliases=aliases))
 
 
 @pytest.mark.parametrize("durability", [Durability.MEMORY, Durability.DURABLE])
@@ -364,6 +391,62 @@ def test_plain_requests_in_a_row_do_take_the_quick_way(durability: Durability, f
     assert taken >= 36
 
 
+@pytest.mark.parametrize("command", [(b"SET", b"k", b"v"), (b"GET", b"k")])
+async def test_many_requests_in_flight_take_the_quick_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[bytes, ...]
+) -> None:
+    """A client gives all requests that it sends at once the same time stamp; the next ones have another."""
+    node = _Node(ManualClock(), None, BrokerLimits())
+    await node.start(tmp_path, Durability.MEMORY, StoreOptions(), quick=True)
+    taken = 0
+    answer = PreparedRequests._answer
+
+    def counting(self: PreparedRequests, *args: Any) -> None:
+        nonlocal taken
+        taken += 1
+        answer(self, *args)
+
+    monkeypatch.setattr(PreparedRequests, "_answer", counting)
+    step = _Asked(0, encode_array(command), "now", "sdk", None, False, 0x32, 0, 0, "")
+    for batch in range(20):
+        numbers = range(16 * batch + 1, 16 * batch + 17)
+        node.clock.now_ms += 3
+        before = taken
+        packets = [_packet(step, n, node.clock.now_ms).replace(b":%05d:" % n, b":00000:") for n in numbers]
+        node.receive("one", b"".join(packets))
+        node.receive("one", b"".join(encode(PubAck(packet_id)) for packet_id in range(1, 17)))
+        assert batch < 6 or taken - before == 16, "the first hundred messages may be learned from"
+    await node.service.close()
+
+
+async def test_answers_to_a_client_with_topic_aliases_are_not_encoded_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """penstock's own client announces a Topic Alias Maximum."""
+    node = _Node(ManualClock(), None, BrokerLimits(), aliases=32)
+    await node.start(tmp_path, Durability.MEMORY, StoreOptions(), quick=True)
+    completed = 0
+    complete = EncodedMessage.complete
+
+    def counting(self: EncodedMessage) -> None:
+        nonlocal completed
+        completed += 1
+        complete(self)
+
+    monkeypatch.setattr(EncodedMessage, "complete", counting)
+    step = _Asked(0, encode_array((b"GET", b"k")), "now", "sdk", 10, False, 0x32, 0, 0, "")
+    decoder = Decoder(role=Role.CLIENT)
+    for number in range(1, 41):
+        node.receive("one", _packet(step, number, node.clock.now_ms))
+        node.receive("one", encode(PubAck(1)))
+        packets = [packet for _, data, _ in node.said() for packet in decoder.feed(data)]
+        (message,) = [packet for packet in packets if isinstance(packet, Publish)]
+        assert (message.topic, message.properties.topic_alias) == ("answers/one" if number == 1 else "", 1)
+        assert message.properties.correlation_data == number.to_bytes(16, "big")
+    assert completed == 0
+    await node.service.close()
+
+
 async def test_a_message_that_a_rule_wants_too_goes_to_both(tmp_path: Path) -> None:
     node = _Node(ManualClock(), None, BrokerLimits())
     await node.start(tmp_path, Durability.MEMORY, StoreOptions(), quick=True)
@@ -372,6 +455,7 @@ async def test_a_message_that_a_rule_wants_too_goes_to_both(tmp_path: Path) -> N
     class Rule:
         filters = ("#",)
         exclusive = False
+        reserved = ()
 
         def receive(self, message: Inbound) -> None:
             seen.append(message.publish.payload)

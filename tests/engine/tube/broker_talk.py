@@ -32,6 +32,8 @@ class Talk:
         self.offsets = GroupOffsets()
         self.engine = BrokerEngine(Topics(self._open), self.offsets, session_ms=SESSION_MS)
         self.now = NOW
+        self.connection: object | None = None
+        """What requests come over that no test names a connection for."""
         self.topic("demo", partitions=3, stores=2)
 
     def _open(self, topic: str, number: int) -> Store:
@@ -44,7 +46,9 @@ class Talk:
 
     def answer(self, request: Request, *, waited_ms: int = 0, address: object | None = None) -> Answer | None:
         request = decode_request(request.serial, encode_request(request))
-        return self.engine.receive(request, self.now - waited_ms, self.now, address)
+        return self.engine.receive(
+            request, self.now - waited_ms, self.now, self.connection if address is None else address
+        )
 
     def raw(self, request: Request) -> Response:
         answer = self.answer(request)

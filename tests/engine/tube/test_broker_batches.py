@@ -8,6 +8,7 @@ import pytest
 
 from penstock.tube.codec.envelope import Request
 from penstock.tube.codec.proto import broker_pb2 as pb
+from penstock.tube.engine.gate import EXTENSIONS
 from penstock.tube.engine.sending import MAX_BATCH, MAX_BATCH_BYTES
 from tests.engine.tube.broker_talk import NOW, Talk, texts
 
@@ -18,7 +19,7 @@ def test_a_batch_is_stored_together_and_answered_once() -> None:
     answer = talk.send_batch(b"a", b"bb", b"ccc", partition=1)
     assert (answer.success, answer.errCode, answer.appendOffset, answer.appendTime) == (True, 200, 28, NOW)
     assert answer.errMsg == str(answer.messageId)
-    assert (answer.result.count, answer.result.duplicates, answer.result.extensions) == (3, 0, 1)
+    assert (answer.result.count, answer.result.duplicates, answer.result.extensions) == (3, 0, EXTENSIONS)
     talk.register(1)
     assert not texts(talk.get(1))  # not before its commit
     talk.commit()
@@ -67,7 +68,7 @@ def test_a_batch_is_refused_as_a_whole(datas: list[bytes], fields: dict[str, Any
 def test_an_empty_batch_asks_what_the_broker_speaks() -> None:
     talk = Talk()
     answer = talk.send_batch()
-    assert (answer.success, answer.result.extensions, answer.result.count) == (True, 1, 0)
+    assert (answer.success, answer.result.extensions, answer.result.count) == (True, EXTENSIONS, 0)
     assert not talk.engine.dirty_stores
     assert talk.send_batch(producer=(5, 0, 3)).result.expectedSequence == 3
 

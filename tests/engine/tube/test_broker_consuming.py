@@ -319,3 +319,46 @@ def test_ranges_that_cannot_be_read() -> None:
     store.min_offset = 28
     gone = ranged(talk, startOffset=0)
     assert (outcome(gone), gone.range.minOffset, gone.range.maxOffset) == ((False, 301), 28, 56)
+
+
+def test_commits_at_offsets_move_the_position_message_by_message() -> None:
+    talk = Talk()
+    talk.fill(b"a", b"b", b"c")
+    talk.register()
+    assert texts(talk.get(manualCommitOffset=True)) == [b"a", b"b", b"c"]
+    assert [talk.confirm(confirmedOffset=offset).currOffset for offset in (28, 56)] == [28, 56]
+    talk.fill(b"d")
+    assert texts(talk.get(manualCommitOffset=True)) == [b"d"], "unconfirmed messages are not read again"
+    for wrong in (-28, 57, 140):
+        refused = talk.confirm(confirmedOffset=wrong)
+        assert (outcome(refused), refused.currOffset) == ((False, 400), -1)
+    talk.register()
+    assert texts(talk.get()) == [b"c", b"d"], "unconfirmed messages come again"
+    assert outcome(talk.confirm(confirmedOffset=84, clientId="other")) == (False, 401)
+
+
+def test_a_commit_at_an_offset_passes_entries_that_no_filter_matched() -> None:
+    talk = Talk()
+    talk.fill(b"x1", msgType="x")
+    talk.fill(b"y1", msgType="y")
+    talk.register(filterCondStr=["x"])
+    assert texts(talk.get(manualCommitOffset=True)) == [b"x1"]
+    assert talk.confirm(confirmedOffset=28).currOffset == 56
+
+
+def test_a_consumer_may_ask_for_a_shorter_session() -> None:
+    talk = Talk()
+    talk.fill(b"a")
+    talk.register(sessionTimeoutMs=10_000)
+    talk.register(1, sessionTimeoutMs=1)  # too short to be kept by heartbeats
+    talk.register(2, sessionTimeoutMs=600_000)  # longer than the broker's
+    assert talk.engine.next_deadline() == NOW + 3_000
+    talk.engine.tick(NOW + 3_000)
+    talk.now += 9_999
+    assert texts(talk.get()) == [b"a"]
+    talk.now += 10_000
+    talk.engine.tick(talk.now)
+    assert outcome(talk.get()) == (False, 411)
+    assert talk.register(clientId="c2").success
+    talk.engine.tick(NOW + SESSION_MS)
+    assert [key[2] for key, _ in talk.engine.holdings] == [0]

@@ -176,3 +176,15 @@ def test_the_method_table_agrees_with_the_handlers() -> None:
     assert set(Talk().engine._handlers) | {MethodId.GET_MESSAGES} == {
         row.id for row in METHODS.values() if row.answers is Role.BROKER
     }
+
+
+def test_a_disk_without_space() -> None:
+    talk = Talk()
+    assert talk.send(b"x").success
+    talk.engine.out_of_space = "out of disk space"
+    refused = talk.send(b"x")
+    assert (refused.errCode, refused.errMsg) == (419, "out of disk space")
+    with pytest.raises(UnavailableError, match="out of disk space"):
+        talk.engine.append("demo", None, b"x", 0, None, 0)
+    talk.engine.out_of_space = ""
+    assert talk.send(b"x").success

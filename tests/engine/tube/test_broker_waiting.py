@@ -6,6 +6,7 @@ from typing import Any
 
 from penstock.tube.codec.envelope import Request, decode_response
 from penstock.tube.codec.proto import broker_pb2 as pb
+from penstock.tube.engine.gate import EXTENSIONS
 from tests.engine.tube.broker_talk import NOW, Talk, texts
 
 
@@ -43,7 +44,8 @@ def test_what_is_there_comes_at_once_and_without_an_address_nothing_waits() -> N
     talk.fill(b"x")
     talk.register()
     assert texts(ask(talk, object())) == [b"x"]
-    assert ask(talk, None, lastPackConsumed=True).errCode == 404
+    talk.register(1)
+    assert ask(talk, None, partitionId=1).errCode == 404
 
 
 def test_a_get_without_the_extension_waits_for_the_commit_that_brings_it_something() -> None:
@@ -59,28 +61,28 @@ def test_a_get_without_the_extension_waits_for_the_commit_that_brings_it_somethi
 
 
 def test_it_does_not_wait_for_a_commit_that_takes_long() -> None:
-    talk = Talk()
+    talk, address = Talk(), object()
     talk.register()
     talk.send(b"x")
-    assert ask(talk, object(), 5, maxWaitMs=0) is None
-    assert ask(talk, object(), 6, maxWaitMs=0, timeout=40) is None
+    assert ask(talk, address, 5, maxWaitMs=0) is None
+    assert ask(talk, address, 6, maxWaitMs=0, timeout=40) is None
     assert talk.engine.next_deadline() == NOW + 30
     talk.now += 100
     talk.engine.tick(talk.now)
     assert [(serial, found.errCode) for _, serial, found in ready(talk)] == [(5, 404), (6, 404)]
     talk.commit()
     assert (ready(talk), talk.engine.reading.parked) == ([], 0)
-    assert texts(ask(talk, object(), maxWaitMs=0)) == [b"x"]
+    assert texts(ask(talk, address, maxWaitMs=0)) == [b"x"]
 
 
 def test_nor_for_what_is_readable_before_it_is_written() -> None:
-    talk = Talk()
+    talk, address = Talk(), object()
     talk.fill(b"a")
     talk.stores["demo", 0].immediate = True
     talk.register()
     talk.send(b"b")
-    assert texts(ask(talk, object(), maxWaitMs=0)) == [b"a", b"b"]
-    assert ask(talk, object(), maxWaitMs=0, lastPackConsumed=True).errCode == 404
+    assert texts(ask(talk, address, maxWaitMs=0)) == [b"a", b"b"]
+    assert ask(talk, address, maxWaitMs=0, lastPackConsumed=True).errCode == 404
 
 
 def test_a_get_that_waited_long_enough_is_answered_404() -> None:
@@ -126,8 +128,9 @@ def test_a_filtered_get_waits_for_what_matches() -> None:
 
 def test_who_lost_the_partition_while_waiting_is_told() -> None:
     talk = Talk()
+    talk.connection = object()
     talk.register()
-    assert ask(talk, object()) is None
+    assert ask(talk, talk.connection) is None
     talk.register(opType=32, readStatus=1)
     talk.register(clientId="c2")
     talk.fill(b"x")
@@ -137,6 +140,7 @@ def test_who_lost_the_partition_while_waiting_is_told() -> None:
 def test_a_get_of_an_earlier_registration_takes_nothing() -> None:
     for late in (False, True):
         talk, address = Talk(), object()
+        talk.connection = address
         talk.register()
         assert ask(talk, address, 5) is None
         talk.register()
@@ -167,15 +171,15 @@ def test_a_closed_connection_is_forgotten_and_a_removed_topic_answers() -> None:
 
 
 def test_a_range_at_the_end_waits() -> None:
-    talk = Talk()
+    talk, address = Talk(), object()
     talk.fill(b"a")
     span = pb.RangeRequest(startOffset=28)
-    assert ask(talk, object(), range=span) is None
+    assert ask(talk, address, range=span) is None
     talk.fill(b"b")
     ((_, _, found),) = ready(talk)
     assert (texts(found), list(found.range.messageOffsets)) == ([b"b"], [28])
     # One that ends with nothing says where it stands.
-    assert ask(talk, object(), range=pb.RangeRequest(startOffset=56)) is None
+    assert ask(talk, address, range=pb.RangeRequest(startOffset=56)) is None
     talk.now += 1000
     talk.engine.tick(talk.now)
     ((_, _, found),) = ready(talk)
@@ -223,5 +227,5 @@ def test_a_log_that_was_cut_is_told_to_who_had_read_further() -> None:
 
 def test_a_broker_tells_its_extensions_to_who_asks() -> None:
     talk = Talk()
-    assert talk.register(extensions=1).extensions == 1
+    assert talk.register(extensions=1).extensions == EXTENSIONS
     assert not talk.register().HasField("extensions")

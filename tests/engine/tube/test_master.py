@@ -23,7 +23,8 @@ PARTITIONS = {Partition(BrokerInfo(1, "10.0.0.1", 8123), "demo", number) for num
 
 
 def consumer(engine: MasterEngine, name: str, *, now: int = NOW, group: str = "lake", **kind: Any) -> Membership:
-    member = Membership(name, "h", group, kind.get("topics", ["demo"]), kind.get("filters", {}), now)
+    topics, filters, session_ms = kind.get("topics", ["demo"]), kind.get("filters", {}), kind.get("session_ms", 0)
+    member = Membership(name, "h", group, topics, filters, now, session_ms=session_ms)
     answer = ask(engine, MethodId.CONSUMER_REGISTER, member.register(), now)
     assert answer.errCode == 200, answer.errMsg
     member.registered(answer)
@@ -305,6 +306,26 @@ def test_members_share_and_take_over() -> None:
     engine.tick(NOW + 30_000)
     assert not engine.groups, "the last member expired"
     assert ask(engine, MethodId.CONSUMER_HEARTBEAT, second.heartbeat()).errCode == 411
+
+
+def test_a_member_may_ask_for_a_shorter_session() -> None:
+    engine = master()
+    join_broker(engine)
+    first, second = consumer(engine, "c1", session_ms=10_000), consumer(engine, "c2")
+    for _ in range(4):
+        beat(engine, first)
+        beat(engine, second)
+    assert first.held
+    assert engine.next_deadline() == NOW + 10_000
+    assert engine.shortest_session_ms <= 3_000, "the shell looks early enough"
+    engine.tick(NOW + 9_999)
+    assert set(engine.groups["lake"].members) == {"c1", "c2"}
+    engine.tick(NOW + 10_000)
+    assert set(engine.groups["lake"].members) == {"c2"}
+    broker_beat(engine, NOW + 10_000)
+    for _ in range(2):
+        beat(engine, second, NOW + 10_000)
+    assert second.held == PARTITIONS
 
 
 def test_after_a_restart_of_the_master_members_keep_what_they_hold() -> None:

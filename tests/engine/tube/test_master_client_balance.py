@@ -85,8 +85,10 @@ def test_members_agree_on_topics_filters_and_instances() -> None:
     engine = running()
     engine.topic_stored(Topic("other"))
     assert register(engine, sourceCount=2, nodeId=0).errCode == 200
+    twin = register(engine, "c2", sourceCount=2, nodeId=0)
+    assert "c1" not in twin.errMsg, "a refusal names no other client id"
     codes = [
-        register(engine, "c2", sourceCount=2, nodeId=0).errCode,
+        twin.errCode,
         register(engine, "c2", sourceCount=3, nodeId=1).errCode,
         register(engine, "c2", sourceCount=2, nodeId=2).errCode,
         register(engine, "c2", sourceCount=2, nodeId=1, topicList=["other"]).errCode,
@@ -120,6 +122,15 @@ def test_who_is_silent_for_too_long_has_to_register_again() -> None:
     assert not engine.client_groups
     assert beat(engine).errCode == 411
     assert metadata(engine).errCode == 411
+
+
+def test_a_member_may_ask_for_a_shorter_session() -> None:
+    engine = running()
+    register(engine, sessionTimeoutMs=10_000)
+    engine.tick(NOW + 9_999)
+    assert engine.client_groups
+    engine.tick(NOW + 10_000)
+    assert not engine.client_groups
 
 
 def test_a_broker_that_is_gone_is_not_offered() -> None:

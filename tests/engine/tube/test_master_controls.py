@@ -217,16 +217,71 @@ def test_a_broker_is_configured_as_tools_do_it() -> None:
     assert [row["errCode"] for row in do(engine, "admin_delete_broker_configure", brokerId="8,99")] == [200, 401]
 
 
+def follow(engine: MasterEngine, member: Membership) -> None:
+    """One heartbeat of a consumer, which carries out what it is told and reports that at once."""
+    while True:
+        request = member.heartbeat()
+        orders = member.heard(request, ask(engine, MethodId.CONSUMER_HEARTBEAT, request, NOW))
+        member.held.update(orders.take)
+        member.held.difference_update(orders.release)
+        if not (orders.take or orders.release):
+            return
+        member.finished()
+
+
+def test_one_heartbeat_is_enough_after_a_lost_answer() -> None:
+    engine = running()
+    member = Membership("c1", "h", "lake", ["demo"], {}, NOW)
+    member.registered(ask(engine, MethodId.CONSUMER_REGISTER, member.register()))
+    ask(engine, MethodId.CONSUMER_HEARTBEAT, member.heartbeat(), NOW)  # its answer is lost
+    follow(engine, member)
+    assert len(member.held) == 3
+
+
+def test_one_heartbeat_is_enough_for_a_partition_that_was_occupied() -> None:
+    """The broker refused it (410): the member reports what it holds, and is offered the rest with the answer."""
+    engine = running()
+    member = Membership("c1", "h", "lake", ["demo"], {}, NOW)
+    member.registered(ask(engine, MethodId.CONSUMER_REGISTER, member.register()))
+    request = member.heartbeat()
+    orders = member.heard(request, ask(engine, MethodId.CONSUMER_HEARTBEAT, request, NOW))
+    member.held.update(orders.take[:2])
+    member.lost(orders.take[2])
+    request = member.heartbeat()  # it reports, and is still trying
+    assert request.reportSubscribeInfo
+    assert not request.HasField("event")
+    orders = member.heard(request, ask(engine, MethodId.CONSUMER_HEARTBEAT, request, NOW))
+    assert len(set(orders.take) - member.held) == 1
+    member.finished()
+    request = member.heartbeat()  # it says that it is done, without the partition
+    orders = member.heard(request, ask(engine, MethodId.CONSUMER_HEARTBEAT, request, NOW))
+    assert len(set(orders.take) - member.held) == 1
+
+
 def test_a_member_can_be_made_to_give_up_what_it_has() -> None:
     engine = running()
-    subscribe(engine)
-    beat(engine)
-    subscribe(engine, client="c2")
+    members = [Membership(name, "h", "lake", ["demo"], {}, NOW) for name in ("c1", "c2")]
+    for member in members:
+        member.registered(ask(engine, MethodId.CONSUMER_REGISTER, member.register()))
+    first, second = members
+    for member in members * 2:
+        follow(engine, member)
+    everything = first.held | second.held
+    assert first.held
+    assert second.held
     rows = do(engine, "admin_rebalance_group_allocate", groupName="lake", consumerId="c1,nobody", reJoinWait="2")
     assert [row["errCode"] for row in rows] == [200, 401]
-    told = beat(engine)
-    assert engine.groups["lake"].members["c1"].out
-    assert told.event.opType in {0, 10, 20}
+    follow(engine, first)
+    assert not first.held
+    follow(engine, second)
+    assert second.held == everything, "one heartbeat of each is enough"
+    follow(engine, first)
+    follow(engine, second)
+    assert second.held == everything, "it stays out for two heartbeats"
+    for member in (first, second, first):
+        follow(engine, member)
+    assert first.held, "then it takes part again"
+    assert first.held | second.held == everything
 
 
 @pytest.mark.parametrize(

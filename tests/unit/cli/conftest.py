@@ -12,6 +12,7 @@ import pytest
 from penstock.cli.main import main
 from penstock.tube import reader
 from penstock.tube.client import web as tube_web
+from penstock.tube.client.web import WebLogin
 from penstock.tube.reader import PartitionInfo
 
 
@@ -71,15 +72,17 @@ class Web:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str, dict[str, str]]] = []
+        self.logins: list[WebLogin] = []
         self.rows: list[dict[str, Any]] = []
         self.answers: dict[str, list[dict[str, Any]]] = {}
         self.by_address: dict[str, dict[str, list[dict[str, Any]]]] = {}
 
     def call(
-        self, address: str, method: str, parameters: Mapping[str, str], *, timeout_s: float = 10.0
+        self, address: str, method: str, parameters: Mapping[str, str], *, login: WebLogin, timeout_s: float = 10.0
     ) -> list[dict[str, Any]]:
         assert timeout_s > 0
         self.calls.append((address, method, dict(parameters)))
+        self.logins.append(login)
         if method in self.by_address:
             return self.by_address[method][address]
         return self.answers.get(method, self.rows)

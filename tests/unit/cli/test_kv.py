@@ -280,6 +280,50 @@ def test_the_connection_is_described_once_for_every_command(store: Store, pensto
     )
 
 
+def test_a_user_name_and_a_password_need_each_other(store: Store, penstock: Command, tmp_path: Path) -> None:
+    secret = tmp_path / "password"
+    secret.write_text("s3cret\n")
+    done = penstock("kv", "del", "k", "--username", "u")
+    assert (done.status, "--username 'u': there is no password" in done.err) == (2, True)
+    done = penstock("kv", "del", "k", "--password-file", str(secret))
+    assert (done.status, "--password-file: there is no user name" in done.err) == (2, True)
+    assert penstock("kv", "del", "k", "--broker", "mqtt://u@edge").status == 2
+    assert penstock("kv", "del", "k", "--broker", "mqtt://u@edge", "--password-file", str(secret)).status == 0
+    assert penstock("kv", "del", "k", "--broker", "mqtt://u:p@edge").status == 0
+
+
+@pytest.mark.parametrize("code", [0x86, 0x87])
+def test_a_refused_login_names_the_options(store: Store, penstock: Command, code: int) -> None:
+    store.error = RefusedError("mqtt: edge:1883 refused CONNECT", code=code, do="ask")
+    done = penstock("kv", "get", "k")
+    assert done.status == 1
+    for name in ("--username", "--password-file", "PENSTOCK_USERNAME", "--cert-file"):
+        assert name in done.err
+
+
+def test_a_login_that_the_policy_refuses_names_policy_and_client_id(
+    store: Store, penstock: Command, tmp_path: Path
+) -> None:
+    secret = tmp_path / "password"
+    secret.write_text("s3cret\n")
+    store.error = RefusedError("mqtt: edge:1883 refused CONNECT", code=0x87)
+    for login in (
+        ("--username", "u", "--password-file", str(secret)),
+        ("--broker", "mqtt://u:p@edge"),
+        ("--broker", "mqtts://edge", "--cert-file", "client.pem"),
+    ):
+        done = penstock("kv", "get", "k", *login)
+        assert done.status == 1
+        assert "policy grants Connect" in done.err
+        assert "--client-id" in done.err
+
+
+def test_a_watched_key_that_looks_like_a_pattern(store: Store, penstock: Command) -> None:
+    done = penstock("kv", "watch", "plant/alarm/*", "--count", "1")
+    assert "KEY is no pattern; for every key that begins with 'plant/alarm/': --prefix" in done.err
+    assert "no pattern" not in penstock("kv", "watch", "plant/alarm", "--count", "1").err
+
+
 def test_the_token_comes_from_the_environment_too(
     store: Store, penstock: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

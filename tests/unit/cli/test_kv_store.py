@@ -57,9 +57,22 @@ def test_scan(kv: Command, store: Client) -> None:
     assert sorted(kv("scan").out.splitlines()) == ["\\xff", "a/1", "a/2", "b\\n"]
     done = kv("scan", "a/[!1]", "--json")
     assert (done.status, json.loads(done.out)) == (0, {"key": "a/2"})
-    assert kv("scan", "none") == (1, "", "")
+    assert kv("scan", "none") == (1, "", "penstock: no key matches 'none'\n")
+    done = kv("scan", "a/[1", "--json")
+    assert (done.status, done.out) == (1, "")
+    assert done.err == "penstock: no key matches 'a/[1'\n  why: '[' without ']' stands for itself\n"
     assert kv("scan", "").status == 2
     assert kv("scan", "--null", "--json").status == 2
+
+
+def test_an_extension_that_the_store_does_not_offer_is_named(kv: Command) -> None:
+    done = kv("watch", "--prefix", "plant/")
+    assert done.status == 1
+    assert "statestore.extensions: [prefix-observe]" in done.err
+
+
+def test_a_broker_is_named_by_host_and_port(node: LocalNode, penstock: Command) -> None:
+    assert penstock("kv", "set", "--broker", node.url.removeprefix("mqtt://"), "k", "v").status == 0
 
 
 def test_a_prefix_is_watched_and_fenced(penstock: Command, tmp_path: Path) -> None:

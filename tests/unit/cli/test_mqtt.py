@@ -30,6 +30,7 @@ class Broker:
 
     filters = ("ask", "in/#")
     exclusive = False
+    reserved = ()
 
     def __init__(self) -> None:
         self.url = ""

@@ -25,9 +25,9 @@ def test_the_life_of_a_user(penstock: Command, tmp_path: Path) -> None:
     assert penstock("passwd", "verify", file, "ann", stdin=b"secret\n").status == 1
     assert penstock("passwd", "verify", file, "ann", stdin=b"other\n").status == 0
     listed = penstock("passwd", "list", file)
-    assert listed.out.split() == ["USER", "SCRAM", "ann", "yes", "bob", "no"]
+    assert listed.out.split() == ["USER", "SCRAM", "TUBE", "ann", "yes", "yes", "bob", "no", "yes"]
     rows = [json.loads(line) for line in penstock("passwd", "list", file, "--json").out.splitlines()]
-    assert rows == [{"user": "ann", "scram": True}, {"user": "bob", "scram": False}]
+    assert rows == [{"user": "ann", "scram": True, "tube": True}, {"user": "bob", "scram": False, "tube": True}]
     assert penstock("passwd", "delete", file, "ann").status == 0
     assert list(read_passwords(Path(file))) == ["bob"]
 
@@ -53,6 +53,14 @@ def test_refusals(penstock: Command, tmp_path: Path) -> None:
         done = penstock("passwd", command, str(tmp_path / "none"), *(["x"] if command != "list" else []), stdin=b"x\n")
         assert done.status == 2
         assert "cannot be read" in done.err
+
+
+def test_the_key_for_clients_that_sign_with_what_they_are_given(penstock: Command, tmp_path: Path) -> None:
+    file = tmp_path / "passwords"
+    assert penstock("passwd", "create", str(file), "ann", stdin=b"secret\n").status == 0
+    done = penstock("passwd", "tube-key", "ann", stdin=b"secret\n")
+    assert (done.status, done.out.strip()) == (0, read_passwords(file)["ann"].tube)
+    assert penstock("passwd", "tube-key", "ann b", stdin=b"secret\n").status == 2
 
 
 def test_a_terminal_is_asked_twice(penstock: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,6 @@ def test_topics_create(web: Web, penstock: Command) -> None:
         "numPartitions": "5",
         "numTopicStores": "2",
         "createUser": "penstock",
-        "confModAuthToken": "abc",
     }
 
 
@@ -79,7 +78,7 @@ def test_topics_alter(web: Web, penstock: Command) -> None:
     _, method, asked = web.calls[-1]
     assert method == "admin_modify_topic_info"
     assert asked == {
-        "topicName": "water", "modifyUser": "penstock", "confModAuthToken": "abc", "brokerId": "1,2",
+        "topicName": "water", "modifyUser": "penstock", "brokerId": "1,2",
         "numPartitions": "6", "deletePolicy": "delete,30m",
     }  # fmt: skip
     assert penstock("tube", "topics", "alter", "water").status == 2
@@ -114,8 +113,8 @@ def test_topics_create_at_apaches_master_names_the_brokers(
 ) -> None:
     ask = web.call
 
-    def call(address: str, method: str, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
-        rows = ask(address, method, parameters)
+    def call(address: str, method: str, parameters: Mapping[str, str], **more: Any) -> list[dict[str, Any]]:
+        rows = ask(address, method, parameters, **more)
         if method == "admin_add_new_topic_record" and "brokerId" not in parameters:
             raise RefusedError("refused", text="Parameter brokerId is missing or value is blank!")
         return rows

@@ -79,9 +79,10 @@ def test_users(penstock: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     given: list[BrokerSettings] = []
     monkeypatch.setattr(node_broker, "run_broker", lambda settings, **_: given.append(settings))
     (tmp_path / "password").write_text("secret\n", encoding="utf-8")
-    args = ["--broker-id", "2", "--users", "users", "--username", "b2"]
+    args = ["--broker-id", "2", "--passwords", "users", "--policies", "rules", "--username", "b2"]
     assert penstock("tube", "broker", *args, "--password-file", str(tmp_path / "password")).status == 0
-    assert (given[0].users, given[0].user) == (Path("users"), ("b2", "secret"))
+    assert (given[0].passwords, given[0].policies) == (Path("users"), Path("rules"))
+    assert given[0].user == ("b2", "secret")
     assert penstock("tube", "broker", *args).status == 2
     assert len(given) == 1
 

@@ -1,15 +1,18 @@
-"""What the commands of `penstock tube` share: how a client ends."""
+"""What the commands of `penstock tube` share: how a client ends, and what it shows to the administration."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import typer
 
-from penstock.cli.tube_common import run_client
+from penstock.cli.tube_common import LoginOptions, run_client
+from penstock.errors import ConfigError
+from tests.unit.cli.conftest import Command, Web
 
 
 def test_sigterm_ends_a_client_in_order() -> None:
@@ -32,3 +35,44 @@ def test_a_client_that_ends_by_itself() -> None:
         return 42
 
     assert run_client(answer()) == 42
+
+
+def test_the_token_of_the_data_directory_here_goes_to_nodes_on_loopback_only(
+    web: Web, penstock: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("PENSTOCK_ADMIN_TOKEN", raising=False)
+    (tmp_path / "tube").mkdir()
+    (tmp_path / "tube" / "admin-token").write_text("of the directory\n")
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path))
+
+    def token(*args: str) -> str:
+        assert penstock("tube", "topics", "create", "water", *args).status == 0
+        return web.logins[-1].token
+
+    assert token() == "of the directory"
+    assert token("--http", "http://localhost:8080/") == "of the directory"
+    secret = tmp_path / "secret"
+    secret.write_text("password\n")
+    login = ("--username", "ann", "--password-file", str(secret))
+    assert token(*login) == "", "a user has the rights of that user only"
+    assert token(*login, "--admin-token", "given") == "given"
+    assert token("--http", "192.0.2.7:8080") == ""
+    assert token("--http", "192.0.2.7:8080", "--admin-token", "given") == "given"
+    monkeypatch.setenv("PENSTOCK_ADMIN_TOKEN", "of the environment")
+    assert token("--http", "192.0.2.7:8080") == "of the environment"
+    monkeypatch.delenv("PENSTOCK_ADMIN_TOKEN")
+    monkeypatch.setenv("PENSTOCK_DATA_DIR", str(tmp_path / "none"))
+    assert token() == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (LoginOptions(username="ann"), "--username is given without --password-file"),
+        (LoginOptions(password_file=Path("secret")), "--password-file is given without --username"),
+    ],
+)
+def test_half_of_a_login_names_the_other_option(given: LoginOptions, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as raised:
+        given.client()
+    assert "PENSTOCK_TUBE_" in str(raised.value)

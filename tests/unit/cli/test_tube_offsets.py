@@ -94,6 +94,23 @@ def test_reset(web: Web, penstock: Command, to: str, offset: int, messages: int)
     assert (parameters["groupName"], parameters["manualSet"]) == ("lake", "true")
 
 
+@pytest.mark.parametrize(
+    ("group", "command"),
+    [("pipeline-plant-readings", "penstock pipeline run FILE --from"), ("spark-tubemq-0a1b2c3d", "checkpointLocation")],
+)
+def test_the_group_of_a_query_is_not_moved(web: Web, penstock: Command, group: str, command: str) -> None:
+    web.answers["admin_query_offset"][0]["groupName"] = group
+    web.answers["admin_query_sub_info"] = []
+    for options in ([], ["--dry-run"]):
+        done = penstock("tube", "offsets", "reset", group, "--to", "earliest", *options)
+        assert (done.status, done.out) == (1, "")
+        assert command in done.err
+    assert "admin_set_offset" not in [method for _, method, _ in web.calls]
+    assert penstock("tube", "offsets", "reset", group, "--to", "earliest", "--force").status == 0
+    web.answers["admin_query_sub_info"] = [{"consumeGroup": group, "consumerNum": 1, "topicSet": ["water"]}]
+    assert penstock("tube", "offsets", "reset", group, "--to", "earliest").status == 0, "consumers use this name"
+
+
 def test_reset_to_saved_positions(web: Web, penstock: Command, tmp_path: Path) -> None:
     file = tmp_path / "positions"
     file.write_text(penstock("tube", "offsets", "show", "lake", "--json").out)
@@ -214,10 +231,10 @@ def test_watching_goes_on_after_a_failure(
     ask = web.call
     fails = iter([UnavailableError("nobody answers at h:1", do="wait"), None])
 
-    def call(address: str, method: str, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
+    def call(address: str, method: str, parameters: Mapping[str, str], **more: Any) -> list[dict[str, Any]]:
         if method == "admin_query_broker_run_status" and (error := next(fails, None)) is not None:
             raise error
-        return ask(address, method, parameters)
+        return ask(address, method, parameters, **more)
 
     monkeypatch.setattr("penstock.tube.client.web.call", call)
     done = penstock("tube", "lag", "lake", "--watch", "5", "--json")
@@ -234,10 +251,10 @@ def _second_broker_is_gone(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     second = {**BROKER, "brokerId": 2, "brokerPort": 8125, "brokerWebAddress": "127.0.0.1:9"}
     web.answers["admin_query_broker_run_status"] = [{**BROKER, "brokerWebAddress": "127.0.0.1:7"}, second]
 
-    def call(address: str, method: str, parameters: Mapping[str, str]) -> list[dict[str, Any]]:
+    def call(address: str, method: str, parameters: Mapping[str, str], **more: Any) -> list[dict[str, Any]]:
         if address == "127.0.0.1:9":
             raise UnavailableError("no administration", applied=False, why="nothing listens there")
-        return web.call(address, method, parameters)
+        return web.call(address, method, parameters, **more)
 
     monkeypatch.setattr("penstock.tube.client.web.call_broker", call)
 

@@ -138,6 +138,7 @@ async def test_a_message_settled_later_is_acknowledged(server: tuple[MqttServer,
     class Slow:
         filters = ("slow",)
         exclusive = True
+        reserved = ()
 
         def receive(self, message: Inbound) -> None:
             assert message.received_ms > 1_700_000_000_000
@@ -166,6 +167,7 @@ async def test_a_failure_of_ours_ends_one_connection(
     class Broken:
         filters = ("broken",)
         exclusive = True
+        reserved = ()
 
         def receive(self, message: Inbound) -> None:
             raise RuntimeError("bug")
@@ -263,6 +265,7 @@ class Holding:
 
     filters = ("hold/#",)
     exclusive = False
+    reserved = ()
 
     def __init__(self) -> None:
         self.taken: list[Inbound] = []

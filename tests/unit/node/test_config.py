@@ -73,12 +73,13 @@ log_level: debug
     assert config.log_level is LogLevel.DEBUG
 
 
-def test_changes_by_http_need_a_token_and_off_loopback_one_of_your_own() -> None:
-    assert NodeConfig().admin_token == "abc"
-    write("http: 0.0.0.0:8080\n")
-    assert load_config(None, {}, {}).admin_token is None
-    write("http: 0.0.0.0:8080\ntube: {admin_token: '${TOKEN}'}\n")
-    assert load_config(None, {}, {"TOKEN": "t"}).admin_token == "t"
+def test_the_administration_token_may_be_set_but_not_to_a_known_one() -> None:
+    assert NodeConfig().tube.admin_token is None
+    write("tube: {admin_token: '${TOKEN}'}\n")
+    assert load_config(None, {}, {"TOKEN": "t"}).tube.admin_token == "t"
+    for known in ("abc", "ASDFGHJKL"):
+        with pytest.raises(ConfigError, match=r"tube\.admin_token: this token is in TubeMQ's documentation"):
+            load_config(None, {}, {"TOKEN": known})
     with pytest.raises(ConfigError, match="got a value that is not shown"):
         load_config(None, {}, {"TOKEN": "t" * 200})
 
@@ -112,19 +113,20 @@ def test_relative_paths_of_the_file_begin_beside_it(tmp_path: Path) -> None:
         f"data_dir: d\nmqtt:\n  transport: tls\n  tls: {tls}\n"
         f"  listeners: {{more: {{bind: '127.0.0.1:0', transport: tls, tls: {tls}}}}}\n"
         "security: {passwords: p, tokens: t, policies: /abs/policies}\n"
-        "tube: {access: {users: u}, tls: {certificate: c, key: k, client_ca: a}}\n"
+        "tube: {access: {groups: [g]}, tls: {certificate: c, key: k, client_ca: a}}\n"
         "bridges: [{name: b, url: 'mqtts://h', password_file: w, tls: {ca: a, certificate: c, key: k},"
         " topics: [{filter: x}]}]\n",
         "etc/penstock.yaml",
     )
     found = paths_of(load_config(path.relative_to(tmp_path), {}, {}).model_dump())
     beside = [path for path in found if path.parent == Path("etc")]
-    assert (len(beside), [path for path in found if path not in beside]) == (19, [Path("/abs/policies")])
+    assert (len(beside), [path for path in found if path not in beside]) == (18, [Path("/abs/policies")])
     assert load_config(path, {"data-dir": "mine"}, {}).data_dir == Path("mine")
 
 
 def test_every_option_of_the_command_line_exists_and_has_a_variable() -> None:
     values = {"data-dir": "d", "durability": "memory", "log-level": "error", "log-format": "json"}
+    values |= {option.flag: "allow" for option in OPTIONS if option.flag.endswith("-anonymous")}
     flags = {option.flag: values.get(option.flag, "h:1") for option in OPTIONS}
     variables = {option.variable: flags[option.flag] for option in OPTIONS}
     assert load_config(None, flags, {}) == load_config(None, {}, variables)

@@ -16,8 +16,13 @@ from penstock.errors import UnavailableError
 from penstock.node.http import HttpServer, broker_app, master_app, names_of
 from penstock.runtime.addresses import Address
 from penstock.runtime.metrics import Figure, Metrics
+from penstock.tube.admin.caller import Caller
 
 LOOPBACK = Address("127.0.0.1", 0)
+
+
+async def echo(parameters: Mapping[str, str], _: Caller) -> Mapping[str, object]:
+    return dict(parameters)
 
 
 class Node:
@@ -28,7 +33,7 @@ class Node:
         self.server = HttpServer(master_app(lambda: self.problems, self.metrics, self.administer))
         self.address = LOOPBACK
 
-    async def administer(self, parameters: Mapping[str, str]) -> Mapping[str, object]:
+    async def administer(self, parameters: Mapping[str, str], _: Caller) -> Mapping[str, object]:
         return {"result": True, "data": [dict(parameters)]}
 
 
@@ -151,8 +156,8 @@ async def test_where_browsers_do_not_name_the_site_origin_and_referer_do(node: N
 async def test_a_name_that_somebody_points_at_loopback_is_turned_away(host: str, status: int) -> None:
     names = names_of(Address("127.0.0.1", 0), Address("tube.example", 8080))
     for path, app in (
-        ("/webapi.htm", master_app(list, Metrics(), dict, names=names)),
-        ("/broker.htm", broker_app(dict, names=names)),
+        ("/webapi.htm", master_app(list, Metrics(), echo, names=names)),
+        ("/broker.htm", broker_app(echo, names=names)),
     ):
         server = HttpServer(app)
         address = await server.start("http", LOOPBACK)
@@ -195,7 +200,7 @@ async def test_a_request_that_does_not_come_whole_is_cut_off(
 
 
 async def test_a_whole_request_may_take_its_time_to_be_answered() -> None:
-    async def administer(_: Mapping[str, str]) -> Mapping[str, object]:
+    async def administer(_: Mapping[str, str], __: Caller) -> Mapping[str, object]:
         assert server._server is not None
         (connection,) = server._server.server_state.connections
         assert isinstance(connection, penstock.node.http._Connection)
@@ -233,7 +238,7 @@ async def test_connections_are_bounded(node: Node, monkeypatch: pytest.MonkeyPat
 
 
 async def test_the_broker_page_answers_under_any_path() -> None:
-    server = HttpServer(broker_app(dict))
+    server = HttpServer(broker_app(echo))
     address = await server.start("tube-broker-http", LOOPBACK)
     try:
         for path in ("/broker.htm?method=m", "/any/path?method=m", "/?method=m"):
@@ -245,7 +250,7 @@ async def test_the_broker_page_answers_under_any_path() -> None:
 
 async def test_a_port_in_use_is_said(node: Node) -> None:
     with pytest.raises(UnavailableError, match=f"http: cannot listen on {node.address}"):
-        await HttpServer(broker_app(dict)).start("http", node.address)
+        await HttpServer(broker_app(echo)).start("http", node.address)
 
 
 async def test_closing_ends_it_and_can_be_repeated(node: Node) -> None:

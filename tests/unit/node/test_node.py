@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,8 +32,10 @@ from penstock.runtime.addresses import Address, parse_address
 from penstock.runtime.clock import wall_clock_ms
 from penstock.runtime.durability import Durability
 from penstock.statestore.client.client import StateStoreClient
-from penstock.tube.reader import RangeReader, partitions
+from penstock.tube.master.master import TubeMaster
+from penstock.tube.reader import RangeReader
 from penstock.tube.record import Record
+from tests.unit.tube.servers import announced
 
 FREE = Address("127.0.0.1", 0)
 
@@ -99,6 +102,7 @@ async def test_ready_means_that_every_part_answers_and_topics_are_served(tmp_pat
             "tube_master": ready.tube_master,
             "tube_broker": ready.tube_broker,
             "tube_broker_http": ready.tube_broker_http,
+            "admin_token_file": str(tmp_path / "tube" / "admin-token"),
             "http": ready.http,
             "listeners": {"mqtt": f"mqtt://{ready.mqtt}"},
         }
@@ -132,7 +136,11 @@ async def test_ready_means_that_every_part_answers_and_topics_are_served(tmp_pat
 
 async def test_retention_by_age_and_by_size(tmp_path: Path) -> None:
     for retention, policy in (("12h", "delete,12h"), ("90s", "delete,90s"), (None, "delete,90s")):
-        tube = Tube(topics={"kept": Topic(retention=retention), "plain": Topic()}, max_store_bytes=1 << 20)
+        tube = Tube(
+            topics={"kept": Topic(retention=retention), "plain": Topic()},
+            max_store_bytes=1 << 20,
+            consumer_session_s=10,
+        )
         node = Node(config(tmp_path, tube=tube))
         ready = await node.start()
         try:
@@ -144,6 +152,27 @@ async def test_retention_by_age_and_by_size(tmp_path: Path) -> None:
         finally:
             await node.close()
         DataDirectory(tmp_path).close()
+
+
+async def test_the_session_timeout_of_consumers_reaches_master_and_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masters = []
+
+    class Master(TubeMaster):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            masters.append(self)
+
+    monkeypatch.setattr("penstock.node.node.TubeMaster", Master)
+    node = Node(config(tmp_path, tube=Tube(consumer_session_s=10)))
+    await node.start()
+    try:
+        assert [master.engine.config.consumer_session_ms for master in masters] == [10_000]
+        assert node._tube_broker is not None
+        assert node._tube_broker.engine.holdings.session_ms == 10_000
+    finally:
+        await node.close()
 
 
 async def test_a_node_comes_back_on_its_directory_and_keeps_the_shape_of_its_topics(
@@ -159,6 +188,38 @@ async def test_a_node_comes_back_on_its_directory_and_keeps_the_shape_of_its_top
     assert "topic keeps the shape it was made with" in caplog.text
 
 
+def token_of(data_dir: Path) -> str:
+    return (data_dir / "tube" / "admin-token").read_text(encoding="ascii").strip()
+
+
+async def test_every_data_directory_has_an_administration_token_of_its_own(tmp_path: Path) -> None:
+    node = Node(config(tmp_path / "a", tube=Tube(topics={"water": Topic()})))
+    ready = await node.start()
+    assert ready.admin_token_file == str(tmp_path / "a" / "tube" / "admin-token")
+    assert (tmp_path / "a" / "tube" / "admin-token").stat().st_mode & 0o777 == 0o600
+    modify = "/webapi.htm?method=admin_modify_topic_info&topicName=water&acceptPublish=false&modifyUser=me"
+    for token in ("", "abc", "ASDFGHJKL", "x" * 32):
+        _, body = await http(ready.http, f"{modify}&confModAuthToken={token}")
+        assert json.loads(body)["errMsg"] == "illegal access, unauthorized request!"
+    _, body = await http(ready.http, f"{modify}&confModAuthToken={token_of(tmp_path / 'a')}")
+    assert json.loads(body)["result"] is True
+    await node.close()
+    node = Node(config(tmp_path / "b"))
+    await node.start()
+    await node.close()
+    assert token_of(tmp_path / "a") != token_of(tmp_path / "b")
+
+
+async def test_a_token_of_the_configuration_replaces_that_of_the_data_directory(tmp_path: Path) -> None:
+    node = Node(config(tmp_path, tube=Tube(topics={"water": Topic()}, admin_token="chosen by hand")))
+    ready = await node.start()
+    assert ready.admin_token_file is None
+    modify = "/webapi.htm?method=admin_modify_topic_info&topicName=water&acceptPublish=false&modifyUser=me"
+    _, body = await http(ready.http, f"{modify}&confModAuthToken=chosen%20by%20hand")
+    assert json.loads(body)["result"] is True
+    await node.close()
+
+
 async def test_a_node_starts_though_a_topic_of_its_configuration_is_closed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -167,7 +228,7 @@ async def test_a_node_starts_though_a_topic_of_its_configuration_is_closed(
     for served in (True, False):
         node = Node(wanted)
         ready = await node.start()
-        _, body = await http(ready.http, f"{close}&confModAuthToken=abc")
+        _, body = await http(ready.http, f"{close}&confModAuthToken={token_of(tmp_path)}")
         assert json.loads(body)["data"][0]["errCode"] == (200 if served else 201)
         await node.close()
         DataDirectory(tmp_path).close()
@@ -201,6 +262,27 @@ async def test_a_taken_port_names_the_option_and_leaves_nothing_behind(
     again = Node(config(tmp_path))
     await again.start()
     await again.close()
+
+
+async def test_all_ports_in_use_are_named_at_once(tmp_path: Path) -> None:
+    first = Node(config(tmp_path / "first"))
+    ready = await first.start()
+    try:
+        again = config(
+            tmp_path / "second",
+            mqtt=MqttListener(bind=parse_address(ready.mqtt)),
+            http=HttpListener(bind=parse_address(ready.http)),
+            tube_master=TubeMasterListener(bind=parse_address(ready.tube_master)),
+        )
+        second = Node(again)
+        with pytest.raises(UnavailableError, match="cannot listen on 3 addresses") as caught:
+            await second.start()
+        await second.close()
+        for option, address in (("mqtt", ready.mqtt), ("http", ready.http), ("tube-master", ready.tube_master)):
+            assert f"{address} ({option})" in caught.value.what
+            assert f"--{option} 127.0.0.1:0" in str(caught.value.do)
+    finally:
+        await first.close()
 
 
 async def test_a_directory_in_use_or_of_a_newer_version_stops_the_start(tmp_path: Path) -> None:
@@ -277,7 +359,7 @@ async def test_what_was_taken_is_acknowledged_before_goodbye(tmp_path: Path) -> 
 
 def _logged(masters: str) -> list[int]:
     found = []
-    for part in partitions(masters, "water"):
+    for part in announced(masters, "water"):
         with RangeReader(part.host, part.port) as reader:
             for batch in reader.read("water", part.partition, *reader.bounds("water", part.partition)):
                 records = [Record.decode(d, f) for d, f in zip(batch.payloads, batch.flags, strict=True)]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.errors import StorageError
+from penstock.errors import PenstockError, StorageError
 from penstock.mqtt.codec.packets import (
     Connect,
     Disconnect,
@@ -27,12 +27,16 @@ from penstock.mqtt.storage.store import SessionStore
 from penstock.node.config import NodeConfig, Rule
 from penstock.node.node import Node, Ready
 from penstock.runtime.addresses import parse_address
+from penstock.runtime.files import DirectFile
+from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.broker.orders import OrderDesk
-from penstock.tube.reader import RangeReader, partitions
+from penstock.tube.producer import Producer
+from penstock.tube.reader import RangeReader
 from penstock.tube.record import Record
 from tests.unit.mqtt.test_server import Wire
 from tests.unit.node.test_node import config, http
+from tests.unit.tube.servers import announced
 
 DEADLINE_S = 30
 
@@ -46,10 +50,7 @@ async def connect(ready: Ready, client_id: str, will: Will | None = None, expiry
 
 def records(masters: str, topic: str) -> list[Record]:
     found = []
-    deadline = time.monotonic() + DEADLINE_S
-    while not (parts := partitions(masters, topic)) and time.monotonic() < deadline:
-        time.sleep(0.01)  # a broker that was stopped is announced again with its next heartbeat
-    for part in parts:
+    for part in announced(masters, topic):
         with RangeReader(part.host, part.port) as reader:
             for batch in reader.read(topic, part.partition, *reader.bounds(topic, part.partition)):
                 found += [Record.decode(d, f) for d, f in zip(batch.payloads, batch.flags, strict=True)]
@@ -179,5 +180,108 @@ async def test_a_disk_that_fails_is_named_and_nothing_is_acknowledged(
         assert json.loads(body) == {"ready": False, "reasons": [problem], "warnings": []}
         for client in (reader, writer):
             await client.close()
+    finally:
+        await node.close()
+
+
+async def test_a_data_directory_at_its_limit_refuses_writes_until_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.runtime.disk_space._CHECK_S", 0.01)
+    ballast = tmp_path / "data" / "ballast"
+    given = config(tmp_path / "data", disk={"max_bytes": 64 << 20}, tube={"topics": {"demo": {"partitions": 1}}})
+    node = Node(given)
+    ready = await node.start()
+    try:
+        async with (
+            asyncio.timeout(DEADLINE_S),
+            StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store,
+            Producer(ready.tube_master, delivery_timeout_s=0.2) as producer,
+        ):
+            wire = await connect(ready, "writer")
+            await store.set("old", "v")
+            await producer.send("demo", b"1")
+            ballast.write_bytes(bytes(64 << 20))
+            while not node.warnings():
+                await asyncio.sleep(0.01)
+            (warning,) = json.loads((await http(ready.http, "/readyz"))[1])["warnings"]
+            assert "disk.max_bytes is 67108864" in warning
+            assert "hint: shorten the retention" in warning
+            wire.send(Publish("a", b"x", 1, retain=True, packet_id=1))
+            refused = await wire.next()
+            assert isinstance(refused, PubAck)
+            assert refused.reason_code == 0x97
+            with pytest.raises(PenstockError, match="quota"):
+                await store.set("new", "v")
+            with pytest.raises(PenstockError, match="out of disk space"):
+                await producer.send("demo", b"2")
+            assert await store.delete("old")
+            status, metrics = await http(ready.http, "/metrics")
+            assert status == 200
+            assert "penstock_disk_out_of_space 1.0" in metrics
+            assert "penstock_mqtt_refused_out_of_space_total 1.0" in metrics
+            ballast.unlink()
+            while node.warnings():
+                await asyncio.sleep(0.01)
+            wire.send(Publish("a", b"x", 1, retain=True, packet_id=2))
+            assert await wire.next() == PubAck(2)
+            await store.set("new", "v")
+            await producer.send("demo", b"3")
+            await wire.close()
+    finally:
+        await node.close()
+
+
+async def test_after_a_full_disk_every_part_continues_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.runtime.committer._RETRY_S", 0.01)
+    given = config(tmp_path, durability="durable", tube={"topics": {"demo": {"partitions": 1}}})
+    node = Node(given)
+    ready = await node.start()
+    try:
+        async with (
+            asyncio.timeout(DEADLINE_S),
+            StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store,
+            Producer(ready.tube_master) as producer,
+        ):
+            wire = await connect(ready, "writer")
+            await producer.send("demo", b"1")
+
+            def full(_file: DirectFile, _position: int, _data: bytes) -> None:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(DirectFile, "_write", full)
+                wire.send(Publish("a", b"x", 1, retain=True, packet_id=1))
+                asked = [asyncio.ensure_future(store.set("k", "v")), asyncio.ensure_future(producer.send("demo", b"2"))]
+                while len(node.problems()) < 3:
+                    await asyncio.sleep(0.01)
+                status, body = await http(ready.http, "/readyz")
+                assert status == 503
+                files = ("demo-0/", "statestore/log-0000", "mqtt/log-0000")
+                for reason, part, file in zip(
+                    json.loads(body)["reasons"], ("tube", "statestore", "mqtt sessions"), files, strict=True
+                ):
+                    assert reason.startswith(f"{part}: ")
+                    assert file in reason
+                    assert "waits for disk space" in reason
+                    assert "it continues by itself" in reason
+                assert not wire.packets
+                assert not any(future.done() for future in asked)
+            await asyncio.gather(*asked)
+            assert await wire.next() == PubAck(1)
+            assert node.problems() == []
+            await wire.close()
+    finally:
+        await node.close()
+    node = Node(given)
+    ready = await node.start()
+    try:
+        async with asyncio.timeout(DEADLINE_S), StateStoreClient.connect(f"mqtt://{ready.mqtt}") as store:
+            found = await store.get("k")
+            assert found is not None
+            assert found.value == b"v"
+        assert node.security.server.stats.retained == 1
     finally:
         await node.close()

@@ -142,14 +142,18 @@ async def test_a_failed_start_closes_what_was_started_and_says_why() -> None:
     assert Stub.closed == 1
 
 
-EVERYWHERE = dict.fromkeys(("mqtt", "tube_master", "http"), "0.0.0.0:0")
+EVERYWHERE = {name: {"bind": "0.0.0.0:0", "anonymous": "allow"} for name in ("mqtt", "tube_master", "http")}
 
 
 @pytest.mark.parametrize(
     ("settings", "named"),
-    [({}, None), (EVERYWHERE, EVERYWHERE), ({"tube_master": "0.0.0.0:0", "tube": {"access": {"users": "u"}}}, None)],
+    [
+        ({}, None),
+        (EVERYWHERE, dict.fromkeys(EVERYWHERE, "0.0.0.0:0")),
+        ({"mqtt": {"bind": "127.0.0.1:0", "anonymous": "allow"}}, None),
+    ],
 )
-async def test_a_node_that_others_can_reach_unasked_says_so(
+async def test_anonymous_clients_of_other_machines_are_logged(
     settings: dict[str, Any], named: dict[str, str] | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     Stub.may_start.set()

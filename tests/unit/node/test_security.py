@@ -20,6 +20,8 @@ from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect, Publish
 from penstock.mqtt.engine.access import UNKNOWN
 from penstock.node.config import NodeConfig
+from penstock.node.mqtt_config import Security
+from penstock.node.node import Node
 from penstock.node.security import NodeSecurity, StorePolicy
 from penstock.runtime.metrics import Metrics
 from penstock.security.passwords import edit_passwords, make_credential
@@ -27,6 +29,7 @@ from penstock.statestore.codec.commands import Access
 from penstock.statestore.codec.dialects import SDK
 from penstock.statestore.engine.store import Context
 from tests.certificates import Authority
+from tests.unit.node.test_node import config
 
 DEADLINE_S = 15
 EVERYTHING = """
@@ -71,7 +74,6 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_without_files_nobody_is_asked() -> None:
     async with serving() as (security, bound):
         assert not security.enforced
-        assert security.open_to_all == {"mqtt"}
         assert security.settings("mqtt").access is None
         async with MqttClient(*bound["mqtt"], username="whoever") as client:
             assert await client.publish("a") in (0, 0x10)
@@ -137,7 +139,6 @@ rules:
     }
     async with serving(mqtt={"listeners": listeners}, security={"policies": str(policies)}) as (security, bound):
         assert await refusal(bound["mqtt"]) == 0x87, "anonymous, and no rule lets it connect"
-        assert not security.open_to_all
         options = TlsOptions(ca_file=authority.file, cert_file=mine[0], key_file=mine[1])
         urls = [f"mqtts://127.0.0.1:{bound['secure'][1]}", f"wss://127.0.0.1:{bound['web'][1]}/mqtt"]
         for url in urls:
@@ -153,6 +154,33 @@ rules:
         page = metrics.render().decode()
         assert 'penstock_mqtt_listener_accepted_total{listener="web"} 2.0' in page
         assert "penstock_access_granted_total 2.0" in page
+
+
+async def test_anonymous_clients_have_rules_of_their_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    passwords, policies = tmp_path / "passwords", tmp_path / "policies.yaml"
+    put_user(passwords, "ann", b"ann")
+    policies.write_text(
+        """
+rules:
+  - principals: {anonymous: true}
+    brokerResources: [{method: Connect}, {method: Publish, topics: ["open/#"]}]
+  - principals: {usernames: ["*"]}
+    brokerResources: [{method: Connect}, {method: Publish, topics: ["closed/#"]}]
+"""
+    )
+    files = {"passwords": str(passwords), "policies": str(policies)}
+    mqtt = {"authentication": ["password", "anonymous"]}
+    async with serving(mqtt=mqtt, security=files) as (security, bound):
+        for user, topic, other in ((None, "open/x", "closed/x"), ("ann", "closed/x", "open/x")):
+            async with MqttClient(*bound["mqtt"], username=user, password=user, reconnect=False) as client:
+                assert await client.publish(topic, qos=1) in (0, 0x10)
+                with pytest.raises(RefusedError, match="0x87"):
+                    await client.publish(other, qos=1)
+        assert "for every client" not in caplog.text
+        policies.write_text(EVERYTHING)
+        assert security.reload(lambda: security.config)
+    (warning,) = [record for record in caplog.records if "for every client" in record.getMessage()]
+    assert warning.fields == {"rule": "rule 1", "policies": str(policies)}  # type: ignore[attr-defined]
 
 
 async def test_a_reload_drops_those_who_may_not_be_here_and_nobody_else(tmp_path: Path) -> None:
@@ -291,7 +319,6 @@ async def test_new_certificates_and_limits_without_a_restart(tmp_path: Path, cap
     tls = {"certificate": str(certificate), "key": str(key), "client_ca": str(trusted)}
     mqtt = {"listeners": {"secure": {"bind": "127.0.0.1:0", "transport": "tls", "tls": tls}}}
     async with serving(mqtt=mqtt) as (security, bound):
-        assert security.open_to_all == {"mqtt"}, "the other one asks for certificates"
         url = f"mqtts://127.0.0.1:{bound['secure'][1]}"
         options = TlsOptions(ca_file=old.file, cert_file=mine[0], key_file=mine[1])
         client = MqttClient.from_url(url, tls=options, reconnect=False)
@@ -345,3 +372,94 @@ rules:
     will = Context("reader", SDK, principal=UNKNOWN)
     assert not policy.may_access(will, Access.READ, b"ax"), "the will of a client that a restart found"
     assert not policy.may_answer_on(will, "answers")
+
+
+RETAINING = """
+rules:
+  - principals: {{usernames: [ann, bob], clientIds: [nobody]}}
+    brokerResources: [{{method: Connect}}, {{method: Subscribe, topics: ["#"]}}]
+  - principals: {{usernames: [{user}], clientIds: [nobody]}}
+    brokerResources: [{{method: Publish, topics: ["{topic}"]}}]
+"""
+
+
+async def retained_by(address: tuple[str, int], user: str = "bob") -> list[str]:
+    """The topics whose retained messages a new client gets."""
+    found: list[str] = []
+    client = MqttClient(*address, client_id="reader", username=user, password=user, reconnect=False)
+    async with client:
+        client.listen("#", lambda message: found.append(message.topic))
+        await client.subscribe("#")
+        await client.subscribe("nothing")  # what came before its answer would be here by now
+    return found
+
+
+async def test_a_retained_message_goes_only_while_its_publisher_may_publish_it(tmp_path: Path) -> None:
+    passwords, policies = tmp_path / "passwords", tmp_path / "policies.yaml"
+    for name in ("ann", "bob"):
+        put_user(passwords, name, name.encode())
+    policies.write_text(RETAINING.format(user="ann", topic="plant/#"))
+    files = {"passwords": str(passwords), "policies": str(policies)}
+    async with serving(security=files) as (security, bound):
+        async with MqttClient(*bound["mqtt"], username="ann", password="ann", reconnect=False) as ann:
+            await ann.publish("plant/a", b"1", retain=True)
+            await ann.publish("plant/b", b"2", qos=2, retain=True)
+        security.server.publish(Publish("node", b"of the node itself", 1, retain=True))
+        assert await retained_by(bound["mqtt"]) == ["node", "plant/a", "plant/b"]
+        for written, left in (
+            (RETAINING.format(user="ann", topic="plant/a"), ["node", "plant/a"]),
+            (RETAINING.format(user="bob", topic="plant/#"), ["node"]),
+            (RETAINING.format(user="ann", topic="plant/+"), ["node", "plant/a", "plant/b"]),
+        ):
+            policies.write_text(written)
+            assert security.reload(lambda: security.config)
+            assert await retained_by(bound["mqtt"]) == left
+        assert security.server.stats.retained_withheld == 3
+        assert security.server.stats.retained == 3, "they are kept: rights may come back"
+        edit_passwords(passwords, lambda old: {"bob": old["bob"]})
+        assert security.reload(lambda: security.config)
+        assert await retained_by(bound["mqtt"]) == ["node"], "a user that is gone has no rights"
+        unchecked = security.config.model_copy(
+            update={"security": security.config.security.model_copy(update={"check_retain_source": False})}
+        )
+        assert security.reload(lambda: unchecked)
+        assert await retained_by(bound["mqtt"]) == ["node", "plant/a", "plant/b"]
+
+
+def test_bridges_keep_the_rights_that_they_act_with(tmp_path: Path) -> None:
+    """What a bridge retained is judged by the rights of the user it acts for; without one it may do everything."""
+    policies = tmp_path / "policies.yaml"
+    policies.write_text(RETAINING.format(user="ann", topic="plant/#"))
+    bridge = {"url": "mqtt://127.0.0.1:1", "topics": [{"filter": "x"}]}
+    bridges = [{"name": "free", **bridge}, {"name": "bound", "acts_as": "ann", **bridge}]
+    security = NodeSecurity(NodeConfig.model_validate({"bridges": bridges, "security": {"policies": str(policies)}}))
+    may = {
+        name: [
+            rights is not None and rights.may_publish(topic, 1, retain=True)
+            for topic in ("plant/a", "other")
+            for rights in [security.recall(f"$bridge/{name}", f"$bridge/{name}")]
+        ]
+        for name in ("free", "bound", "gone")
+    }
+    assert may == {"free": [True, True], "bound": [True, False], "gone": [False, False]}
+    security.close()
+
+
+async def test_the_publisher_of_a_retained_message_survives_a_restart(tmp_path: Path) -> None:
+    passwords, policies = tmp_path / "passwords", tmp_path / "policies.yaml"
+    for name in ("ann", "bob"):
+        put_user(passwords, name, name.encode())
+    policies.write_text(RETAINING.format(user="ann", topic="plant/#"))
+    found: dict[str, list[str]] = {}
+    for user in ("ann", "bob"):
+        policies.write_text(RETAINING.format(user=user, topic="plant/#"))
+        node = Node(config(tmp_path / "data", security=Security(passwords=passwords, policies=policies)))
+        ready = await node.start()
+        try:
+            host, _, port = ready.mqtt.partition(":")
+            async with MqttClient(host, int(port), username=user, password=user, reconnect=False) as client:
+                await client.publish(f"plant/{user}", b"1", retain=True)
+            found[user] = await retained_by((host, int(port)))
+        finally:
+            await node.close()
+    assert found == {"ann": ["plant/ann"], "bob": ["plant/bob"]}

@@ -21,7 +21,13 @@ def load(tmp_path: Path, text: str) -> NodeConfig:
 def test_defaults(tmp_path: Path) -> None:
     config = load(tmp_path, "statestore: {}\n")
     options = config.statestore.options(strict_read=False)
-    assert (options.dialect, options.max_keys, options.max_bytes, options.extensions) == ("auto", 0, 0, Extension.SCAN)
+    assert (options.dialect, options.max_keys, options.max_bytes, options.extensions) == (
+        "auto",
+        1_000_000,
+        1 << 30,
+        Extension.SCAN,
+    )
+    assert options.principal_share == 50
     assert options.persistence.mode is PersistenceMode.ALL
     assert not options.keeps_history
     assert StoreOptions().extensions == options.extensions

@@ -94,6 +94,9 @@ class RecordedDisk:
             raise FileNotFoundError(errno.ENOENT, "no such file", str(path))
         return MemoryFile(self, path, self.entries[path])
 
+    def open_unbuffered(self, path: Path) -> MemoryFile:
+        return self.open(path)
+
     def names(self, path: Path) -> list[str]:
         return sorted(entry.name for entry in self.entries if entry.parent == path)
 

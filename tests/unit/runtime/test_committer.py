@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
 
-from penstock.errors import StorageError
+from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.committer import GroupCommitter
+from penstock.runtime.files import DiskFullError
 
 
 async def test_operations_of_one_loop_turn_share_a_commit() -> None:
@@ -272,3 +274,68 @@ async def test_a_failure_in_the_loop_is_as_final() -> None:
     assert [error is None for error in told] == [True, True, False, False]
     assert committer.failure is told[2]
     await committer.close()
+
+
+def without_space(times: int, batches: list[list[int]], error: Exception) -> Callable[[Sequence[int]], None]:
+    """A commit that finds no disk space so many times."""
+
+    def commit(ops: Sequence[int]) -> None:
+        nonlocal times
+        if times:
+            times -= 1
+            raise error
+        batches.append(list(ops))
+
+    return commit
+
+
+def problem(committer: GroupCommitter[int]) -> StorageError | None:
+    return committer.stalled
+
+
+@pytest.mark.parametrize("inline_s", [0.0, 10.0])
+@pytest.mark.parametrize("error", [OutOfSpaceError("full"), DiskFullError(errno.ENOSPC, "No space left", "/a/file")])
+async def test_a_commit_without_disk_space_waits_and_continues_by_itself(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, inline_s: float
+) -> None:
+    monkeypatch.setattr("penstock.runtime.committer._RETRY_S", 0.001)
+    batches: list[list[int]] = []
+    committer: GroupCommitter[int] = GroupCommitter(without_space(3, batches, error), name="t", inline_s=inline_s)
+    committer.start()
+    done: list[tuple[int, StorageError | None]] = []
+    committer.submit(1, lambda failure: done.append((1, failure)))
+    while committer.stalled is None:
+        await asyncio.sleep(0)
+    assert isinstance(committer.stalled, OutOfSpaceError)
+    assert committer.failure is None
+    if isinstance(error, DiskFullError):
+        assert committer.stalled.path == "/a/file"
+        assert committer.stalled.do == "free space on the file system: it continues by itself"
+    committer.submit(2, lambda failure: done.append((2, failure)))
+    assert done == []
+    while len(done) < 2:
+        await asyncio.sleep(0.001)
+    assert done == [(1, None), (2, None)]
+    assert batches == [[1], [2]]
+    assert not problem(committer)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"], "once each"
+    await committer.close()
+
+
+async def test_a_commit_that_waits_for_disk_space_fails_at_the_end() -> None:
+    batches: list[list[int]] = []
+    failures: list[StorageError] = []
+    committer: GroupCommitter[int] = GroupCommitter(
+        without_space(100, batches, OutOfSpaceError("full")), name="t", on_failure=failures.append
+    )
+    committer.start()
+    done: list[StorageError | None] = []
+    committer.submit(1, done.append)
+    while committer.stalled is None:
+        await asyncio.sleep(0)
+    committer.submit(2, done.append)
+    await committer.close()
+    assert not batches
+    assert len(failures) == 1
+    assert done == failures * 2
+    assert not problem(committer)

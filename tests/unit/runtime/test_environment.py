@@ -8,7 +8,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from penstock.errors import StorageError
+from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.durability import Durability
 from penstock.runtime.environment import Environment
 from penstock.runtime.files import DirectFiles
@@ -88,11 +88,12 @@ def test_a_transaction_that_raises_leaves_nothing(tmp_path: Path) -> None:
 
     def write(transaction: lmdb.Transaction[bytes]) -> None:
         transaction.put(b"k", b"v", db=environment.tables["rows"])
-        raise lmdb.DiskError("mdb_txn_commit: No space left on device")
+        raise lmdb.Error("mdb_txn_commit: Input/output error")
 
     with pytest.raises(StorageError) as caught:
         environment.transact(write, "writing one row")
-    assert caught.value.what == f"notes {tmp_path}: writing one row failed: mdb_txn_commit: No space left on device"
+    assert caught.value.what == f"notes {tmp_path}: writing one row failed: mdb_txn_commit: Input/output error"
+    assert not isinstance(caught.value, OutOfSpaceError)
     assert (caught.value.why or "").endswith(" KiB are left on its file system")
     environment.close()
     assert rows_of(environment) == []
@@ -125,3 +126,43 @@ def test_what_is_no_environment_cannot_be_opened(tmp_path: Path) -> None:
     (tmp_path / "data.mdb").write_bytes(b"not LMDB's" * 1000)
     with pytest.raises(StorageError, match="cannot be opened"):
         rows_of(an_environment(tmp_path))
+
+
+def test_pages_that_were_freed_can_be_reused(tmp_path: Path) -> None:
+    environment = an_environment(tmp_path)
+    rows_of(environment)
+    before = environment.reusable_bytes()
+    environment.transact(lambda t: t.put(b"k", bytes(1 << 18), db=environment.tables["rows"]), "writing")
+    assert environment.reusable_bytes() <= before + (1 << 16)
+    for _ in range(2):
+        environment.transact(lambda t: t.delete(b"k", db=environment.tables["rows"]), "deleting")
+    assert environment.reusable_bytes() >= 1 << 18
+    environment.close()
+    assert environment.reusable_bytes() == 0
+
+
+@pytest.mark.parametrize("found_by", ["the check before", "LMDB"])
+def test_without_disk_space_nothing_is_written_and_the_same_may_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found_by: str
+) -> None:
+    environment = an_environment(tmp_path)
+    rows_of(environment)
+    full = found_by == "LMDB"
+
+    def write(transaction: lmdb.Transaction[bytes]) -> None:
+        transaction.put(b"k", b"v", db=environment.tables["rows"])
+        if full:
+            raise lmdb.DiskError("mdb_txn_commit: No space left on device")
+
+    with monkeypatch.context() as patch:
+        if not full:
+            patch.setattr(os, "statvfs", lambda _: os.statvfs_result((4096, 4096, 100, 9, 9, 0, 0, 0, 0, 255)))
+        with pytest.raises(OutOfSpaceError, match="writing one row waits for disk space") as caught:
+            environment.transact(write, "writing one row", size=100)
+    assert caught.value.path == str(tmp_path / "data.mdb")
+    assert caught.value.do == "free space on the file system: it continues by itself"
+    full = False
+    environment.transact(write, "writing one row", size=100)
+    environment.close()
+    assert rows_of(environment) == [(b"k", b"v")]
+    environment.close()

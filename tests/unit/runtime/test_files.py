@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.runtime.files import DirectFiles, room
+from penstock.runtime.files import SECTOR, DirectFiles, DiskFullError, room
 
 
 def test_positions_growth_and_truncation(tmp_path: Path) -> None:
@@ -28,6 +31,44 @@ def test_positions_growth_and_truncation(tmp_path: Path) -> None:
     assert files.open(tmp_path / "a" / "b" / "x").size() == 4
 
 
+def test_unbuffered_writes_are_read_back_and_the_others_pass_through_the_page_cache(tmp_path: Path) -> None:
+    files = DirectFiles()
+    files.create(tmp_path / "x").write(0, bytes(200 * SECTOR))
+    file = files.open_unbuffered(tmp_path / "x")
+    content = bytearray(200 * SECTOR)
+    # In turn: a sector, one more in the same page, part of one, more than fits the buffer, a sector at its end.
+    for position, size in [(0, SECTOR), (SECTOR, SECTOR), (100, 7), (2 * SECTOR, 150 * SECTOR), (152 * SECTOR, SECTOR)]:
+        data = bytes([1 + position % 251]) * size
+        file.write(position, data)
+        file.sync()
+        content[position : position + size] = data
+        assert file.read(0, len(content)) == content
+    file.close()
+    file.close()
+    assert (tmp_path / "x").read_bytes() == content
+
+
+@pytest.mark.parametrize("refuses", ["open", "pwritev"])
+def test_where_unbuffered_writes_are_refused_the_page_cache_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refuses: str
+) -> None:
+    (tmp_path / "x").write_bytes(bytes(2 * SECTOR))
+    real_open = os.open
+
+    def refused(*arguments: Any) -> int:
+        if refuses == "open" and not arguments[1] & os.O_DIRECT:
+            return real_open(*arguments)
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, refuses, refused)
+    file = DirectFiles().open_unbuffered(tmp_path / "x")
+    for position in (SECTOR, 0):
+        file.write(position, b"a" * SECTOR)
+    file.sync()
+    file.close()
+    assert (tmp_path / "x").read_bytes() == b"a" * 2 * SECTOR
+
+
 def test_names_rename_remove(tmp_path: Path) -> None:
     files = DirectFiles()
     assert files.names(tmp_path / "none") == []
@@ -44,3 +85,32 @@ def test_names_rename_remove(tmp_path: Path) -> None:
 def test_what_is_left_is_said_in_words(tmp_path: Path) -> None:
     assert re.fullmatch(r"\d+ KiB are left on its file system", room(tmp_path))
     assert room(tmp_path / "gone") == "its file system does not say what is left: No such file or directory"
+
+
+def fails_with(number: int) -> Any:
+    def fail(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_errors_name_the_file_and_only_a_lack_of_space_may_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    files = DirectFiles()
+    file = files.create(tmp_path / "x")
+    full = number != errno.EIO
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", fails_with(number))
+        with pytest.raises(OSError, match=os.strerror(number)) as written:
+            file.write(0, b"1")
+        patch.setattr(os, "fdatasync", fails_with(number))
+        with pytest.raises(OSError, match=os.strerror(number)) as synced:
+            file.sync()
+        patch.setattr(os, "open", fails_with(number))
+        with pytest.raises(OSError, match=os.strerror(number)) as created:
+            files.create(tmp_path / "y")
+    assert [raised.value.filename for raised in (written, synced)] == [str(tmp_path / "x")] * 2
+    assert created.value.filename == str(tmp_path / "y")
+    assert [isinstance(raised.value, DiskFullError) for raised in (written, created, synced)] == [full, full, False]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.runtime.logs import LogFormat, LogLevel, configure
+from penstock.runtime.logs import LogFormat, LogLevel, LogLimiter, configure
 
 
 @pytest.fixture
@@ -59,3 +59,10 @@ def test_levels_hold_and_configuring_again_replaces(stream: io.StringIO) -> None
     assert stream.getvalue().splitlines()[0].endswith("a: one")
     assert stream.getvalue().splitlines()[1] == "  two"
     assert stream.getvalue().count("\n") == 2
+
+
+def test_a_limited_line_says_how_often_it_happened() -> None:
+    limiter = LogLimiter(interval_ms=10_000)
+    assert [limiter.admit(now) for now in (5, 6, 10_004)] == [1, 0, 0]
+    assert limiter.admit(10_005, 3) == 5
+    assert limiter.admit(40_000) == 1

@@ -16,6 +16,7 @@ from penstock.security.passwords import (
     read_passwords,
     verify_password,
 )
+from penstock.security.tube_key import tube_key
 
 
 def put(path: Path, *credentials: Credential) -> None:
@@ -40,6 +41,19 @@ def test_round_trip(tmp_path: Path) -> None:
     text = path.read_text()
     assert "pässword" not in text
     assert make_credential("ann b", "pässword".encode()) != ann, "salted anew"
+
+
+def test_the_key_of_the_tube_is_the_same_everywhere_and_not_the_password(tmp_path: Path) -> None:
+    path = tmp_path / "passwords"
+    ann, spaced = make_credential("ann", b"secret"), make_credential("ann b", b"secret")
+    assert ann.tube == tube_key("ann", b"secret")
+    assert len(ann.tube) == 49
+    assert spaced.tube == "", "the protocol separates names by blanks"
+    assert len({ann.tube, tube_key("bob", b"secret"), tube_key("ann", b"other")}) == 3
+    put(path, bob := make_credential("bob", b"\xff"), ann)
+    assert read_passwords(path)["bob"] == bob, "without SCRAM, with a key"
+    path.write_text("\n".join(line.rpartition("\t")[0] for line in path.read_text().splitlines()[1:]))
+    assert read_passwords(path)["ann"] == ann._replace(tube="")
 
 
 def test_a_file_that_others_could_read_is_closed_to_them(tmp_path: Path) -> None:
@@ -94,7 +108,8 @@ GOOD = make_credential("a", b"b").hash
         ("ann\tplain", "no argon2 hash"),
         ("ann\t" + GOOD + "\tSCRAM-SHA-256$x", "no SCRAM-SHA-256 verifier"),
         ("ann\t" + GOOD + "\tSCRAM-SHA-256$4096:a$b:c", "base64"),
-        ("ann\t" + GOOD + "\t\tmore", "tabs between"),
+        ("ann\t" + GOOD + "\t\tmore", "no TubeMQ signing key"),
+        ("ann\t" + GOOD + "\t\t\tmore", "tabs between"),
         ("ok\t" + GOOD, "twice"),
         (" x\t" + GOOD, "its name"),
     ],

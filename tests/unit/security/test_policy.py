@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -135,6 +136,75 @@ rules:
     assert not ann.may_overhear("clients/x")
     assert permissions_of(text, Principal("x", user="bob")).may_overhear("clients/x")
     assert not permissions_of(text, Principal("x")).may_overhear("statestore/v1")
+
+
+def test_a_rule_for_anonymous_clients_is_for_nobody_else() -> None:
+    text = """
+rules:
+  - principals: {anonymous: true}
+    brokerResources: [{method: Publish, topics: ["from/anyone"]}]
+  - principals: {anonymous: true, usernames: [ann]}
+    brokerResources: [{method: Publish, topics: ["from/both"]}]
+"""
+    anonymous = permissions_of(text, Principal("x"))
+    assert anonymous.may_publish("from/anyone")
+    assert anonymous.may_publish("from/both")
+    for known in (Principal("x", user="bob"), Principal("x", certificate="press-7"), Principal("x", user="ann")):
+        permissions = permissions_of(text, known)
+        assert not permissions.may_publish("from/anyone")
+        assert permissions.may_publish("from/both") is (known.user == "ann")
+
+
+def test_rules_that_anonymous_clients_have_by_the_way() -> None:
+    resources = [{"method": "Publish", "topics": ["a"]}]
+    principals = [
+        {"clientIds": ["*"]},
+        {"clientIds": ["x", "{clientId}"], "usernames": ["ann"]},
+        {"clientIds": ["?*"]},
+        {"clientIds": ["*"], "anonymous": True},
+        {"clientIds": ["press-*"]},
+        {"usernames": ["*"]},
+        {"anonymous": True},
+    ]
+    written = [{"principals": who, "brokerResources": resources} for who in principals]
+    written[1]["name"] = "by identifier"
+    policy = PolicyFile.model_validate({"rules": written}).policy()
+    assert policy.open_to_anonymous == ["rule 1", "by identifier", "rule 3"]
+
+
+def test_topics_and_groups_of_the_tube() -> None:
+    text = """
+rules:
+  - principals: {usernames: [ann]}
+    tubeResources:
+      - {method: produce, topics: ["line-*", "{user}"]}
+      - {method: Consume, topics: [water]}
+      - {method: Consume, topics: [oil], groups: ["{user}-*"]}
+      - {method: Administer, topics: ["line-*"]}
+  - principals: {usernames: [root]}
+    tubeResources: [{method: Administer}]
+"""
+    ann = permissions_of(text, Principal("", user="ann"))
+    assert [topic for topic in ("line-1", "ann", "bob", "water") if ann.may_produce(topic)] == ["line-1", "ann"]
+    assert ann.may_produce("line-1"), "from memory"
+    assert ann.may_consume("water", "any")
+    assert ann.may_consume("oil", "ann-1")
+    assert not ann.may_consume("oil", "any")
+    assert ann.may_consume("oil", None), "without a group, no group's offset moves"
+    assert not ann.may_consume("line-1", None)
+    assert ann.may_administer("line-1")
+    assert not ann.may_administer()
+    root = permissions_of(text, Principal("", user="root"))
+    assert root.may_administer()
+    assert root.may_administer("water")
+    assert not root.may_produce("water")
+    for wrong, words in (
+        ({"method": "Produce"}, "needs `topics`"),
+        ({"method": "Produce", "topics": ["a"], "groups": ["g"]}, "not `groups`"),
+        ({"method": "Publish", "topics": ["a"]}, "Administer"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            PolicyFile.model_validate({"rules": [{"principals": {"usernames": ["*"]}, "tubeResources": [wrong]}]})
 
 
 def test_connect_and_high_priority() -> None:

@@ -10,8 +10,9 @@ import py4j
 import pyspark
 import pytest
 
+from penstock.errors import ConfigError
 from penstock.spark import home
-from penstock.spark.home import spark_home
+from penstock.spark.home import check_launcher, spark_home
 
 INSTALLED = Path(pyspark.__file__).parent
 
@@ -88,3 +89,23 @@ def test_without_pips_packages_there_is_none(
 def test_a_checkout_of_spark_is_left(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(home, "_package", lambda name: tmp_path / name)
     assert spark_home(environ) is None
+
+
+def test_a_home_without_spark_and_a_path_without_bash_are_refused(tmp_path: Path) -> None:
+    check_launcher({"PATH": os.environ["PATH"]})
+    check_launcher({"PATH": os.environ["PATH"], "SPARK_HOME": str(INSTALLED)})
+    with pytest.raises(ConfigError, match=r"SPARK_HOME='/nowhere' is not a Spark installation") as caught:
+        check_launcher({"PATH": os.environ["PATH"], "SPARK_HOME": "/nowhere"})
+    assert "unset SPARK_HOME" in str(caught.value.do)
+    with pytest.raises(ConfigError, match="bash is not on PATH"):
+        check_launcher({"PATH": str(tmp_path)})
+
+
+@pytest.mark.parametrize("wrong", [{"SPARK_HOME": "/nowhere"}, {"PATH": "/nowhere"}])
+def test_a_session_that_cannot_start_says_so(wrong: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from penstock.spark.session import session
+
+    for name, value in wrong.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"SPARK_HOME|bash"):
+        session("test")

@@ -47,7 +47,10 @@ def test_a_broker_is_a_url(url: str) -> None:
     ("given", "message"),
     [
         ({}, "x.broker is not set"),
-        ({"x.broker": "h:1883"}, r"x.broker: broker URL 'h:1883' cannot be used[\s\S]*write mqtt://HOST"),
+        (
+            {"x.broker": "amqp://h:1883"},
+            r"x.broker: broker URL 'amqp://h:1883' cannot be used[\s\S]*write HOST:PORT, mqtt://HOST",
+        ),
         ({"x.broker": "mqtt://h:port"}, "x.broker: broker URL 'mqtt://h:port' cannot be read"),
         ({"x.broker": "mqtt://h/path"}, "cannot be used"),
     ],

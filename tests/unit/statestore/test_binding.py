@@ -202,6 +202,14 @@ def test_notifications_in_each_dialect() -> None:
         assert notification(deleted, "c", dialect).payload == encode_array([b"NOTIFY", event])
 
 
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+def test_the_answer_to_a_delete_and_its_notification_carry_one_version(dialect: Dialect) -> None:
+    _, answered = sent(Answer(AnswerKind.COUNT, count=1, version=VERSION, previous=OLD), dialect)
+    told = notification(Change(b"k", None, VERSION, previous=OLD), "c", dialect)
+    name = dialect.timestamp_property
+    assert told.properties.user_property(name) == dict(answered)[name]
+
+
 # Requests that break the rules
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from penstock.security.tube_key import tube_key
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.envelope import Request, decode_request
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.engine.access import Access
 from penstock.tube.master.master import TubeMaster
+from penstock.tube.reader import PartitionInfo, TopicUnavailableError, partitions
 from tests.ports import free_port
 
 BROKER_USER = ("brokers", "of the cluster")
@@ -31,11 +34,15 @@ class Tube:
         tls: ssl.SSLContext | None = None,
         users: Mapping[str, str] | None = None,
         groups: Iterable[str] = (),
+        networks: Iterable[str] = (),
+        anonymous: bool = False,
     ) -> None:
         self.path = path
         self.tls = tls
         self.users = users
         self.groups = groups
+        self.networks = networks
+        self.anonymous = anonymous
         self.port = free_port()
         self.master: TubeMaster | None = None
         self.brokers: dict[int, TubeBroker] = {}
@@ -79,12 +86,18 @@ class Tube:
     def _access(self) -> Access | None:
         if self.users is None:
             return None
-        return Access({**self.users, BROKER_USER[0]: BROKER_USER[1]}, groups=self.groups)
+        keys = keys_of({**self.users, BROKER_USER[0]: BROKER_USER[1]})
+        return Access(keys, groups=self.groups, networks=self.networks, anonymous=self.anonymous)
 
     async def close(self) -> None:
         for number in list(self.brokers):
             await self.stop_broker(number)
         await self.stop_master()
+
+
+def keys_of(users: Mapping[str, str]) -> dict[str, str]:
+    """Signing keys of users, by their passwords."""
+    return {name: tube_key(name, password.encode()) for name, password in users.items()}
 
 
 @asynccontextmanager
@@ -96,9 +109,11 @@ async def tube(
     tls: ssl.SSLContext | None = None,
     users: Mapping[str, str] | None = None,
     groups: Iterable[str] = (),
+    networks: Iterable[str] = (),
+    anonymous: bool = False,
 ) -> AsyncIterator[Tube]:
     """A running tube whose ``topics`` can be used."""
-    running = Tube(path, tls=tls, users=users, groups=groups)
+    running = Tube(path, tls=tls, users=users, groups=groups, networks=networks, anonymous=anonymous)
     try:
         master = await running.start_master()
         for number in range(1, brokers + 1):
@@ -114,6 +129,18 @@ async def tube(
 def _serving(master: TubeMaster, topic: str) -> int:
     info = master.engine.cluster.topic_info(topic)
     return len(info.brokers) if info is not None else 0
+
+
+def announced(masters: str, topic: str, timeout_s: float = 30.0) -> list[PartitionInfo]:
+    """The partitions of a topic, as soon as a broker that has it is registered (again)."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return partitions(masters, topic)
+        except TopicUnavailableError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
 
 
 Answer = Callable[[Request], bytes | None]

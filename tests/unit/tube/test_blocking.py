@@ -63,6 +63,29 @@ async def test_scripts(tmp_path: Path) -> None:
         assert threading.active_count() <= before + 1, "every thread has ended (the executor's own may stay)"
 
 
+def poll_without_confirming(masters: str) -> None:
+    with Consumer(masters, "other", ["demo"], auto_confirm=False) as reader:
+        assert [reader.poll(10) is None for _ in range(20)] == [False] * 20
+        with pytest.raises(LocalProtocolError, match=r"no more messages after 0.2 s") as caught:
+            reader.poll(0.2)
+        assert caught.value.do is not None
+        assert "confirm()" in caught.value.do
+        assert len(reader.blocked) == 1
+        reader.confirm()
+        assert not reader.blocked
+        assert reader.poll(0.2) is None, "now it is drained"
+
+
+async def test_poll_tells_an_unconfirmed_batch_from_a_drained_topic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.tube.engine.group_member.EXTENSIONS", None)  # served as Apache's brokers do
+    async with tube(tmp_path, "demo", partitions=1) as running:
+        async with producer.Producer(running.masters) as sender:
+            await sender.send_all("demo", [b"%d" % number for number in range(20)])
+        await asyncio.to_thread(poll_without_confirming, running.masters)
+
+
 def test_what_is_not_running() -> None:
     sender, reader = Producer("127.0.0.1:1"), Consumer("127.0.0.1:1", "lake", ["demo"])
     with pytest.raises(LocalProtocolError, match="not running"):

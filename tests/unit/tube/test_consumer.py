@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.errors import ConfigError, LocalProtocolError, RefusedError, UnavailableError
+from penstock.tube.codec.envelope import Request
+from penstock.tube.codec.methods import MethodId
 from penstock.tube.consumer import Consumer
+from penstock.tube.engine.broker import BrokerEngine
+from penstock.tube.engine.gets import Gets
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
 from tests.unit.tube.servers import Tube, tube, until
@@ -69,6 +74,147 @@ async def test_group_goes_on_where_it_was_even_in_the_middle_of_a_batch(tmp_path
         await fill(running, [b"new"])
         async with Consumer(running.masters, "lake", ["demo"]) as consumer:
             assert await take(consumer, 1) == [b"new"]
+
+
+@asynccontextmanager
+async def counted(path: Path, bodies: list[bytes], **options: Any) -> AsyncIterator[tuple[Tube, Gets]]:
+    """A tube whose topic has ``bodies`` in one partition, and what its broker was asked to read."""
+    async with tube(path, "demo", partitions=1, **options) as running:
+        async with Producer(running.masters) as producer:
+            await producer.send_all("demo", bodies)
+        yield running, running.brokers[1].engine.reading
+
+
+def apache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers take consumers for such that know no extension, and treat them as Apache's do."""
+    monkeypatch.setattr("penstock.tube.engine.group_member.EXTENSIONS", None)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+async def test_confirming_each_message_fetches_each_once(tmp_path: Path, *, wait: bool) -> None:
+    bodies = [b"%04d" % number + bytes(5_000) for number in range(300)]  # three gets
+    async with counted(tmp_path, bodies) as (running, reading):
+        async with Consumer(running.masters, "lake", ["demo"], auto_confirm=False) as consumer:
+            for number in range(250):
+                message = await anext(consumer)
+                assert message.data == bodies[number]
+                await consumer.confirm(wait=wait)
+        assert reading.messages <= len(bodies), "nothing was fetched twice"
+        async with Consumer(running.masters, "lake", ["demo"], auto_confirm=False) as consumer:
+            assert (await anext(consumer)).data == bodies[250]
+
+
+async def test_a_confirmation_in_the_middle_of_a_batch_fetches_nothing_again(tmp_path: Path) -> None:
+    async with counted(tmp_path, numbered(0, 100)) as (running, reading):
+        async with Consumer(running.masters, "lake", ["demo"]) as consumer:
+            for number in range(50):
+                assert (await anext(consumer)).data == b"%04d" % number
+                await consumer.confirm()
+        assert reading.messages == 100
+        async with Consumer(running.masters, "lake", ["demo"]) as consumer:
+            assert await take(consumer, 50) == numbered(50, 100)
+
+
+async def test_confirming_less_often_than_batches_come_does_not_stop_the_consumer(tmp_path: Path) -> None:
+    bodies = [b"%04d" % number + bytes(5_000) for number in range(400)]  # four gets
+    async with counted(tmp_path, bodies) as (running, reading):
+        async with Consumer(running.masters, "lake", ["demo"], auto_confirm=False) as consumer:
+            async with asyncio.timeout(20):
+                for number in range(390):
+                    assert (await anext(consumer)).data == bodies[number]
+                    if number == 299:
+                        await consumer.confirm()
+            assert not consumer.blocked
+        assert reading.messages == len(bodies)
+        async with Consumer(running.masters, "lake", ["demo"]) as consumer:
+            async with asyncio.timeout(20):
+                assert (await anext(consumer)).data == bodies[300], "unconfirmed messages come again"
+
+
+async def test_a_confirmed_message_does_not_confirm_the_next_that_is_handed_out(tmp_path: Path) -> None:
+    async with counted(tmp_path, numbered(0, 10)) as (running, _):
+        async with Consumer(running.masters, "lake", ["demo"], auto_confirm=False) as consumer:
+            await take(consumer, 4)
+            await consumer.confirm(wait=False)
+            assert [message.data for message in (consumer.take(), consumer.take()) if message] == numbered(4, 6)
+        async with Consumer(running.masters, "lake", ["demo"]) as consumer:
+            assert await take(consumer, 1) == [b"0004"]
+
+
+async def test_unconfirmed_messages_come_again_after_a_restart_of_the_broker(tmp_path: Path) -> None:
+    async with counted(tmp_path, numbered(0, 20)) as (running, _):
+        async with Consumer(running.masters, "lake", ["demo"], auto_confirm=False, heartbeat_s=0.1) as consumer:
+            assert await take(consumer, 10) == numbered(0, 10)
+            await consumer.confirm()
+            assert await take(consumer, 10) == numbered(10, 20)
+            await running.stop_broker()
+            with pytest.raises(UnavailableError, match="its messages come again"):
+                await consumer.confirm()
+            await running.start_broker()
+            assert await take(consumer, 10) == numbered(10, 20)
+            await consumer.confirm()
+        async with Consumer(running.masters, "lake", ["demo"]) as consumer:
+            await fill(running, [b"new"])
+            assert await take(consumer, 1) == [b"new"]
+
+
+async def test_unconfirmed_messages_go_to_the_next_member(tmp_path: Path) -> None:
+    async with counted(tmp_path, numbered(0, 20)) as (running, _):  # noqa: SIM117 - the second joins in between
+        async with Consumer(running.masters, "lake", ["demo"], auto_confirm=False, heartbeat_s=0.05) as first:
+            assert await take(first, 20) == numbered(0, 20)
+            [partition] = first.assignment
+            await first.seek({partition: 0})
+            assert await take(first, 15) == numbered(0, 15)
+            await first.confirm()
+            assert await take(first, 2) == numbered(15, 17)
+            async with Consumer(running.masters, "lake", ["demo"], heartbeat_s=0.05) as second:
+                await first.close()
+                assert await take(second, 5) == numbered(15, 20)
+
+
+async def test_a_filtered_group_that_confirmed_everything_has_no_lag(tmp_path: Path) -> None:
+    async with tube(tmp_path, "demo", partitions=1) as running:
+        await fill(running, [Record(b"%d" % n, msg_type="kept" if n < 3 else "other") for n in range(10)])
+        options: dict[str, Any] = {"filters": ["kept"], "auto_confirm": False}
+        async with Consumer(running.masters, "lake", ["demo"], **options) as consumer:
+            assert await take(consumer, 3) == [b"0", b"1", b"2"]
+            await consumer.confirm()
+            offsets = running.brokers[1].engine.offsets
+            await until(lambda: offsets.committed(("lake", "demo", 0)) == 280)
+
+
+async def test_apaches_brokers_a_batch_without_confirmation_is_an_error_after_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apache(monkeypatch)
+    bodies = [b"%04d" % number + bytes(5_000) for number in range(150)]  # two gets
+    async with counted(tmp_path, bodies) as (running, reading):
+        options: dict[str, Any] = {"auto_confirm": False, "confirm_timeout_s": 0.2, "most_wait_ms": 5}
+        async with Consumer(running.masters, "lake", ["demo"], **options) as consumer:
+            seen: list[bytes] = []
+
+            async def read() -> None:
+                async for message in consumer:
+                    seen.append(message.data)
+                    if len(seen) % 50 == 0:
+                        await consumer.confirm()  # in the middle of the batch: nothing can be stored
+
+            with pytest.raises(LocalProtocolError, match="not confirmed") as caught:
+                await read()
+            assert seen == bodies[: len(seen)]
+            assert reading.messages == len(seen) < len(bodies)
+            assert caught.value.why is not None
+            assert "whole batches" in caught.value.why
+            assert [partition.key for partition in consumer.blocked] == ["1:demo:0"]
+            with pytest.raises(LocalProtocolError, match="not confirmed"):
+                await consumer.fetch()
+            await consumer.confirm()
+            assert not consumer.blocked
+            seen += await take(consumer, len(bodies) - len(seen))
+            assert seen == bodies
+            await consumer.confirm()
+        assert reading.messages == len(bodies), "nothing was fetched twice"
+        assert running.brokers[1].engine.offsets.committed(("lake", "demo", 0)) == 150 * 28
 
 
 async def test_failed_block_confirms_nothing_of_what_was_in_hand(tmp_path: Path) -> None:
@@ -246,6 +392,10 @@ async def test_what_cannot_be_consumed(tmp_path: Path) -> None:
             Consumer(running.masters, "lake", ["demo"], start_offsets={"demo:0": 0})
         with pytest.raises(ConfigError, match="earliest or latest"):
             Consumer(running.masters, "lake", ["demo"], start="now")
+        for session_s, least in ((8, 10), (1, 10)):
+            with pytest.raises(ConfigError, match="too short for heartbeats every 5 s") as told:
+                Consumer(running.masters, "lake", ["demo"], session_timeout_s=session_s)
+            assert told.value.do == f"choose {least} or more, or a shorter heartbeat_s"
         with pytest.raises(ConfigError, match="server or client"):
             Consumer(running.masters, "lake", ["demo"], balance="none")
         with pytest.raises(LocalProtocolError, match="gives this consumer its partitions"):
@@ -260,3 +410,28 @@ async def test_what_cannot_be_consumed(tmp_path: Path) -> None:
         masters = running.masters
     with pytest.raises(UnavailableError):
         await Consumer(masters, "lake", ["demo"]).start()
+
+
+async def test_a_broker_that_does_not_answer_does_not_make_the_consumer_flood_the_master(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The master offers what is not held again with every heartbeat; each has to wait for the broker as the first."""
+    async with tube(tmp_path, "demo") as running:
+        assert running.master is not None
+        engine = running.master.engine
+        beats: list[float] = []
+        answer = engine.answer
+
+        def counted(request: Request, *args: Any, **kwargs: Any) -> bytes:
+            if request.method == MethodId.CONSUMER_HEARTBEAT:
+                beats.append(asyncio.get_running_loop().time())
+            return answer(request, *args, **kwargs)
+
+        monkeypatch.setattr(engine, "answer", counted)
+        with monkeypatch.context() as silent:
+            silent.setattr(BrokerEngine, "receive", lambda *_args, **_kwargs: None)
+            async with Consumer(running.masters, "lake", ["demo"], request_timeout_s=0.2) as consumer:
+                await until(lambda: len(beats) >= 4)
+                assert beats[3] - beats[0] > 2 * 0.2
+                silent.undo()
+                await until(lambda: len(consumer.assignment) == 3)

@@ -15,7 +15,7 @@ from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2, master_pb2
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
-from tests.unit.tube.servers import Tube, scripted, tube, until
+from tests.unit.tube.servers import Tube, announced, scripted, tube, until
 
 
 async def stored(running: Tube, topic: str) -> list[tuple[int, list[bytes]]]:
@@ -23,7 +23,7 @@ async def stored(running: Tube, topic: str) -> list[tuple[int, list[bytes]]]:
 
     def read() -> list[tuple[int, list[bytes]]]:
         found = []
-        for info in reader.partitions(running.masters, topic):
+        for info in announced(running.masters, topic):
             with reader.RangeReader(info.host, info.port) as source:
                 low, high = source.bounds(topic, info.partition)
                 batches = list(source.read(topic, info.partition, low, high))

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from types import TracebackType
 
 import pytest
 
+from penstock.errors import RemoteProtocolError
 from penstock.tube.codec.envelope import FATAL, Request, decode_response, encode_request, encode_response
 from penstock.tube.codec.framing import FrameDecoder, encode_frame
 from penstock.tube.rpc import AnsweringProtocol, Peers
@@ -59,6 +63,38 @@ async def test_peer_that_speaks_something_else_is_cut(port: int) -> None:
     good = encode_frame(1, encode_request(Request(1, 1, 3, b"x")))
     assert len(await talk(port, good + b"GET / HTTP/1.1\r\n", lambda _: False)) == 1
     assert await talk(port, b"GET / HTTP/1.1\r\n", lambda _: False) == []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"GET / HTTP/1.1\r\n", encode_frame(9, b"\x00\xff") + b"GET / HTTP/1.1\r\n", encode_frame(1, bytes(5000))[:2000]],
+    ids=["not TubeMQ", "a frame before", "an unfinished frame"],
+)
+async def test_connections_that_are_over_leave_nothing(port: int, data: bytes) -> None:
+    """Nothing waits for garbage collection, which a node does rarely."""
+    kinds = (AnsweringProtocol, FrameDecoder, RemoteProtocolError, TracebackType)
+
+    async def visit() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(data)
+        writer.write_eof()
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.transport.abort()
+
+    def count() -> int:
+        return sum(isinstance(item, kinds) for item in gc.get_objects())
+
+    await visit()
+    gc.collect()
+    gc.disable()
+    try:
+        before = count()
+        for _ in range(50):
+            await visit()
+        assert count() - before < 10
+    finally:
+        gc.enable()
 
 
 async def test_large_answers_to_a_slow_reader_all_arrive(port: int) -> None:

@@ -18,7 +18,7 @@ from penstock.tube.engine.access import Access, sign
 from penstock.tube.engine.consumer import Membership
 from penstock.tube.master.master import TubeMaster
 from tests.unit.tube.broker_client import Client
-from tests.unit.tube.servers import until
+from tests.unit.tube.servers import keys_of, until
 
 USERS = {"usr": "pw", "broker": "other"}
 
@@ -47,14 +47,14 @@ def client_context(authority: trustme.CA, *, certificate: bool) -> ssl.SSLContex
 
 class Cluster:
     def __init__(self, path: Path) -> None:
-        self.master = TubeMaster(path / "master", access=Access(USERS))
+        self.master = TubeMaster(path / "master", access=Access(keys_of(USERS)))
         self.path = path
 
     async def start(self) -> None:
         self.address = await self.master.start("127.0.0.1", 0)
         masters = [f"127.0.0.1:{self.address[1]}"]
         self.broker = TubeBroker(
-            self.path, masters=masters, heartbeat_s=0.05, access=Access(USERS), master_user=("broker", "other")
+            self.path, masters=masters, heartbeat_s=0.05, access=Access(keys_of(USERS)), master_user=("broker", "other")
         )
         self.broker_address = await self.broker.start("127.0.0.1", 0)
         await self.master.create_topic("demo", ready_s=10)
@@ -76,7 +76,7 @@ async def token_of(cluster: Cluster) -> str:
     now = cluster.broker.clock()
     request.authInfo.authInfo.CopyFrom(
         shared_pb2.AuthenticateInfo(
-            userName="usr", timestamp=now, nonce=1, othParams="", signature=sign("usr", "pw", now, 1)
+            userName="usr", timestamp=now, nonce=1, othParams="", signature=sign("usr", keys_of(USERS)["usr"], now, 1)
         )
     )
     answer = await client.ask(MethodId.PRODUCER_REGISTER, request)

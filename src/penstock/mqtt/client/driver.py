@@ -21,6 +21,8 @@ from penstock.mqtt.codec.reasons import reason_name
 from penstock.mqtt.engine.client import ClientEngine, ClientState
 from penstock.mqtt.engine.client_events import Answered, Closed, Connected, Event, Refused, Unsubscribed
 from penstock.mqtt.url import BrokerUrl
+from penstock.runtime.stalls import after_reading
+from penstock.runtime.tls import certificate_file
 
 __all__ = ["Driver", "DriverHooks", "DriverSettings"]
 
@@ -211,6 +213,9 @@ class Driver:
     def received(self, link: Link, data: bytes) -> None:
         """Bytes came in."""
         if link is self._link:
+            if self.engine.state is ClientState.CONNECTING and data.startswith(b"HTTP/"):
+                self._close(failures.http_server(self.url, data))
+                return
             self._perform(self.engine.receive(data, self.now()))
             self.flush()
 
@@ -275,7 +280,7 @@ class Driver:
             async with asyncio.timeout(timeout_s):
                 link = self._link = await self._open()
         except (OSError, TimeoutError) as e:
-            return failures.not_connected(self.url, e)
+            return failures.not_connected(self.url, e, certificate_file(self._settings.tls))
         try:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -293,6 +298,9 @@ class Driver:
         finally:
             self._link = None
             link.abort()
+        rejected = failures.rejected(self.url, link.error, certificate_file(self._settings.tls))
+        if rejected is not None:
+            return rejected
         if link.failure is not None:
             return link.failure
         return self._why_closed() or failures.lost(self.url, accepted=self._online.is_set())
@@ -372,6 +380,13 @@ class Driver:
             self._timer = asyncio.get_running_loop().call_at(deadline / 1000 + 0.001, self._tick)
 
     def _tick(self) -> None:
+        """A deadline has come; what arrived before it is read first, since this process may have been stopped."""
+        after_reading(asyncio.get_running_loop(), self._judge)
+
+    def _judge(self) -> None:
+        if self._timer is None:  # the client is over
+            return
+        self._timer.cancel()
         self._timer = None
         self._perform(self.engine.tick(self.now()))
         self.flush()

@@ -9,9 +9,19 @@ from penstock.mqtt.codec.packets import ConnAck
 from penstock.mqtt.codec.reasons import ReasonCode, reason_name
 from penstock.mqtt.engine.client_events import Closed
 from penstock.mqtt.url import BrokerUrl
-from penstock.runtime.unreachable import unreachable
+from penstock.runtime.unreachable import rejected_by_alert, unreachable
 
-__all__ = ["closed", "connect_refused", "given_up", "lost", "no_answer", "not_connected", "refused"]
+__all__ = [
+    "closed",
+    "connect_refused",
+    "given_up",
+    "http_server",
+    "lost",
+    "no_answer",
+    "not_connected",
+    "refused",
+    "rejected",
+]
 
 _TRANSIENT: Final = frozenset(
     (
@@ -37,9 +47,9 @@ _CONNECT_HINTS: Final[dict[int, str]] = {
 _START: Final = "start a node (penstock up), or correct the address"
 
 
-def not_connected(url: BrokerUrl, error: OSError) -> UnavailableError:
-    """There is no connection."""
-    said = unreachable(error, url.host, tls=url.tls)
+def not_connected(url: BrokerUrl, error: OSError, certificate: str | None = None) -> UnavailableError:
+    """There is no connection. ``certificate`` is the file of the client certificate."""
+    said = unreachable(error, url.host, tls=url.tls, certificate=certificate)
     return UnavailableError(f"mqtt: no connection to {url}", applied=False, why=said.why, do=said.do or _START)
 
 
@@ -53,6 +63,23 @@ def no_answer(url: BrokerUrl, seconds: float) -> UnavailableError:
     )
 
 
+def rejected(url: BrokerUrl, error: Exception | None, certificate: str | None) -> UnavailableError | None:
+    """The server ended the connection with the TLS alert in ``error``; None if it did not."""
+    said = rejected_by_alert(error, certificate)
+    return None if said is None else UnavailableError(f"mqtt: no connection to {url}", why=said.why, do=said.do)
+
+
+def http_server(url: BrokerUrl, data: bytes) -> UnavailableError:
+    """The answer to CONNECT was HTTP, in ``data``."""
+    status = data.partition(b"\r\n")[0][:80].decode("latin-1")
+    return UnavailableError(
+        f"mqtt: {url} does not speak MQTT",
+        applied=False,
+        why=f"it answered CONNECT with HTTP: {status!r}",
+        do="use the address of the MQTT listener (port 1883 by default) instead of the HTTP listener",
+    )
+
+
 def lost(url: BrokerUrl, *, accepted: bool) -> UnavailableError:
     """The connection ended without a word."""
     if accepted:
@@ -60,7 +87,8 @@ def lost(url: BrokerUrl, *, accepted: bool) -> UnavailableError:
     return UnavailableError(
         f"mqtt: {url} closed the connection instead of answering CONNECT",
         applied=False,
-        do="check that this port speaks MQTT 5" + ("" if url.tls else " without TLS"),
+        do="check that this port speaks MQTT 5"
+        + (", and whether the server requires a client certificate" if url.tls else " without TLS"),
     )
 
 

@@ -39,6 +39,8 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self.failure: PenstockError | None = None
         """Why the transport under MQTT gave up, where it knows."""
+        self.error: Exception | None = None
+        """The error with which the transport ended the connection."""
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[None] = loop.create_future()
         self.answered: asyncio.Future[None] = loop.create_future()
@@ -71,8 +73,9 @@ class Link(asyncio.Protocol):
         """It has drained [asyncio]."""
         self._owner.resume_writing(self)
 
-    def connection_lost(self, _exc: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:
         """Wake whoever waits for this connection: it is over for good [asyncio]."""
+        self.error = exc
         for future in (self.ready, self.answered, self.ended):
             if not future.done():
                 future.set_result(None)

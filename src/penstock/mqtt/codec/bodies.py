@@ -9,7 +9,7 @@ Source: MQTT 5.0 chapter 3; which code for which mistake: sections 2.4, 4.13 and
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.packets import (
@@ -31,22 +31,33 @@ from penstock.mqtt.codec.packets import (
     Unsubscribe,
     Will,
 )
-from penstock.mqtt.codec.primitives import Reader, malformed, protocol_error
+from penstock.mqtt.codec.primitives import Reader, malformed, protocol_error, quoted
 from penstock.mqtt.codec.properties import WILL, Properties
 from penstock.mqtt.codec.property_blocks import read_properties
 from penstock.mqtt.codec.reasons import ALLOWED, PacketType, reason_name
-from penstock.mqtt.codec.topics import SHARE_PREFIX, name_problem
+from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem, name_problem
 
-__all__ = ["BODIES", "decode_acknowledgement"]
+__all__ = ["BODIES", "BRIDGE_LEVEL", "decode_acknowledgement"]
 
 _Ack = TypeVar("_Ack", bound=PubAck | PubRec | PubRel | PubComp)
 
 
+BRIDGE_LEVEL: Final = 0x84
+"""Protocol level with which a bridge of Mosquitto and others connects: 3.1.1, and the top bit says that it is a bridge.
+
+A convention, not part of the standard. A broker that does not know it answers with return code 1, and the bridge tries
+again with level 4.
+"""
+
+
 def _connect(data: bytes, position: int, end: int) -> Connect:
-    """CONNECT of MQTT 5 (level 5) and MQTT 3.1.1 (level 4, without properties)."""
+    """CONNECT of MQTT 5 (level 5) and MQTT 3.1.1 (level 4, without properties; with the bridge bit 0x84)."""
     reader = Reader(data, position, end)
     name = reader.binary()
     level = reader.byte()
+    bridge = level == BRIDGE_LEVEL
+    if bridge:
+        level = 4
     if name != b"MQTT" or level not in (4, 5):  # [MQTT-3.1.2-1], [MQTT-3.1.2-2]
         raise RemoteProtocolError(
             f"mqtt: protocol {name[:16]!r} level {level} is not spoken here",
@@ -72,12 +83,12 @@ def _connect(data: bytes, position: int, end: int) -> Connect:
         topic = reader.string()
         problem = name_problem(topic)
         if problem is not None:
-            raise RemoteProtocolError(f"mqtt: will topic {topic!r} cannot be used", reason_code=0x90, why=problem)
+            raise RemoteProtocolError(f"mqtt: will topic {quoted(topic)} cannot be used", reason_code=0x90, why=problem)
         will = Will(topic, reader.binary(), will_qos, bool(flags & 0x20), will_properties)
     username = reader.string() if flags & 0x80 else None
     password = reader.binary() if flags & 0x40 else None
     _finish(reader)
-    return Connect(client_id, bool(flags & 2), keep_alive, username, password, will, properties, level)
+    return Connect(client_id, bool(flags & 2), keep_alive, username, password, will, properties, level, bridge)
 
 
 def _connack(data: bytes, position: int, end: int) -> ConnAck:
@@ -127,7 +138,7 @@ def _subscribe(data: bytes, position: int, end: int) -> Subscribe:
     properties = read_properties(reader, 1 << PacketType.SUBSCRIBE)
     subscriptions: list[Subscription] = []
     while reader.position < end:
-        topic_filter = reader.string()
+        topic_filter = _filter(reader)
         options = reader.byte()
         if options & 0xC0:
             raise malformed("reserved subscription options are set [MQTT-3.8.3-5]")
@@ -149,7 +160,7 @@ def _unsubscribe(data: bytes, position: int, end: int) -> Unsubscribe:
     properties = read_properties(reader, 1 << PacketType.UNSUBSCRIBE)
     filters: list[str] = []
     while reader.position < end:
-        filters.append(reader.string())
+        filters.append(_filter(reader))
     if not filters:
         raise protocol_error("UNSUBSCRIBE without a topic filter [MQTT-3.10.3-2]")
     return Unsubscribe(packet_id, filters, properties)
@@ -208,6 +219,15 @@ def _packet_id(reader: Reader) -> int:
     if packet_id == 0:
         raise protocol_error("packet identifier 0 [MQTT-2.2.1-3]")
     return packet_id
+
+
+def _filter(reader: Reader) -> str:
+    """A topic filter. An ill-formed one is malformed: 0x8F is for a filter that is "correctly formed" [section 2.4]."""
+    topic_filter = reader.string()
+    problem = filter_problem(topic_filter)
+    if problem is not None:
+        raise malformed(f"topic filter {quoted(topic_filter)}: {problem}")
+    return topic_filter
 
 
 def _reason(code: int, packet_type: int) -> int:

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.bodies import BODIES
 from penstock.mqtt.codec.packets import Connect, Disconnect, Packet, PubAck, PubComp, Publish, PubRec, PubRel
-from penstock.mqtt.codec.primitives import MAX_VARINT, Reader, malformed, protocol_error
+from penstock.mqtt.codec.primitives import MAX_VARINT, Reader, malformed, protocol_error, quoted
 from penstock.mqtt.codec.properties import LikeProperties, Properties, message_properties
 from penstock.mqtt.codec.property_blocks import decode_properties
 from penstock.mqtt.codec.reasons import CLIENT_DISCONNECT, PacketType, reason_name
@@ -55,13 +55,16 @@ _REFUSED: dict[Role, frozenset[int]] = {
 class TopicNames:
     """Checked topic names by their bytes on the wire, so that a topic is decoded once and its hash is kept.
 
-    Bounded: emptied when ``limit`` names are in it, which costs one decoding each; long names are not kept.
+    Bounded: emptied when ``limit`` names or ``limit_bytes`` bytes are in it, which costs one decoding each; long names
+    are not kept. The default bytes are enough for 4,096 names of 256 bytes; text takes up to four times as much.
     """
 
-    __slots__ = ("_limit", "names")
+    __slots__ = ("_bytes", "_limit", "_limit_bytes", "names")
 
-    def __init__(self, limit: int = 4096) -> None:
+    def __init__(self, limit: int = 4096, limit_bytes: int = 1024 * 1024) -> None:
         self._limit = limit
+        self._limit_bytes = limit_bytes
+        self._bytes = 0
         self.names: dict[bytes, str] = {}
 
     def add(self, wire: bytes) -> str:
@@ -72,11 +75,13 @@ class TopicNames:
         """
         topic = Reader(wire, 0, len(wire)).string()
         if has_wildcard(topic):
-            raise RemoteProtocolError(f"mqtt: topic name {topic!r} holds a wildcard", reason_code=0x90)
+            raise RemoteProtocolError(f"mqtt: topic name {quoted(topic)} holds a wildcard", reason_code=0x90)
         if len(wire) <= 1024:
-            if len(self.names) >= self._limit:
+            if len(self.names) >= self._limit or self._bytes + len(wire) > self._limit_bytes:
                 self.names.clear()
+                self._bytes = 0
             self.names[wire] = topic
+            self._bytes += len(wire)
         return topic
 
 
@@ -100,10 +105,10 @@ class Decoder:
         "_shape",
         "_topics",
         "buffered",
-        "connect_seen",
         "error",
         "max_packet_size",
         "protocol_level",
+        "protocol_name",
         "runs",
         "version",
     )
@@ -121,10 +126,11 @@ class Decoder:
         self._largest = min(max_packet_size, max_connect_size)
         self.error: RemoteProtocolError | None = None
         """Set once the bytes are beyond repair; packets before it were returned."""
-        self.protocol_level = 5
-        """The level byte of the CONNECT that came in; it decides the form of a refusal."""
-        self.connect_seen = False
-        """Whether a whole CONNECT came in, be it well formed or not; only then may a refusal be a CONNACK."""
+        self.protocol_level = 0
+        """The level byte of the CONNECT that came in; with the name it decides the form of a refusal. 0 before a whole
+        CONNECT came in, be it well formed or not."""
+        self.protocol_name = b""
+        """The first bytes of the protocol name of that CONNECT."""
         self.version = version
         self._role = role
         self._refused = _REFUSED[role]
@@ -157,7 +163,7 @@ class Decoder:
             RemoteProtocolError: with the reason code to answer with; and again on every later call.
         """
         if self.error is not None:
-            raise self.error
+            raise self.error.copy()
         if self.buffered:
             self._pieces.append(data)
             self.buffered += len(data)
@@ -170,7 +176,7 @@ class Decoder:
         try:
             used = self._decode(data, packets)
         except RemoteProtocolError as e:
-            self.error = e
+            self.error = e.copy()
             if not packets:
                 raise
             return packets
@@ -179,6 +185,11 @@ class Decoder:
             self._pieces.append(rest)
             self.buffered = len(rest)
         return packets
+
+    def discard(self) -> None:
+        """Forget the bytes of an unfinished packet: the connection is gone."""
+        self._pieces.clear()
+        self.buffered = 0
 
     def _decode(self, data: bytes, packets: list[Decoded]) -> int:
         """Append the packets that are complete; return how many bytes they took. Sets ``_needed`` for the rest."""
@@ -351,8 +362,9 @@ class Decoder:
     def _other(self, data: bytes, kind: int, start: int, end: int) -> Packet:
         """Every packet off the hot path, and what may come from one side only."""
         if kind == PacketType.CONNECT:
-            self.connect_seen = True
             at = start + 2 + (data[start] << 8 | data[start + 1]) if end - start > 2 else end
+            # Never a slice that ends before it begins: compiled code fails on one.
+            self.protocol_name = data[start + 2 : max(start + 2, min(at, start + 10, end))]
             self.protocol_level = data[at] if at < end else 0
         elif self.version != 5:
             return BODIES_311[kind](data, start, end)

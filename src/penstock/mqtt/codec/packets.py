@@ -185,6 +185,8 @@ class Connect:
     will: Will | None = None
     properties: Properties = field(default_factory=Properties)
     protocol_version: int = 5
+    bridge: bool = False
+    """It comes from another broker: MQTT 3.1.1 with the bridge bit in the protocol level."""
 
 
 @dataclass(slots=True)

@@ -22,10 +22,16 @@ __all__ = [
     "length_size",
     "malformed",
     "protocol_error",
+    "quoted",
 ]
 
 MAX_VARINT: Final = 268_435_455
 _VARINTS: list[bytes] = [bytes((n,)) if n < 128 else bytes((n & 127 | 128, n >> 7)) for n in range(2048)]
+
+
+def quoted(text: str) -> str:
+    """``text`` of a peer for an error: its first 64 characters, so that errors and log lines stay short."""
+    return repr(text) if len(text) <= 64 else f"{text[:64]!r}… ({len(text)} characters)"
 
 
 def malformed(what: str) -> RemoteProtocolError:

@@ -26,7 +26,9 @@ __all__ = ["Form", "Learner", "LikePublish", "Shape", "Value"]
 LONGEST: Final = 1024
 """Bytes of topic and properties above which nothing is learned: a connection keeps a copy of them."""
 MOST_CHANGING: Final = 8
-MOST_PATIENCE: Final = 4096
+MOST_PATIENCE: Final = 64
+"""Messages decoded in full between two attempts to learn: few, since a missed shape costs each of them several times
+what an attempt costs."""
 
 _CORRELATION_DATA: Final = 0x09
 _USER_PROPERTY: Final = 0x26
@@ -223,17 +225,22 @@ _new = LikeProperties.__new__
 
 
 class Learner:
-    """Sees the PUBLISHes of one connection that were decoded in full, and learns a shape from two like ones in a row.
+    """Learn a shape from PUBLISHes of one connection that were decoded in full, two like ones in a row.
 
-    After each it waits twice as long for the next: where no two are like, little is lost.
+    A value counts as changing once it was seen to change: clients that send several requests at once give all of them
+    the same time stamp, and only the next read shows that it varies. A shape that misses for that reason is widened.
+
+    After each shape it waits twice as long for the next: where no two messages are alike, little is lost.
     """
 
-    __slots__ = ("_numbered", "_patience", "_previous", "_wait")
+    __slots__ = ("_changing", "_numbered", "_patience", "_previous", "_wait")
 
     def __init__(self) -> None:
         self._previous = b""
         self._numbered = False
         """Whether the previous one has a packet identifier: its properties begin two bytes later."""
+        self._changing: set[int] = set()
+        """Which values, by their number, changed among the messages that are like the previous one."""
         self._patience = 1
         self._wait = 0
 
@@ -245,25 +252,38 @@ class Learner:
         return self.see(wire, len(topic), publish.topic, properties, has_identifier=publish.qos > 0)
 
     def see(self, wire: bytes, topic_end: int, topic: str, model: Properties, *, has_identifier: bool) -> Shape | None:
-        """The shape of ``wire`` (topic to the end of the properties) and the one before, if they are like."""
+        """The shape of ``wire`` (topic to the end of the properties) and those before, if they are like."""
         if self._wait:
             self._wait -= 1
             return None
         previous, self._previous = self._previous, wire
         numbered, self._numbered = self._numbered, has_identifier
+        known, self._changing = self._changing, set()
         if len(previous) != len(wire) or numbered is not has_identifier or previous[:topic_end] != wire[:topic_end]:
             return None
         at = topic_end + 2 if has_identifier else topic_end
         values = _values(wire, at)
         if _skeleton(wire, at, values) != _skeleton(previous, at, _values(previous, at)):
             return None
-        changing = [value for value in values if wire[value[1] : value[2]] != previous[value[1] : value[2]]]
+        changing = [
+            number
+            for number, (_, start, end, _) in enumerate(values)
+            if number in known or wire[start:end] != previous[start:end]
+        ]
         if len(changing) > MOST_CHANGING:
             return None
-        self._previous = b""
+        self._changing.update(changing)
         self._wait = self._patience
         self._patience = min(2 * self._patience, MOST_PATIENCE)
-        return Shape(wire, topic_end, topic, model, values, changing, has_identifier=has_identifier)
+        return Shape(
+            wire,
+            topic_end,
+            topic,
+            model,
+            values,
+            [values[number] for number in changing],
+            has_identifier=has_identifier,
+        )
 
 
 def _values(wire: bytes, position: int) -> list[Value]:

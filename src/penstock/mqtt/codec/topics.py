@@ -17,6 +17,7 @@ __all__ = [
     "has_wildcard",
     "matches",
     "name_problem",
+    "plain_filter_problem",
     "validate_topic_filter",
     "validate_topic_name",
 ]
@@ -38,23 +39,26 @@ def name_problem(topic: str) -> str | None:
 
 def filter_problem(topic_filter: str) -> str | None:
     """Why ``topic_filter`` is no topic filter, or None when it is one. ``$share/name/filter`` is one."""
-    problem = _text_problem(topic_filter)
-    if problem is not None:
-        return problem
     if topic_filter.startswith(SHARE_PREFIX):
         name, slash, rest = topic_filter[len(SHARE_PREFIX) :].partition("/")
         if not name or has_wildcard(name):
             return "the name of a shared subscription has at least one character and no + or # [MQTT-4.8.2-1]"
         if not slash or not rest:
             return "a shared subscription is $share/name/filter [MQTT-4.8.2-2]"
-        topic_filter = rest
-    if not has_wildcard(topic_filter):
-        return None
+        return _text_problem(topic_filter) or plain_filter_problem(rest)
+    return plain_filter_problem(topic_filter)
+
+
+def plain_filter_problem(topic_filter: str) -> str | None:
+    """As :func:`filter_problem`, for MQTT 3.1.1: ``$share`` has no meaning there."""
+    problem = _text_problem(topic_filter)
+    if problem is not None or not has_wildcard(topic_filter):
+        return problem
     levels = topic_filter.split("/")
     if "#" in topic_filter and ("#" in "".join(levels[:-1]) or ("#" in levels[-1] and levels[-1] != "#")):
-        return "# fills the last level, alone [MQTT-4.7.1-1]"
+        return "# must be the whole last level [MQTT-4.7.1-1]"
     if any("+" in level and level != "+" for level in levels):
-        return "+ fills a whole level [MQTT-4.7.1-2]"
+        return "+ must be a whole level [MQTT-4.7.1-2]"
     return None
 
 

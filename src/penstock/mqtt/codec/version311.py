@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from penstock.errors import LocalProtocolError
+from penstock.mqtt.codec.bodies import BRIDGE_LEVEL
 from penstock.mqtt.codec.packets import (
     ConnAck,
     Connect,
@@ -36,8 +37,10 @@ from penstock.mqtt.codec.primitives import (
     encode_string,
     malformed,
     protocol_error,
+    quoted,
 )
 from penstock.mqtt.codec.reasons import PacketType, ReasonCode
+from penstock.mqtt.codec.topics import plain_filter_problem
 
 __all__ = ["BODIES_311", "encode_311", "return_code"]
 
@@ -90,7 +93,8 @@ def _encode_connect(packet: Connect) -> bytes:
         parts.append(encode_string(packet.username, "the user name"))
     if packet.password is not None:
         parts.append(encode_binary(packet.password, "the password"))
-    return encode_frame(0x10, b"\x00\x04MQTT\x04", bytes((flags,)), packet.keep_alive.to_bytes(2, "big"), *parts)
+    head = b"\x00\x04MQTT" + bytes((BRIDGE_LEVEL if packet.bridge else 4, flags))
+    return encode_frame(0x10, head, packet.keep_alive.to_bytes(2, "big"), *parts)
 
 
 def _encode_publish(packet: Publish) -> bytes:
@@ -150,6 +154,15 @@ def _packet_id(reader: Reader) -> int:
     return packet_id
 
 
+def _filter(reader: Reader) -> str:
+    """A topic filter, well formed [MQTT-4.7.1-2], [MQTT-4.7.1-3], [MQTT-4.7.3-1] of MQTT 3.1.1."""
+    topic_filter = reader.string()
+    problem = plain_filter_problem(topic_filter)
+    if problem is not None:
+        raise malformed(f"topic filter {quoted(topic_filter)}: {problem}")
+    return topic_filter
+
+
 def _only_packet_id(data: bytes, position: int, end: int) -> int:
     packet_id = _packet_id(Reader(data, position, end))
     if end - position != 2:
@@ -162,7 +175,7 @@ def _subscribe(data: bytes, position: int, end: int) -> Subscribe:
     packet_id = _packet_id(reader)
     subscriptions: list[Subscription] = []
     while reader.position < end:
-        topic_filter = reader.string()
+        topic_filter = _filter(reader)
         qos = reader.byte()
         if qos > 2:
             raise malformed("a requested QoS is 0, 1 or 2")
@@ -186,7 +199,7 @@ def _unsubscribe(data: bytes, position: int, end: int) -> Unsubscribe:
     packet_id = _packet_id(reader)
     filters: list[str] = []
     while reader.position < end:
-        filters.append(reader.string())
+        filters.append(_filter(reader))
     if not filters:
         raise protocol_error("UNSUBSCRIBE without a topic filter")
     return Unsubscribe(packet_id, filters)

@@ -28,6 +28,8 @@ def will_problem(will: Will, rights: Rights | None, topic_refusal: int) -> tuple
     """Reason code and text with which a CONNECT is refused for its will; ``topic_refusal`` is the router's."""
     if rights is not None and not rights.may_publish(will.topic, will.qos, retain=will.retain):
         return ReasonCode.NOT_AUTHORIZED, "the will may not be published"
+    if topic_refusal == ReasonCode.NOT_AUTHORIZED:
+        return topic_refusal, "the will topic is reserved for the broker"
     if topic_refusal:
         return topic_refusal, "the will topic cannot be used here"
     if will.properties.payload_format_indicator and not is_text(will.payload):

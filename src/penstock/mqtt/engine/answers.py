@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.shapes import Form
-from penstock.mqtt.engine.encoded import respond_encoded
+from penstock.mqtt.engine.encoded import send_encoded
 from penstock.mqtt.engine.expected import Expected
 from penstock.mqtt.engine.kept import TAKEN
 from penstock.mqtt.engine.output import Output
@@ -181,6 +181,12 @@ class Answers(Output):
         session = self.session
         if session is None:
             return False
+        router, topic = self.broker.router, message[0]
+        for target in (router.routes.get(topic) or router.route(topic)).targets:  # written out: it runs once a request
+            if target.session is session:
+                break
+        else:
+            return False
         if self.pending:
             self.accept_later(packet_id).settle(0, "")
         else:
@@ -188,4 +194,5 @@ class Answers(Output):
             self.stats.answers_sent += 1
             if not self.dirty:
                 self.mark()
-        return respond_encoded(self.broker.router, session, message, now)
+        send_encoded(session, target, message, now)
+        return True

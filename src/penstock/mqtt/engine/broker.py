@@ -22,20 +22,21 @@ from penstock.mqtt.codec.topics import validate_topic_filter, validate_topic_nam
 from penstock.mqtt.engine.access import LOCAL, Access, Origin, Rights, may_hurry
 from penstock.mqtt.engine.bulk import Bulk
 from penstock.mqtt.engine.connection import BrokerConnection
-from penstock.mqtt.engine.encoded import respond_encoded
+from penstock.mqtt.engine.encoded import send_encoded
 from penstock.mqtt.engine.figures import Figures
-from penstock.mqtt.engine.journal import Journal
+from penstock.mqtt.engine.journal import Journal, Source
 from penstock.mqtt.engine.lifecycle import Lifecycle
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueFull
-from penstock.mqtt.engine.message import Message
+from penstock.mqtt.engine.message import Message, Notification
 from penstock.mqtt.engine.outbound import Outbound, Output
-from penstock.mqtt.engine.retained import Retained
+from penstock.mqtt.engine.retained import Allows, Retained
 from penstock.mqtt.engine.routes import Route, Router
 from penstock.mqtt.engine.session import Session
 from penstock.mqtt.engine.shared import SharedGroup
 from penstock.mqtt.engine.sharing import deliver_shared, take_over
 from penstock.mqtt.engine.timers import Timers
 from penstock.mqtt.engine.waiting import WaitingTotals
+from penstock.mqtt.engine.ways import NO_WAYS
 from penstock.mqtt.service import Encoded, Inbound, Service
 
 __all__ = ["Broker"]
@@ -50,6 +51,7 @@ class Broker:
     ``journal`` collects what is to outlive the process; without one nothing does. ``new_client_id`` gives an
     unguessable identifier for clients that bring none. ``report`` is told of every connection that the
     broker ends or refuses, with the reason code and words, for logs; who decides about access tells of its own.
+    ``report_merged`` is called with a client identifier and the number of notifications that were merged in its queue.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Broker:
         new_client_id: Callable[[], str],
         wake: Callable[[], None] = lambda: None,
         report: Callable[[BrokerConnection, int, str], None] = lambda _connection, _code, _why: None,
+        report_merged: Callable[[str, int], None] = lambda _client_id, _count: None,
     ) -> None:
         self.limits = limits or BrokerLimits()
         self.stats = BrokerStats()
@@ -80,12 +83,17 @@ class Broker:
             publish=self._publish_figure,
         )
         self.report = report
+        self.report_merged = report_merged
         self.wall_offset = 0
+        self.grace_until = 0
+        """Before that nobody's silence is judged."""
         self._access = access
         self._new_client_id = new_client_id
         self.services: list[Service] = []
         self._routes = self.router.routes
         self.refusing = self.limits.when_queue_full is QueueFull.REFUSE
+        self.out_of_space = ""
+        """Why messages that must be stored are refused; empty: they are not."""
         self.recall: Callable[[str, str], Rights | None] | None = None
         """Asked, where there is somebody to ask, for the rights of a session that a start brought back and nobody has
         resumed: by its owner and its client identifier. None: whoever that was may do nothing any more."""
@@ -101,9 +109,13 @@ class Broker:
         """Record in ``journal`` what is to outlive the process; before the first connection."""
         self.journal = self.retained.journal = journal
 
+    def check_retained(self, allows: Allows) -> None:
+        """Ask ``allows`` for the publisher of each retained message that is to be delivered."""
+        self.retained.allows = allows
+
     def add_service(self, service: Service) -> None:
         """Hand the messages of the service's filters to it from now on."""
-        for topic_filter in service.filters:
+        for topic_filter in (*service.filters, *service.reserved):
             validate_topic_filter(topic_filter)
         self.services.append(service)
         self.router.add_service(service)
@@ -135,9 +147,27 @@ class Broker:
         """What is to be written, one piece a connection. ``wake`` was called when there is more in the next turn."""
         return self.outbound.flush(now)
 
+    def refuse_stored(self, reason: str) -> None:
+        """Refuse messages that must be stored (0x97) from now on, ``reason`` says why; "": refuse them no more.
+
+        MQTT 3.1.1 has no code for it: there the publisher's connection ends without an acknowledgement.
+        """
+        if reason and not self.out_of_space:
+            for session in self.sessions.values():
+                if session.connection is not None:
+                    session.connection.ways = NO_WAYS
+        self.out_of_space = reason
+
     def storage_failed(self, now: int) -> None:
         """No commit will be done any more: end the connections whose output waits for one."""
         self.outbound.storage_failed(now)
+
+    def stalled(self, now: int, grace_ms: int) -> None:
+        """The shell did not run for a while: judge keep alive, session expiry and the like ``grace_ms`` later.
+
+        What clients sent meanwhile is on its way; deadlines that come after the grace stay as they are.
+        """
+        self.grace_until = max(self.grace_until, now + grace_ms)
 
     def next_deadline(self) -> int | None:
         """When :meth:`tick` has something to do, or None."""
@@ -156,6 +186,7 @@ class Broker:
         stats.subscriptions = len(self.router)
         stats.retained = self.retained.count
         stats.retained_bytes = self.retained.bytes
+        stats.retained_withheld = self.retained.withheld
         stats.inflight = sum(len(session.inflight) for session in self.sessions.values())
         stats.queued = self.waiting_totals.messages
         stats.queued_bytes = self.waiting_totals.bytes
@@ -199,8 +230,10 @@ class Broker:
             if not service.exclusive:  # those are asked by clients; an answer must not come back as a question
                 service.receive(Inbound(publish, NODE, now + self.wall_offset))
 
-    def respond(self, client_id: str, publish: Publish, now: int) -> bool:
-        """Route a message of the node itself to one session's subscriptions; False where none matches.
+    def respond(
+        self, client_id: str, publish: Publish, now: int, acknowledge: Callable[[], None] | None = None
+    ) -> bool:
+        """Route a message of the node itself to one session's subscriptions; False where none matches [Outlet.respond].
 
         Raises:
             LocalProtocolError: the topic or the properties cannot be sent.
@@ -212,6 +245,8 @@ class Broker:
         for target in route.targets:
             session = target.session
             if session.client_id == client_id:
+                if acknowledge is not None:
+                    acknowledge()
                 publish.topic_wire = route.topic_wire  # the next answer to the client need not encode it again
                 message = Message(publish, now)
                 route.topic_wire = message.topic_wire
@@ -219,13 +254,29 @@ class Broker:
                 return True
         return False
 
-    def respond_encoded(self, client_id: str, encoded: Encoded, now: int) -> bool:
+    def respond_encoded(
+        self, client_id: str, encoded: Encoded, now: int, acknowledge: Callable[[], None] | None = None
+    ) -> bool:
         """The same with a message that is written already; its topic has been checked."""
         session = self.sessions.get(client_id)
-        return session is not None and respond_encoded(self.router, session, encoded, now)
+        if session is None:
+            return False
+        target = self.router.target(session, encoded[0])
+        if target is None:
+            return False
+        if acknowledge is not None:
+            acknowledge()
+        send_encoded(session, target, encoded, now)
+        return True
 
-    def deliver(self, client_id: str, publish: Publish, now: int) -> bool:
-        """Put a message straight into one session, subscribed or not.
+    def unheard(self, client_id: str, topic: str) -> str:
+        """Why :meth:`respond` did not reach the client."""
+        if client_id not in self.sessions:
+            return "the client has no session any more"
+        return self.router.route(topic).unheard()
+
+    def deliver(self, client_id: str, publish: Publish, now: int, *, deletes: bool = False) -> bool:
+        """Put a notification straight into one session, subscribed or not; ``deletes`` as in :class:`Notification`.
 
         It carries the identifiers of the session's subscriptions that match. False where there is no such session, or
         its client may not receive the topic.
@@ -240,7 +291,7 @@ class Broker:
         for target in self.router.route(publish.topic).targets:
             if target.session is session:
                 identifiers = target.identifiers
-        session.deliver(Message(publish, now), publish.qos, 0, identifiers, now)
+        session.deliver(Notification(publish, now, deletes=deletes), publish.qos, 0, identifiers, now)
         return True
 
     def overhear(self, client_id: str, publish: Publish, now: int) -> None:
@@ -277,6 +328,8 @@ class Broker:
         self.outbound.forget(connection)
         self.lifecycle.connection_ended(connection, now)
         connection.closing = True
+        connection.decoder.discard()  # the entry in the timers may keep the connection for a while
+        connection.out.clear()
         self.timers.remove(connection)
 
     def route(self, publish: Publish, publisher: Session, now: int) -> tuple[list[Service], int]:
@@ -285,15 +338,22 @@ class Broker:
         if route is None:
             route = self.router.route(publish.topic)
         if route.exclusive:
+            if route.refusal == ReasonCode.NOT_AUTHORIZED:
+                self.stats.refused_unauthorized += 1
             return route.services, route.refusal
         if route.nobody and not publish.retain:
             return route.services, 0 if route.services else ReasonCode.NO_MATCHING_SUBSCRIBERS
         message = self.message(publish, publisher, now)
+        if self.out_of_space and self._must_store(route, publish, publisher):
+            self.stats.refused_out_of_space += 1
+            return [], ReasonCode.QUOTA_EXCEEDED
         if self.refusing and publish.qos and not _has_room(route, message, publisher):
             self.stats.refused_queue_full += 1
             return [], ReasonCode.QUOTA_EXCEEDED
-        if publish.retain and not self.retained.store(publish.topic, message):
-            return [], ReasonCode.QUOTA_EXCEEDED
+        if publish.retain:
+            source = Source(publisher.owner, publisher.client_id)
+            if not self.retained.store(publish.topic, message, source):
+                return [], ReasonCode.QUOTA_EXCEEDED
         self.fan_out(route, message, publisher, now)
         return route.services, 0
 
@@ -315,7 +375,7 @@ class Broker:
         route = self._routes.get(model.topic)
         if route is None:
             route = self.router.route(model.topic)
-        if not route.forwards or self.refusing:
+        if not route.forwards or self.refusing or self.out_of_space:
             return False
         targets = route.targets
         for target in targets:
@@ -371,6 +431,18 @@ class Broker:
                 deliver_shared(member, shared.group, message, now)
 
     # Inside
+
+    def _must_store(self, route: Route, publish: Publish, publisher: Session) -> bool:
+        """Whether the message needs space on the disk: it is retained, or for a session that outlives the process."""
+        if publish.retain and publish.payload and self.journal.enabled:
+            return True
+        if not publish.qos:
+            return False
+        for target in route.targets:
+            chosen = target.as_publisher if target.session is publisher else target
+            if chosen is not None and chosen.qos and target.session.kept is not None:
+                return True
+        return any(member.qos and member.session.kept is not None for each in route.shared for member in each.members)
 
     def _publish_figure(self, topic: str, text: str, now: int) -> None:
         message = Message(Publish(topic, text.encode(), retain=True), now)

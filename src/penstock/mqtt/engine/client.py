@@ -150,11 +150,9 @@ class ClientEngine:
                 if self._ended():
                     return self.take_events()
             if self._decoder.error is not None:
-                raise self._decoder.error
+                self._fail(self._decoder.error, now)
         except RemoteProtocolError as e:
-            if self.state is ClientState.CONNECTED:
-                self._outbox.send(Disconnect(e.reason_code), now)
-            self._close(e.reason_code, e.what)
+            self._fail(e, now)
         return self.take_events()
 
     def lost(self) -> None:
@@ -291,6 +289,12 @@ class ClientEngine:
         return self.take_events()
 
     # Inside
+
+    def _fail(self, error: RemoteProtocolError, now: int) -> None:
+        """The server broke the protocol: say so where it is allowed, and close."""
+        if self.state is ClientState.CONNECTED:
+            self._outbox.send(Disconnect(error.reason_code), now)
+        self._close(error.reason_code, error.what)
 
     def _end(self) -> None:
         """Nothing may be sent on this connection any more; :meth:`lost` follows."""

@@ -40,7 +40,7 @@ from penstock.mqtt.engine.pacing import Pacing
 from penstock.mqtt.engine.rate import Rate
 from penstock.mqtt.engine.receiving import take_like, take_publish, take_pubrel, take_run
 from penstock.mqtt.engine.session import Session
-from penstock.mqtt.engine.subscribing import subscribe, subscribed, unsubscribe
+from penstock.mqtt.engine.subscribing import as_bridge, subscribe, subscribed, unsubscribe
 from penstock.mqtt.engine.ways import NO_WAYS
 from penstock.mqtt.engine.words import OF_SUBSCRIPTIONS
 
@@ -60,6 +60,7 @@ class BrokerConnection(Pacing):
         "_handshake",
         "_origin",
         "_reauthentication",
+        "bridge",
         "checked",
         "credentials",
         "decoder",
@@ -94,6 +95,8 @@ class BrokerConnection(Pacing):
         """Who it is, for logs: the peer's address."""
         self.credentials: Credentials | None = None
         """What it was accepted with, without the password."""
+        self.bridge = False
+        """The client is another broker, which must not get its own messages back."""
         self.checked = access is not None
         """Whether its messages are looked at one by one: by their rate, or by who may publish what."""
         self.resumed = False
@@ -141,7 +144,7 @@ class BrokerConnection(Pacing):
                 if self.closing:
                     return
             if self.decoder.error is not None:
-                raise self.decoder.error
+                self.fail(self.decoder.error, now)
         except RemoteProtocolError as e:
             self.fail(e, now)
 
@@ -204,6 +207,7 @@ class BrokerConnection(Pacing):
             self.close()
             return
         self.version = packet.protocol_version
+        self.bridge = packet.bridge
         properties = packet.properties
         self.maximum_out = properties.maximum_packet_size or LARGEST_PACKET
         self._problem_information = properties.request_problem_information != 0
@@ -246,11 +250,11 @@ class BrokerConnection(Pacing):
         keep_alive = packet.keep_alive
         if self.version == 5:
             if properties.topic_alias_maximum:
-                self._aliases_out = AliasesOut(min(properties.topic_alias_maximum, limits.max_topic_aliases_out))
+                self.aliases_out = AliasesOut(min(properties.topic_alias_maximum, limits.max_topic_aliases_out))
             longest = limits.max_keep_alive_s
             if longest and (keep_alive > longest or (keep_alive == 0 and limits.require_keep_alive)):
                 keep_alive = longest
-        self.plain = self.version == 5 and self._aliases_out is None
+        self.plain = self.version == 5 and self.aliases_out is None
         self.keep_alive_ms = keep_alive * 1500
         if limits.max_publish_rate:
             self.checked = True
@@ -305,6 +309,8 @@ class BrokerConnection(Pacing):
             self.stats.answers_sent += 1
             self.mark()
         elif isinstance(packet, Subscribe):
+            if self.bridge:
+                as_bridge(packet)
             codes = subscribe(broker, session, packet, now)
             if session.kept is not None:
                 session.kept.hold_back(self)
@@ -368,16 +374,30 @@ class BrokerConnection(Pacing):
     def fail(self, error: RemoteProtocolError, now: int) -> None:
         """The peer broke the protocol: say so where it is allowed, and close [MQTT-4.13.1-1]."""
         self.stats.protocol_errors += 1
-        if self.session is not None:
-            self.disconnect(error.reason_code, now, error.what)
+        code = error.reason_code
+        if self.session is not None:  # a second CONNECT may be wrong in a way that DISCONNECT has no code for
+            if code not in ALLOWED[PacketType.DISCONNECT]:
+                code = ReasonCode.PROTOCOL_ERROR
+            self.disconnect(code, now, error.what)
             return
-        self.broker.report(self, error.reason_code, error.what)
+        self.broker.report(self, code, error.what)
         decoder = self.decoder
-        if error.reason_code == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION and decoder.protocol_level < 5:
-            self.out.append(b"\x20\x02\x00\x01")  # the CONNACK of MQTT 3.1.1: unacceptable protocol version
-        elif decoder.connect_seen and decoder.protocol_level != 4 and self.version == 5:
-            code = error.reason_code if error.reason_code in ALLOWED[PacketType.CONNACK] else ReasonCode.PROTOCOL_ERROR
-            self.send(ConnAck(reason_code=code, properties=diagnosis(error.what)))
+        level = decoder.protocol_level
+        if level == 5 and self.version == 5:
+            self.send(
+                ConnAck(
+                    reason_code=code if code in ALLOWED[PacketType.CONNACK] else ReasonCode.PROTOCOL_ERROR,
+                    properties=diagnosis(error.what),
+                )
+            )
+        elif (
+            code == ReasonCode.UNSUPPORTED_PROTOCOL_VERSION
+            and level != 4  # then the name is wrong: no CONNACK [MQTT-3.1.4-1 of MQTT 3.1.1]
+            and decoder.protocol_name in (b"MQTT", b"MQIsdp")
+        ):
+            # The form of MQTT 3.1.1, return code 1 [MQTT-3.1.2-2 of MQTT 3.1.1]: older clients and the bridges of other
+            # brokers try another level after it, and understand no other form.
+            self.out.append(b"\x20\x02\x00\x01")
         self.close()
 
     def __repr__(self) -> str:

@@ -12,10 +12,10 @@ from penstock.mqtt.engine.session import LARGE
 from penstock.mqtt.service import Encoded, published
 
 if TYPE_CHECKING:
-    from penstock.mqtt.engine.routes import Router
+    from penstock.mqtt.engine.routes import Target
     from penstock.mqtt.engine.session import Session
 
-__all__ = ["EncodedMessage", "respond_encoded"]
+__all__ = ["EncodedMessage", "send_encoded"]
 
 
 class EncodedMessage(Message):
@@ -39,23 +39,25 @@ class EncodedMessage(Message):
             super().__init__(published(encoded), self.accepted_at)
 
 
-def respond_encoded(router: Router, session: Session, encoded: Encoded, now: int) -> bool:
-    """Send the message for the session's subscriptions that match; False where none does.
+def send_encoded(session: Session, target: Target, encoded: Encoded, now: int) -> None:
+    """Send the message for ``target``, the subscriptions of the session that match.
 
     What ``session.deliver`` does with it, in less time where it can leave at once.
     """
-    topic, head, rest, _, size = encoded
-    for target in (router.routes.get(topic) or router.route(topic)).targets:
-        if target.session is session:
-            break
-    else:
-        return False
+    _, head, rest, _, size = encoded
     connection, inflight = session.connection, session.inflight
     message = EncodedMessage(encoded, now)
+    known = True
+    if connection is not None and not connection.plain:
+        aliased = None if connection.aliases_out is None else connection.aliases_out.encoded(encoded)
+        if aliased is None:
+            known = False
+        else:
+            head, rest, size = aliased
     if (
         connection is None
+        or not known
         or not connection.writable
-        or not connection.plain
         or not target.qos
         or target.identifiers
         or size > connection.maximum_out
@@ -66,7 +68,7 @@ def respond_encoded(router: Router, session: Session, encoded: Encoded, now: int
     ):
         message.complete()
         session.deliver(message, 1 if target.qos else 0, 0, target.identifiers, now)
-        return True
+        return
     packet_id = inflight.free_id()
     connection.send_encoded((head, packet_id.to_bytes(2, "big"), *rest), size)
     kept = session.kept
@@ -75,4 +77,3 @@ def respond_encoded(router: Router, session: Session, encoded: Encoded, now: int
         message.complete()
         number = kept.queue(message, 1, 0, b"", None, packet_id)
     inflight[packet_id] = (message, 1, 0, b"", None, number)
-    return True

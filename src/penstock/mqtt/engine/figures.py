@@ -12,10 +12,22 @@ import penstock
 from penstock.mqtt.engine.limits import BrokerStats
 from penstock.mqtt.engine.timers import Timed, Timers
 
-__all__ = ["FIGURES_PREFIX", "Figures", "figures_of"]
+__all__ = ["FIGURES_PREFIX", "Figures", "belongs_to_broker", "figures_of"]
 
 FIGURES_PREFIX: Final = "$SYS/"
-"""Topics of the broker itself: clients cannot publish to them."""
+"""Topics of the broker itself: clients cannot publish to them, but for the states of bridges."""
+_BRIDGES_PREFIX: Final = "$SYS/broker/connection/"
+
+
+def belongs_to_broker(topic: str) -> bool:
+    """Whether only the broker publishes to ``topic``: all of ``$SYS/`` but ``$SYS/broker/connection/NAME/state``.
+
+    Bridges of Mosquitto publish that one to both sides, retained: 1 while they are connected, and 0 as their will.
+    """
+    if not topic.startswith(FIGURES_PREFIX):
+        return False
+    name, slash, last = topic[len(_BRIDGES_PREFIX) :].partition("/")
+    return not (topic.startswith(_BRIDGES_PREFIX) and name and slash and last == "state")
 
 
 def figures_of(stats: BrokerStats, uptime_s: int) -> list[tuple[str, str]]:

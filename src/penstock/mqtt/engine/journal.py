@@ -28,6 +28,7 @@ __all__ = [
     "ProgressRow",
     "Recovered",
     "SessionRow",
+    "Source",
     "Stage",
     "SubscriptionRow",
 ]
@@ -73,6 +74,13 @@ class SubscriptionRow(NamedTuple):
     identifier: bytes
 
 
+class Source(NamedTuple):
+    """Who published a retained message: the owner of the session and its client identifier."""
+
+    owner: str
+    client_id: str
+
+
 class MessageRow(NamedTuple):
     """A message as it lies on the disk: topic and properties in wire form, with their lengths."""
 
@@ -84,6 +92,8 @@ class MessageRow(NamedTuple):
     accepted_at: int
     number: int = 0
     """Under which it is stored for several deliveries, 0 = with the one it came with."""
+    source: Source | None = None
+    """Publisher of a retained message; None: the node itself, or a version that did not store it."""
 
 
 class DeliveryRow(NamedTuple):
@@ -158,7 +168,7 @@ class Batch:
         self.deliveries: dict[int, _Delivery | None] = {}
         self.progress: dict[int, tuple[int, int, int] | None] = {}
         self.incoming: dict[tuple[int, int], int | None] = {}
-        self.retained: dict[str, Message | None] = {}
+        self.retained: dict[str, tuple[Message, Source | None] | None] = {}
 
     def __len__(self) -> int:
         return (
@@ -340,11 +350,11 @@ class Journal:
         self._batch.incoming[session, packet_id] = None
         self._changed(promised=promised)
 
-    def retained(self, topic: str, message: Message | None) -> None:
-        """The retained message of ``topic`` is ``message`` now, or there is none."""
+    def retained(self, topic: str, message: Message | None, source: Source | None = None) -> None:
+        """The retained message of ``topic`` is ``message`` of ``source`` now, or there is none."""
         if not self.enabled:
             return
-        self._batch.retained[topic] = message
+        self._batch.retained[topic] = None if message is None else (message, source)
         promised = self.promise_all
         if not promised and message is not None and (properties := message.publish.optional_properties) is not None:
             promised = PERSISTENCE_PROPERTY in properties.user_properties

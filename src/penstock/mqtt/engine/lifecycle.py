@@ -160,6 +160,9 @@ class Lifecycle:
         """Will delay or expiry of an offline session has come."""
         if session.connection is not None:
             return
+        if now < self._broker.grace_until:
+            self._broker.timers.arm(session, self._broker.grace_until)
+            return
         if session.will is not None and session.will_at and session.will_at <= now:
             self._publish_will(session, now)
         if session.ends_at and session.ends_at <= now:

@@ -12,7 +12,10 @@ __all__ = ["BrokerLimits", "BrokerStats", "QueueFull", "TooFast"]
 
 
 class QueueFull(StrEnum):
-    """What happens to a QoS 1 or 2 message for a session whose queue is full. ``dropped_queue_full`` counts it."""
+    """What happens to a QoS 1 or 2 message for a session whose queue is full. ``dropped_queue_full`` counts it.
+
+    Notifications of the state store are merged in any case [waiting].
+    """
 
     DROP_NEWEST = "drop_newest"
     """The message that came is not queued."""
@@ -120,6 +123,10 @@ class BrokerStats:
     publishes_received: int = 0
     publishes_sent: int = 0
     dropped_queue_full: int = 0
+    notifications_merged: int = 0
+    """Notifications of the state store that a full queue dropped because a newer one of the same key waits."""
+    observers_disconnected: int = 0
+    """Connections ended because a notification of the state store did not fit into the queue."""
     dropped_expired: int = 0
     dropped_too_large: int = 0
     dropped_offline: int = 0
@@ -129,9 +136,11 @@ class BrokerStats:
     dropped_unauthorized: int = 0
     """Messages whose receiver may not have them, or not any more."""
     refused_unauthorized: int = 0
-    """Messages, wills, subscriptions and sessions that access control refused."""
+    """Messages, wills, subscriptions and sessions that access control refused; messages to reserved topics too."""
     refused_queue_full: int = 0
     """Messages answered 0x97 because a receiver's queue was full."""
+    refused_out_of_space: int = 0
+    """Messages refused because they must be stored and the disk has no space for them."""
     rate_exceeded: int = 0
     """Messages of clients that published too fast."""
     write_stalls: int = 0
@@ -143,6 +152,8 @@ class BrokerStats:
     subscriptions: int = 0
     retained: int = 0
     retained_bytes: int = 0
+    retained_withheld: int = 0
+    """Retained messages that were not delivered because their publisher may not publish them any more."""
     inflight: int = 0
     queued: int = 0
     queued_bytes: int = 0

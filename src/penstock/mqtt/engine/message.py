@@ -16,7 +16,7 @@ from penstock.mqtt.codec.primitives import encode_string, encode_varint, length_
 from penstock.mqtt.codec.property_blocks import decode_properties
 from penstock.mqtt.codec.reasons import PacketType
 
-__all__ = ["Message", "identifier_block"]
+__all__ = ["Message", "Notification", "identifier_block"]
 
 _CONTEXT: Final = 1 << PacketType.PUBLISH
 
@@ -132,6 +132,20 @@ class Message:
             header = length_size(wire)
             wire = encode_varint(len(wire) - header + len(identifiers)) + wire[header:] + identifiers
         return wire
+
+
+class Notification(Message):
+    """The state of its topic at one instant: a newer notification of the same topic makes it superfluous.
+
+    A session whose queue is full drops waiting notifications that are superseded [Waiting]. ``deletes``: it reports
+    that the state was deleted; only a later deletion supersedes that.
+    """
+
+    __slots__ = ("deletes",)
+
+    def __init__(self, publish: Publish, now: int, *, deletes: bool) -> None:
+        super().__init__(publish, now)
+        self.deletes = deletes
 
 
 _new = Message.__new__

@@ -209,7 +209,8 @@ class Outgoing:
         """PUBREC: the server has the message, or refuses it [MQTT-4.3.3-4]."""
         operation = self._inflight.get(packet.packet_id)
         if operation is None or not isinstance(operation.packet, Publish):
-            self._outbox.send(PubRel(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND), now)
+            if packet.reason_code < 0x80:  # else there is nothing to release
+                self._outbox.send(PubRel(packet.packet_id, ReasonCode.PACKET_IDENTIFIER_NOT_FOUND), now)
         elif operation.packet.qos != 2:
             raise protocol_error("PUBREC answers a QoS 1 message")
         elif packet.reason_code >= 0x80:

@@ -13,7 +13,7 @@ from penstock.mqtt.codec.encoder import PUBLISH_HEADS, encode_within, publish_he
 from penstock.mqtt.codec.packets import Packet, PubAck, PubComp, PubRec, PubRel
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.version311 import encode_311
-from penstock.mqtt.engine.aliases import AliasesOut
+from penstock.mqtt.engine.aliases import AliasesOut, with_alias
 from penstock.mqtt.engine.bulk import Form
 from penstock.mqtt.engine.message import Message
 from penstock.mqtt.engine.timers import Timed
@@ -53,9 +53,9 @@ class Output(Timed):
     """The output side of a connection. ``out`` collects until the broker's flush; ``closing``: it ends after that."""
 
     __slots__ = (
-        "_aliases_out",
         "_max_output",
         "_problem_information",
+        "aliases_out",
         "broker",
         "closing",
         "dirty",
@@ -81,7 +81,8 @@ class Output(Timed):
         self.plain = True
         """Messages without expiry and identifiers leave in the form in which they are kept: no 3.1.1, no aliases."""
         self._problem_information = True
-        self._aliases_out: AliasesOut | None = None
+        self.aliases_out: AliasesOut | None = None
+        """Those that the client allows, if it allows any."""
         self.version = 5
         """The protocol level of its CONNECT: 5, or 4 for MQTT 3.1.1."""
         self.sink: Sink | None = None
@@ -161,7 +162,7 @@ class Output(Timed):
         return True
 
     def send_encoded(self, pieces: tuple[bytes, ...], size: int) -> None:
-        """Queue a PUBLISH of ``size`` bytes that the node has written, for a client that is ``plain`` and takes it."""
+        """Queue a PUBLISH of ``size`` bytes that the node has encoded in the form that this client accepts."""
         self.out += pieces
         self.out_bytes += size
         if self.out_bytes > self._max_output:
@@ -185,7 +186,7 @@ class Output(Timed):
     def takes_run(self, form: Form) -> bool:
         """Whether a run can go as a whole: no topic aliases, all packets in the client's bounds, and in this turn's."""
         return (
-            self._aliases_out is None
+            self.aliases_out is None
             and form.largest <= self.maximum_out
             and self.out_bytes + len(form.data) <= self._max_output
         )
@@ -200,15 +201,15 @@ class Output(Timed):
 
     def _send_shaped(self, message: Message, packet_id: int, first: int, identifiers: bytes, now: int) -> bool:
         """The same for MQTT 3.1.1, which has no properties, and for a client that allows Topic Aliases."""
-        aliases = self._aliases_out
+        aliases = self.aliases_out
         topic = message.topic_wire
         number, known = aliases.find(topic) if aliases is not None else (0, False)
         if self.version != 5:
             properties = b""
         else:
-            if number:
-                identifiers += b"\x23" + number.to_bytes(2, "big")
             properties = message.properties_for(identifiers, now)
+            if number:
+                properties = with_alias(properties, number)
         identifier = packet_id.to_bytes(2, "big") if packet_id else b""
         sent_topic = b"\x00\x00" if known else topic
         remaining = len(sent_topic) + len(identifier) + len(properties) + len(message.payload)

@@ -79,9 +79,9 @@ class Pacing(Answers):
         """CONNECT, the next packet or room to write is overdue, or was: then arm for the real deadline."""
         if self.closing:
             return
-        limits = self.broker.limits
+        limits, grace = self.broker.limits, self.broker.grace_until
         if self.session is None:
-            deadline = self.connected_at + limits.connect_timeout_ms
+            deadline = max(self.connected_at + limits.connect_timeout_ms, grace)
             if now >= deadline:
                 self.close()
                 return
@@ -98,13 +98,13 @@ class Pacing(Answers):
             self._was_held = self.holds > 0
             self.last_received = now
         if self.keep_alive_ms:
-            deadline = self.last_received + self.keep_alive_ms
+            deadline = max(self.last_received + self.keep_alive_ms, grace)
             if now >= deadline:  # [MQTT-3.1.2-22]
                 self.disconnect(ReasonCode.KEEP_ALIVE_TIMEOUT, now)
                 return
             self.broker.timers.arm(self, deadline)
         if self._full_since is not None:
-            deadline = self._full_since + limits.write_stall_ms
+            deadline = max(self._full_since + limits.write_stall_ms, grace)
             if now >= deadline:
                 self.stats.write_stalls += 1
                 self.disconnect(ReasonCode.QUOTA_EXCEEDED, now, "the client does not read")

@@ -32,7 +32,7 @@ class PendingAnswer:
         self.gate = 0
         """The commit that it waits for, too: of what subscribers and the session were promised."""
 
-    def settle(self, reason_code: int, reason_string: str) -> None:
+    def settle(self, reason_code: int = 0, reason_string: str = "") -> None:
         """One taker is done; the highest reason code counts, with its words.
 
         ``NO_ANSWER``: it cannot take the message, and the client is to send it again on another connection.
@@ -41,7 +41,7 @@ class PendingAnswer:
         if reason_code == NO_ANSWER:
             self.connection.take_back(self, reason_string)
             return
-        if reason_code >= 0x80 and reason_code > self.reason_code:
+        if reason_code > self.reason_code:
             if reason_code not in ALLOWED[PacketType.PUBACK]:
                 reason_code = ReasonCode.UNSPECIFIED_ERROR
             self.reason_code = reason_code

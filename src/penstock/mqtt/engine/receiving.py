@@ -75,6 +75,9 @@ def take_publish(connection: BrokerConnection, session: Session, publish: Publis
             taken = broker.services_for(publish)
         else:
             taken, code = broker.route(publish, session, now)
+            if broker.out_of_space and code == ReasonCode.QUOTA_EXCEEDED and qos and connection.version != 5:
+                connection.disconnect(code, now, broker.out_of_space)
+                return
             if not (code or taken or qos == 2 or publish.retain or publish.dup or connection.rate is not None):
                 learn(connection, session, publish, now)
     if qos == 0:

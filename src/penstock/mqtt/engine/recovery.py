@@ -147,6 +147,6 @@ def _retained(broker: Broker, rows: list[MessageRow], now: int) -> None:
     for row in rows:
         message = _message(row)
         topic = message.publish.topic
-        if (message.expired(now) or not retained.store(topic, message)) and journal is not None:
+        if (message.expired(now) or not retained.store(topic, message, row.source)) and journal is not None:
             journal.retained(topic, None)
     retained.journal = journal

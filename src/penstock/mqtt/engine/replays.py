@@ -61,7 +61,7 @@ class Replays:
                 found.popleft()
                 # One that was replaced while the replay paused reached the subscription as it came.
                 topic = message.publish.topic
-                if message.expired(now) or retained.get(topic) is not message or not session.may_receive(topic):
+                if message.expired(now) or not retained.delivers(topic, message) or not session.may_receive(topic):
                     continue
                 if qos:
                     session.start((message, qos, 1, subscription.identifier, None, 0), connection, now)

@@ -5,12 +5,13 @@ Source: MQTT 5.0 section 3.3.1.3.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
-from penstock.mqtt.engine.journal import Journal
+from penstock.mqtt.engine.journal import Journal, Source
 from penstock.mqtt.engine.message import Message
 
-__all__ = ["Retained"]
+__all__ = ["Allows", "Retained"]
 
 LEVEL_BYTES: Final = 256
 """What a level of the tree is counted with: a deep topic with a short payload costs more than its bytes."""
@@ -19,15 +20,20 @@ SWEEP_EVERY_MS: Final = 1_000
 """Between two walks through the whole tree: messages that expire one by one must not cost a walk each."""
 
 _FIGURES: Final = "$SYS/"
-"""The broker's own figures, which mean nothing to the next run."""
+"""Metrics of the broker and states of bridges, which mean nothing after a restart."""
+
+
+Allows = Callable[[Source, str, int], bool]
+"""Whether a publisher still may publish retained messages to a topic, with a QoS."""
 
 
 class _Level:
-    __slots__ = ("children", "message")
+    __slots__ = ("children", "message", "source")
 
     def __init__(self) -> None:
         self.children: dict[str, _Level] = {}
         self.message: Message | None = None
+        self.source: Source | None = None
 
 
 class Retained:
@@ -36,7 +42,18 @@ class Retained:
     Expired messages go when met, and all of them when room is needed.
     """
 
-    __slots__ = ("_expiry", "_root", "_sweep_at", "bytes", "count", "journal", "max_bytes", "max_messages")
+    __slots__ = (
+        "_expiry",
+        "_root",
+        "_sweep_at",
+        "allows",
+        "bytes",
+        "count",
+        "journal",
+        "max_bytes",
+        "max_messages",
+        "withheld",
+    )
 
     def __init__(self, max_messages: int, max_bytes: int, journal: Journal | None = None) -> None:
         self._root = _Level()
@@ -47,13 +64,18 @@ class Retained:
         self.bytes = 0
         self.journal = journal
         """Told of every change."""
+        self.allows: Allows | None = None
+        """Asked at each delivery for the rights of the publisher (compare CVE-2018-12546); None: nobody is asked."""
+        self.withheld = 0
+        """Deliveries that did not happen because the publisher has lost its right to publish."""
         self.max_messages = max_messages
         self.max_bytes = max_bytes
 
-    def store(self, topic: str, message: Message) -> bool:
+    def store(self, topic: str, message: Message, source: Source | None = None) -> bool:
         """Keep ``message`` as the one of ``topic``, or delete that one when its payload is empty.
 
-        False when there is no room; then nothing changes [MQTT-3.3.1-5 to -7].
+        ``source``: its publisher; None: the node itself, whose messages are always delivered. False when there is no
+        room; then nothing changes [MQTT-3.3.1-5 to -7].
         """
         if not message.payload:
             self._delete(topic)
@@ -75,19 +97,35 @@ class Retained:
                 child = level.children[name] = _Level()
             level = child
         level.message = message
+        level.source = source
         self.count, self.bytes = count, size
-        self._record(topic, message)
+        self._record(topic, message, source)
         return True
 
     def get(self, topic: str) -> Message | None:
         """The message of ``topic``, or None."""
+        level = self._level(topic)
+        return None if level is None else level.message
+
+    def delivers(self, topic: str, message: Message) -> bool:
+        """Whether ``message`` is still the one of ``topic``, and its publisher may still publish it."""
+        level = self._level(topic)
+        if level is None or level.message is not message:
+            return False
+        source = level.source
+        if source is None or self.allows is None or self.allows(source, topic, message.qos):
+            return True
+        self.withheld += 1
+        return False
+
+    def _level(self, topic: str) -> _Level | None:
         level = self._root
         for name in topic.split("/"):
             child = level.children.get(name)
             if child is None:
                 return None
             level = child
-        return level.message
+        return level
 
     def match(self, topic_filter: str, now: int) -> list[Message]:
         """The messages whose topics match the filter, by topic; those that expired are deleted on the way."""
@@ -125,9 +163,9 @@ class Retained:
         fresh.sort(key=lambda message: message.topic_wire[2:])
         return fresh
 
-    def _record(self, topic: str, message: Message | None) -> None:
+    def _record(self, topic: str, message: Message | None, source: Source | None = None) -> None:
         if self.journal is not None and not topic.startswith(_FIGURES):
-            self.journal.retained(topic, message)
+            self.journal.retained(topic, message, source)
 
     def _with(self, topic: str, message: Message) -> tuple[int, int]:
         """Count and bytes as they would be with ``message``."""
@@ -166,7 +204,7 @@ class Retained:
         message = path[-1].message
         if message is None:
             return
-        path[-1].message = None
+        path[-1].message = path[-1].source = None
         self._record(topic, None)
         self.count -= 1
         self.bytes -= _cost(message)

@@ -5,16 +5,19 @@ Source: MQTT 5.0 sections 3.3.4, 4.7, 4.8.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import has_wildcard
-from penstock.mqtt.engine.figures import FIGURES_PREFIX
+from penstock.mqtt.engine.figures import FIGURES_PREFIX, belongs_to_broker
 from penstock.mqtt.engine.limits import BrokerLimits
 from penstock.mqtt.engine.shared import SharedGroup, split_shared
 from penstock.mqtt.engine.subscription import SessionSubscription
 from penstock.mqtt.engine.subscriptions import FilterTree
-from penstock.mqtt.service import Service
+from penstock.mqtt.service import OTHERS_TOPIC, SHARED_TOPIC, Service
+
+if TYPE_CHECKING:
+    from penstock.mqtt.engine.session import Session
 
 __all__ = ["Route", "Router", "SharedTarget", "Target"]
 
@@ -22,6 +25,8 @@ ROUTES_KEPT: Final = 10_000
 """Topics whose receivers are remembered; a lookup in the tree costs thirty times as much."""
 LONGEST_KEPT: Final = 1_024
 """Characters of a topic whose receivers are remembered."""
+BYTES_KEPT: Final = 4 * 1024 * 1024
+"""Bytes of all these topics in memory: a client that publishes to ever new long topics would fill tens of megabytes."""
 TARGETS_KEPT: Final = 200_000
 """Receivers in all of them: many sessions may be subscribed to everything."""
 
@@ -91,6 +96,12 @@ class Route:
         self.for_one = self.exclusive and len(self.services) == 1
         self.forwards = not self.nobody and not self.services and not self.exclusive
 
+    def unheard(self) -> str:
+        """Why a message for one client reached nobody, where no subscription of that client is a target."""
+        if self.shared:
+            return SHARED_TOPIC
+        return OTHERS_TOPIC if self.targets else "no subscription matches the response topic"
+
 
 class Router:
     """All subscriptions of a broker. ``routes`` may be read for a topic that was asked for before."""
@@ -99,12 +110,14 @@ class Router:
         self._limits = limits
         self._services: FilterTree[Service] = FilterTree()
         self._service_count = 0
+        self._reserved: FilterTree[Service] = FilterTree()
         self._filters: FilterTree[SessionSubscription] = FilterTree()
         self._shared: FilterTree[SharedGroup] = FilterTree()
         self._groups: dict[str, SharedGroup] = {}
         self._shared_members = 0
         self._of_figures = 0
         self._targets_kept = 0
+        self._bytes_kept = 0
         self.routes: dict[str, Route] = {}
 
     def __len__(self) -> int:
@@ -119,6 +132,8 @@ class Router:
         """Routes of its filters lead to it from now on."""
         for topic_filter in service.filters:
             self._services.set(topic_filter, str(self._service_count), service)
+        for topic_filter in service.reserved:
+            self._reserved.set(topic_filter, str(self._service_count), service)
         self._service_count += 1
         self.forget_all()
 
@@ -185,20 +200,37 @@ class Router:
         for service in self._services.match(topic):
             if service not in services:
                 services.append(service)
-        refusal = ReasonCode.TOPIC_NAME_INVALID if topic.startswith(FIGURES_PREFIX) else 0
+        refusal = 0
+        if belongs_to_broker(topic):
+            refusal = ReasonCode.TOPIC_NAME_INVALID
+        elif self._reserved.match(topic):
+            refusal = ReasonCode.NOT_AUTHORIZED
         route = Route(targets, shared, services, refusal)
         if len(topic) > LONGEST_KEPT:
             return route
-        if len(self.routes) >= ROUTES_KEPT or self._targets_kept >= TARGETS_KEPT:
+        size = _size(topic)
+        if (
+            len(self.routes) >= ROUTES_KEPT
+            or self._targets_kept >= TARGETS_KEPT
+            or self._bytes_kept + size > BYTES_KEPT
+        ):
             self.forget_all()
         self.routes[topic] = route
+        self._bytes_kept += size
         self._targets_kept += route.receivers
         return route
+
+    def target(self, session: Session, topic: str) -> Target | None:
+        """The subscriptions of that session that match; None: none does."""
+        for target in (self.routes.get(topic) or self.route(topic)).targets:
+            if target.session is session:
+                return target
+        return None
 
     def forget_all(self) -> None:
         """Find every route anew."""
         self.routes.clear()
-        self._targets_kept = 0
+        self._targets_kept = self._bytes_kept = 0
 
     def _forget(self, topic_filter: str) -> None:
         """A subscription to the filter came, changed or went."""
@@ -206,3 +238,9 @@ class Router:
             self.forget_all()
         elif (route := self.routes.pop(topic_filter, None)) is not None:
             self._targets_kept -= route.receivers
+            self._bytes_kept -= _size(topic_filter)
+
+
+def _size(topic: str) -> int:
+    """Bytes of a topic in memory, at most."""
+    return len(topic) if topic.isascii() else 4 * len(topic)

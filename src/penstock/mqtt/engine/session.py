@@ -18,7 +18,7 @@ from penstock.mqtt.engine.access import Rights
 from penstock.mqtt.engine.bulk import Bulk
 from penstock.mqtt.engine.inflight import Inflight
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueFull
-from penstock.mqtt.engine.message import Message
+from penstock.mqtt.engine.message import Message, Notification
 from penstock.mqtt.engine.pending import PendingAnswer
 from penstock.mqtt.engine.replays import Replays
 from penstock.mqtt.engine.subscription import SessionSubscription
@@ -31,13 +31,16 @@ if TYPE_CHECKING:
     from penstock.mqtt.engine.kept import Kept
     from penstock.mqtt.engine.shared import SharedGroup
 
-__all__ = ["LARGE", "NEVER", "Delivery", "Session"]
+__all__ = ["LARGE", "NEVER", "NOTIFICATIONS_LOST", "Delivery", "Session"]
 
 NEVER: Final = 0xFFFFFFFF
 """Session Expiry Interval of a session that does not expire."""
 
 LARGE: Final = 4096
 """Bytes of a payload from which on it counts for what is in flight."""
+
+NOTIFICATIONS_LOST: Final = "the client is too slow: a state store notification does not fit into its queue"
+"""Why the connection of an observer ends."""
 
 _NOTHING: Final[deque[int]] = deque(maxlen=0)
 """Nothing to send again: shared by all, since a deque of one's own takes 760 bytes."""
@@ -214,11 +217,21 @@ class Session(Timed):
         self.inflight.update(zip(range(first, first + bulk.count), deliveries, strict=True))
 
     def _wait(self, delivery: Delivery, now: int) -> None:
-        if self.waiting.add(delivery):
+        waiting = self.waiting
+        added = waiting.add(delivery)
+        if waiting.merged:
+            merged, waiting.merged = waiting.merged, 0
+            self._broker.report_merged(self.client_id, merged)
+        if added:
             return
         if self.kept is not None:
             self.kept.done(delivery)
-        if self._limits.when_queue_full is QueueFull.DISCONNECT:
+        if type(delivery[0]) is Notification:
+            connection = self.connection
+            if connection is not None:  # without one there is no observation any more
+                self._stats.observers_disconnected += 1
+                connection.disconnect(ReasonCode.QUOTA_EXCEEDED, now, NOTIFICATIONS_LOST)
+        elif self._limits.when_queue_full is QueueFull.DISCONNECT:
             connection = self.connection
             if connection is not None:
                 connection.disconnect(ReasonCode.QUOTA_EXCEEDED, now, "too many messages wait for this client")
@@ -301,7 +314,7 @@ class Session(Timed):
         """
         delivery = self.inflight.get(packet_id)
         if delivery is None:
-            return ReasonCode.PACKET_IDENTIFIER_NOT_FOUND
+            return ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if reason_code < 0x80 else -1  # [MQTT-4.3.3-4]
         if delivery[1] != 2:
             raise protocol_error("PUBREC for a message sent at QoS 1")
         if self.inflight.bytes:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.mqtt.codec.packets import Subscribe, Subscription
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.codec.topics import filter_problem
+from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem
 from penstock.mqtt.engine.figures import FIGURES_PREFIX
 from penstock.mqtt.engine.message import identifier_block
 from penstock.mqtt.engine.session import Session
@@ -19,13 +19,24 @@ from penstock.mqtt.engine.subscription import SessionSubscription
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
 
-__all__ = ["check_again", "subscribe", "subscribed", "unsubscribe"]
+__all__ = ["as_bridge", "check_again", "subscribe", "subscribed", "unsubscribe"]
 
 
 def subscribe(broker: Broker, session: Session, packet: Subscribe, now: int) -> list[int]:
     """Add subscriptions; a reason code each. The retained messages wait in ``session.replays`` for the SUBACK."""
     identifier = identifier_block(packet.properties.subscription_identifiers)
     return [_subscribe(broker, session, wanted, identifier, now) for wanted in packet.subscriptions]
+
+
+def as_bridge(packet: Subscribe) -> None:
+    """Add what a bridge means but MQTT 3.1.1 cannot say: No Local and Retain As Published, as in MQTT 5.0.
+
+    Mosquitto and EMQX do the same for clients that set the bridge bit. Otherwise a topic that a bridge carries in both
+    directions would circulate for ever, and retained messages would lose their flag on the way.
+    """
+    for wanted in packet.subscriptions:
+        wanted.no_local = not wanted.topic_filter.startswith(SHARE_PREFIX)  # [MQTT-3.8.3-4]
+        wanted.retain_as_published = True
 
 
 def subscribed(session: Session, packet: Subscribe, now: int) -> None:

@@ -2,6 +2,11 @@
 
 QoS 1 and 2 wait in one line, in the order in which they came [MQTT-4.6.0-5]; QoS 0 in another, which goes first when
 room is needed: nobody was promised it.
+
+Notifications of the state store are never dropped like that, for their observer would keep an old value. When the queue
+is full, those that are superseded go: of each topic the newest notification stays, and the newest deletion. What stays
+keeps its order, so versions rise, also over the keys of a prefix. Where that does not make enough room, the session
+ends the client's connection, and the observation with it.
 """
 
 from __future__ import annotations
@@ -11,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueFull
-from penstock.mqtt.engine.message import Message
+from penstock.mqtt.engine.message import Message, Notification
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.kept import Kept
@@ -30,6 +35,10 @@ RELEASED: Final = Message(Publish("released"), 0)
 URGENT_SHARE: Final = 2
 """How many times the session's bounds hold for messages that may hurry."""
 
+MERGE_SHARE: Final = 4
+"""Superseded notifications are looked for once this part of the queue (one fourth) came since the last time: the search
+walks the queue, and so costs a few steps a message."""
+
 _EMPTY: Final[deque[Delivery]] = deque(maxlen=0)
 """The line of everybody for whom nothing ever waited: a deque of one's own takes 760 bytes."""
 
@@ -47,7 +56,7 @@ class WaitingTotals:
 class Waiting:
     """The two lines of one session. ``bytes``: of both, by :attr:`Message.size`."""
 
-    __slots__ = ("_limits", "_stats", "_totals", "bytes", "kept", "qos0", "reliable")
+    __slots__ = ("_limits", "_stats", "_totals", "_unmerged", "bytes", "kept", "merged", "qos0", "reliable")
 
     def __init__(self, limits: BrokerLimits, stats: BrokerStats, totals: WaitingTotals) -> None:
         self._limits = limits
@@ -59,6 +68,10 @@ class Waiting:
         """QoS 1 and 2. Read it; add and take with the methods, which keep the sizes."""
         self.qos0 = _EMPTY
         self.bytes = 0
+        self.merged = 0
+        """Notifications that :meth:`add` dropped as superseded; set to 0 by the session, which reports them."""
+        self._unmerged = 0
+        """Notifications added since superseded ones were looked for."""
 
     def __len__(self) -> int:
         return len(self.reliable) + len(self.qos0)
@@ -87,6 +100,8 @@ class Waiting:
     def add(self, delivery: Delivery) -> bool:
         """Keep ``delivery``, or drop what the policy names when there is no room; False when it was not kept.
 
+        Superseded notifications go first. A notification that is not superseded makes room for nothing.
+
         Where the policy would not take an urgent message, it goes beyond the session's bounds, up to twice as much.
         """
         limits = self._limits
@@ -97,12 +112,16 @@ class Waiting:
             self._stats.dropped_queue_full += 1
             return False
         while len(self) >= share * limits.max_queued_messages or not self._fits(size, share):
+            if self._merge(delivery):
+                continue
             self._stats.dropped_queue_full += 1
             oldest = self.qos0 or self.reliable
             if not drops_oldest and not (delivery[1] and self.qos0):
                 return False
             if not oldest or (oldest is self.reliable and not delivery[1]):
                 return False  # others fill the broker, or what waits is promised and this is not
+            if type(oldest[0][0]) is Notification:
+                return False
             dropped = oldest.popleft()
             self._forget(dropped)
             if self.kept is not None:
@@ -111,6 +130,8 @@ class Waiting:
             if self.reliable is _EMPTY:
                 self.reliable = deque()
             self.reliable.append(delivery)
+            if type(delivery[0]) is Notification:
+                self._unmerged += 1
         else:
             if self.qos0 is _EMPTY:
                 self.qos0 = deque()
@@ -120,6 +141,38 @@ class Waiting:
         totals.bytes += size
         totals.messages += 1
         return True
+
+    def _merge(self, delivery: Delivery) -> bool:
+        """Drop the waiting notifications that a later one supersedes, ``delivery`` included; whether there were any."""
+        if not self._unmerged or self._unmerged * MERGE_SHARE < len(self.reliable):
+            return False
+        self._unmerged = 0
+        reported: set[bytes] = set()
+        """Topics of which a later notification waits."""
+        deleted: set[bytes] = set()
+        """Topics of which a later deletion waits."""
+        stays: deque[Delivery] = deque()
+        dropped = 0
+        # By position, not by identity: compiled code makes a new tuple wherever one changes hands.
+        for position, each in enumerate((delivery, *reversed(self.reliable))):
+            message = each[0]
+            if type(message) is Notification:
+                topic = message.topic_wire
+                if topic in (deleted if message.deletes else reported):
+                    dropped += 1
+                    self._forget(each)
+                    if self.kept is not None:
+                        self.kept.done(each)
+                    continue
+                reported.add(topic)
+                if message.deletes:
+                    deleted.add(topic)
+            if position:
+                stays.appendleft(each)
+        self.reliable = stays
+        self.merged += dropped
+        self._stats.notifications_merged += dropped
+        return dropped > 0
 
     def take(self) -> Delivery:
         """The QoS 1 or 2 message that waited longest; there is one."""
@@ -149,7 +202,7 @@ class Waiting:
         """Drop all of it."""
         self._totals.bytes -= self.bytes
         self._totals.messages -= len(self)
-        self.bytes = 0
+        self.bytes = self._unmerged = 0
         self.reliable.clear()
         self.qos0.clear()
 

@@ -175,7 +175,13 @@ def learn(connection: BrokerConnection, session: Session, publish: Publish, now:
                 return
     broker = connection.broker
     route = broker.router.routes.get(publish.topic)
-    if route is None or not route.forwards or route.receivers > MOST_RECEIVERS or broker.refusing:
+    if (
+        route is None
+        or not route.forwards
+        or route.receivers > MOST_RECEIVERS
+        or broker.refusing
+        or broker.out_of_space
+    ):
         return
     if len(topic) + len(publish.properties_wire) <= LONGEST:
         way = ways[topic] = Way(publish, connection, session, route, broker.message(publish, session, now))

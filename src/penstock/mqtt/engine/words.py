@@ -13,7 +13,7 @@ from penstock.mqtt.codec.reasons import ReasonCode
 __all__ = ["OF_IDENTIFIERS", "OF_MESSAGES", "OF_SUBSCRIPTIONS"]
 
 OF_MESSAGES: Final[dict[int, str]] = {
-    ReasonCode.NOT_AUTHORIZED: "the policies do not let this client publish here",
+    ReasonCode.NOT_AUTHORIZED: "this client is not allowed to publish to this topic",
     ReasonCode.TOPIC_NAME_INVALID: "the topic is too long, has too many levels, or belongs to the broker",
     ReasonCode.QUOTA_EXCEEDED: "there is no room for the message, or the client publishes too fast",
     ReasonCode.PAYLOAD_FORMAT_INVALID: "the payload is not the UTF-8 that its Payload Format Indicator promises",
@@ -23,7 +23,7 @@ OF_MESSAGES: Final[dict[int, str]] = {
 OF_SUBSCRIPTIONS: Final[dict[int, str]] = {
     ReasonCode.UNSPECIFIED_ERROR: "the policies do not let this client subscribe here",
     ReasonCode.NOT_AUTHORIZED: "the policies do not let this client subscribe here",
-    ReasonCode.TOPIC_FILTER_INVALID: "it is no topic filter, or too long, or has too many levels",
+    ReasonCode.TOPIC_FILTER_INVALID: "the topic filter is too long or has too many levels",
     ReasonCode.QUOTA_EXCEEDED: "too many subscriptions",
 }
 """SUBACK: of the first filter that is refused."""

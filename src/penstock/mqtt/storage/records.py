@@ -18,7 +18,7 @@ from penstock.mqtt.codec.encoder import encode_properties
 from penstock.mqtt.codec.packets import Will
 from penstock.mqtt.codec.properties import WILL
 from penstock.mqtt.codec.property_blocks import decode_properties
-from penstock.mqtt.engine.journal import DeliveryRow, MessageRow, ProgressRow, SessionRow, SubscriptionRow
+from penstock.mqtt.engine.journal import DeliveryRow, MessageRow, ProgressRow, SessionRow, Source, SubscriptionRow
 from penstock.mqtt.engine.message import Message
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "encode_delivery",
     "encode_message",
     "encode_progress",
+    "encode_retained",
     "encode_session",
     "encode_subscription",
     "incoming_key",
@@ -50,6 +51,8 @@ _KEY: Final = Struct(">Q")
 _PAIR: Final = Struct(">QH")
 _LENGTH: Final = Struct(">I")
 
+_HAS_SOURCE: Final = 8
+"""Flag of a message: its publisher stands before the topic."""
 _NEVER_BEFORE: Final = 1
 """Instants that lie before the clock's zero; 0 means none."""
 
@@ -157,6 +160,15 @@ def encode_message(message: Message, offset: int) -> bytes:
     return checked(_message(message, offset))
 
 
+def encode_retained(message: Message, source: Source | None, offset: int) -> bytes:
+    """A retained message with its publisher. Without one it is stored as before schema 3."""
+    if source is None:
+        return encode_message(message, offset)
+    head = _MESSAGE.pack(message.qos | message.retain << 2 | _HAS_SOURCE, message.accepted_at + offset)
+    parts = (_sized(source.owner.encode()), _sized(source.client_id.encode()))
+    return checked(b"".join((head, *parts, message.topic_wire, message.properties_wire, message.payload)))
+
+
 def decode_message(stored: bytes, offset: int, number: int = 0) -> MessageRow | None:
     """The message in ``stored``; None where these are not the bytes that were written."""
     row = _decode_message(stored, 4, offset) if _sound(stored) else None
@@ -226,15 +238,19 @@ def _decode_message(stored: bytes, at: int, offset: int) -> MessageRow | None:
     try:
         flags, accepted_at = _MESSAGE.unpack_from(stored, at)
         at += _MESSAGE.size
+        source = None
+        if flags & _HAS_SOURCE:
+            owner, at = _text(stored, at)
+            client_id, at = _text(stored, at)
+            source = Source(owner, client_id)
         topic_end = at + 2 + (stored[at] << 8 | stored[at + 1])
         _, end = _block(stored, topic_end)
-    except (error, IndexError):
+    except (error, IndexError, UnicodeDecodeError):
         return None
     if end > len(stored):
         return None
-    return MessageRow(
-        stored[at:topic_end], stored[topic_end:end], stored[end:], flags & 3, bool(flags & 4), accepted_at - offset
-    )
+    topic, properties, payload = stored[at:topic_end], stored[topic_end:end], stored[end:]
+    return MessageRow(topic, properties, payload, flags & 3, bool(flags & 4), accepted_at - offset, source=source)
 
 
 def _block(data: bytes, at: int) -> tuple[int, int]:

@@ -1,13 +1,14 @@
-"""Sessions and retained messages on disk: one LMDB environment, one writer, every value checksummed.
+"""Sessions and retained messages on disk: one LMDB environment behind a log, one writer, every value checksummed.
 
 Databases: ``sessions``, ``subscriptions``, ``messages`` (those that several deliveries share), ``deliveries``,
 ``progress`` (packet identifiers of what waited before it was sent, and what is past PUBREC), ``incoming`` (QoS 2
 messages of clients without PUBREL), ``retained``, ``meta`` (``schema``) and ``quarantine`` (what did not pass its
 checksum). Deliveries are numbered over all sessions, so that new ones go to the end of their database and one page
-takes many. A commit is one transaction: all of it or nothing.
+takes many. A commit is all of it or nothing.
 
-What a commit promises depends on the durability: ``durable`` = fsynced; ``flushed`` and ``memory`` = written to the
-page cache, fsynced when the kernel likes, when somebody asked for it and on :meth:`SessionStore.close`.
+What a commit promises depends on the durability: ``durable`` = fsynced, in the write-ahead log of
+:mod:`penstock.runtime.wal`; ``flushed`` and ``memory`` = a transaction of LMDB, written to the page cache, fsynced when
+the kernel decides, when somebody asked for it and on :meth:`SessionStore.close`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Final, TypeVar
 
 import lmdb
 
+from penstock.errors import StorageError
 from penstock.mqtt.engine.journal import (
     Batch,
     DeliveryRow,
@@ -38,6 +40,7 @@ from penstock.mqtt.storage.records import (
     encode_delivery,
     encode_message,
     encode_progress,
+    encode_retained,
     encode_session,
     encode_subscription,
     incoming_key,
@@ -47,11 +50,16 @@ from penstock.mqtt.storage.records import (
 )
 from penstock.runtime.durability import Durability
 from penstock.runtime.environment import INITIAL_MAP_BYTES, Environment
+from penstock.runtime.files import Files
+from penstock.runtime.wal.environment import LoggedEnvironment
+from penstock.runtime.wal.frames import DELETE, PUT, Operation
+from penstock.runtime.wal.segments import SEGMENT_BYTES
 
 __all__ = ["SCHEMA", "SessionStore"]
 
-SCHEMA: Final = 1
-"""Layout of the databases; a newer one is refused, an older one would be converted here."""
+SCHEMA: Final = 3
+"""Layout of the databases; a newer one is refused. From 2 on there may be commits in a log next to them, from 3 on
+retained messages may have their publisher."""
 
 _NUMBER: Final = Struct(">Q")
 _INCOMING: Final = Struct(">QH")
@@ -59,30 +67,39 @@ _TABLES: Final = (
     *("sessions", "subscriptions", "messages", "deliveries", "progress", "incoming", "retained"),
     *("meta", "quarantine"),
 )
+"""Frames of the log name a table by its index here: new tables go to the end."""
 
 T = TypeVar("T")
-Puts = dict[str, list[tuple[bytes, bytes]]]
-Deletes = dict[str, list[bytes]]
 
 
 class SessionStore:
     """The LMDB environment in the directory ``path``; made where it does not exist."""
 
     def __init__(
-        self, path: Path, durability: Durability = Durability.DURABLE, *, map_bytes: int = INITIAL_MAP_BYTES
+        self,
+        path: Path,
+        durability: Durability = Durability.DURABLE,
+        *,
+        map_bytes: int = INITIAL_MAP_BYTES,
+        files: Files | None = None,
+        segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self.stored_bytes = 0
         """Size of what is in use, as of the last commit."""
         self._durability = durability
-        self._environment = Environment(
-            path,
-            "mqtt sessions",
-            "broker that has them",
-            _TABLES,
-            schema=SCHEMA,
-            durability=durability,
-            map_bytes=map_bytes,
-            many=True,
+        self._environment = LoggedEnvironment(
+            Environment(
+                path,
+                "mqtt sessions",
+                "broker that has them",
+                _TABLES,
+                schema=SCHEMA,
+                durability=durability,
+                map_bytes=map_bytes,
+                many=True,
+            ),
+            files=files,
+            segment_bytes=segment_bytes,
         )
         self.path = self._environment.path
         self._tables = self._environment.tables
@@ -96,68 +113,57 @@ class SessionStore:
         return self._environment.open(lambda transaction: _Loader(transaction, self._tables, wall_offset).load())
 
     def commit(self, batch: Batch) -> None:
-        """Write the changes as one transaction.
+        """Write the changes, all of them or none.
 
         Raises:
             StorageError: nothing of it is known to be on disk.
         """
         if not batch:
             return
-        puts, deletes = _writes(batch)
-        self._environment.transact(
-            lambda transaction: self._write(transaction, puts, deletes),
+        self._environment.commit(
+            _operations(batch),
             f"commit of {len(batch)} changes",
             sync=batch.promised and self._durability is Durability.MEMORY,
         )
         self.stored_bytes = self._environment.stored_bytes()
 
+    def when_failed(self, tell: Callable[[StorageError], None]) -> None:
+        """Call ``tell``, in another thread, after a failure of the write-back to LMDB."""
+        self._environment.on_failure = tell
+
+    def reusable_bytes(self) -> int:
+        """Bytes that can be stored without growing the file; from any thread."""
+        return self._environment.reusable_bytes()
+
     def close(self) -> None:
         """Make everything durable and close; may be called twice."""
         self._environment.close()
 
-    def _write(self, transaction: lmdb.Transaction[bytes], puts: Puts, deletes: Deletes) -> None:
-        for name, keys in deletes.items():
-            for key in keys:
-                transaction.delete(key, db=self._tables[name])
-        for name, items in puts.items():
-            transaction.cursor(db=self._tables[name]).putmulti(items)
 
-
-def _writes(batch: Batch) -> tuple[Puts, Deletes]:
-    """The batch as keys and values, encoded here, in the thread that commits."""
-    puts: Puts = {}
-    deletes: Deletes = {}
+def _operations(batch: Batch) -> list[Operation]:
+    """The batch as rows to put and to delete, encoded here, in the thread that commits."""
+    operations: list[Operation] = []
     offset = batch.wall_offset
 
     def add(name: str, changes: Iterable[tuple[bytes, T | None]], encode: Callable[[T], bytes]) -> None:
-        changed = [(key, encode(value)) for key, value in changes if value is not None]
-        if changed:
-            puts[name] = changed
-
-    def remove(name: str, keys: list[bytes]) -> None:
-        if keys:
-            deletes[name] = keys
+        table = _TABLES.index(name)
+        operations.extend(
+            (DELETE, table, key, b"") if value is None else (PUT, table, key, encode(value)) for key, value in changes
+        )
 
     numbered = number_key
     add("sessions", ((numbered(n), row) for n, row in batch.sessions.items()), lambda row: encode_session(row, offset))
-    remove("sessions", [numbered(n) for n, row in batch.sessions.items() if row is None])
     add(
         "subscriptions",
         ((subscription_key(*key), row) for key, row in batch.subscriptions.items()),
         encode_subscription,
     )
-    remove("subscriptions", [subscription_key(*key) for key, row in batch.subscriptions.items() if row is None])
     add("messages", ((numbered(n), m) for n, m in batch.messages.items()), lambda m: encode_message(m, offset))
-    remove("messages", [numbered(n) for n, message in batch.messages.items() if message is None])
     add("deliveries", ((numbered(n), d) for n, d in batch.deliveries.items()), lambda d: encode_delivery(*d, offset))
-    remove("deliveries", [numbered(n) for n, delivery in batch.deliveries.items() if delivery is None])
     add("progress", ((numbered(n), p) for n, p in batch.progress.items()), lambda p: encode_progress(*p))
-    remove("progress", [numbered(n) for n, progress in batch.progress.items() if progress is None])
     add("incoming", ((incoming_key(*key), state) for key, state in batch.incoming.items()), lambda s: bytes((s,)))
-    remove("incoming", [incoming_key(*key) for key, state in batch.incoming.items() if state is None])
-    add("retained", ((digest_of(t), m) for t, m in batch.retained.items()), lambda m: encode_message(m, offset))
-    remove("retained", [digest_of(topic) for topic, message in batch.retained.items() if message is None])
-    return puts, deletes
+    add("retained", ((digest_of(t), m) for t, m in batch.retained.items()), lambda m: encode_retained(*m, offset))
+    return operations
 
 
 class _Loader:

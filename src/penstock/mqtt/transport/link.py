@@ -214,10 +214,14 @@ class Link(asyncio.Protocol):
         self.gone()
 
     def gone(self) -> None:
-        """Tell the server, once."""
+        """Tell the server, once; then let go of what refers back, so that nothing waits for garbage collection."""
         if not self._gone:
             self._gone = True
             self._server.lost(self)
+            if self.connection is not None:
+                self.connection.sink = None
+            self.connection = self.transport = self._abort = None
+            self.write = _nowhere
 
     def close(self, *, linger: bool = True) -> None:
         """Close once what is buffered was sent; cut the connection where the peer does not take it.
@@ -282,8 +286,8 @@ class RefusingLink(asyncio.Protocol):
             return
         if level == 5:
             self._transport.write(bytes((0x20, 3, 0, self._reason_code, 0)))
-        elif level in (3, 4):
-            self._transport.write(b"\x20\x02\x00\x03")  # server unavailable: MQTT 3.1.1 has no better one
+        elif level:  # of 3.1.1, of a bridge, unknown: server unavailable, since MQTT 3.1.1 has no better one
+            self._transport.write(b"\x20\x02\x00\x03")
         self._transport.close()
 
     def connection_lost(self, _exc: Exception | None) -> None:
@@ -303,7 +307,7 @@ def _protocol_level(data: bytes) -> int | None:
     body = data[start + 1 :]
     for name in (b"\x00\x04MQTT", b"\x00\x06MQIsdp"):
         if len(body) > len(name) and body.startswith(name):
-            return body[len(name)] & 0x7F
+            return body[len(name)]
         if name.startswith(body[: len(name)]):
             return None
     return 0

@@ -13,7 +13,6 @@ import logging
 import os
 import resource
 import socket
-import ssl
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -23,6 +22,7 @@ from penstock.mqtt.engine.access import Access
 from penstock.mqtt.transport.admission import Admission, AdmissionLimits, AdmissionStats, address_group
 from penstock.mqtt.transport.link import Link, RefusingLink
 from penstock.mqtt.transport.tls import ServerTls, TlsFiles
+from penstock.runtime.tls_server import HANDSHAKE_FAILED, handshake_failure
 
 if TYPE_CHECKING:
     from penstock.mqtt.server import MqttServer
@@ -212,10 +212,12 @@ class Listener:
             listening.close()
         self._sockets.clear()
 
-    def abandon(self) -> None:
-        """End the handshakes that are under way."""
-        for task in list(self._tasks):
+    async def abandon(self) -> None:
+        """End the handshakes that are under way, and wait until they have ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def released(self) -> None:
         """A descriptor may be free again."""
@@ -293,6 +295,16 @@ class Listener:
         assert self._loop is not None
         self._fresh.discard(client)
         tls = self.tls
+        told = False
+
+        def failed(error: Exception) -> None:
+            nonlocal told
+            if not told:
+                told = True
+                self.stats.tls_failures += tls is not None
+                logger.info("%s: no connection: %s", link.name, handshake_failure(error))
+
+        HANDSHAKE_FAILED.set(failed)  # each connection is opened in a task, and so in a context, of its own
         try:
             await self._loop.connect_accepted_socket(
                 lambda: link,
@@ -300,9 +312,8 @@ class Listener:
                 ssl=None if tls is None else tls.context,
                 ssl_handshake_timeout=None if tls is None else TLS_HANDSHAKE_S,
             )
-        except (OSError, ssl.SSLError, TimeoutError) as error:
-            self.stats.tls_failures += tls is not None
-            logger.info("%s: no connection: %s", link.name, str(error) or "the peer left during the handshake")
+        except (OSError, TimeoutError) as error:
+            failed(error)
 
     def _opened(self, link: Link, client: socket.socket) -> None:
         """Also where it was cut in the turn that accepted it, to make room: then nothing of :meth:`_open` ran."""

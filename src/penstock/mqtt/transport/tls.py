@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from penstock.errors import ConfigError
+from penstock.runtime.tls_server import AlertingContext
 from penstock.security.certificates import CertificateName
 from penstock.security.revocation import Revocations, certificate_expiry, read_revocations
 
@@ -57,7 +58,7 @@ class ServerTls:
             ConfigError: one of them cannot be used; it is named.
         """
         self.files = files
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context = AlertingContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = _VERSIONS[files.minimum_version]
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_CIPHER_SERVER_PREFERENCE | ssl.OP_NO_COMPRESSION
         context.set_alpn_protocols([protocol])

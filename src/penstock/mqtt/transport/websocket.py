@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from websockets.exceptions import InvalidState
 from websockets.frames import CloseCode, Frame, Opcode
-from websockets.http11 import Request
+from websockets.http11 import Request, Response
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
@@ -87,6 +87,13 @@ class WebSocketLink(Link):
         self._protocol.receive_eof()
         self._send()
 
+    def gone(self) -> None:
+        """As of any link; the library's parser is a generator over its own protocol, which keeps the error that ended
+        it."""
+        super().gone()
+        self._protocol.parser.close()
+        self._protocol.parser_exc = self._protocol.handshake_exc = None
+
     def close(self, *, linger: bool = True) -> None:
         """Say goodbye in WebSocket's way; the connection ends when the peer has, or after the grace."""
         transport = self.transport
@@ -117,7 +124,7 @@ class WebSocketLink(Link):
             self._reject(http.HTTPStatus.BAD_REQUEST, "the subprotocol mqtt is needed\n")
             return
         self.listener.stats.websocket_rejected += response.status_code != 101
-        self._protocol.send_response(response)
+        self._respond(response)
 
     def _welcome(self, origin: str, host: str) -> bool:
         """Whether a page of that origin may connect: it is listed, or it is this very server's.
@@ -143,8 +150,13 @@ class WebSocketLink(Link):
 
     def _reject(self, status: http.HTTPStatus, text: str) -> None:
         self.listener.stats.websocket_rejected += 1
-        self._protocol.send_response(self._protocol.reject(status, text))
+        self._respond(self._protocol.reject(status, text))
         self._send()
+
+    def _respond(self, response: Response) -> None:
+        """Answer the handshake, unless bytes after it have ended the connection: the library reads ahead of us."""
+        if not self._protocol.eof_sent:
+            self._protocol.send_response(response)
 
     def _write(self, data: bytes) -> None:
         try:

@@ -14,22 +14,24 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
 from penstock.pipelines.model.sources import FilesSource, Source, StateStoreSource, TubeOptions
-from penstock.pipelines.model.values import REDRIVE, REDRIVE_STEP
+from penstock.pipelines.model.values import MASTER_VARIABLE, REDRIVE, REDRIVE_STEP, names_setting
 from penstock.pipelines.sinks.table import files
 from penstock.pipelines.state import layout
 from penstock.pipelines.state.durable import listed, read_json, sync_directory, write_json
+from penstock.pipelines.state.replay import Span
 from penstock.spark.tube.headers import record_of
+from penstock.spark.tube.offsets import Times, Wanted
 from penstock.spark.tube.options import SourceOptions
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record
 
-__all__ = ["Letter", "Place", "letters", "redrive", "redriven"]
+__all__ = ["Letter", "Place", "letters", "redrive", "redriven", "warning_of_copies"]
 
 _NOTE = re.compile(r"[0-9]+\.json")
 Place = tuple[str, int, int, int]
@@ -85,11 +87,60 @@ def _letter(row: dict[str, Any]) -> Letter:
 
 def redriven(path: Path) -> set[Place]:
     """The places of the letters that were sent again."""
-    found: set[Place] = set()
-    for note in listed(path / "_redriven", _NOTE):
-        places = read_json(path / "_redriven" / note[0])["places"]
-        found |= {(str(t), int(b), int(p), int(o)) for t, b, p, o in places}
+    return set(_redriven_since(path))
+
+
+def _redriven_since(path: Path) -> dict[Place, int]:
+    """The places of the letters that were sent again, each with the time (ms) from which on its source has a copy."""
+    found: dict[Place, int] = {}
+    for found_note in listed(path / "_redriven", _NOTE):
+        note = read_json(path / "_redriven" / found_note[0])
+        # Notes of older versions have no time; their name is the time at which all copies were acknowledged.
+        since_ms = int(note.get("since_ms", int(found_note[0].removesuffix(".json")) // 1_000_000))
+        for t, b, p, o in note["places"]:
+            found.setdefault((str(t), int(b), int(p), int(o)), since_ms)
     return found
+
+
+def warning_of_copies(path: Path, inputs: Mapping[str, Source], span: Span) -> str | None:
+    """What to tell before a replay of ``span`` that has records and the copies that a redrive made of them.
+
+    The live run wrote a row of the copy only: the record itself was a dead letter. If the mended pipeline processes
+    both, the replay writes two rows, and a dedupe lets the copy through on purpose. None if there are no such records.
+    Letters of files have no copies in a replay: its inbox is its own.
+    """
+    since = _redriven_since(path)
+    if not since:
+        return None
+    repeated = [
+        since[letter.place]
+        for letter in letters(path)
+        if letter.place in since
+        and isinstance(inputs.get(letter.source or next(iter(inputs))), TubeOptions)
+        and not _is_before(letter, span.begin)
+        and (span.end == "latest" or _is_before(letter, span.end))
+        and not (isinstance(span.end, Times) and isinstance(span.end.at, int) and span.end.at <= since[letter.place])
+    ]
+    if not repeated:
+        return None
+    first = datetime.fromtimestamp(min(repeated) / 1000, UTC).isoformat(timespec="milliseconds")
+    records = "1 record" if len(repeated) == 1 else f"{len(repeated)} records"
+    return (
+        f"{records} of this stretch became dead letters and were sent again (pipeline dead redrive), so the stretch "
+        f"may have each twice, and the replay writes both; to leave the copies out, replay --to {first} or earlier"
+    )
+
+
+def _is_before(letter: Letter, place: Wanted) -> bool:
+    """Whether the record of ``letter`` stands before ``place``, as far as the letter tells; unknown counts as no."""
+    if isinstance(place, Times):
+        at = place.at
+        return isinstance(at, int) and letter.timestamp.timestamp() * 1000 < at
+    if isinstance(place, str):
+        return False
+    named = place.get(letter.topic, {})
+    offset = named.get(f"{letter.broker}:{letter.partition}", named.get(str(letter.partition)))
+    return offset is not None and offset >= 0 and letter.offset < offset
 
 
 async def redrive(path: Path, chosen: Sequence[Letter], inputs: Mapping[str, Source], state: Path) -> int:
@@ -106,14 +157,16 @@ async def redrive(path: Path, chosen: Sequence[Letter], inputs: Mapping[str, Sou
         by_source.setdefault(letter.source or next(iter(inputs)), []).append(letter)
     for name in by_source:
         _check_takes_back(name, inputs)
+    since_ms = time.time_ns() // 1_000_000
     for name, mine in by_source.items():
         source = inputs[name]
         if isinstance(source, TubeOptions):
-            await _into_topics(source, mine)
+            with names_setting(f"master of the source {name!r}", MASTER_VARIABLE):
+                await _into_topics(source, mine)
         else:
             _into_inbox(layout.inbox(state, name), mine)
     note = path / "_redriven" / f"{time.time_ns()}.json"
-    write_json(note, {"places": [letter.place for letter in chosen]})
+    write_json(note, {"places": [letter.place for letter in chosen], "since_ms": since_ms})
     return len(chosen)
 
 

@@ -8,6 +8,7 @@ pipeline is built, before anything is read.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from pydantic import Field, model_validator
 
 from penstock.pipelines.model.part import Part, directory
 from penstock.pipelines.model.sinks import Sink, TubeSink
-from penstock.pipelines.model.sources import SOURCE, Source, TubeOptions, as_texts
+from penstock.pipelines.model.sources import SOURCE, TUBE_FORMATS, Source, TubeOptions, as_texts
 from penstock.pipelines.model.steps import Step
-from penstock.pipelines.model.values import BrokerUrl, Duration, Name
+from penstock.pipelines.model.values import BROKER_VARIABLE, MASTER_VARIABLE, BrokerUrl, Duration, Name
 from penstock.runtime import config
+from penstock.runtime.document import Document, Value, read_document
 
 __all__ = ["DeadLetters", "Pipeline", "StateStore", "json_schema", "load"]
 
@@ -27,7 +29,10 @@ __all__ = ["DeadLetters", "Pipeline", "StateStore", "json_schema", "load"]
 class StateStore(Part):
     """The MQTT broker that the state store answers on."""
 
-    broker: BrokerUrl = "mqtt://127.0.0.1:1883"
+    broker: BrokerUrl = Field(
+        default="mqtt://127.0.0.1:1883",
+        description="if left out, the variable PENSTOCK_BROKER counts before this default",
+    )
 
 
 class DeadLetters(Part):
@@ -90,16 +95,51 @@ class Pipeline(Part):
 def load(path: Path | str, environment: Mapping[str, str] | None = None) -> Pipeline:
     """The pipeline of the file at ``path``, with ``${VAR:-default}`` filled in from the environment.
 
+    If the file names no broker or no tube master, ``PENSTOCK_BROKER`` and ``PENSTOCK_TUBE_MASTER`` do.
     ``environment``: another than the process's own.
 
     Raises:
         ConfigError: names file, line, column and option, what stands there and what is accepted.
     """
+    environment = os.environ if environment is None else environment
     before = directory.set(Path(path).parent)
     try:
-        return config.load(path, Pipeline, environment=environment)
+        document = read_document(Path(path), environment)
+        _fill_addresses(document, environment)
+        return config.validate(document, Pipeline)
     finally:
         directory.reset(before)
+
+
+def _fill_addresses(document: Document, environment: Mapping[str, str]) -> None:
+    """Put the addresses of the environment where the file has none.
+
+    The file comes first: a pipeline belongs to the broker and the tubes that it names, whatever the shell has set for
+    other commands, and its sources may read several tubes.
+    """
+    data = document.data
+    broker, master = environment.get(BROKER_VARIABLE), environment.get(MASTER_VARIABLE)
+    store = data.get("statestore", {})
+    if broker and isinstance(store, dict) and "broker" not in store:
+        document.put(("statestore", "broker"), broker, f"environment variable {BROKER_VARIABLE}")
+    if not master:
+        return
+    named = data.get("sources")
+    sources: dict[tuple[str, ...], Value] = {("source",): data.get("source")}
+    sources |= {("sources", name): source for name, source in named.items()} if isinstance(named, dict) else {}
+    tubes = {
+        place: source
+        for place, source in sources.items()
+        if isinstance(source, dict) and source.get("format", "tubemq") in TUBE_FORMATS
+    }
+    for place, source in tubes.items():
+        if "master" not in source:
+            document.put((*place, "master"), master, f"environment variable {MASTER_VARIABLE}")
+    sinks = data.get("sinks")
+    for sink in sinks if isinstance(sinks, list) and not tubes else ():  # else they send to the tube of the source
+        tube = sink.get("tubemq") if isinstance(sink, dict) else None
+        if isinstance(tube, dict):
+            tube.setdefault("master", master)
 
 
 def json_schema() -> dict[str, Any]:

@@ -13,6 +13,7 @@ from penstock.spark.tube.options import OPTIONS
 __all__ = [
     "SOURCE",
     "SOURCE_FORMATS",
+    "TUBE_FORMATS",
     "FilesSource",
     "MqttSource",
     "Options",
@@ -52,7 +53,11 @@ def as_texts(options: Options) -> dict[str, str]:
 class TubeOptions(Part):
     """What the sources that read a tube share."""
 
-    master: str = Field(default=_MASTER, description="tube masters, HOST:PORT[,HOST:PORT]")
+    master: str = Field(
+        default=_MASTER,
+        description="tube masters, HOST:PORT[,HOST:PORT]; if left out, the variable PENSTOCK_TUBE_MASTER counts before "
+        "this default",
+    )
     options: Options = Field(
         default_factory=dict,
         description="further options of the source, named as Kafka's connector names them",
@@ -195,6 +200,8 @@ class RateSource(Part):
         return ()
 
 
+TUBE_FORMATS = ("tubemq", "mqtt", "statestore")
+"""The formats that read a tube."""
 SOURCE_FORMATS = ("tubemq", "mqtt", "statestore", "files", "rate")
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, UnavailableError
 from penstock.mqtt.url import SCHEMES, parse_broker_url
 
 __all__ = [
+    "BROKER_VARIABLE",
+    "MASTER_VARIABLE",
     "REDRIVE",
     "REDRIVE_STEP",
     "BrokerUrl",
@@ -28,6 +32,7 @@ __all__ = [
     "duration_ms",
     "late_of",
     "lease_key",
+    "names_setting",
     "pieces",
     "run_key",
     "sink_letter",
@@ -69,9 +74,27 @@ def _broker_url(text: str) -> str:
 
 
 BrokerUrl = Annotated[
-    str, AfterValidator(_broker_url), Field(json_schema_extra={"pattern": f"^({'|'.join(SCHEMES)})://"})
+    str, AfterValidator(_broker_url), Field(json_schema_extra={"pattern": f"^({'|'.join(SCHEMES)})://|^[^/]+:[0-9]+$"})
 ]
-"""The URL of an MQTT broker; the pattern is for editors."""
+"""The URL of an MQTT broker, or HOST:PORT; the pattern is for editors."""
+
+BROKER_VARIABLE = "PENSTOCK_BROKER"
+MASTER_VARIABLE = "PENSTOCK_TUBE_MASTER"
+"""Environment variables with the addresses of a pipeline whose file has none."""
+
+
+@contextmanager
+def names_setting(setting: str, variable: str) -> Iterator[None]:
+    """Have errors of an unreachable server say which ``setting`` of the pipeline file has its address.
+
+    ``variable`` is the environment variable that counts without the setting.
+    """
+    try:
+        yield
+    except UnavailableError as error:
+        settings = f"its address is {setting} in the pipeline file, else {variable}"
+        error.do = settings if error.do is None else f"{error.do}; {settings}"
+        raise
 
 
 def transaction_id(sink: str, query: str) -> str:

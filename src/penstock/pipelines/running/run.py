@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -19,7 +19,7 @@ from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.pipelines.books.changes import remember
 from penstock.pipelines.books.ledger import Ledger
 from penstock.pipelines.model import Pipeline
-from penstock.pipelines.model.values import duration_ms
+from penstock.pipelines.model.values import BROKER_VARIABLE, MASTER_VARIABLE, duration_ms, names_setting
 from penstock.pipelines.running.batches import Context, Finished, Gate
 from penstock.pipelines.running.build import build
 from penstock.pipelines.running.causes import (
@@ -86,6 +86,8 @@ class Options:
     metrics: tuple[str, int] | None = None
     span: Span | None = None
     lease: str | None = None
+    warnings: Sequence[str] = ()
+    """What the caller found and the run tells."""
 
 
 class _Run:
@@ -123,9 +125,11 @@ class _Run:
         try:
             # A wrong address or topic is told now, not when Spark has started.
             check_master(self._options.spark_master)
-            store.connect()
-            self._source.check()
-            for text in check_sinks(self._pipeline):
+            with names_setting("statestore.broker", BROKER_VARIABLE):
+                store.connect()
+            with names_setting("master of the source", MASTER_VARIABLE):
+                self._source.check()
+            for text in [*self._options.warnings, *check_sinks(self._pipeline)]:
                 self._tell_event("warning", text=text)
             with serve(self._options.metrics, pipeline.name, lambda: self._watch.latest) as address:
                 if address is not None:

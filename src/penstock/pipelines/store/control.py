@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
-from penstock.pipelines.model.values import lease_key, run_key, stop_key
+from penstock.pipelines.model.values import BROKER_VARIABLE, lease_key, names_setting, run_key, stop_key
 from penstock.runtime.addresses import without_secret
 from penstock.statestore.client.client import StateStoreClient
 
@@ -194,8 +194,9 @@ async def _last_words(client: StateStoreClient, pipeline: str, run: str) -> Stop
 @asynccontextmanager
 async def _connected(broker: str, what: str, timeout_s: float) -> AsyncIterator[StateStoreClient]:
     client = StateStoreClient.connect(broker, client_id=f"pipeline-{what}-{uuid.uuid4().hex[:12]}")
-    async with asyncio.timeout(timeout_s):
-        entered = await client.__aenter__()
+    with names_setting("statestore.broker", BROKER_VARIABLE):
+        async with asyncio.timeout(timeout_s):
+            entered = await client.__aenter__()
     try:
         yield entered
     finally:

@@ -16,17 +16,18 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from struct import Struct
 from typing import Final, NamedTuple, TypeVar
 from zlib import crc32
 
 import lmdb
 
-from penstock.errors import StorageError
+from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.durability import Durability
 from penstock.runtime.environment import Environment
-from penstock.runtime.files import DirectFiles, Files
+from penstock.runtime.files import DirectFiles, DiskFullError, Files
 from penstock.runtime.wal.frames import DROP, PUT, Operation, decode_operations, encode_frame
 from penstock.runtime.wal.segments import SEGMENT_BYTES, Segments
 
@@ -34,8 +35,13 @@ __all__ = ["LoggedEnvironment"]
 
 _log = logging.getLogger("penstock.runtime")
 
-_BEHIND_S: Final = 5.0
-"""How long less than a segment of frames may wait for LMDB; a start applies what waits in a fraction of a second."""
+_BEHIND_S: Final = 60.0
+"""How long less than a segment of frames may wait for LMDB: a transaction of LMDB writes some 24 KiB, so at one commit
+per second, five seconds would write ten times as much as the log. A start applies what waits in a fraction of a
+second."""
+
+_RETRY_S: Final = 1.0
+"""Delay before a write to LMDB that found no disk space is retried."""
 
 _STATE: Final = Struct(">8sIQ")  # identity, epoch, sequence of the last frame in LMDB; the crc32 of these follows
 
@@ -129,14 +135,17 @@ class LoggedEnvironment:
         self._thread = threading.Thread(target=self._follow, name=f"log of {self._name}", daemon=True)
         self._thread.start()
 
-    def commit(self, operations: Sequence[Operation], what: str) -> None:
-        """Carry out ``operations``, all of them or none; durable, if that is what the environment is.
+    def commit(self, operations: Sequence[Operation], what: str, *, sync: bool = False) -> None:
+        """Carry out ``operations``, all of them or none; durable, if that is what the environment is or ``sync``.
 
         Raises:
+            OutOfSpaceError: nothing of it counts; the same commit may be tried again, and no other.
             StorageError: nothing of it is known to be on disk, nor will anything be: every later commit fails too.
         """
         if self._thread is None:
-            self._environment.transact(lambda transaction: self._write(transaction, operations), what)
+            self._environment.transact(
+                lambda transaction: self._write(transaction, operations), what, sync=sync, size=_size(operations)
+            )
             return
         if self._failure is not None:
             raise self._failure
@@ -145,17 +154,26 @@ class LoggedEnvironment:
         frame = encode_frame(self._state.identity, self._state.epoch, self._sequence + 1, operations)
         try:
             found_place = self._segments.append(frame, self._sequence + 1)
+        except DiskFullError as error:
+            # Where blocks are not overwritten in place. The frame is not whole, and the next one begins where it does.
+            raise OutOfSpaceError(
+                f"{self._name} {self.path}: {what} waits for disk space",
+                path=str(error.filename or self.path),
+                why=f"{error.filename}: {error.strerror}",
+                do="free space on the file system: it continues by itself",
+            ) from error
         except OSError as error:
             self._failure = self._error(error, f"{what} failed")
             raise self._failure from error
+        if not found_place:
+            self._apply(what, operations)
+            self._haste.set()  # there may be room for a segment more
+            return
         with self._lock:
             self._sequence += 1
             self._pending += operations
             self._pending_bytes += len(frame)
-        if not found_place:
-            self._apply(what)
-            self._haste.set()  # there may be room for a segment more
-        elif self._pending_bytes > self._haste_bytes or self._segments.is_scarce():
+        if self._pending_bytes > self._haste_bytes or self._segments.is_scarce():
             self._haste.set()
 
     def read(self, look: Callable[[lmdb.Transaction[bytes]], T]) -> T:
@@ -166,6 +184,14 @@ class LoggedEnvironment:
         """
         self._apply("bringing the log into LMDB")
         return self._environment.read(look)
+
+    def stored_bytes(self) -> int:
+        """Size of what is in use in LMDB, as of its last transaction."""
+        return self._environment.stored_bytes()
+
+    def reusable_bytes(self) -> int:
+        """Bytes that LMDB's file can take without growing; from any thread."""
+        return self._environment.reusable_bytes()
 
     def may_wait(self) -> bool:
         """Whether the next commit may have to wait for LMDB."""
@@ -181,7 +207,8 @@ class LoggedEnvironment:
                 thread.join()
                 # After a failure the log is what the next start goes by.
                 if self._failure is None:
-                    self._apply("closing")
+                    with suppress(OutOfSpaceError):  # the log has it, and is what the next start goes by
+                        self._apply("closing")
         finally:
             self._leave()
 
@@ -191,13 +218,20 @@ class LoggedEnvironment:
 
     def _follow(self) -> None:
         """Bring LMDB up to date now and then; the thread."""
+        waits = False
         while True:
-            hasty = self._haste.wait(_BEHIND_S)
+            hasty = self._haste.wait(_RETRY_S if waits else _BEHIND_S)
             self._haste.clear()
             if self._closing:
                 return
             try:
                 self._apply("bringing the log into LMDB")
+                waits = False
+            except OutOfSpaceError as error:
+                # Nothing is lost: commits go on for as long as the log has room.
+                if not waits:
+                    _log.warning("the log is not written to LMDB for now path=%s: %s", self.path, error)
+                waits = True
             except StorageError as error:
                 _log.critical("read-only path=%s: %s", self.path, error)
                 self.on_failure(error)
@@ -216,14 +250,17 @@ class LoggedEnvironment:
                 _log.warning("no room for the log, commits are slower path=%s: %s", self.path, error)
             self._roomless = True
 
-    def _apply(self, what: str) -> None:
-        """Bring everything that is pending into LMDB, durably."""
+    def _apply(self, what: str, more: Sequence[Operation] = ()) -> None:
+        """Bring everything that is pending into LMDB, durably; ``more`` is a commit that found no place in the log."""
         with self._applying:
-            with self._lock:
-                operations, self._pending = self._pending, []
-                sequence, self._pending_bytes = self._sequence, 0
             if self._failure is not None:
                 raise self._failure
+            with self._lock:
+                operations, self._pending = self._pending, []
+                size, self._pending_bytes = self._pending_bytes, 0
+                sequence = self._sequence + bool(more)
+            pending = len(operations)
+            operations += more
             if not operations:
                 return
             state = self._state._replace(applied=sequence)
@@ -233,11 +270,18 @@ class LoggedEnvironment:
                 transaction.put(b"log", state.encode(), db=self.tables["meta"])
 
             try:
-                self._environment.transact(write, what)
+                self._environment.transact(write, what, size=_size(operations))
+            except OutOfSpaceError:
+                with self._lock:
+                    self._pending = operations[:pending] + self._pending
+                    self._pending_bytes += size
+                raise
             except StorageError as error:
                 # The pages that LMDB would go on from may be gone; what is in the log is there at the next start.
                 self._failure = error
                 raise
+            if more:
+                self._sequence = sequence
             self._segments.release(sequence)
 
     def _write(self, transaction: lmdb.Transaction[bytes], operations: Sequence[Operation]) -> None:
@@ -297,7 +341,7 @@ class LoggedEnvironment:
     def _error(self, error: OSError, what: str) -> StorageError:
         return StorageError(
             f"{self._name} {self.path}: {what}: {error}",
-            path=str(self.path),
+            path=str(error.filename or self.path),
             why="the operating system refused to open, write or fsync a file of the log",
             do="look at the disk (space, health), then restart: what was acknowledged is kept",
         )
@@ -309,3 +353,8 @@ class LoggedEnvironment:
             why="what was acknowledged cannot be read any more, or files of different copies were mixed",
             do="restore the whole directory from one copy" + way,
         )
+
+
+def _size(operations: Iterable[Operation]) -> int:
+    """Bytes of the rows to be put."""
+    return sum(len(key) + len(value) for _, _, key, value in operations)

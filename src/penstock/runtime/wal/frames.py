@@ -13,10 +13,9 @@ from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
-__all__ = ["DELETE", "DROP", "PUT", "SECTOR", "Frame", "Operation", "decode_operations", "encode_frame", "frames_in"]
+from penstock.runtime.files import SECTOR
 
-SECTOR: Final = 512
-"""What a disk writes whole or not at all."""
+__all__ = ["DELETE", "DROP", "PUT", "SECTOR", "Frame", "Operation", "decode_operations", "encode_frame", "frames_in"]
 
 PUT: Final = 0
 """The table gets this row."""

@@ -1,7 +1,8 @@
 """The files of a log: segments of one size, filled with zeros before they are used, and used again and again.
 
 Writing into blocks that the file already has needs no change to its size or its blocks, so the disk has one thing to do
-for a commit instead of three. Segments are added as the load asks for them, up to a bound, and stay.
+for a commit instead of three, and the write can bypass the page cache: a small commit then writes one sector instead of
+a page. Segments are added as the load asks for them, up to a bound, and stay.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Segments:
         """Take the files that are there; none of their frames is needed any more. Sequences begin anew."""
         self._released = 0
         for path in self._paths():
-            file = self._files.open(path)
+            file = self._files.open_unbuffered(path)
             if file.size() == self._size:
                 self._free.append(_Segment(file))
             else:  # made by another version, or not to its end
@@ -126,6 +127,8 @@ class Segments:
                 file.write(start, _ZEROS[: self._size - start])
             file.sync()
             self._files.sync_dir(self._directory)
+            filled, file = file, self._files.open_unbuffered(path)
+            filled.close()
         except OSError:
             file.close()
             self._files.remove(path)

@@ -196,7 +196,11 @@ class TubeClient:
         self._webs: dict[int, str] = {}
 
     def partitions(self, masters: str, topic: str) -> Sequence[PartitionInfo]:
-        """All partitions of ``topic``."""
+        """All partitions of ``topic``; none if it does not exist.
+
+        Raises:
+            UnavailableError: no master answers, or no broker that has the topic is registered at it yet.
+        """
         from penstock.tube import reader
 
         return reader.partitions(masters, topic, timeout_s=self._timeout_s, **self._login)
@@ -206,7 +210,11 @@ class TubeClient:
         from penstock.tube.client import web
 
         http = self._peer.administration
-        rows = web.call(http, "admin_query_topic_info", {}, option="tubemq.http", timeout_s=self._timeout_s)
+        user, password, tls = self._login["user"], self._login["password"], self._login["tls"]
+        login = web.WebLogin(user=user, password=password or "", tls=tls)
+        rows = web.call(
+            http, "admin_query_topic_info", {}, option="tubemq.http", timeout_s=self._timeout_s, login=login
+        )
         return sorted(row["topicName"] for row in rows if not row["topicName"].startswith("__"))
 
     def connect(self, address: Address, partition: Partition) -> Reader:

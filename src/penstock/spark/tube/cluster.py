@@ -138,10 +138,18 @@ class Tube:
             return known
 
         def ask() -> list[Partition]:
+            from penstock.tube.reader import TopicUnavailableError
+
             found: list[Partition] = []
             for topic in wanted:
-                partitions = self._discover(topic)
-                if announced and not partitions and not any(partition.topic == topic for partition in required):
+                known_before = any(partition.topic == topic for partition in required)
+                try:
+                    partitions = self._discover(topic)
+                except TopicUnavailableError:
+                    if announced or known_before:
+                        raise  # its brokers register in a moment
+                    continue
+                if announced and not partitions and not known_before:
                     raise ConfigError(
                         f"topic {topic!r} does not exist at tube master {self._masters}",
                         option="subscribe",

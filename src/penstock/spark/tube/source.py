@@ -194,6 +194,8 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._initial: Positions | None = None
         self._is_anchored = True
         self._position: Positions | None = None
+        self._planned = False
+        """Whether a batch was planned: then the end of the last one is where the next one begins."""
         self._target: Positions | None = None
         self._newest: Positions | None = None
         self._ends = Ends()
@@ -235,6 +237,8 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         would take "latest" anew, and those rows were lost.
         """
         begin = self._begin(start)
+        if start is not None or self._planned:
+            self._show(begin)
         before = self._marks if start is None else marks_of(start)
         if not self._is_anchored and begin == self._initial:
             self._is_anchored = True
@@ -271,7 +275,7 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         a broker is away; such a partition begins where ``startingOffsets`` says.
         """
         begin, stop = from_json(start), from_json(end)
-        self._position, self._marks = stop, marks_of(end)
+        self._position, self._marks, self._planned = stop, marks_of(end), True
         unknown = stop.keys() - begin.keys()
         if unknown:
             begin |= self._beginnings(unknown, stop)
@@ -282,14 +286,11 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_rows(self._options, partition, self._client)
 
     def commit(self, end: Mapping[str, Mapping[str, int]]) -> None:
-        """Show where the query is, as the position of its group. Spark calls this late, for the last batch never.
+        """Show where the query is, as the offset of its group.
 
-        Nothing of it is read back: positions live in the query's checkpoint.
+        Spark calls this when it begins the next batch, so not after the last one; see :meth:`_show`.
         """
-        if self._options.group:
-            if self._published is None:
-                self._published = Published(lambda: Tube.of(self._options, client=self._client), self._options.group)
-            self._published.show(from_json(end))
+        self._show(from_json(end))
 
     def stop(self) -> None:
         """Close what the driver has open; tasks have connections of their own."""
@@ -299,6 +300,18 @@ class TubeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._tube is not None:
             self._tube.close()
             self._tube = None
+
+    def _show(self, done: Positions) -> None:
+        """Show ``done`` as the offsets of the query's group; it is never read back: the checkpoint decides.
+
+        Spark runs one batch after the other, so where it asks for the next batch to begin, all before is committed.
+        It asks once more after the last batch, and repeatedly while there is nothing to read; with :meth:`commit`
+        alone the group would stay one batch behind until the next record comes.
+        """
+        if self._options.group:
+            if self._published is None:
+                self._published = Published(lambda: Tube.of(self._options, client=self._client), self._options.group)
+            self._published.show(done)
 
     def _connected(self) -> Tube:
         if self._tube is None:

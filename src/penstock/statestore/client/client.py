@@ -334,7 +334,7 @@ class StateStoreClient:
         names = [as_key(key) for key in keys]
         if not names:
             raise LocalProtocolError(f"state store: {verb.decode()} without a key", do="name at least one")
-        payload, version = await self._exchange.call([verb, *names], timeout_s=timeout_s)
+        payload, version = await self._exchange.call([verb, *names], timeout_s=timeout_s, extension="mget")
         found = decode_values(payload)
         if len(found) != each * len(names):
             raise RemoteProtocolError(

@@ -42,10 +42,12 @@ class Exchange:
         timeout_s: float | None = None,
         extra: Mapping[str, str] | None = None,
         named: tuple[str, bytes] | None = None,
+        extension: str | None = None,
     ) -> tuple[bytes, Hlc | None]:
         """Send one request and wait for its answer: the payload, which is no error, and its version.
 
         ``named``: the command and the key that errors name, where they are not the first two of ``args``.
+        ``extension``: the extension of the store that the request needs; errors name it.
         """
         named = named or (args[0].decode(), args[1])
         timeout_s = timeout_s or self.timeout_s
@@ -74,7 +76,7 @@ class Exchange:
             del self._waiting[correlation]
         if isinstance(message, UnavailableError):
             raise message
-        return self._answer(named, fencing_token, message)
+        return self._answer(named, fencing_token, message, extension)
 
     def _no_answer(self, named: tuple[str, bytes], timeout_s: float, taken: int | None) -> UnavailableError:
         if not self._mqtt.connected:
@@ -92,7 +94,9 @@ class Exchange:
             do=do,
         )
 
-    def _answer(self, named: tuple[str, bytes], token: Hlc | None, message: Publish) -> tuple[bytes, Hlc | None]:
+    def _answer(
+        self, named: tuple[str, bytes], token: Hlc | None, message: Publish, extension: str | None
+    ) -> tuple[bytes, Hlc | None]:
         properties = message.properties
         command, key = named
         status = properties.user_property("__stat")
@@ -107,7 +111,7 @@ class Exchange:
         if text == StoreError.TIMESTAMP_TOO_FAR_AHEAD:
             skew_ms, why = self.clock.skew()
         self.clock.saw(properties.user_property("__ts"))
-        raise refusal(command, key, text, token=token, why=why, skew_ms=skew_ms)
+        raise refusal(command, key, text, token=token, why=why, skew_ms=skew_ms, extension=extension)
 
     def answered(self, message: Publish) -> None:
         """An answer came in."""

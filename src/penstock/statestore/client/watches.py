@@ -73,7 +73,8 @@ class Watches:
         again = watched.active
         if again and watched.version is not None and await self._resume(watched, watched.version):
             return True
-        payload, version = await self._exchange.call(_words(watched))
+        extension = "prefix-observe" if watched.prefix else None
+        payload, version = await self._exchange.call(_words(watched), extension=extension)
         if decode_reply(payload).kind not in (ReplyKind.OK, ReplyKind.INTEGER):
             raise RemoteProtocolError(f"state store: answer to KEYNOTIFY was {payload[:100]!r}")
         whole = False

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple, Self, TypeVar
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 from penstock.statestore.client.exchange import Exchange
+from penstock.statestore.codec.arguments import MAX_TTL_MS
 from penstock.statestore.codec.commands import Condition
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import Reply, ReplyKind, decode_replies, decode_reply
@@ -81,9 +82,10 @@ class Write(NamedTuple):
         if condition is not Condition.ALWAYS:
             words.append(condition.value.encode())
         if ttl_ms is not None:
-            if ttl_ms < 1:
+            if not 1 <= ttl_ms <= MAX_TTL_MS:
                 raise LocalProtocolError(
-                    f"state store: SET {as_text(words[1])}: ttl_ms is {ttl_ms}", do="give at least 1, or no ttl_ms"
+                    f"state store: SET {as_text(words[1])}: ttl_ms is {ttl_ms}",
+                    do=f"give 1 to {MAX_TTL_MS} (1,000 years), or no ttl_ms for a key that does not expire",
                 )
             words += (b"PX", b"%d" % ttl_ms)
         return cls(words)

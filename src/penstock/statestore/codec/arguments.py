@@ -6,10 +6,11 @@ from typing import Final
 
 from penstock.statestore.hlc import Hlc, parse
 
-__all__ = ["ttl_of", "version_of"]
+__all__ = ["MAX_TTL_MS", "ttl_of", "version_of"]
 
-_MAX_TTL_MS: Final = 2**63 - 1
-_MAX_TTL_DIGITS: Final = 19
+MAX_TTL_MS: Final = 1000 * 365 * 86_400_000
+"""The longest expiry, 1,000 years: the instant stays one that every language's date type can hold."""
+_MAX_TTL_DIGITS: Final = len(str(MAX_TTL_MS))
 
 
 def version_of(text: bytes) -> Hlc | None:
@@ -21,8 +22,8 @@ def version_of(text: bytes) -> Hlc | None:
 
 
 def ttl_of(digits: bytes) -> int:
-    """Milliseconds from 1 to 2^63 - 1 in plain decimal; 0 for anything else."""
+    """Milliseconds from 1 to :data:`MAX_TTL_MS` in plain decimal; 0 for anything else."""
     if not digits.isdigit() or digits[0] == 0x30 or len(digits) > _MAX_TTL_DIGITS:
         return 0
     ttl_ms = int(digits)
-    return ttl_ms if ttl_ms <= _MAX_TTL_MS else 0
+    return ttl_ms if ttl_ms <= MAX_TTL_MS else 0

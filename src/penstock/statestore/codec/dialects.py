@@ -31,7 +31,10 @@ class Dialect:
     status: bool
     """Whether ``__stat``, ``__protVer`` and ``__srcId`` are sent, and another protocol version is refused with 505."""
     delete_version: bool
-    """``:1`` carries the version of the delete, else the version of the value that was deleted."""
+    """The answer to DEL and VDEL and the notification of a delete carry the version of the delete.
+
+    Else both carry the version of the deleted value, as the document says: "this version is also returned on successful
+    […] DEL", "the timestamp of the value when notifying a client about a DEL"."""
     timestamp_property: str
     fence_property: str
 

@@ -65,10 +65,10 @@ class Context:
     """Who asks, and with what: texts as they arrived, None where absent; what is not a clock value is malformed.
 
     ``principal`` is who that is for the policies, in their own terms; ``user`` all user properties, one that was given
-    twice with an empty text.
+    twice with an empty text; ``owner`` is the principal that keys count for which it creates, "" = an anonymous one.
     """
 
-    __slots__ = ("client_id", "dialect", "fencing_token", "principal", "timestamp", "user", "username")
+    __slots__ = ("client_id", "dialect", "fencing_token", "owner", "principal", "timestamp", "user", "username")
 
     def __init__(
         self,
@@ -86,6 +86,7 @@ class Context:
         self.fencing_token = fencing_token
         self.username = username
         self.principal = principal
+        self.owner = ""
         self.user = user
 
 

@@ -40,17 +40,27 @@ Observer = tuple[str, "Dialect"]
 class Record:
     """The state of one key; never changed after it was made, so that it can be written behind.
 
-    ``fence`` protects the key against lower tokens; ``expires_at`` is an instant in ms since the epoch, 0 = never.
+    ``fence`` protects the key against lower tokens; ``expires_at`` is an instant in ms since the epoch, 0 = never;
+    ``owner`` is the principal that created the key, for quotas, "" = an anonymous one.
     """
 
-    __slots__ = ("expires_at", "fence", "key", "value", "version")
+    __slots__ = ("expires_at", "fence", "key", "owner", "value", "version")
 
-    def __init__(self, key: bytes, value: bytes, version: Hlc, fence: Hlc | None = None, expires_at: int = 0) -> None:
+    def __init__(
+        self,
+        key: bytes,
+        value: bytes,
+        version: Hlc,
+        fence: Hlc | None = None,
+        expires_at: int = 0,
+        owner: str = "",
+    ) -> None:
         self.key = key
         self.value = value
         self.version = version
         self.fence = fence
         self.expires_at = expires_at
+        self.owner = owner
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Record):
@@ -61,6 +71,7 @@ class Record:
             and self.version == other.version
             and self.fence == other.fence
             and self.expires_at == other.expires_at
+            and self.owner == other.owner
         )
 
     def __repr__(self) -> str:
@@ -70,12 +81,14 @@ class Record:
 class Change:
     """One key changed: to ``record``, or deleted where that is None.
 
-    ``version`` belongs to the change itself: that of the record, or a newer one of the delete. ``observers`` are the
-    clients to tell, as of the change. ``writer`` is the client id, empty where the key expired. ``floor`` is the prefix
-    fence that was raised with it. ``kept``: whether the key is to be on disk after the change (a delete never is).
+    ``version`` belongs to the change itself: that of the record, or a newer one of the delete. ``previous`` is the
+    version of a deleted value; None for a SET, and where a restart has read the change from the log. ``observers`` are
+    the clients to tell, as of the change. ``writer`` is the client id, empty where the key expired. ``floor`` is the
+    prefix fence that was raised with it. ``kept``: whether the key is to be on disk after the change (a delete never
+    is).
     """
 
-    __slots__ = ("floor", "kept", "key", "observers", "record", "version", "writer")
+    __slots__ = ("floor", "kept", "key", "observers", "previous", "record", "version", "writer")
 
     def __init__(
         self,
@@ -85,7 +98,9 @@ class Change:
         observers: tuple[Observer, ...] = (),
         writer: str = "",
         floor: tuple[bytes, Hlc] | None = None,
+        previous: Hlc | None = None,
     ) -> None:
+        self.previous = previous
         self.key = key
         self.record = record
         self.version = version
@@ -104,7 +119,8 @@ class Change:
 
 
 # Stored form, big-endian: crc32 of all that follows; expiry; version; fence (wall and counter 0 and an empty node id
-# where there is none); lengths of node id, fence node id and key; these three; the value fills the rest.
+# where there is none); lengths of node id, fence node id and key; these three; the value fills the rest. Where there is
+# an owner, a zero byte and the owner follow the node id and count for its length.
 _CHECKSUM: Final = Struct(">I")
 _HEAD: Final = Struct(">QQQQQHHI")
 _PLAIN_HEAD: Final = Struct(">QQQ16xHHI")
@@ -120,7 +136,7 @@ def digest_of(key: bytes) -> bytes:
 def encode_record(record: Record) -> bytes:
     """``record`` in its stored form, checksummed, the whole key included."""
     key, version, fence = record.key, record.version, record.fence
-    node = version[2].encode()
+    node = version[2].encode() if not record.owner else f"{version[2]}\0{record.owner}".encode()
     if fence is None:
         head = _PLAIN_HEAD.pack(record.expires_at, version[0], version[1], len(node), 0, len(key))
         body = b"".join((head, node, key, record.value))
@@ -144,18 +160,26 @@ def decode_record(stored: bytes) -> Record | None:
     key_end = fence_end + key_size
     if crc32(stored[4:]) != checksum or key_end > len(stored):
         return None
-    version = _new(Hlc, (wall, counter, _node(stored[_HEAD_END:node_end])))
+    node, owner = _node_and_owner(stored[_HEAD_END:node_end])
+    version = _new(Hlc, (wall, counter, node))
     fence = Hlc(fence_wall, fence_counter, _node(stored[node_end:fence_end])) if fence_size else None
-    return Record(stored[fence_end:key_end], stored[key_end:], version, fence, expires_at)
+    return Record(stored[fence_end:key_end], stored[key_end:], version, fence, expires_at, owner)
 
 
 _new = tuple.__new__
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)  # a client may choose 64 KiB for the node of its fencing token
 def _node(name: bytes) -> str:
     """A node id: a million keys share one text."""
     return intern(name.decode())
+
+
+@lru_cache(maxsize=1024)
+def _node_and_owner(name: bytes) -> tuple[str, str]:
+    """The same of a version, which an owner may follow."""
+    node, _, owner = name.decode().partition("\0")
+    return intern(node), intern(owner)
 
 
 # A change in the log of changes: crc32 of all that follows; version; length of the writer; the writer; then, for a SET,

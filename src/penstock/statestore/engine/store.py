@@ -28,6 +28,7 @@ from penstock.statestore.engine.expiries import Expiries
 from penstock.statestore.engine.fences import Fences
 from penstock.statestore.engine.history import History, OutOfReach
 from penstock.statestore.engine.observers import Observers
+from penstock.statestore.engine.quotas import Quotas, size_of
 from penstock.statestore.engine.record import RECORD_BYTES, Change, Record
 from penstock.statestore.engine.scanning import Scanner
 from penstock.statestore.hlc import Hlc
@@ -63,6 +64,7 @@ class Engine:
         max_keys: quota, 0 = none. Overwriting is always allowed, and keys that are past their expiry do not count.
         max_bytes: quota of keys and values with what their records take, 0 = none; a SET that makes the store no larger
             is always allowed.
+        share: percentage of both quotas for the keys that one principal created, 0 = all of it.
         authorise: None = everybody may do everything.
         strict_read: NX, NEX and VDEL need Read beside Write, since their answers tell whether a value was guessed.
         extensions: what is switched on. History and fences are the caller's to restore.
@@ -75,22 +77,28 @@ class Engine:
         node: str = "StateStore",
         max_keys: int = 0,
         max_bytes: int = 0,
+        share: int = 0,
         authorise: Authorise | None = None,
         strict_read: bool = False,
         extensions: Extension = Extension.SCAN,
         secret: bytes = b"",
     ) -> None:
         self.clock = Hlc(0, 0, node)
-        self.max_keys = max_keys
-        self.max_bytes = max_bytes
-        self.size = 0
-        """Bytes of all keys, values and their records."""
+        self.quotas = Quotas(max_keys, max_bytes, share)
+        self.refused_quota = 0
+        """SETs refused because the store had no room for them."""
+        self.refused_share = 0
+        """SETs refused because the share of the key's principal was used up."""
         self.expired = 0
         self.extensions = extensions
         self.fences = Fences()
         self.history: History | None = None
         self.read_only = False
         """Nothing may be changed any more; the keys that expire are gone for readers."""
+        self.out_of_space = False
+        """SETs that need space are refused with the error of a quota."""
+        self.logs_changes = False
+        """Every SET needs space: it is written to the log of changes too."""
         self._authorise = authorise
         self._strict_read = strict_read
         self._records: dict[bytes, Record] = {}
@@ -107,6 +115,11 @@ class Engine:
         """How many keys there are, those included that are past their expiry and not removed yet."""
         return len(self._records)
 
+    @property
+    def size(self) -> int:
+        """Bytes of all keys, values and their records."""
+        return self.quotas.size
+
     def restore(self, records: Iterable[Record], clock: Hlc | None) -> None:
         """Take over what was stored; call once, before anything else.
 
@@ -118,7 +131,9 @@ class Engine:
         self._expiries = Expiries(kept)
         self._scanner = Scanner(kept, self._secret)
         values = sum([len(record.value) for record in kept.values()])
-        self.size = sum(map(len, kept)) + values + RECORD_BYTES * len(kept)
+        self.quotas.keys = len(kept)
+        self.quotas.size = sum(map(len, kept)) + values + RECORD_BYTES * len(kept)
+        self.quotas.restore(kept.values())
         greatest = max((record.version for record in kept.values()), default=_NEVER)
         if clock is not None:
             greatest = max(greatest, clock)
@@ -306,10 +321,17 @@ class Engine:
         if record is not None and not _is_met(command, record):
             return Answer(AnswerKind.NOT_MET, version=record.version)
         grown = _growth(record, command.key, command.value)
-        if (self.max_keys or self.max_bytes) and self._is_over_quota(record, grown):
+        owner = context.owner if record is None else record.owner
+        if grown > 0 and self.quotas.limited and self._is_over_quota(record, grown, owner):
             changes += self.tick(now_ms, steady_ms)
-            if self._is_over_quota(record, grown):
+            if self._is_over_quota(record, grown, owner):
+                if self.quotas.are_exceeded(record is None, grown):
+                    self.refused_quota += 1
+                else:
+                    self.refused_share += 1
                 return _ERRORS[StoreError.QUOTA]
+        if self.out_of_space and (grown > 0 or self.logs_changes):
+            return _ERRORS[StoreError.QUOTA]
         fence = record.fence if record is not None else None
         if fence is None or (token is not None and token > fence):
             fence = token
@@ -317,7 +339,7 @@ class Engine:
         expires_at = steady_ms + command.ttl_ms if command.ttl_ms else 0
         if record is not None and record.expires_at:
             self._expiries.went()
-        new = Record(command.key, command.value, version, fence, expires_at)
+        new = Record(command.key, command.value, version, fence, expires_at, owner)
         change = self._put(new, record, grown, context.client_id)
         if expires_at:
             self._expiries.came(expires_at, command.key)
@@ -329,9 +351,11 @@ class Engine:
         arm."""
         key = new.key
         self._records[key] = new
-        self.size += grown
         if record is None:
+            self.quotas.change(new.owner, 1, grown)
             self._scanner.added(key)
+        elif grown:
+            self.quotas.change(new.owner, 0, grown)
         observers = self._observers
         change = Change(key, new, new.version, observers.of(key) if observers.by_client else (), writer)
         if self.history is not None:
@@ -353,7 +377,9 @@ class Engine:
             self.clock = clock.raised_to(timestamp)
         return record
 
-    def set_plainly(self, key: bytes, value: bytes, timestamp: Hlc, now_ms: int, writer: str) -> Change | None:
+    def set_plainly(
+        self, key: bytes, value: bytes, timestamp: Hlc, now_ms: int, writer: str, owner: str = ""
+    ) -> Change | None:
         """What :meth:`execute` does for a SET without options and token by somebody who may write it; None: ask that.
 
         ``timestamp`` is not too far ahead, and the store not read-only.
@@ -365,15 +391,17 @@ class Engine:
             return None
         else:
             grown = len(value) - len(record.value)
-        if self.fences.floors or ((self.max_keys or self.max_bytes) and self._is_over_quota(record, grown)):
+            owner = record.owner
+        if self.fences.floors or self.out_of_space:
+            return None
+        if grown > 0 and self.quotas.limited and self._is_over_quota(record, grown, owner):
             return None
         version = self.clock = self.clock.following(timestamp, now_ms)
-        return self._put(Record(key, value, version), record, grown, writer)
+        return self._put(Record(key, value, version, owner=owner), record, grown, writer)
 
-    def _is_over_quota(self, record: Record | None, grown: int) -> bool:
-        if record is None and self.max_keys and len(self._records) >= self.max_keys:
-            return True
-        return self.max_bytes > 0 and grown > 0 and self.size + grown > self.max_bytes
+    def _is_over_quota(self, record: Record | None, grown: int, owner: str) -> bool:
+        keys = int(record is None)
+        return self.quotas.are_exceeded(keys, grown) or self.quotas.is_share_exceeded(owner, keys, grown)
 
     def _delete(
         self,
@@ -398,6 +426,8 @@ class Engine:
             return _DONE if self._observers.remove(client_id, key, prefix=prefix) else _NONE_DELETED
         missed: Sequence[Change] = ()
         if command.version is not None and self.history is not None:
+            if command.version.position > self.clock.position:
+                return _ERRORS[StoreError.HISTORY]  # of before the versions were renumbered
             try:
                 missed = self.history.since(command.version, key, prefix=prefix)
             except OutOfReach:
@@ -416,11 +446,11 @@ class Engine:
     def _remove(self, record: Record, timestamp: Hlc | None, now_ms: int, writer: str = "") -> Change:
         """Delete ``record``. A delete has a version of its own, so that a later SET is newer than both."""
         del self._records[record.key]
-        self.size -= RECORD_BYTES + len(record.key) + len(record.value)
+        self.quotas.change(record.owner, -1, -size_of(record))
         if record.expires_at:
             self._expiries.went()
         version = self.clock = self.clock.following(timestamp, now_ms)
-        change = Change(record.key, None, version, self._observers.of(record.key), writer)
+        change = Change(record.key, None, version, self._observers.of(record.key), writer, previous=record.version)
         if self.history is not None:
             self.history.add(change, record)
         return change

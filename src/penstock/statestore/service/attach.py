@@ -16,6 +16,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, Self
 
 from penstock.errors import ConfigError, PenstockError, RefusedError
@@ -23,7 +24,8 @@ from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import Encoded, Inbound, published
-from penstock.runtime.clock import monotonic_ms, wall_clock_ms
+from penstock.runtime.clock import monotonic_ms
+from penstock.runtime.logs import LogLimiter
 from penstock.statestore.binding import INVOKE, dialect_of, request, status_response
 from penstock.statestore.codec.commands import Verb, parse_payload
 from penstock.statestore.hlc import Hlc
@@ -37,7 +39,8 @@ _SESSION_EXPIRY_S: Final = 3600
 """How long the broker keeps requests for a store that is away; each has an expiry of its own."""
 
 _MAX_UNSENT: Final = 50_000
-"""Answers and notifications that wait for the broker; beyond it they are dropped, and their clients time out."""
+"""Answers and notifications that wait for the broker. Beyond it answers are dropped, and their clients time out, while
+of the notifications of a key the newest wait, and the newest deletion; beyond as many keys their observations end."""
 
 _PROBE_S: Final = 1.0
 """How long another store may take to answer, before this one serves."""
@@ -53,13 +56,17 @@ _CLIENTS: Final = "clients/"
 class AttachmentStats:
     """Counters since the start."""
 
-    __slots__ = ("dropped", "forgotten", "unheard")
+    __slots__ = ("dropped", "forgotten", "merged", "unanswered", "unheard")
 
     def __init__(self) -> None:
         self.dropped = 0
         """Answers and notifications that the broker did not take."""
+        self.merged = 0
+        """Notifications replaced, while the broker did not take them, by a newer one of the same key."""
         self.forgotten = 0
         """Clients whose observations ended because nothing was heard of them."""
+        self.unanswered = 0
+        """Answers that nobody subscribes to."""
         self.unheard = 0
         """Notifications that nobody subscribes to; they end the observations of their client."""
 
@@ -108,12 +115,21 @@ class Attachment:
         """Connections one after the other that ended right after they were made."""
         self._lease_ms = int(lease_s * 1000)
         self._sending: set[asyncio.Task[None]] = set()
+        self._held: OrderedDict[tuple[str, bool], tuple[Publish, str]] = OrderedDict()
+        """Notifications behind those that are being sent, by topic and whether they report a deletion."""
+        self._merge_log = LogLimiter()
+        self._unanswered_log = LogLimiter()
         self._heard: OrderedDict[str, int] = OrderedDict()
         """When a client that observes was heard of last, the longest silence first."""
         self._timer: asyncio.TimerHandle | None = None
         self._unlisten: list[Callable[[], None]] = []
         self._early: list[Publish] | None = []
         """Requests that came before the store was ready; None once it is."""
+
+    @property
+    def service(self) -> StateStoreService:
+        """The store."""
+        return self._service
 
     async def __aenter__(self) -> Self:
         """Load the store, look whether the broker has one already, and serve.
@@ -152,8 +168,11 @@ class Attachment:
         if self._timer is not None:
             self._timer.cancel()
         await self._service.close()
-        if self._sending:
-            await asyncio.wait(self._sending, timeout=5)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                while self._sending:
+                    await asyncio.wait(self._sending)
+        self._held.clear()
         await self._mqtt.disconnect()
         if self._sending:
             await asyncio.wait(self._sending)
@@ -164,19 +183,42 @@ class Attachment:
         """Send a message of the store."""
         self._send(message, "")
 
-    def respond(self, _client_id: str, message: Publish) -> bool:
+    def respond(self, _client_id: str, message: Publish, acknowledge: Callable[[], None] | None = None) -> bool:
         """Send an answer; the broker gives it to whoever subscribes to the response topic."""
+        if acknowledge is not None:
+            acknowledge()
         self._send(message, "")
         return True
 
-    def respond_encoded(self, _client_id: str, message: Encoded) -> bool:
+    def respond_encoded(self, client_id: str, message: Encoded, acknowledge: Callable[[], None] | None = None) -> bool:
         """Send an answer that is written already."""
-        self._send(published(message), "")
-        return True
+        return self.respond(client_id, published(message), acknowledge)
 
-    def deliver(self, client_id: str, message: Publish) -> bool:
-        """Send a notification; where nobody subscribes to it, the client has gone."""
-        self._send(message, client_id)
+    def unheard(self, _client_id: str, _topic: str) -> str:
+        """Nothing: the broker says with its PUBACK whether anybody subscribes."""
+        return ""
+
+    def deliver(self, client_id: str, message: Publish, *, deletes: bool) -> bool:
+        """Send a notification; where nobody subscribes to it, the client has gone.
+
+        While the broker does not keep up, they are merged per key as in a session's queue [Outlet.deliver].
+        """
+        held, topic = self._held, message.topic
+        if not held and len(self._sending) < _MAX_UNSENT:
+            self._start(message, client_id)
+            return True
+        superseded = held.pop((topic, False), None) is not None
+        if deletes:
+            superseded |= held.pop((topic, True), None) is not None
+        self.stats.merged += superseded
+        if superseded and (total := self._merge_log.admit(monotonic_ms())):
+            _log.warning("notifications merged per key because the broker is slow count=%d last=%r", total, client_id)
+        if len(held) >= _MAX_UNSENT:
+            self.stats.dropped += 1
+            _log.warning("observations end because the broker is too slow client=%r", client_id)
+            self._forget(client_id)
+            return True
+        held[topic, deletes] = (message, client_id)
         return True
 
     def overhear(self, client_id: str, message: Publish) -> None:
@@ -203,7 +245,7 @@ class Attachment:
                 return
             self._hear(client_id)
         connection = _Elsewhere(client_id)
-        self._service.receive(Inbound(publish, client_id, wall_clock_ms(), connection=connection))
+        self._service.receive(Inbound(publish, client_id, self._service.clock(), connection=connection))
 
     def _refuse_nobody(self, publish: Publish) -> None:
         """A KEYNOTIFY of nobody: whom should the notifications go to?"""
@@ -212,7 +254,9 @@ class Attachment:
             return
         form = dialect_of(publish.topic, given.user_property("__protVer") is not None)
         fields = [("__stMsg", "an observer must say who it is"), ("__propName", "__srcId")]
-        answer = status_response(given.response_topic, given.correlation_data, form, 0, wall_clock_ms(), 400, fields)
+        answer = status_response(
+            given.response_topic, given.correlation_data, form, 0, self._service.clock(), 400, fields
+        )
         if answer is not None:
             self._send(answer, "")
 
@@ -248,9 +292,18 @@ class Attachment:
         if len(self._sending) >= _MAX_UNSENT:
             self.stats.dropped += 1
             return
+        self._start(message, observer)
+
+    def _start(self, message: Publish, observer: str) -> None:
         task = asyncio.create_task(self._publish(message, observer))
         self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
+        task.add_done_callback(self._sent)
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        self._sending.discard(task)
+        while self._held and len(self._sending) < _MAX_UNSENT:
+            _, (message, observer) = self._held.popitem(last=False)
+            self._start(message, observer)
 
     async def _publish(self, message: Publish, observer: str) -> None:
         try:
@@ -260,7 +313,15 @@ class Attachment:
             self.stats.dropped += 1
             _log.warning("not sent topic=%r: %s", message.topic, error.what)
             return
-        if observer and code == ReasonCode.NO_MATCHING_SUBSCRIBERS:
+        if code != ReasonCode.NO_MATCHING_SUBSCRIBERS:
+            return
+        if not observer:
+            self.stats.unanswered += 1
+            if total := self._unanswered_log.admit(monotonic_ms()):
+                _log.warning(
+                    "answers that nobody received count=%d last topic=%r: nobody subscribes to it", total, message.topic
+                )
+        else:
             self.stats.unheard += 1
             _log.info("observations end, nobody subscribes to the notifications of client=%r", observer)
             self._forget(observer)

@@ -58,6 +58,7 @@ class ChangeLog:
                 storage.end_log()
             return
         is_new = floor is None
+        start = floor or engine.clock
         if floor is None:
             floor = engine.clock
             storage.trim(floor)
@@ -69,6 +70,8 @@ class ChangeLog:
                 engine.history.restore(page.changes)
                 floor, complete = page.through, page.complete
         if self._capture is not None:
+            if self._capture.last > engine.clock:  # versions were repaired; what is captured twice is better than lost
+                self._capture.rewind(start)
             last = self._capture.last
             tail = LogTail(0, last) if is_new else await asyncio.to_thread(storage.log_after, last)
             self._capture.resume(tail, self._read, self._trim)

@@ -26,6 +26,8 @@ class Stats:
         "requests",
         "responses",
         "unanswered",
+        "unanswered_other_client",
+        "unanswered_shared",
         "undelivered",
     )
 
@@ -35,6 +37,10 @@ class Stats:
         """Answers put into the session of the client that asked."""
         self.unanswered = 0
         """Answers that nobody could get: the client does not subscribe to its response topic, or that is no topic."""
+        self.unanswered_other_client = 0
+        """Those of them whose response topic only other clients subscribe to."""
+        self.unanswered_shared = 0
+        """Those of them whose response topic only shared subscriptions match."""
         self.refused = 0
         """Requests that broke the rules of the transport and were not executed."""
         self.repeated = 0
@@ -60,6 +66,10 @@ class Policy(Protocol):
 
     def may_answer_on(self, context: Context, topic: str) -> bool:
         """Whether the client may subscribe to the response topic that it names."""
+        ...
+
+    def owner(self, context: Context) -> str:
+        """The principal that the keys which the client creates count for, "" = anonymous; asked once a connection."""
         ...
 
     def may_hurry(self, context: Context) -> bool:
@@ -98,6 +108,10 @@ class Capture(Protocol):
     @property
     def last(self) -> Hlc:
         """The version of the last change that was captured before the start."""
+        ...
+
+    def rewind(self, version: Hlc) -> None:
+        """Before :meth:`resume`: ``last`` is a version that the store does not have any more; begin after this one."""
         ...
 
     def resume(self, tail: LogTail, read: ReadLog, trim: Callable[[Hlc], None]) -> None:

@@ -65,6 +65,7 @@ class QuickWay:
         "recent",
         "serving",
         "stats",
+        "unanswered",
         "waiting",
         "writer",
     )
@@ -80,6 +81,7 @@ class QuickWay:
         policy: Policy | None,
         clock: Callable[[], int],
         notify: Callable[[Sequence[Change], int], None],
+        unanswered: Callable[[str, str], str],
         max_waiting: int,
     ) -> None:
         self.engine = engine
@@ -90,6 +92,7 @@ class QuickWay:
         self.policy = policy
         self.clock = clock
         self.notify = notify
+        self.unanswered = unanswered
         self.max_waiting = max_waiting
         self.padded = StampWriter(PADDED, engine.clock.node)
         self.plain = StampWriter(PLAIN, engine.clock.node)
@@ -234,7 +237,7 @@ class PreparedRequests:
         stamp = self._stamps.read(parts[self._stamp_at], parts[self._stamp_at + 2], now_ms)
         if stamp is None or (way.policy is not None and not self._may(way.policy, requester, key, _WRITE)):
             return False
-        change = way.engine.set_plainly(key, parts[_VALUE_AT], stamp, now_ms, self._client_id)
+        change = way.engine.set_plainly(key, parts[_VALUE_AT], stamp, now_ms, self._client_id, self._context.owner)
         if change is None:
             return False
         way.recent.note(self._client_id, parts[self._correlation_at], stamp)
@@ -277,7 +280,8 @@ class PreparedRequests:
         elif requester.answer(parts[1], self.encode(correlation, payload, version, self._expiry_s), now):
             stats.responses += 1
         else:
-            stats.unanswered += 1
+            later = requester.accept_later(parts[1])
+            later.settle(ReasonCode.NO_MATCHING_SUBSCRIBERS, self._way.unanswered(self._client_id, self._topic))
 
     def encode(self, correlation: bytes, payload: Pieces, version: Hlc | None, left_s: int | None) -> Encoded:
         """The answer as it is written; the same bytes as :func:`~penstock.statestore.binding.response` gives."""
@@ -306,22 +310,25 @@ class PreparedRequests:
         """An answer that waited may go; where nothing will be committed any more it says that instead."""
         way = self._way
         later, correlation, payload, version, expires_at = answer
-        if committed:
-            later.settle(0, "")
-        else:
+        acknowledge: Callable[[], None] | None = later.settle
+        if not committed:
             later.settle(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, StoreError.READ_ONLY)
             payload, version = (encode_error(StoreError.READ_ONLY), b"", b""), None
+            acknowledge = None
         left_s = None
         if expires_at:
             left_s = (expires_at - way.clock() + 999) // 1000
-            if left_s <= 0:
-                return
-        if way.outlet is None:
-            return
-        if way.outlet.respond_encoded(self._client_id, self.encode(correlation, payload, version, left_s)):
+        if way.outlet is None or (left_s is not None and left_s <= 0):
+            if acknowledge is not None:
+                acknowledge()
+        elif way.outlet.respond_encoded(
+            self._client_id, self.encode(correlation, payload, version, left_s), acknowledge
+        ):
             way.stats.responses += 1
         else:
-            way.stats.unanswered += 1
+            why = way.unanswered(self._client_id, self._topic)
+            if acknowledge is not None:
+                later.settle(ReasonCode.NO_MATCHING_SUBSCRIBERS, why)
 
 
 _HEADS_KEPT: Final = 64

@@ -23,9 +23,11 @@ from typing import Final
 from penstock.errors import StorageError
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import Inbound, Outlet
-from penstock.runtime.clock import boot_id, boot_ms, steady_clock, wall_clock_ms
+from penstock.runtime.clock import boot_id, boot_ms, steady_clock
 from penstock.runtime.durability import Durability
+from penstock.runtime.stepped_clock import SteppedClock, utc
 from penstock.statestore.binding import (
+    ANSWER_TOPICS,
     INVOKE,
     OLDER_INVOKE,
     Ask,
@@ -40,7 +42,7 @@ from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.engine.answer import Answer, AnswerKind
 from penstock.statestore.engine.record import Change
 from penstock.statestore.engine.store import Engine
-from penstock.statestore.hlc import Hlc
+from penstock.statestore.hlc import MAX_DRIFT_MS, Hlc
 from penstock.statestore.options import StoreOptions
 from penstock.statestore.service.changelog import ChangeLog
 from penstock.statestore.service.ports import Capture, Policy, Stats
@@ -57,6 +59,9 @@ _log = logging.getLogger("penstock.statestore")
 
 _EXPIRE_AT_ONCE: Final = 1000
 """Keys expired in one go, some 2 ms; a million keys with one deadline must not stop the loop."""
+
+_LAG_KEPT_MS: Final = 1000
+"""A change of the steady clock's lag that is worth a commit."""
 
 DEFAULTS: Final = StoreOptions()
 
@@ -77,7 +82,8 @@ class StateStoreService:
     Args:
         path: directory of the LMDB environment.
         durability: what an answer promises.
-        clock: wall clock in ms. With a clock of the caller's, expiry follows it too unless ``steady`` is given.
+        clock: wall clock in ms, for versions; a :class:`SteppedClock` that the caller starts, or any other, which
+            expiry then follows too unless ``steady`` is given. Default: a SteppedClock of its own.
         steady: instant in ms since the epoch that never jumps, for expiry.
         options: what an operator can choose.
         policy: what clients may do; None = everything.
@@ -87,6 +93,7 @@ class StateStoreService:
 
     filters: Sequence[str] = (INVOKE, OLDER_INVOKE)
     exclusive = True
+    reserved: Sequence[str] = ANSWER_TOPICS
 
     def __init__(
         self,
@@ -103,15 +110,23 @@ class StateStoreService:
         self.stats = Stats()
         self.recovered: Recovered | None = None
         self.options = options
-        self._clock = clock or wall_clock_ms
-        self._given_steady = steady or clock
+        self._given_steady = steady or (None if isinstance(clock, SteppedClock) else clock)
+        self._own_clock: SteppedClock | None = None
+        if clock is None:
+            clock = self._own_clock = SteppedClock()
+        self._stepped_clock = clock if isinstance(clock, SteppedClock) else None
+        self._clock = clock if self._stepped_clock is None else self._stepped_clock.now
         self._steady = self._given_steady or steady_clock()
+        self._lag = 0
+        """How far the steady clock is ahead of the wall clock, as it is stored."""
         self._forced = dialect_named(options.dialect)
         self._policy = policy
         self._engine = Engine(
             node=NODE,
             max_keys=options.max_keys,
             max_bytes=options.max_bytes,
+            # Without policies all clients are one principal, which needs no share.
+            share=0 if policy is None else options.principal_share,
             authorise=policy.may_access if policy is not None else None,
             strict_read=options.strict_read,
             extensions=options.extensions,
@@ -119,6 +134,7 @@ class StateStoreService:
         )
         self._storage = Storage(path, durability)
         self._changelog = ChangeLog(self._storage, self._engine, options, capture, self._trim)
+        self._engine.logs_changes = self._changelog.wanted
         self._writer = ChangeWriter(
             self._storage,
             durability,
@@ -147,6 +163,7 @@ class StateStoreService:
             policy=policy,
             clock=self._clock,
             notify=self._notify,
+            unanswered=self._voice.unanswered,
             max_waiting=options.max_waiting,
         )
 
@@ -154,6 +171,11 @@ class StateStoreService:
     def failure(self) -> StorageError | None:
         """Why the store is read-only; None while it is not."""
         return self._writer.failure
+
+    @property
+    def stalled(self) -> StorageError | None:
+        """Why answers wait for disk space; None while they do not."""
+        return self._writer.stalled
 
     @property
     def keys(self) -> int:
@@ -175,10 +197,64 @@ class StateStoreService:
         """How many requests wait for a commit."""
         return self._waiting.count
 
+    def quota_figures(self) -> dict[str, int]:
+        """For the metrics: what the quotas are about, and what they refused."""
+        engine = self._engine
+        keys, size = engine.quotas.largest
+        return {
+            "bytes": engine.size,
+            "largest_principal_keys": keys,
+            "largest_principal_bytes": size,
+            "refused_quota": engine.refused_quota,
+            "refused_share": engine.refused_share,
+        }
+
     @property
     def size(self) -> int:
         """Bytes of keys, values and what keeps them."""
         return self._engine.size
+
+    @property
+    def clock(self) -> Callable[[], int]:
+        """The wall clock that requests and answers are measured on, in ms."""
+        return self._clock
+
+    @property
+    def steady(self) -> Callable[[], int]:
+        """The clock that expiry instants are measured on; over restarts and steps of the wall clock, once started."""
+        return self._steady
+
+    @property
+    def version_lead_ms(self) -> int:
+        """How far the newest version is ahead of the clock; 0 where it is behind."""
+        return max(0, self._engine.clock.wall_ms - self._clock())
+
+    def clock_problem(self) -> str | None:
+        """That the versions are so far ahead of the clock that clients refuse them, and what to do; None: they are
+        not."""
+        lead_ms = self.version_lead_ms
+        if lead_ms <= MAX_DRIFT_MS:
+            return None
+        newest, now = utc(self._engine.clock.wall_ms), utc(self._clock())
+        wait_s = (lead_ms - MAX_DRIFT_MS) // 1000 + 1
+        return (
+            f"statestore: the newest version ({newest}) is {lead_ms // 1000} s ahead of the clock ({now}); clients"
+            f" refuse answers and the store refuses fencing tokens that are more than {MAX_DRIFT_MS // 1000} s ahead:"
+            f" if the clock is wrong, set it; if it is right, wait {wait_s} s, or stop the node and run"
+            " `penstock statestore-repair`"
+        )
+
+    def refuse_growth(self, reason: str) -> None:
+        """Refuse SETs that need disk space from now on, ``reason`` says why; "": refuse them no more.
+
+        Those that replace a value by one that is no larger continue, so that leases can be renewed, unless the log of
+        changes would grow with them.
+        """
+        self._engine.out_of_space = bool(reason)
+
+    def reusable_bytes(self) -> int:
+        """Bytes that can be stored without growing the file; from any thread."""
+        return self._storage.reusable_bytes()
 
     async def start(self, outlet: Outlet) -> None:
         """Load what is stored, remove what has expired, then serve.
@@ -199,9 +275,17 @@ class StateStoreService:
             _log.error("quarantined path=%s name=%s: checksum does not match", self._storage.path, name)
         self._voice.outlet = self._quick.outlet = outlet
         self._writer.start(recovered.records)
+        if self._stepped_clock is not None:
+            self._stepped_clock.on_followed.append(self._clock_stepped)
+            self._clock_stepped()
+        if self._own_clock is not None:
+            self._own_clock.start()
         self._serving = True
         self.policies_changed()
         self.wake()
+        problem = self.clock_problem()
+        if problem is not None:
+            _log.warning("%s", problem)
 
     def policies_changed(self) -> None:
         """Ask the policies anew whether anybody may overhear; then nothing goes the quick way, which tells nobody."""
@@ -219,16 +303,28 @@ class StateStoreService:
         boot = boot_id()
         if self._given_steady is not None or boot is None:
             return
+        self._lag = recovered.lag
         if recovered.steady is not None and recovered.steady[0] == boot:
             offset = recovered.steady[1]
         else:
-            offset = wall_clock_ms() - boot_ms()
+            offset = self._clock() + recovered.lag - boot_ms()
             self._storage.note_steady(boot, offset)
         self._steady = lambda: boot_ms() + offset
+
+    def _clock_stepped(self) -> None:
+        """Keep how far the steady clock is from the wall clock now, for the next boot of the machine."""
+        lag = self._steady() - self._clock()
+        if self._given_steady is None and abs(lag - self._lag) > _LAG_KEPT_MS:
+            self._lag = lag
+            self._writer.note_lag(lag)
 
     async def close(self) -> None:
         """Commit what is under way, let its answers go, close the files; may be called twice."""
         self._serving = False
+        if self._own_clock is not None:
+            self._own_clock.close()
+        if self._stepped_clock is not None and self._clock_stepped in self._stepped_clock.on_followed:
+            self._stepped_clock.on_followed.remove(self._clock_stepped)
         self._choose_way()
         if self._timer is not None:
             self._timer.cancel()
@@ -263,6 +359,8 @@ class StateStoreService:
             self._refuse(message, ask)
             return
         context = ask.context
+        if policy is not None:
+            context.owner = policy.owner(context)
         if message.again and self._recent.has(context.client_id, ask.correlation, context.timestamp):
             self.stats.repeated += 1
             self._answer(message, _REPEATED, None, 0)
@@ -360,10 +458,9 @@ class StateStoreService:
             answer = Answer(AnswerKind.ERROR, error=StoreError.READ_ONLY)
         if isinstance(ask, Refusal):
             message.settle(ask.reason_code, ask.reason)
-            self._voice.answer(message.client_id, ask.response)
+            self._voice.answer(message.client_id, ask.response, message.settle)
         elif answer is not None:
-            message.settle()
-            self._voice.answer(message.client_id, response(ask, answer, self._clock()))
+            self._voice.answer(message.client_id, response(ask, answer, self._clock()), message.settle)
             for change in answer.missed:
                 self._voice.tell(message.client_id, ask.dialect, change)
 

@@ -1,8 +1,8 @@
 """The keys of the state store on disk: one LMDB environment behind a log, one writer, every value checksummed.
 
-The databases inside it: ``keys`` (digest of the key -> record), ``meta`` (``schema``, ``clock``, ``steady`` and
-``floor``), ``quarantine`` (what did not pass its checksum, kept for whoever wants to look), ``fences`` (digest of the
-prefix -> its floor) and ``changes`` (version -> change: the log that change capture drains and resuming observers
+The databases inside it: ``keys`` (digest of the key -> record), ``meta`` (``schema``, ``clock``, ``steady``, ``lag``
+and ``floor``), ``quarantine`` (what did not pass its checksum, kept for whoever wants to look), ``fences`` (digest of
+the prefix -> its floor) and ``changes`` (version -> change: the log that change capture drains and resuming observers
 read). A commit is all of it or nothing, so a change is in the log of changes if and only if it is in the keys.
 
 What a commit promises depends on the durability: ``durable`` = fsynced, in the write-ahead log of
@@ -13,7 +13,7 @@ the kernel likes and on :meth:`Storage.close`.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from struct import Struct
@@ -45,8 +45,9 @@ __all__ = ["NODE", "SCHEMA", "Recovered", "Storage"]
 NODE: Final = "StateStore"
 """Node id of the versions that the store gives; the document's."""
 
-SCHEMA: Final = 2
-"""Layout of the databases; a newer one is refused. From 2 on there may be commits in a log beside them."""
+SCHEMA: Final = 3
+"""Layout of the databases; a newer one is refused. From 2 on there may be commits in a log next to them, from 3 on
+records may have an owner."""
 
 _TABLES: Final = ("keys", "meta", "quarantine", "fences", "changes")
 _KEYS: Final = 0
@@ -60,6 +61,7 @@ PAGE_BYTES: Final = 4 << 20
 _CLOCK: Final = Struct(">QQI")  # wall clock, counter, crc32 of both
 _POSITION: Final = Struct(">QQ")  # key of a change: its version, so that they lie in order
 _GREATEST_POSITION: Final = b"\xff" * _POSITION.size
+_LAG: Final = Struct(">qI")  # ms, crc32 of them
 _STEADY: Final = Struct(">qI")  # offset of the steady clock, crc32 of boot id and offset; the boot id follows
 
 
@@ -67,7 +69,7 @@ class Recovered(NamedTuple):
     """What was found on start. ``quarantined`` are the digests (hex) of values that did not pass their checksum.
 
     The log of changes is complete after the version ``floor`` (None: there is no log). ``steady`` is the boot id and
-    the offset in ms that :meth:`Storage.note_steady` was given last.
+    the offset in ms that :meth:`Storage.note_steady` was given last, ``lag`` what :meth:`Storage.note_lag` was.
     """
 
     records: list[Record]
@@ -76,6 +78,7 @@ class Recovered(NamedTuple):
     fences: list[tuple[bytes, Hlc]]
     floor: Hlc | None
     steady: tuple[str, int] | None
+    lag: int = 0
 
 
 class Storage:
@@ -97,6 +100,7 @@ class Storage:
         )
         self.path = self._environment.path
         self._tables = self._environment.tables
+        self._lag: int | None = None
 
     def open(self) -> Recovered:
         """Open, check the schema and load everything but the log of changes, which is checked.
@@ -135,11 +139,18 @@ class Storage:
         if floor is not None:
             operations += _dropped(floor)
         operations.append((PUT, _META, b"clock", _encode_clock(clock or changes[-1].version)))
+        lag, self._lag = self._lag, None
+        if lag is not None:
+            operations.append((PUT, _META, b"lag", _LAG.pack(lag, crc32(b"%d" % lag))))
         self._environment.commit(operations, f"commit of {len(changes)} changes")
 
     def when_failed(self, tell: Callable[[StorageError], None]) -> None:
         """Have a failure that no commit shows told at once, in another thread."""
         self._environment.on_failure = tell
+
+    def reusable_bytes(self) -> int:
+        """Bytes that can be stored without growing the file; from any thread."""
+        return self._environment.reusable_bytes()
 
     def may_wait(self) -> bool:
         """Whether the next commit may take long: the log of commits is nearly full."""
@@ -209,6 +220,34 @@ class Storage:
         stored = _STEADY.pack(offset_ms, crc32(b"%d:%b" % (offset_ms, name))) + name
         self._environment.commit([(PUT, _META, b"steady", stored)], "keeping the clock")
 
+    def replace(
+        self,
+        records: Iterable[Record],
+        fences: Iterable[tuple[bytes, Hlc]],
+        changes: Iterable[tuple[Hlc, Change]],
+        *,
+        clock: Hlc,
+        floor: Hlc | None,
+    ) -> None:
+        """Have these in place of the stored ones of the same key, prefix or (old) version: in one transaction.
+
+        Raises:
+            StorageError: as :meth:`commit`.
+        """
+        operations: list[Operation] = [(PUT, _KEYS, digest_of(r.key), encode_record(r)) for r in records]
+        operations += [(PUT, _FENCES, digest_of(p), encode_record(Record(p, b"", token))) for p, token in fences]
+        for old, change in changes:
+            operations.append((DELETE, _CHANGES, _position(old), b""))
+            operations.append((PUT, _CHANGES, _position(change.version), encode_change(change)))
+        operations.append((PUT, _META, b"clock", _encode_clock(clock)))
+        if floor is not None:
+            operations.append((PUT, _META, b"floor", _encode_clock(floor)))
+        self._environment.commit(operations, "renumbering versions")
+
+    def note_lag(self, lag_ms: int) -> None:
+        """Keep, with the next commit, how far the clock of the expiry instants is ahead of the wall clock."""
+        self._lag = lag_ms
+
     def close(self) -> None:
         """Make everything durable and close; may be called twice."""
         self._environment.close()
@@ -248,8 +287,9 @@ class Storage:
             transaction.put(position, stored, db=self._tables["quarantine"])
             transaction.delete(position, db=self._tables["changes"])
         steady = _decode_steady(transaction.get(b"steady", db=self._tables["meta"]))
+        lag = _decode_lag(transaction.get(b"lag", db=self._tables["meta"]))
         quarantined = [name.hex() for name, _ in corrupt + damaged]
-        return Recovered(records, clock, quarantined, fences, floor, steady)
+        return Recovered(records, clock, quarantined, fences, floor, steady, lag)
 
 
 @contextmanager
@@ -287,6 +327,13 @@ def _decode_steady(stored: bytes | None) -> tuple[str, int] | None:
     offset_ms, checksum = _STEADY.unpack_from(stored)
     name = stored[_STEADY.size :]
     return (name.decode(), offset_ms) if checksum == crc32(b"%d:%b" % (offset_ms, name)) else None
+
+
+def _decode_lag(stored: bytes | None) -> int:
+    if stored is None or len(stored) != _LAG.size:
+        return 0
+    lag, checksum = _LAG.unpack(stored)
+    return int(lag) if checksum == crc32(b"%d" % lag) else 0
 
 
 def _decode_clock(stored: bytes | None) -> Hlc | None:

@@ -6,10 +6,14 @@ Where the policies let somebody overhear that, those who may get what they subsc
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from penstock.errors import LocalProtocolError
 from penstock.mqtt.codec.packets import Publish
-from penstock.mqtt.service import Outlet
+from penstock.mqtt.codec.reasons import ReasonCode
+from penstock.mqtt.service import OTHERS_TOPIC, SHARED_TOPIC, Outlet
+from penstock.runtime.clock import monotonic_ms
+from penstock.runtime.logs import LogLimiter
 from penstock.statestore.binding import notification, topic_fits
 from penstock.statestore.codec.dialects import Dialect
 from penstock.statestore.engine.record import Change
@@ -23,10 +27,11 @@ _log = logging.getLogger("penstock.statestore")
 class Voice:
     """One store's way to its clients. ``outlet``: None while it does not serve; ``overheard``: somebody may be."""
 
-    __slots__ = ("_stats", "outlet", "overheard")
+    __slots__ = ("_stats", "_unanswered_log", "outlet", "overheard")
 
     def __init__(self, stats: Stats) -> None:
         self._stats = stats
+        self._unanswered_log = LogLimiter()
         self.outlet: Outlet | None = None
         self.overheard = False
 
@@ -35,22 +40,41 @@ class Voice:
         if self.outlet is not None:
             self.outlet.overhear(client_id, request)
 
-    def answer(self, client_id: str, message: Publish | None) -> None:
-        """Answer the requester on its response topic, as the store: No Local must not keep it from the client."""
+    def answer(self, client_id: str, message: Publish | None, settle: Callable[..., None]) -> None:
+        """Answer the requester on its response topic, as the store: No Local must not keep it from the client.
+
+        ``settle`` [Inbound.settle] acknowledges the request before the answer leaves: with 0x10 and the reason where no
+        subscription of the client matches.
+        """
         if message is None or self.outlet is None:
+            settle()
             return
         try:
-            heard = self.outlet.respond(client_id, message)
+            heard = self.outlet.respond(client_id, message, settle)
         except LocalProtocolError as error:
+            settle()
             self._stats.unanswered += 1
             _log.warning("no answer on topic=%r: %s", message.topic, error)
             return
         if heard:
             self._stats.responses += 1
         else:
-            self._stats.unanswered += 1
+            settle(ReasonCode.NO_MATCHING_SUBSCRIBERS, self.unanswered(client_id, message.topic))
         if self.overheard:
             self.outlet.overhear(client_id, message)
+
+    def unanswered(self, client_id: str, topic: str) -> str:
+        """An answer reached nobody: count it, log it, and say why."""
+        stats = self._stats
+        stats.unanswered += 1
+        why = "" if self.outlet is None else self.outlet.unheard(client_id, topic)
+        stats.unanswered_shared += why == SHARED_TOPIC
+        stats.unanswered_other_client += why == OTHERS_TOPIC
+        if total := self._unanswered_log.admit(monotonic_ms()):
+            _log.warning(
+                "answers that nobody received count=%d last client=%r topic=%r: %s", total, client_id, topic, why
+            )
+        return why
 
     def tell(self, client_id: str, dialect: Dialect, change: Change) -> None:
         """Notify one observer."""
@@ -59,7 +83,7 @@ class Voice:
             return
         self._stats.notifications += 1
         message = notification(change, client_id, dialect)
-        if not self.outlet.deliver(client_id, message):
+        if not self.outlet.deliver(client_id, message, deletes=change.record is None):
             self._stats.undelivered += 1
         if self.overheard:
             self.outlet.overhear(client_id, message)

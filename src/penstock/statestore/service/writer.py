@@ -93,6 +93,11 @@ class ChangeWriter:
         """Why nothing can be written any more."""
         return self.committer.failure
 
+    @property
+    def stalled(self) -> StorageError | None:
+        """Why answers wait for disk space; None while they do not."""
+        return self.committer.stalled
+
     def start(self, recovered: Sequence[Record]) -> None:
         """Start the committer's thread; ``recovered`` is what is on disk."""
         self._loop = asyncio.get_running_loop()
@@ -102,7 +107,9 @@ class ChangeWriter:
         self._storage.when_failed(self.committer.fail_soon)
 
     async def close(self) -> None:
-        """Commit what was submitted, call what waits for it, stop."""
+        """Commit what was submitted, call what waits for it, stop; nothing before :meth:`start`."""
+        if self._loop is None:
+            return
         self._flush()
         if self._trim_to is not None and self.failure is None:
             self.committer.submit((), _ignore)
@@ -144,6 +151,12 @@ class ChangeWriter:
         for change in changes:
             self.uncommitted[change.key] = number
         return number
+
+    def note_lag(self, lag_ms: int) -> None:
+        """Store how far the clock of the expiry instants is ahead of the wall clock, in a commit of its own."""
+        self._storage.note_lag(lag_ms)
+        if self.failure is None:
+            self.committer.submit((), _ignore)
 
     def trim(self, floor: Hlc) -> None:
         """Drop the log up to ``floor`` with the next commit."""
@@ -217,4 +230,4 @@ class ChangeWriter:
 
 
 def _ignore(_: StorageError | None) -> None:
-    """Nobody waits for the trimming of the log; a failure is reported through ``on_failure``."""
+    """Nobody waits for the commit; a failure is reported through ``on_failure``."""

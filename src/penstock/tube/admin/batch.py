@@ -32,10 +32,12 @@ def batch(run: Run, *names: str) -> Run:
     def together(engine: MasterEngine, params: Params, now: int) -> Change:
         changed: dict[tuple[str, str], Setting | Removal] = {}
         rows: list[dict[str, Any]] = []
-        common = {name: value for name, value in params.given.items() if name not in names}
         for given in _objects(params, names):
+            inner = params.of_object(given, changed)
             try:
-                change = run(engine, Params({**common, **given}, changed), now)
+                change = run(engine, inner, now)
+                if change.settings:
+                    inner.check_unused(names)
             except BadParameter as error:
                 raise BadParameter(f"{names[0]}: {error}, in {json.dumps(given, ensure_ascii=False)}") from None
             keys = {key_of(setting) for setting in change.settings}

@@ -15,21 +15,30 @@ from penstock.tube.admin import broker_changes as changes
 from penstock.tube.admin import broker_queries as queries
 from penstock.tube.admin import staged
 from penstock.tube.admin.broker_desk import Answer, Desk
+from penstock.tube.admin.caller import UNAUTHORIZED, UNKNOWN, Caller
 from penstock.tube.admin.params import BadParameter, Params
 
-__all__ = ["METHODS", "Desk", "Method", "handle"]
+__all__ = ["METHODS", "Desk", "Method", "handle", "is_protected"]
 
 
-def handle(desk: Desk, params: Mapping[str, str]) -> tuple[Answer, bool]:
-    """The answer to a request and whether something was changed that has to be made durable first."""
+def handle(desk: Desk, params: Mapping[str, str], token: str | None, caller: Caller = UNKNOWN) -> tuple[Answer, bool]:
+    """The answer to a request of ``caller``, and whether something was changed that has to be made durable first.
+
+    ``token`` is the administration token, which a request carries as ``confModAuthToken``; None: only users may change
+    something or read messages.
+    """
     name = params.get("method", "")
     method = METHODS.get(name)
     if method is None:
         return _failure(f"Unsupported method: {name!r}; known: {', '.join(sorted(METHODS))}"), False
+    caller = caller.showing(params, token)
+    if not (caller.administers if method.protected else caller.reads):
+        return _failure(UNAUTHORIZED), False
     try:
-        given = Params(params)
+        given = Params(params, identified=caller.identified)
         if method.changes:
             given.user("modifyUser", "mur")
+            given.check_unused(method.only)
         rows = method.run(desk, given)
     except (BadParameter, RemoteProtocolError) as error:
         return _failure(str(error)), False
@@ -41,6 +50,12 @@ def handle(desk: Desk, params: Mapping[str, str]) -> tuple[Answer, bool]:
     return answer, method.changes
 
 
+def is_protected(name: str) -> bool:
+    """Whether the method of that name changes something or shows the contents of messages."""
+    method = METHODS.get(name)
+    return method is not None and method.protected
+
+
 def _failure(text: str) -> Answer:
     return {"result": False, "errCode": 400, "errMsg": text}
 
@@ -49,19 +64,24 @@ def _version(desk: Desk, params: Params) -> list[Answer]:
     return [{"version": f"penstock-{penstock.__version__}"}]
 
 
-def _statistics(desk: Desk, params: Params) -> list[Answer]:
+def _statistics_on(desk: Desk, params: Params) -> list[Answer]:
     return []
 
 
+def _statistics_off(desk: Desk, params: Params) -> list[Answer]:
+    raise BadParameter("counters are always on: they cannot be disabled")
+
+
 def _methods(desk: Desk, params: Params) -> list[Any]:
-    return [{"method": name, "needAuth": False} for name in sorted(METHODS)]
+    return [{"method": name, "needAuth": method.protected} for name, method in sorted(METHODS.items())]
 
 
 class Method(NamedTuple):
     """One row: what runs, whether it changes something, and a line for the reference page.
 
     ``rows`` and ``total`` are the names under which the answer has its rows and their number: the reference's methods
-    differ in that. ``single``: what the row says stands in the answer itself as well.
+    differ in that. ``single``: what the row says stands in the answer itself as well. ``bodies``: the answer has the
+    contents of messages. ``only``: all parameters of a change; others are refused.
     """
 
     run: Callable[[Desk, Params], list[Any]]
@@ -70,6 +90,13 @@ class Method(NamedTuple):
     rows: str = "dataSet"
     total: str = "totalCnt"
     single: bool = False
+    bodies: bool = False
+    only: frozenset[str] = frozenset()
+
+    @property
+    def protected(self) -> bool:
+        """Whether the request needs the administration token, or a user who may administer."""
+        return self.changes or self.bodies
 
     def with_data(self) -> Method:
         """The same, where the reference calls the rows `data`."""
@@ -82,7 +109,8 @@ _GROUPS = Method(
 )
 _METRICS = Method(queries.metrics, "counters of the broker").with_data()
 _REGISTERED = Method(queries.registrations, "which consumer holds which partition")
-_STATISTICS = Method(_statistics, "nothing to switch: counters are always on").with_data()
+_STATISTICS_OFF = Method(_statistics_off, "refused: counters are always on").with_data()
+_POSITION = frozenset({"groupName", "topicName", "partitionId"})
 METHODS: dict[str, Method] = {
     "admin_query_broker_all_consumer_info": _CONSUMERS,
     "admin_get_group_detail_info": _CONSUMERS,
@@ -90,9 +118,9 @@ METHODS: dict[str, Method] = {
     "admin_query_broker_memstore_info": Method(queries.stores, "the same; `unwrittenSize` waits for its commit"),
     "admin_get_msgstore_stats": Method(queries.store_stats, "sizes of the stores, by topic").with_data(),
     "admin_get_metrics_info": _METRICS,
-    "admin_enable_stats": _STATISTICS,
-    "admin_disable_stats": _STATISTICS,
-    "admin_disable_all_stats": _STATISTICS,
+    "admin_enable_stats": Method(_statistics_on, "counters are always on: what is asked for holds").with_data(),
+    "admin_disable_stats": _STATISTICS_OFF,
+    "admin_disable_all_stats": _STATISTICS_OFF,
     "admin_query_group_offset": Method(queries.group_offset, "where a group stands in one partition", single=True),
     "admin_query_offset": Method(queries.offsets, "where groups stand, and their lag"),
     "admin_query_pubinfo": Method(queries.pubinfo, "bounds of all partitions", total="dataCount"),
@@ -100,7 +128,9 @@ METHODS: dict[str, Method] = {
     "admin_query_group": _GROUPS,
     "admin_get_partition_reginfo": _REGISTERED,
     "admin_query_consumer_regmap": _REGISTERED,
-    "admin_snapshot_message": Method(queries.snapshot, "the newest messages of a partition, in base64"),
+    "admin_snapshot_message": Method(
+        queries.snapshot, "the newest messages of a partition, in base64; needs the administration token", bodies=True
+    ),
     "admin_get_group_history_offset": Method(
         queries.history, "what the offset history says of a group, from a time on"
     ).with_data(),
@@ -110,19 +140,42 @@ METHODS: dict[str, Method] = {
         " written on the broker's machine",
     ).with_data(),
     "admin_manual_set_current_offset": Method(
-        changes.set_current, "put a group at an offset of one partition", changes=True, single=True
+        changes.set_current,
+        "put a group at an offset of one partition",
+        changes=True,
+        single=True,
+        only=_POSITION | {"manualOffset"},
     ),
     "admin_set_offset": Method(
-        changes.set_offset, "put groups at given offsets, or at the end of topics", changes=True
+        changes.set_offset,
+        "put groups at given offsets, or at the end of topics",
+        changes=True,
+        only=frozenset({"groupName", "topicName", "manualSet", "offsetJsonInfo"}),
     ),
-    "admin_set_offset_by_time": Method(changes.set_by_time, "put groups at the first message of a time", changes=True),
-    "admin_clone_offset": Method(changes.clone, "put groups where another one stands", changes=True),
+    "admin_set_offset_by_time": Method(
+        changes.set_by_time,
+        "put groups at the first message of a time",
+        changes=True,
+        only=frozenset({"groupName", "topicName", "recordTime"}),
+    ),
+    "admin_clone_offset": Method(
+        changes.clone,
+        "put groups where another one stands",
+        changes=True,
+        only=frozenset({"sourceGroupName", "targetGroupName", "topicName"}),
+    ),
     "admin_rmv_offset": Method(
-        changes.remove, "forget the positions of groups that are not consuming", changes=True
+        changes.remove,
+        "forget the positions of groups that are not consuming",
+        changes=True,
+        only=frozenset({"groupName", "topicName", "onlyMemory"}),
     ).with_data(),
     "admin_query_staged_rows": Method(staged.rows, "what tasks staged and nobody committed yet; not the reference's"),
     "admin_rmv_staged_rows": Method(
-        staged.remove, "let go what a query staged (`queryName`, `force`); not the reference's", changes=True
+        staged.remove,
+        "let go what a query staged (`queryName`, `force`); not the reference's",
+        changes=True,
+        only=frozenset({"queryName", "force"}),
     ),
     "admin_query_server_version": Method(_version, "version of the server").with_data(),
     "admin_get_methods": Method(_methods, "names of the methods"),

@@ -104,15 +104,15 @@ def remove(desk: Desk, params: Params) -> list[Answer]:
     """Forget the positions of groups; a partition that a consumer holds keeps its own, and the answer says so."""
     groups = set(params.items("groupName") or [params.required("groupName")])
     topics = set(params.items("topicName"))
-    memory_only = params.flag("onlyMemory", default=False)
+    if params.flag("onlyMemory", default=False):
+        raise BadParameter("onlyMemory: there is one set of positions, memory and disk do not differ; leave it out")
     rows = []
     for key, offset in desk.engine.offsets.items():
         if key[0] not in groups or (topics and key[1] not in topics):
             continue
         if desk.engine.holdings.of(key) is not None:
             rows.append({**_named(key), "success": False, "errInfo": "a consumer holds the partition"})
-        elif not memory_only:
-            # There is one set of positions here, memory and disk never differ for long: nothing is to be done then.
+        else:
             desk.engine.offsets.remove(key)
             rows.append({**_named(key), "success": True, "oldOffset": offset})
     return rows

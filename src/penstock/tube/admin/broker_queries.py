@@ -45,7 +45,7 @@ def consumers(desk: Desk, params: Params) -> list[Answer]:
                 "groupName": key[0],
                 "topicName": key[1],
                 "partitionId": key[2],
-                "consumerId": holder.client_id,
+                "consumerId": params.shown_id(holder.client_id),
                 "isRegOk": True,
                 "isFilterConsume": holder.keys is not None,
                 "filterConds": list(holder.filters),
@@ -189,7 +189,7 @@ def registrations(desk: Desk, params: Params) -> list[Answer]:
     return [
         {
             "Partition": f"{key[0]}:{key[1]}:{key[2]}",
-            "Consumer": holder.client_id,
+            "Consumer": params.shown_id(holder.client_id),
             "index": number,
         }
         for number, (key, holder) in enumerate(desk.engine.holdings, 1)

@@ -11,6 +11,7 @@ from penstock.tube.admin.common import (
     Change,
     has_properties,
     item,
+    refuse_unchangeable,
     success,
     topic_defaults,
     who_and_when,
@@ -52,6 +53,7 @@ def _ids(params: Params) -> list[int]:
 def add(engine: MasterEngine, params: Params, now: int) -> Change:
     """Configure a broker by name; it is a draft, which may not register, until it is set online."""
     params.required("createUser", "cur")
+    refuse_unchangeable(params)
     host = params.required("brokerIp")
     cluster = engine.controls.cluster
     port = params.number("brokerPort", default=cluster.broker_port, least=1, most=65535)
@@ -95,6 +97,7 @@ def _status(params: Params, present: int) -> int:
 def update(engine: MasterEngine, params: Params, now: int) -> Change:
     """Change ports, state and topic defaults of brokers."""
     params.required("modifyUser", "mur")
+    refuse_unchangeable(params)
     changed: list[Setting | Removal] = []
     rows = []
     for number in _ids(params):
@@ -193,9 +196,14 @@ def read_or_write(engine: MasterEngine, params: Params, now: int) -> Change:
 
 
 def reload(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Nothing to do: brokers get every change with their next heartbeat. Older tools call it all the same."""
+    """Send brokers their whole configuration again, with their next heartbeat, and have them report what they serve."""
     params.required("modifyUser", "mur")
-    return Change([], success([item(brokerId=number) for number in _ids(params)]))
+    rows = []
+    for number in _ids(params):
+        sent = engine.send_configuration(number)
+        text = "Ok!" if sent else f"broker {number} is not here: it gets its configuration when it registers"
+        rows.append(item(200 if sent else 401, text, brokerId=number))
+    return Change([], success(rows))
 
 
 def delete(engine: MasterEngine, params: Params, now: int) -> Change:
@@ -256,7 +264,7 @@ def configured(engine: MasterEngine, params: Params, now: int) -> Answer:
             "acceptPublish": setting.status in _WRITABLE,
             "acceptSubscribe": setting.status in _READABLE,
             **NOT_USED,
-            **who_and_when(),
+            **who_and_when(engine, BrokerSetting, str(number)),
         } | ({"topicSet": [_topic(topic, number) for topic in topics]} if with_topic else {})
         rows += [row] if has_properties(row, params) else []
     return success(rows)

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError
-from penstock.tube.admin.params import BadParameter, Params
+from penstock.tube.admin.params import BadParameter, Params, format_time
 from penstock.tube.codec.strings import UNDEFINED
 from penstock.tube.engine.flow import parse_rules
-from penstock.tube.engine.master import MIN_MESSAGE_BYTES
+from penstock.tube.engine.master import MIN_MESSAGE_BYTES, MasterEngine
 from penstock.tube.engine.settings import Removal, Setting, TopicDefaults
 
 __all__ = [
+    "AUTHOR",
     "MAX_PARTITIONS",
     "MAX_STORES",
     "NOT_USED",
@@ -27,6 +28,7 @@ __all__ = [
     "has_properties",
     "item",
     "message_bytes",
+    "refuse_unchangeable",
     "success",
     "topic_defaults",
     "who_and_when",
@@ -34,6 +36,8 @@ __all__ = [
 
 
 Answer = dict[str, Any]
+DELETE_WHEN = "0 0 6,18 * * ?"
+"""The reference's default, which scripts repeat."""
 MAX_PARTITIONS = 9999
 MAX_STORES = 1000
 _DELETE_POLICY = re.compile(r"delete,(\d{1,6})([smhSMH]?)", re.ASCII)
@@ -53,6 +57,42 @@ NOT_USED: Answer = {
 """What tools expect to read of each topic and broker: the reference's defaults. Nothing here depends on them."""
 
 
+_UNCHANGEABLE = (
+    ("unflushThreshold", "unfDskMsgCnt"),
+    ("unflushInterval", "unfDskInt"),
+    ("unflushDataHold", "unfDskDataSize"),
+    ("memCacheMsgSizeInMB", "cacheSizeInMB"),
+    ("memCacheMsgCntInK", "unfMemMsgCnt"),
+    ("memCacheFlushIntvl", "unfMemInt"),
+    ("dataStoreType", "dStType"),
+    ("dataPath", "dPath"),
+)
+
+
+def refuse_unchangeable(params: Params) -> None:
+    """Refuse properties that nothing here depends on, unless they have the value that queries show.
+
+    Raises BadParameter.
+    """
+    for names in _UNCHANGEABLE:
+        text = params.text(*names)
+        if text not in {"", str(NOT_USED[names[0]])}:
+            raise BadParameter(
+                f"{names[0]} {text}: this broker has no such setting, a message is committed when it is acknowledged;"
+                f" leave it out or give {NOT_USED[names[0]]}"
+            )
+    text = params.text("deleteWhen", "dWhen")
+    if text not in {"", DELETE_WHEN}:
+        raise BadParameter(f"deleteWhen {text!r}: expired segments are deleted every minute; leave it out")
+    for name, only in (("regionId", "0"), ("groupId", "1")):
+        if params.text(name) not in {"", only}:
+            raise BadParameter(f"{name} {params.text(name)}: there is only {name} {only}")
+
+
+AUTHOR = ("dataVersionId", "serialId", "createUser", "createDate", "modifyUser", "modifyDate")
+"""Names of the fields of `who_and_when`."""
+
+
 class Change(NamedTuple):
     """``settings`` to make durable, then to tell the engine; ``answer`` to send after that."""
 
@@ -65,10 +105,19 @@ def success(rows: Sequence[Answer | str]) -> Answer:
     return {"result": True, "errCode": 0, "errMsg": "OK", "data": rows, "count": len(rows)}
 
 
-def who_and_when(serial: int = UNDEFINED) -> Answer:
-    """Fields of a setting that tools expect; who changed it, and when, is not kept here."""
-    unknown = dict.fromkeys(["createUser", "createDate", "modifyUser", "modifyDate"], "-")
-    return {"dataVersionId": serial, "serialId": serial, **unknown}
+def who_and_when(engine: MasterEngine, kind: type[Setting], key: str, serial: int = UNDEFINED) -> Answer:
+    """Who made and who changed the setting of that kind and key, and when; ``-`` where nobody did by this way."""
+    found = engine.controls.authors.get((kind.__name__, key))
+    if found is None:
+        said = dict.fromkeys(["createUser", "createDate", "modifyUser", "modifyDate"], "-")
+    else:
+        said = {
+            "createUser": found.create_user,
+            "createDate": format_time(found.create_ms),
+            "modifyUser": found.modify_user,
+            "modifyDate": format_time(found.modify_ms),
+        }
+    return {"dataVersionId": serial, "serialId": serial, **said}
 
 
 def flow_rules(text: str, counted: str) -> Answer:

@@ -10,6 +10,7 @@ from penstock.tube.admin.common import (
     flow_text,
     item,
     message_bytes,
+    refuse_unchangeable,
     success,
     topic_defaults,
     who_and_when,
@@ -106,7 +107,7 @@ def detail(engine: MasterEngine, params: Params, now: int) -> Answer:
     if client is not None:
         rows: list[Answer] = [
             {
-                "consumerId": member.id,
+                "consumerId": params.shown_id(member.id),
                 "parCount": sum(text.count(",") + 1 for text in member.partitions),
                 "parInfo": [{"partId": text, "status": "registered"} for text in member.partitions],
             }
@@ -134,13 +135,13 @@ def detail(engine: MasterEngine, params: Params, now: int) -> Answer:
             }
             for p in owned
         ]
-        rows.append({"consumerId": member.id, "parCount": len(owned), "parInfo": parts})
+        rows.append({"consumerId": params.shown_id(member.id), "parCount": len(owned), "parInfo": parts})
     return {
         **success(rows),
         "topicSet": sorted(group.topics),
         "consumeGroup": name,
         "isBandConsume": "bound" if group.bound else "unbound",
-        "re-rebalance": {member.id: member.out for member in group.members.values() if member.out},
+        "re-rebalance": {params.shown_id(member.id): member.out for member in group.members.values() if member.out},
         "rebInfo": _balancing(engine, group),
         "filterConds": {topic: sorted(items) for topic, items in sorted(group.filters.items())},
     }
@@ -160,7 +161,7 @@ def _balancing(engine: MasterEngine, group: Group) -> Answer:
 
 
 def rebalance(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Take all partitions from members of a group, which then get them anew."""
+    """Take all partitions from members of a group and give them to the others."""
     params.required("modifyUser", "mur")
     group_name = names_of(params)[0]
     members = params.items("consumerId")
@@ -201,7 +202,7 @@ def consume_controls(engine: MasterEngine, params: Params, now: int) -> Answer:
                 "disableCsmRsn": control.reason,
                 "filterEnable": control.filter_enabled,
                 "filterConds": f",{','.join(control.filters)}," if control.filters else "",
-                **who_and_when(),
+                **who_and_when(engine, ConsumeControl, f"{group}\0{topic}"),
             }
             for (group, topic), control in sorted(engine.controls.consume.items())
             if (not groups or group in groups) and (not topics or topic in topics)
@@ -253,7 +254,7 @@ def topic_controls(engine: MasterEngine, params: Params, now: int) -> Answer:
                 "topicNameId": UNDEFINED,
                 "enableAuthControl": name in engine.controls.topics and engine.controls.topics[name].enabled,
                 "maxMsgSizeInMB": (topic.max_message_bytes or engine.max_message_bytes) // MIN_MESSAGE_BYTES,
-                **who_and_when(),
+                **who_and_when(engine, TopicControl, name),
             }
             for name, topic in sorted(engine.cluster.topics.items())
             if not wanted or name in wanted
@@ -271,19 +272,19 @@ def who_may(engine: MasterEngine, topic: str) -> Answer:
     """Whether the control of ``topic`` is on, the groups of which something is said there, and their filters."""
     control = engine.controls.topics.get(topic)
     groups, filters = [], []
-    unknown = who_and_when()
     for (group, name), said in sorted(engine.controls.consume.items()):
         if name != topic:
             continue
+        author = who_and_when(engine, ConsumeControl, f"{group}\0{name}")
         if said.enabled:
-            groups.append({"topicName": name, "groupName": group, **unknown})
+            groups.append({"topicName": name, "groupName": group, **author})
         text = f",{','.join(said.filters)}," if said.filters else ""
         status = FILTERED if said.filter_enabled else FILTERED_AND_OFF if said.filters else 0
-        filters.append({"topicName": name, "groupName": group, "condStatus": status, "filterConds": text, **unknown})
+        filters.append({"topicName": name, "groupName": group, "condStatus": status, "filterConds": text, **author})
     return {
         "topicName": topic,
         "isEnable": control is not None and control.enabled,
-        **unknown,
+        **who_and_when(engine, TopicControl, topic),
         "authConsumeGroup": groups,
         "groupCount": len(groups),
         "authFilterCondSet": filters,
@@ -332,7 +333,7 @@ def resources(engine: MasterEngine, params: Params, now: int) -> Answer:
                 "qryPriorityId": setting.query_priority,
                 "flowCtrlEnable": setting.flow_enabled,
                 **flow_rules(setting.flow_info, "flowCtrlRuleCount"),
-                **who_and_when(setting.serial),
+                **who_and_when(engine, GroupSetting, name, setting.serial),
             }
             for name, setting in sorted(engine.controls.groups.items())
             if not wanted or name in wanted
@@ -388,7 +389,7 @@ def cluster_setting(engine: MasterEngine, params: Params, now: int) -> Answer:
                 else setting.query_priority,
                 "flowCtrlEnable": setting.flow_enabled,
                 **flow_rules(setting.flow_info, "flowCtrlRuleCount"),
-                **who_and_when(setting.serial),
+                **who_and_when(engine, ClusterSetting, "", setting.serial),
                 "numPartitions": default.partitions,
                 "numTopicStores": default.stores,
                 "deletePolicy": default.delete_policy,
@@ -405,6 +406,7 @@ def cluster_setting(engine: MasterEngine, params: Params, now: int) -> Answer:
 def set_cluster(engine: MasterEngine, params: Params, now: int) -> Change:
     """Set the cluster's defaults."""
     _user(params)
+    refuse_unchangeable(params)
     old = engine.controls.cluster
     priority = _priority(params, UNDEFINED if old.query_priority is None else old.query_priority)
     wanted = ClusterSetting(

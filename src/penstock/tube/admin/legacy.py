@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from penstock.tube.admin import groups
 from penstock.tube.admin.batch import Run
-from penstock.tube.admin.common import Answer, Change, item, success, who_and_when
+from penstock.tube.admin.common import AUTHOR, Answer, Change, item, success
 from penstock.tube.admin.params import BadParameter, Params
 from penstock.tube.engine.master import MasterEngine
 from penstock.tube.engine.settings import ClusterSetting, GroupSetting, Removal, Setting
@@ -34,7 +34,7 @@ __all__ = [
 
 def _with(run: Run, **fixed: str) -> Run:
     def fixing(engine: MasterEngine, params: Params, now: int) -> Change:
-        return run(engine, Params({**params.given, **fixed}), now)
+        return run(engine, params.fixed(fixed), now)
 
     return fixing
 
@@ -116,7 +116,7 @@ def group_settings(engine: MasterEngine, params: Params, now: int) -> Answer:
                 "allowedBClientRate": row["alwdBrokerClientRate"],
                 "attributes": "",
                 "lastBindUsedDate": "-",
-                **who_and_when(row["dataVersionId"]),
+                **{name: row[name] for name in AUTHOR},
             }
             for row in rows
         ]
@@ -145,7 +145,7 @@ def _rules(name: str, row: Answer) -> Answer:
         "ruleCnt": row["flowCtrlRuleCount"],
         "flowCtrlInfo": row["flowCtrlInfo"],
         "qryPriorityId": row["qryPriorityId"],
-        **who_and_when(row["dataVersionId"]),
+        **{name: row[name] for name in AUTHOR},
     }
 
 

@@ -6,36 +6,52 @@ engine and then sends the answer. Every parameter has a long and often a short n
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import penstock
 from penstock.tube.admin import brokers, groups, legacy, topics, views
 from penstock.tube.admin.batch import Run, batch
+from penstock.tube.admin.caller import UNAUTHORIZED, UNKNOWN, Caller
 from penstock.tube.admin.common import Answer, Change, failure, success
 from penstock.tube.admin.params import BadParameter, Params, format_time
 from penstock.tube.engine.master import MasterEngine
+from penstock.tube.engine.settings import Authorship, Removal, Setting, key_of
 
-__all__ = ["METHODS", "Change", "Method", "handle"]
-
-MAX_TOKEN = 128
+__all__ = ["METHODS", "BadParameter", "Change", "Method", "authors", "failure", "handle", "is_protected"]
 
 
-def handle(engine: MasterEngine, params: Mapping[str, str], token: str | None, now: int) -> Answer | Change:
-    """Answer a request. ``token`` is what changes must bring as ``confModAuthToken``; None: no change is allowed."""
+def handle(
+    engine: MasterEngine, params: Mapping[str, str], token: str | None, now: int, caller: Caller = UNKNOWN
+) -> Answer | Change:
+    """Answer a request of ``caller``.
+
+    ``token`` is the administration token, which a request carries as ``confModAuthToken``; None: only users may change
+    something.
+    """
     name = params.get("method", "")
     method = METHODS.get(name)
     if method is None:
         return failure(f"Unsupported method: {name}")
     try:
-        if method.changes:
-            given = params.get("confModAuthToken", "")[: MAX_TOKEN + 1]
-            if token is None or not hmac.compare_digest(given.encode(), token.encode()):
-                return failure("illegal access, unauthorized request!")
-        return method.run(engine, Params(params), now)
+        caller = caller.showing(params, token)
+        if not (caller.administers if method.changes else caller.reads):
+            return failure(UNAUTHORIZED)
+        given = Params(params, identified=caller.identified)
+        if method.only is not None:
+            given.check_unused(method.only)
+        outcome = method.run(engine, given, now)
+        if isinstance(outcome, Change) and outcome.settings and not method.batch:
+            given.check_unused()
+        return outcome
     except BadParameter as error:
         return failure(str(error))
+
+
+def is_protected(name: str) -> bool:
+    """Whether the method of that name changes something."""
+    method = METHODS.get(name)
+    return method is not None and method.changes
 
 
 def _master_group(engine: MasterEngine, params: Params, now: int) -> Answer:
@@ -74,15 +90,52 @@ def _metrics(engine: MasterEngine, params: Params, now: int) -> Answer:
     return success([{**node, "metrics": figures}])
 
 
+def authors(
+    engine: MasterEngine, settings: Sequence[Setting | Removal], params: Mapping[str, str], now: int
+) -> list[Setting | Removal]:
+    """Who made and who changed each of ``settings``, to be stored with them.
+
+    Names and dates are those that the request gives, as in the reference; the audit trail has what it proved, and when.
+    Raises BadParameter.
+    """
+    given = Params(params)
+    user = given.text("modifyUser", "mur") or given.text("createUser", "cur") or "-"
+    found: list[Setting | Removal] = []
+    for setting in settings:
+        key = key_of(setting)
+        if isinstance(setting, Removal):
+            found.append(Removal(Authorship.__name__, "\0".join(key)))
+            continue
+        before = engine.controls.authors.get(key)
+        made = before or Authorship(*key, user, _date(given, now, "createDate", "cDate"), user, now)
+        found.append(made._replace(modify_user=user, modify_ms=_date(given, now, "modifyDate", "mDate")))
+    return found
+
+
+def _date(params: Params, now: int, *names: str) -> int:
+    return params.time_ms(*names) if params.text(*names) else now
+
+
 class Method(NamedTuple):
-    """One row: what runs, and whether it changes something. The docstring of ``run`` is the reference page's line."""
+    """One row: what runs, and whether it changes something. The docstring of ``run`` is the reference page's line.
+
+    ``only``: all parameters of a change that is in force at once; others are refused before it runs. Any other change
+    is refused afterwards if a parameter was not used. ``batch``: its objects are checked one by one.
+    """
 
     run: Callable[[MasterEngine, Params, int], Answer | Change]
     changes: bool = False
+    only: frozenset[str] | None = None
+    batch: bool = False
 
 
 def _change(run: Callable[[MasterEngine, Params, int], Change], *names: str) -> dict[str, Method]:
     return dict.fromkeys(names, Method(run, changes=True))
+
+
+def _order(run: Callable[[MasterEngine, Params, int], Change], name: str, *only: str) -> dict[str, Method]:
+    """A change that is in force at once and not stored."""
+    return {name: Method(run, changes=True, only=frozenset(only))}
 
 
 def _query(run: Callable[[MasterEngine, Params, int], Answer], *names: str) -> dict[str, Method]:
@@ -94,10 +147,11 @@ def _batches(names: tuple[str, ...], *rows: tuple[Run | str, ...]) -> dict[str, 
     found: dict[str, Method] = {}
     for run, *methods in rows:
         assert not isinstance(run, str)
-        found |= dict.fromkeys((str(name) for name in methods), Method(batch(run, *names), changes=True))
+        found |= dict.fromkeys((str(name) for name in methods), Method(batch(run, *names), changes=True, batch=True))
     return found
 
 
+_GROUP = ("groupName", "group", "consumeGroup")
 METHODS: dict[str, Method] = {
     **_query(topics.info, "admin_query_topic_info"),
     **_query(topics.deployed, "admin_query_topic_deploy_info"),
@@ -119,12 +173,12 @@ METHODS: dict[str, Method] = {
     **_change(brokers.delete, "admin_delete_broker_configure"),
     **_change(brokers.online, "admin_online_broker_configure"),
     **_change(brokers.offline, "admin_offline_broker_configure"),
-    **_change(brokers.reload, "admin_reload_broker_configure"),
+    **_order(brokers.reload, "admin_reload_broker_configure", "brokerId"),
     **_change(brokers.read_or_write, "admin_set_broker_read_or_write"),
     **_query(groups.sub_info, "admin_query_sub_info"),
     **_query(groups.detail, "admin_query_consume_group_detail"),
-    **_change(groups.rebalance, "admin_rebalance_group_allocate"),
-    **_change(groups.consume_from_max, "admin_set_client_balance_group_consume_from_max"),
+    **_order(groups.rebalance, "admin_rebalance_group_allocate", *_GROUP, "consumerId", "reJoinWait"),
+    **_order(groups.consume_from_max, "admin_set_client_balance_group_consume_from_max", *_GROUP),
     **_query(groups.topic_controls, "admin_query_topic_control_info"),
     **_query(groups.topic_authorization, "admin_query_topic_authorize_control"),
     **_change(
@@ -206,8 +260,9 @@ METHODS: dict[str, Method] = {
     **_query(views.booked_consume, "admin_query_booked_csmctrl_groups"),
     **_query(views.groups_by_topic, "admin_query_group_info_by_topic"),
     **_query(views.self_balancing, "admin_query_client_balance_group_set"),
-    **_change(views.release, "admin_release_broker_autoforbidden_status"),
-    **_query(views.statistics, "admin_enable_stats", "admin_disable_stats", "admin_disable_all_stats"),
+    **_order(views.release, "admin_release_broker_autoforbidden_status", "brokerId", "relReason"),
+    **_query(views.statistics_on, "admin_enable_stats"),
+    **_query(views.statistics_off, "admin_disable_stats", "admin_disable_all_stats"),
     **_query(views.transfer, "admin_transfer_current_master"),
     **_query(_master_group, "admin_query_master_group_info"),
     **_query(_version, "admin_query_server_version"),

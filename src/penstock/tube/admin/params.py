@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
 
 __all__ = ["BadParameter", "Params", "as_number", "format_time"]
 
 MAX_ITEMS = 100
+OF_EVERY_CHANGE = frozenset(
+    {"method", "type", "callback", "confModAuthToken", "createUser", "cur", "modifyUser", "mur"}
+    | {"createDate", "cDate", "modifyDate", "mDate"}
+)
+"""Parameters that every change may have: what is asked, and who asks it when."""
 _TIME = "%Y%m%d%H%M%S"
 _USER = re.compile(r"\S.{0,62}\S", re.ASCII)
 
@@ -21,17 +26,51 @@ class BadParameter(Exception):
 class Params:
     """The parameters of one request; each has a long and often a short name.
 
-    ``before``: what earlier objects of the same batch make of settings, by kind and key.
+    ``before``: what earlier objects of the same batch make of settings, by kind and key. ``identified``: whether the
+    caller has shown a credential.
     """
 
     def __init__(
-        self, given: Mapping[str, str], before: Mapping[tuple[str, str], object] = MappingProxyType({})
+        self,
+        given: Mapping[str, str],
+        before: Mapping[tuple[str, str], object] = MappingProxyType({}),
+        *,
+        identified: bool = True,
     ) -> None:
         self.given = given
         self.before = before
+        self._identified = identified
+        self._read: set[str] = set()
+
+    def fixed(self, values: Mapping[str, str]) -> Params:
+        """The same request with ``values``, which the method stands for; BadParameter where it says otherwise."""
+        for name, value in values.items():
+            if self.text(name) not in {"", value}:
+                raise BadParameter(f"{name} {self.given[name]!r}: this method means {value}")
+        made = Params({**self.given, **values}, self.before, identified=self._identified)
+        made._read = self._read
+        return made
+
+    def of_object(self, values: Mapping[str, str], before: Mapping[tuple[str, str], object]) -> Params:
+        """The parameters of one object of a batch: this request's, and its own."""
+        return Params({**self.given, **values}, before, identified=self._identified)
+
+    def check_unused(self, used: Iterable[str] = ()) -> None:
+        """Refuse a request that says something which nothing looked at: it would be dropped without a word.
+
+        ``used``: names that count as looked at. Raises BadParameter.
+        """
+        unused = self.given.keys() - self._read - OF_EVERY_CHANGE - set(used)
+        if found := sorted(name for name in unused if self.given[name].strip()):
+            raise BadParameter(f"{', '.join(found)}: this method does not have this parameter; leave it out")
+
+    def shown_id(self, client_id: str) -> str:
+        """Return ``client_id``, or ``-`` for a caller without credentials: other clients must not learn it."""
+        return client_id if self._identified else "-"
 
     def text(self, *names: str) -> str:
         """The value under the first of ``names`` that is there, without blanks around it."""
+        self._read.update(names)
         return next((value for name in names if (value := self.given.get(name, "").strip())), "")
 
     def required(self, *names: str) -> str:

@@ -17,6 +17,7 @@ from penstock.tube.admin.common import (
     has_properties,
     item,
     message_bytes,
+    refuse_unchangeable,
     success,
     who_and_when,
 )
@@ -69,6 +70,7 @@ def _made(params: Params, default: TopicDefaults, engine: MasterEngine) -> Deplo
 def add(engine: MasterEngine, params: Params, now: int) -> Change:
     """Make topics, or give topics further brokers; on each with the properties given, else with the broker's."""
     params.required("createUser", "cur")
+    refuse_unchangeable(params)
     names, broker_ids, size = _names(params), params.numbers("brokerId"), message_bytes(params)
     common = _made(params, defaults_on(engine), engine)
     own = {number: _made(params, defaults_on(engine, number), engine) for number in broker_ids or known(engine)}
@@ -151,6 +153,7 @@ def modify(engine: MasterEngine, params: Params, now: int) -> Change:
 
     Partitions and stores can only become more: offsets stay where they are.
     """
+    refuse_unchangeable(params)
     policy = delete_policy(params)
 
     def edit(here: Deployment) -> tuple[Deployment, int, str]:
@@ -222,7 +225,7 @@ def deployed(engine: MasterEngine, params: Params, now: int) -> Answer:
             {
                 **_sums(engine, topic, numbers),
                 "topicNameId": UNDEFINED,
-                **who_and_when(),
+                **who_and_when(engine, Topic, topic.name),
                 "deployInfo": _places(engine, topic, numbers),
             }
             for topic, numbers in _asked(engine, params)
@@ -287,7 +290,7 @@ def _places(engine: MasterEngine, topic: Topic, numbers: Collection[int]) -> lis
                 "brokerIp": brokers[broker_id].host,
                 "brokerPort": brokers[broker_id].port,
                 **_properties(engine, topic.at(broker_id)),
-                **who_and_when(),
+                **who_and_when(engine, Topic, topic.name),
                 "runInfo": run,
             }
         )

@@ -20,7 +20,8 @@ __all__ = [
     "release",
     "self_balancing",
     "spread_of_topics",
-    "statistics",
+    "statistics_off",
+    "statistics_on",
     "topics_of_brokers",
     "transfer",
 ]
@@ -182,24 +183,30 @@ def self_balancing(engine: MasterEngine, params: Params, now: int) -> Answer:
     return success([name for name in sorted(engine.client_groups) if not wanted or name in wanted])
 
 
-def statistics(engine: MasterEngine, params: Params, now: int) -> Answer:
-    """Nothing to switch: counters are always on, see `admin_get_metrics_info`."""
+def statistics_on(engine: MasterEngine, params: Params, now: int) -> Answer:
+    """Counters are always on: what is asked for holds."""
     return success([])
 
 
+def statistics_off(engine: MasterEngine, params: Params, now: int) -> Answer:
+    """Refused: counters are always on, and cost next to nothing."""
+    return failure("counters are always on: they cannot be disabled")
+
+
 def release(engine: MasterEngine, params: Params, now: int) -> Change:
-    """Nothing to release: a broker whose disk failed serves again once it was started again."""
+    """Refused for each broker: this master forbids none by itself; one whose disk failed has to be started again."""
     params.required("modifyUser", "mur")
-    known = engine.cluster.brokers
-    return Change(
-        [],
-        success(
-            [
-                item(201 if number in known else 401, "Ok!" if number in known else "not known", brokerId=number)
-                for number in params.numbers("brokerId")
-            ]
-        ),
-    )
+    rows = []
+    for number in params.numbers("brokerId"):
+        broker = engine.cluster.brokers.get(number)
+        if broker is None:
+            rows.append(item(401, "not known", brokerId=number))
+        elif broker.read_status < 0 or broker.write_status < 0:
+            failure = broker.failure or "it reports a failure"
+            rows.append(item(405, f"the master cannot release it, start the broker again: {failure}", brokerId=number))
+        else:
+            rows.append(item(405, "it is not forbidden: this master forbids no broker by itself", brokerId=number))
+    return Change([], success(rows))
 
 
 def transfer(engine: MasterEngine, params: Params, now: int) -> Answer:

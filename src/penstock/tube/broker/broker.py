@@ -22,6 +22,7 @@ from penstock.runtime.durability import Durability
 from penstock.runtime.files import Files
 from penstock.runtime.logs import error_fields
 from penstock.tube.admin import broker as broker_admin
+from penstock.tube.admin.caller import UNKNOWN, Caller
 from penstock.tube.broker.commits import AppendDone, Commits
 from penstock.tube.broker.connection import BrokerConnection
 from penstock.tube.broker.figures import figures
@@ -72,6 +73,7 @@ class TubeBroker:
         session_ms: int = 30_000,
         heartbeat_s: float = 0.5,
         web_address: str | None = None,
+        admin_token: str | None = None,
         access: Access | None = None,
         master_user: tuple[str, str] | None = None,
         master_tls: ssl.SSLContext | None = None,
@@ -96,6 +98,7 @@ class TubeBroker:
         self._session_ms = session_ms
         self._heartbeat_s = heartbeat_s
         self._web_address = web_address
+        self._admin_token = admin_token
         self._access = access
         self._master_user = master_user
         self._master_tls = master_tls
@@ -109,6 +112,8 @@ class TubeBroker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._upkeep: Upkeep | None = None
         self._timers: Timers | None = None
+        self.look: Callable[[], None] = _nothing
+        """Called before requests are answered: whether this process did not run for a while."""
 
     @property
     def engine(self) -> BrokerEngine:
@@ -126,6 +131,11 @@ class TubeBroker:
     def failure(self) -> StorageError | None:
         """Why nothing is stored any more; None while it is."""
         return None if self._commits is None else self._commits.failure
+
+    @property
+    def stalled(self) -> StorageError | None:
+        """Why answers wait for disk space; None while they do not."""
+        return None if self._commits is None else self._commits.stalled
 
     @property
     def disk(self) -> Disk:
@@ -194,6 +204,7 @@ class TubeBroker:
             failed=self._failed, lost=self._lost,
         )  # fmt: skip
         self._timers = Timers(engine, self._commits, upkeep, self.clock)
+        self.look = self._timers.look
         self._orders = OrderDesk(disk, engine, upkeep, self._commits, self.broker_id, self.clock)
         self._commits.schedule()  # what was being published when an earlier process ended goes on
         for key, offset, end in upkeep.reset_beyond_end(offsets):
@@ -238,6 +249,11 @@ class TubeBroker:
             heartbeat_s=self._heartbeat_s, user=self._master_user, tls=self._master_tls,
         )  # fmt: skip
         self._member.start()
+
+    def access_changed(self) -> None:
+        """Users or rights changed: end the registrations of consumers that may not read any more."""
+        if self._engine is not None:
+            self._engine.holdings.access_changed()
 
     async def close(self) -> None:
         """Leave the cluster, answer what was received, sync and close. Twice is harmless."""
@@ -322,16 +338,20 @@ class TubeBroker:
         """Return when all that was changed until now is durable. Raises StorageError when it cannot be made so."""
         await self.commits.committed()
 
-    async def webapi(self, params: Mapping[str, str]) -> dict[str, Any]:
-        """Answer a request to ``/broker.htm``; changes are durable when this returns."""
+    async def webapi(self, params: Mapping[str, str], caller: Caller = UNKNOWN) -> dict[str, Any]:
+        """Answer a request of ``caller`` to ``/broker.htm``; changes are durable when this returns."""
         desk = broker_admin.Desk(self.engine, self.broker_id, lambda: self.stats, self.clock())
-        answer, changed = broker_admin.handle(desk, params)
+        answer, changed = broker_admin.handle(desk, params, self._admin_token, caller)
         if changed:
             try:
                 await self.committed()
             except StorageError as error:
                 return {"result": False, "errCode": 500, "errMsg": error.what}
         return answer
+
+    def refuse_growth(self, reason: str) -> None:
+        """Refuse sends (419) from now on, ``reason`` says why; "": refuse them no more. Once it was started."""
+        self.engine.out_of_space = reason
 
     def create_topic(self, name: str, partitions: int = 3, stores: int = 1) -> None:
         """Serve a topic that no master announced (a broker by itself, and tests)."""
@@ -401,3 +421,7 @@ class TubeBroker:
     def retain(self, now_ms: int) -> None:
         """Let expired segments go, write the offset history, note what producers sent; called every minute."""
         self._running.retain(now_ms)
+
+
+def _nothing() -> None:
+    """Before the start nobody's silence is judged."""

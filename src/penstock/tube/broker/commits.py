@@ -123,6 +123,11 @@ class Commits:
         disk.meta.when_failed(self._committer.fail_soon)
 
     @property
+    def stalled(self) -> StorageError | None:
+        """Why answers wait for disk space; None while they do not."""
+        return self._committer.stalled
+
+    @property
     def count(self) -> int:
         """Commits until now."""
         return self._committer.commits

@@ -52,6 +52,7 @@ class BrokerConnection(ServerConnection):
         self._broker.engine.gone(self)
 
     def data_received(self, data: bytes) -> None:
+        self._broker.look()
         self._broker.bytes_in += len(data)
         super().data_received(data)
 

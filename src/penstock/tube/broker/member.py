@@ -12,6 +12,7 @@ from contextlib import suppress
 from penstock.errors import PenstockError
 from penstock.runtime.clock import wall_clock_ms
 from penstock.runtime.logs import error_fields
+from penstock.security.tube_key import tube_key
 from penstock.tube.codec.methods import Service
 from penstock.tube.codec.proto.shared_pb2 import AuthenticateInfo, MasterCertificateInfo
 from penstock.tube.engine.access import sign
@@ -46,7 +47,7 @@ class Member:
         user: tuple[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._user = user
+        self._user = None if user is None else (user[0], tube_key(user[0], user[1].encode()))
         self._tls = tls
         self.membership = membership
         self.heartbeats = 0
@@ -88,9 +89,9 @@ class Member:
         """Who this broker is, with the present time: a signature is good for seconds."""
         if self._user is None:
             return None
-        name, password = self._user
+        name, key = self._user
         now, nonce = wall_clock_ms(), secrets.randbelow(1 << 31)
-        signature = sign(name, password, now, nonce)
+        signature = sign(name, key, now, nonce)
         info = AuthenticateInfo(userName=name, timestamp=now, nonce=nonce, othParams="", signature=signature)
         return MasterCertificateInfo(authInfo=info)
 

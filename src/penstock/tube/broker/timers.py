@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from penstock.runtime.stalls import after_reading, watch_stalls
 from penstock.tube.broker.commits import Commits
 from penstock.tube.broker.upkeep import Upkeep
 from penstock.tube.engine.broker import BrokerEngine
@@ -26,10 +27,16 @@ class Timers:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._ahead: asyncio.Handle | None = None
+        self._stopped = False
+        self._stalls = watch_stalls(self._stalled)
+        self.look = self._stalls.look
+        """Notice a stall that has just ended; before a request is answered, since gets judge silence, too."""
         self._retention_timer = self._loop.call_later(_RETENTION_S, self._retain)
 
     def stop(self) -> None:
         """Nothing happens by itself any more; twice is harmless."""
+        self._stopped = True
+        self._stalls.remove(self._stalled)
         self._retention_timer.cancel()
         if self._timer is not None:
             self._timer.cancel()
@@ -49,11 +56,21 @@ class Timers:
         self._timer = self._loop.call_later(max(deadline - self._clock(), 0) / 1000, self._tick)
 
     def _tick(self) -> None:
+        """A deadline has come; what arrived before it is read first."""
+        self._stalls.look()
+        after_reading(self._loop, self._judge)
+
+    def _judge(self) -> None:
+        if self._stopped:
+            return
         self._timer = None
         self._engine.tick(self._clock())
         self._commits.answer_ready()
         self._commits.changed()
         self.arm()
+
+    def _stalled(self, grace_ms: int) -> None:
+        self._engine.holdings.stalled(self._clock(), grace_ms)
 
     def _read_ahead(self) -> None:
         """One read a turn, after the answers of the turn before have left."""

@@ -6,14 +6,16 @@ import asyncio
 import zlib
 from collections.abc import Iterable, Set
 from itertools import repeat
+from typing import NamedTuple
 
 from penstock.tube.codec import message as codec
+from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.strings import Partition
 from penstock.tube.engine.reading import Reading
 from penstock.tube.record import Record
 
-__all__ = ["Batch", "Message", "messages_of"]
+__all__ = ["Batch", "HandedOut", "Message", "messages_of"]
 
 
 class Message:
@@ -55,28 +57,72 @@ class Message:
         return f"Message({self.broker_id}:{self.topic}:{self.partition}, id={self.message_id}, {len(self.data)} bytes)"
 
 
-class Batch:
-    """What one get brought. ``settled`` is set once it is confirmed or taken back."""
+class HandedOut(NamedTuple):
+    """The first ``messages`` of ``batch``, which the application had; ``end`` is the offset behind them, if known."""
 
-    __slots__ = ("messages", "next", "reading", "revoked", "settled")
+    batch: Batch
+    messages: int
+    end: int | None
+
+
+class Batch:
+    """What one get brought.
+
+    ``finished`` is set once it was handed out to its last message or taken back, ``settled`` once it is confirmed or
+    taken back; ``waiting_since`` (s) is when it was handed out, if the partition is not read on before it is confirmed.
+    """
+
+    __slots__ = ("confirmed", "count", "end", "finished", "messages", "next", "reading", "revoked", "settled",
+                 "waiting_since")  # fmt: skip
 
     def __init__(self, reading: Reading, messages: list[Message]) -> None:
         self.reading = reading
         self.messages = messages
+        self.count = len(messages)
+        self.end = _behind(messages[-1])
         self.next = 0
+        self.confirmed = 0  # so many of its messages
         self.revoked = False
+        self.finished = asyncio.Event()
         self.settled = asyncio.Event()
+        self.waiting_since: float | None = None
+
+    @property
+    def handed_out(self) -> bool:
+        """Whether the application had its last message."""
+        return self.next == self.count
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the partition is not read on before this is confirmed."""
+        return self.waiting_since is not None and not self.settled.is_set()
+
+    def position(self) -> HandedOut:
+        """How far it is handed out now."""
+        end = self.end if self.handed_out or not self.next else _behind(self.messages[self.next - 1])
+        return HandedOut(self, self.next, end)
+
+    def finish(self) -> None:
+        """It is handed out: its messages are the application's alone."""
+        self.messages = []
+        self.finished.set()
 
     def confirm(self) -> None:
-        """The application is done with it: the next get commits it."""
+        """The application is done with it: the next get commits it, if that is not done yet."""
         if not self.revoked and not self.settled.is_set():
             self.reading.confirmed()
+            self.finished.set()
             self.settled.set()
 
     def revoke(self) -> None:
         """It was taken back: what is in it comes again, here or at another member."""
         self.revoked = True
+        self.finished.set()
         self.settled.set()
+
+
+def _behind(message: Message) -> int | None:
+    return None if message.offset is None else message.offset + INDEX_RECORD_BYTES
 
 
 def messages_of(

@@ -15,7 +15,9 @@ from google.protobuf.message import Message
 
 from penstock.errors import RefusedError, UnavailableError
 from penstock.runtime.clock import wall_clock_ms
-from penstock.runtime.unreachable import unanswered, unreachable
+from penstock.runtime.tls import certificate_file
+from penstock.runtime.unreachable import rejected_by_alert, unanswered, unreachable
+from penstock.security.tube_key import tube_key
 from penstock.tube.codec.codes import ErrCode, remedy
 from penstock.tube.codec.envelope import Request, decode_response, encode_request, payload_of
 from penstock.tube.codec.framing import FrameDecoder, encode_frame, one_block
@@ -38,7 +40,7 @@ class BlockingLink:
     def __init__(self, host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None = None) -> None:
         self.peer = f"{host}:{port}"
         self.deadline = time.monotonic() + timeout_s
-        self._tls = tls is not None
+        self._tls = tls
         self._heard = False
         self._serial = 0
         self._decoder = FrameDecoder()
@@ -55,11 +57,14 @@ class BlockingLink:
                 self._socket = tls.wrap_socket(self._socket, server_hostname=host)
             except OSError as error:
                 self._socket.close()
+                alert = rejected_by_alert(error, certificate_file(tls))
                 raise UnavailableError(
                     f"tube: no TLS with {self.peer}",
                     applied=False,
-                    why=unreachable(error, host, tls=True).why,
-                    do="name the TLS port of the master (8716), and the authority of its certificate",
+                    why=(alert or unreachable(error, host, tls=True)).why,
+                    do="name the TLS port of the master (8716), and the authority of its certificate"
+                    if alert is None
+                    else alert.do,
                 ) from None
 
     def __enter__(self) -> Self:
@@ -92,15 +97,19 @@ class BlockingLink:
             self._socket.settimeout(left)
             self._socket.sendall(encode_frame(self._serial, encode_request(request)))
         except OSError as error:
-            raise UnavailableError(f"tube: {self.peer} does not answer", why=str(error)) from None
+            raise self._broken(error) from None
 
     def receive(self, method: MethodId) -> bytes:
         """The answer to the last :meth:`send`, encoded."""
         try:
             body = self._receive()
         except OSError as error:
-            raise UnavailableError(f"tube: {self.peer} does not answer", why=str(error)) from None
+            raise self._broken(error) from None
         return payload_of(decode_response(self._serial, body), method, self.peer)
+
+    def _broken(self, error: OSError) -> UnavailableError:
+        why, do = rejected_by_alert(error, certificate_file(self._tls)) or (str(error), None)
+        return UnavailableError(f"tube: {self.peer} does not answer", why=why, do=do)
 
     def _receive(self) -> bytes | memoryview:
         """The frame body of the answer to the last question; to be used before the next."""
@@ -127,7 +136,7 @@ class BlockingLink:
         self._socket.settimeout(self._left())
         count = self._socket.recv_into(view)
         if not count:
-            why, do = unanswered(tls=self._tls) if not self._heard else (None, None)
+            why, do = unanswered(tls=self._tls is not None) if not self._heard else (None, None)
             raise UnavailableError(f"tube: {self.peer} closed the connection", why=why, do=do)
         self._heard = True
         return count
@@ -150,7 +159,8 @@ def credentials_of(user: str | None, password: str | None) -> Credentials | None
     """What ``user`` shows; None without one."""
     if user is None:
         return None
-    return Credentials(user, password or "", wall_clock_ms, lambda: random.randrange(1 << 31))  # noqa: S311 - the protocol's
+    key = tube_key(user, (password or "").encode())
+    return Credentials(user, key, wall_clock_ms, lambda: random.randrange(1 << 31))  # noqa: S311 - the protocol's
 
 
 def accepted(code: int, text: str, peer: str) -> None:

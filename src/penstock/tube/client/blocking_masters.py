@@ -15,7 +15,11 @@ from penstock.tube.codec.proto import master_pb2
 from penstock.tube.codec.strings import DEFAULT_BROKER_PORT, DEFAULT_BROKER_TLS_PORT
 from penstock.tube.engine.producer import Routes
 
-__all__ = ["PartitionInfo", "partitions", "visit_token"]
+__all__ = ["PartitionInfo", "TopicUnavailableError", "partitions", "visit_token"]
+
+
+class TopicUnavailableError(UnavailableError):
+    """A topic exists, but its partitions are not known: no broker that has it is registered at the master (yet)."""
 
 
 class PartitionInfo(NamedTuple):
@@ -36,14 +40,16 @@ def partitions(
     password: str | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> list[PartitionInfo]:
-    """All partitions of ``topic`` as the master announces them, by broker and number; empty if it announces none.
+    """All partitions of ``topic`` as the master announces them, by broker and number; empty if there is no such topic.
 
-    Those that take no records at present are among them, but for Apache's master.
+    Those that take no records at present are among them, but for Apache's master, whose answer is also empty while no
+    broker of the topic is registered.
 
     ``user`` and ``password`` sign where the cluster has users; ``tls``: ``masters`` are TLS addresses, and so are those
     of the brokers in the answer.
 
     Raises:
+        TopicUnavailableError: the topic exists, and no broker that has it is registered at the master (yet).
         UnavailableError: no master answers.
         RefusedError: the master refuses.
     """
@@ -91,6 +97,8 @@ def _learn(
             with BlockingLink(host, port, timeout_s, tls) as connection:
                 _ask_master(connection, routes)
                 return routes
+        except TopicUnavailableError:
+            raise  # the active master says so
         except UnavailableError as error:
             last = error
     assert last is not None
@@ -103,7 +111,15 @@ def _ask_master(connection: BlockingLink, routes: Routes) -> None:
     accepted(registered.errCode, registered.errMsg, connection.peer)
     routes.registered(registered)
     heard = connection.call(service, MethodId.PRODUCER_HEARTBEAT, routes.heartbeat(), master_pb2.HeartResponseM2P)
-    if heard.errCode != ErrCode.NOT_READY:  # no broker is here: the topics have no partitions then
+    if heard.errCode != ErrCode.NOT_READY:
         accepted(heard.errCode, heard.errMsg, connection.peer)
     routes.heard(heard)
     connection.call(service, MethodId.PRODUCER_CLOSE, routes.close(), master_pb2.CloseResponseM2P)
+    if heard.errCode == ErrCode.NOT_READY:
+        names = ", ".join(map(repr, sorted(routes.topics)))
+        raise TopicUnavailableError(
+            f"tube: the partitions of topic {names} are not known yet",
+            applied=False,
+            why="; ".join(routes.unavailable.values()) or heard.errMsg,
+            do="wait until its brokers have registered at the master, or start them (penstock tube brokers)",
+        )

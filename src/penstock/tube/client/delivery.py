@@ -2,7 +2,11 @@
 
 A broker of ours takes many messages in one request, so the next one is made of all that came while a few are on their
 way; Apache's takes one message a request, and many requests are on their way at once. A connection is made ahead of the
-first message, closed after ten idle minutes, and given up with all that is on it when an answer is late.
+first message, closed after ten idle minutes until the next one, and given up with all that is on it when an answer is
+late.
+
+A broker that hangs delays its own partitions only: once it has owed an answer for ``availability_timeout_s``,
+messages that may go anywhere go to other brokers until it answers again.
 """
 
 from __future__ import annotations
@@ -23,19 +27,30 @@ from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.methods import MethodId, Service
 from penstock.tube.codec.proto import broker_pb2
 from penstock.tube.codec.schema import decode
-from penstock.tube.codec.strings import BrokerInfo, Partition
+from penstock.tube.codec.strings import Partition
 from penstock.tube.engine.lane import Lane
-from penstock.tube.engine.producer import AVOID_MS, Routes
+from penstock.tube.engine.producer import AVOID_MS, UNTIL_RESTORED, Routes
 from penstock.tube.engine.send_requests import SendWriter
 from penstock.tube.link import Link, Links
 
 __all__ = ["Delivery"]
 
-UNREACHABLE_MS = 5_000  # round robin leaves a broker out after a connect that failed
 LEAST_REQUESTS = 16  # in flight to a broker that says again and again that it has no room
 # Answers after which the same message may be stored later; a token that ran out is replaced by a heartbeat.
 RETRIABLE = frozenset({ErrCode.SERVICE_UNAVAILABLE, ErrCode.SERVER_RECEIVE_OVERFLOW, ErrCode.CERTIFICATE_FAILURE})
 BATCHES_IN_FLIGHT = 4  # enough to keep broker and connection busy; more would only make the batches smaller
+
+
+class _Debt:
+    """The answers that a broker owes. ``since``: when it last answered, or began to owe one (loop time)."""
+
+    __slots__ = ("late", "since", "timer", "unanswered")
+
+    def __init__(self) -> None:
+        self.unanswered = 0
+        self.since = 0.0
+        self.late = False
+        self.timer: asyncio.TimerHandle | None = None
 
 
 class Delivery:
@@ -66,6 +81,8 @@ class Delivery:
         self._lanes: dict[tuple[str, int, int], Lane[Outgoing]] = {}
         self._ready: dict[int, Link] = {}
         self._used: dict[int, float] = {}
+        self._debts: dict[int, _Debt] = {}
+        self._idle: set[int] = set()  # brokers without a connection because nothing was sent to them for a while
         self._connecting: dict[int, asyncio.Task[None]] = {}
         self._timers: set[asyncio.TimerHandle] = set()
         self._limits: deque[tuple[float, Link, Lane[Outgoing], int]] = deque()
@@ -86,7 +103,7 @@ class Delivery:
     def connect_ahead(self, targets: list[Partition]) -> None:
         """Connect to the brokers of ``targets``."""
         for target in targets:
-            if target.broker.id not in self._ready:
+            if target.broker.id not in self._ready and target.broker.id not in self._idle:
                 self._connect_soon(target)
 
     def messages(self) -> list[Outgoing]:
@@ -105,6 +122,9 @@ class Delivery:
         await asyncio.gather(*tasks, return_exceptions=True)
         for timer in self._timers:
             timer.cancel()
+        for debt in self._debts.values():
+            if debt.timer is not None:
+                debt.timer.cancel()
 
     # --- a partition ---
 
@@ -160,6 +180,7 @@ class Delivery:
             message.attempts += 1
         timeout_s = self._settings.request_timeout_s
         self._used[target.broker.id] = now = self._loop.time()
+        self._owe(target.broker.id, now)
         self._limits.append((now + timeout_s, link, lane, number))
         link.submit(
             Request(0, Service.BROKER_WRITE, MethodId.SEND_MESSAGE, payload, timeout=int(timeout_s * 1000)),
@@ -169,9 +190,14 @@ class Delivery:
     def _answered(self, link: Link, lane: Lane[Outgoing], number: int, outcome: Response | PenstockError) -> None:
         target = lane.target
         error: PenstockError
+        debt = self._debts[target.broker.id]
+        debt.unanswered -= 1
+        debt.since = self._loop.time()
         try:
             if isinstance(outcome, PenstockError):
                 raise outcome
+            if debt.late:
+                self._paid(target.broker.id)
             payload = payload_of(outcome, MethodId.SEND_MESSAGE, link.peer)
             answer = decode(broker_pb2.SendMessageResponseB2P, payload)
         except UnavailableError as failure:
@@ -316,8 +342,46 @@ class Delivery:
 
     # --- the brokers ---
 
+    def _owe(self, broker_id: int, now: float) -> None:
+        """The broker owes one more answer."""
+        debt = self._debts.get(broker_id)
+        if debt is None:
+            debt = self._debts[broker_id] = _Debt()
+        if not debt.unanswered:
+            debt.since = now
+        debt.unanswered += 1
+        if debt.timer is None:
+            debt.timer = self._loop.call_later(self._settings.availability_timeout_s, self._look, broker_id)
+
+    def _look(self, broker_id: int) -> None:
+        """Leave a broker out that has owed an answer for too long, until it gives one."""
+        debt = self._debts[broker_id]
+        debt.timer = None
+        if not debt.unanswered or debt.late:
+            return
+        left = debt.since + self._settings.availability_timeout_s - self._loop.time()
+        if left > 0:
+            debt.timer = self._loop.call_later(left, self._look, broker_id)
+            return
+        debt.late = True
+        self._leave_out(broker_id)
+
+    def _paid(self, broker_id: int) -> None:
+        debt = self._debts.get(broker_id)
+        if debt is not None:
+            debt.late = False
+        self._routes.restore(broker_id)
+
+    def _leave_out(self, broker_id: int) -> None:
+        """Messages that may go anywhere leave the broker until it answers."""
+        if not self._routes.avoided(broker_id, monotonic_ms()):
+            self._routes.avoid(broker_id, UNTIL_RESTORED)
+        for lane in self._lanes_to(broker_id):
+            self._move(lane)
+
     def _connect_soon(self, target: Partition) -> None:
         broker_id = target.broker.id
+        self._idle.discard(broker_id)
         if broker_id not in self._connecting and not self._closing:
             self._connecting[broker_id] = asyncio.create_task(self._connect(target))
 
@@ -325,6 +389,7 @@ class Delivery:
         """Connect to a broker, again and again while the master announces it, or messages wait for it."""
         broker = target.broker
         pause = 0.05
+        late = self._loop.call_later(self._settings.availability_timeout_s, self._leave_out, broker.id)
         try:
             while True:
                 broker = self._routes.brokers.get(broker.id, broker)
@@ -333,21 +398,23 @@ class Delivery:
                     await self._ask(link, target)
                     break
                 except UnavailableError as error:
-                    self._routes.avoid(broker.id, monotonic_ms() + UNREACHABLE_MS)
-                    for lane in self._lanes_to(broker):
+                    for lane in self._lanes_to(broker.id):
                         self._expire(lane, error)
-                        self._move(lane)
-                    waited_for = any(not lane.empty for lane in self._lanes_to(broker))
+                    self._leave_out(broker.id)
+                    waited_for = any(not lane.empty for lane in self._lanes_to(broker.id))
                     if not waited_for and broker.id not in self._routes.brokers:
+                        self._paid(broker.id)  # it may be announced again
                         return
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, 1.0)
         finally:
+            late.cancel()
             self._connecting.pop(broker.id, None)
+        self._paid(broker.id)
         self._ready[broker.id] = link
         self._used[broker.id] = self._loop.time()
         link.on_lost.append(partial(self._lost, target, link))
-        for lane in self._lanes_to(broker):
+        for lane in self._lanes_to(broker.id):
             self._fit(lane, link)
             self._pump(lane)
 
@@ -378,8 +445,8 @@ class Delivery:
             if target.broker.id in self._used:
                 self._connect_soon(target)
 
-    def _lanes_to(self, broker: BrokerInfo) -> list[Lane[Outgoing]]:
-        return [lane for lane in self._lanes.values() if lane.target.broker.id == broker.id]
+    def _lanes_to(self, broker_id: int) -> list[Lane[Outgoing]]:
+        return [lane for lane in self._lanes.values() if lane.target.broker.id == broker_id]
 
     async def _sweep(self) -> None:
         """Watch the time limits: late answers, messages that wait for too long, idle connections."""
@@ -391,7 +458,7 @@ class Delivery:
             while self._limits and (self._limits[0][0] <= now or not self._limits[0][2].knows(self._limits[0][3])):
                 _, link, lane, number = self._limits.popleft()
                 if lane.knows(number) and not link.closed:
-                    self._routes.avoid(lane.target.broker.id, monotonic_ms() + UNREACHABLE_MS)
+                    self._leave_out(lane.target.broker.id)
                     link.abort()
             for lane in list(self._lanes.values()):
                 if not lane.empty:
@@ -399,6 +466,7 @@ class Delivery:
             for broker_id, link in list(self._ready.items()):
                 if self._used.get(broker_id, now) <= now - settings.idle_s:
                     del self._used[broker_id], self._ready[broker_id]
+                    self._idle.add(broker_id)
                     self._links.release(link, user=self)
 
 

@@ -1,7 +1,9 @@
-"""The consumer's way to the brokers: a task for each partition that registers, gets batches, and gives it back.
+"""The consumer's connection to the brokers: a task for each partition that registers, gets batches, and releases it.
 
-A batch (what one get brought) is handed over and settled before the next get, which commits it. At most one batch a
-partition is in memory.
+At most one batch (what one get brought) of a partition is in memory. With ``auto_confirm`` the next get commits it.
+Without, brokers that commit at offsets (penstock's) are read on while messages wait for their confirmation, and a
+commit names the offset behind the last message that is confirmed. Apache's commit whole batches: there the next get
+waits for the confirmation of the last message.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from dataclasses import dataclass
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.runtime.clock import monotonic_ms
-from penstock.tube.client.batches import Batch, messages_of
+from penstock.tube.addresses import Address
+from penstock.tube.client.batches import Batch, HandedOut, messages_of
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import Request, Response, payload_of
 from penstock.tube.codec.methods import MethodId, Service
@@ -44,6 +47,9 @@ class ReadSettings:
     most_wait_ms: int
     long_poll_ms: int
     want_offsets: bool
+    auto_confirm: bool
+    obey_s: float
+    """An order of the master is reported as carried out after so long, for the heartbeats must go on."""
     start_offset: Callable[[Partition], int | None]
     own_positions: bool
     """``start_offset`` knows better than the broker also after a connection was lost."""
@@ -71,6 +77,10 @@ class Fetcher:
         self._tell_lost = lost
         self._readings: dict[Partition, tuple[Reading, asyncio.Task[None]]] = {}
         self._in_hand: dict[Partition, Batch] = {}
+        self._unconfirmed: dict[Partition, Batch] = {}  # the last one handed out, where the partition is read on
+        self._to_commit: dict[Reading, HandedOut] = {}
+        self._committing: dict[Reading, asyncio.Task[None]] = {}
+        self._beating: dict[Address, asyncio.Task[None]] = {}  # one heartbeat a broker at a time
         self._registered: dict[Partition, asyncio.Event] = {}
         # Gets without an answer whose partition was given back: it is not taken again before the answer is there. Else
         # the broker would count what it answers as handed out, and the next get would commit it.
@@ -83,24 +93,30 @@ class Fetcher:
 
     async def obey(self, orders: Orders) -> None:
         """Give up and take partitions; returns when each was registered, or could not be for now."""
-        await asyncio.gather(*(self.release(partition, wait_s=RELEASE_WAIT_S) for partition in orders.release))
         settings = self._settings
+        wait_s = min(RELEASE_WAIT_S, settings.obey_s)
+        await asyncio.gather(*(self.release(partition, wait_s=wait_s) for partition in orders.release))
         waiting = []
         for partition in orders.take:
-            if partition not in self._readings:
+            if partition in self._readings:
+                registering = self._registered.get(partition)
+                if registering is not None:  # offered again: the master must not hear "not held" without a pause
+                    waiting.append(registering.wait())
+            else:
                 reading = Reading(
                     partition,
                     settings.start,
                     most_wait_ms=settings.most_wait_ms,
                     long_poll_ms=settings.long_poll_ms,
                     want_offsets=settings.want_offsets,
+                    explicit=not settings.auto_confirm,
                     offset=settings.start_offset(partition),
                 )
                 self._registered[partition] = asyncio.Event()
                 task = asyncio.create_task(self._read(reading), name=f"tube-read-{partition.key}")
                 self._readings[partition] = (reading, task)
                 waiting.append(self._registered[partition].wait())
-        await self._wait(waiting)
+        await self._wait(waiting, settings.obey_s)
 
     async def seek(self, offsets: dict[Partition, int]) -> None:
         """Go on at other offsets; returns when the brokers know.
@@ -114,12 +130,10 @@ class Fetcher:
             if entry is None:
                 continue
             entry[0].seek(offset)
-            batch = self._in_hand.pop(partition, None)
-            if batch is not None:
-                batch.revoke()
+            self._revoke(partition)
             event = self._registered[partition] = asyncio.Event()
             waiting.append(event.wait())
-        if not await self._wait(waiting):
+        if not await self._wait(waiting, self._settings.timeout_s):
             raise UnavailableError("tube: the new positions are not stored yet", why="a broker did not answer in time")
 
     async def release(self, partition: Partition, *, wait_s: float) -> None:
@@ -129,14 +143,12 @@ class Fetcher:
             self._member.held.discard(partition)
             return
         reading, task = entry
-        batch = self._in_hand.pop(partition, None)
-        if batch is not None and not batch.settled.is_set():
-            if batch.next and wait_s:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(wait_s):
-                        await batch.settled.wait()
-            if not batch.settled.is_set():
-                batch.revoke()
+        in_hand = [*self._batches_of(partition)]
+        if wait_s and any(batch.next for batch in in_hand):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await asyncio.gather(*(batch.settled.wait() for batch in in_hand if batch.next))
+        self._revoke(partition)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         link = self._link_of(partition)
@@ -148,15 +160,22 @@ class Fetcher:
 
     async def release_all(self) -> None:
         """Give everything back."""
+        for task in list(self._beating.values()):
+            task.cancel()
         await asyncio.gather(*(self.release(partition, wait_s=0) for partition in list(self._readings)))
 
-    async def commit(self, batch: Batch) -> None:
-        """Store the position behind ``batch``.
+    async def commit(self, position: HandedOut) -> None:
+        """Store a position. Brokers that do not commit at offsets can do so only behind the last message of a batch.
 
         Raises:
             UnavailableError: it may or may not be stored, or it is known that it is not.
         """
-        partition = batch.reading.partition
+        batch, count, offset = position
+        partition, reading = batch.reading.partition, batch.reading
+        if batch.settled.is_set() or count == batch.confirmed:
+            return
+        if count < batch.count and not reading.commits_at_offsets:
+            return
         link = self._link_of(partition)
         if link is None:
             raise UnavailableError(f"tube: the broker of {partition.key} is not connected: its messages come again")
@@ -167,6 +186,11 @@ class Fetcher:
             groupName=self._member.group,
             lastPackConsumed=True,
         )
+        if count < batch.count or reading.reads_on:
+            offset = await self._planned_end(batch, count) if offset is None else offset
+            if offset is None:
+                return
+            request.confirmedOffset = offset
         answer = await link.call(
             READ,
             MethodId.COMMIT_OFFSET,
@@ -181,20 +205,37 @@ class Fetcher:
                 applied=False,
                 why="the broker forgot this consumer or gave the partition to another one: its messages come again",
             )
-        batch.confirm()
+        batch.confirmed = max(batch.confirmed, count)
+        if batch.confirmed == batch.count:
+            batch.confirm()
 
-    async def split(self, batch: Batch) -> bool:
-        """Store the position behind the messages of ``batch`` that were handed out; whether that was possible."""
-        partition = batch.reading.partition
-        if self._link_of(partition) is None or self._member.filters.get(partition.topic):
-            return False
-        wanted = broker_pb2.RangeRequest(startOffset=batch.reading.offset, maxMessages=batch.next, planOnly=True)
-        plan = await self._range(partition, wanted)
-        if plan is None or plan.messageCount != batch.next:
-            return False
-        if not batch.revoked:
-            await self.seek({partition: plan.nextOffset})  # the rest is fetched again
-        return True
+    def commit_soon(self, position: HandedOut) -> None:
+        """As :meth:`commit`, when the commit before is answered; of several positions only the last one is sent."""
+        reading = position.batch.reading
+        self._to_commit[reading] = position
+        if reading not in self._committing:
+            task = asyncio.create_task(self._commit_all(reading), name=f"tube-commit-{reading.partition.key}")
+            self._committing[reading] = task
+
+    async def committed(self) -> None:
+        """Return when nothing is being committed."""
+        await asyncio.gather(*self._committing.values(), return_exceptions=True)
+
+    async def _commit_all(self, reading: Reading) -> None:
+        try:
+            while (position := self._to_commit.pop(reading, None)) is not None:
+                with contextlib.suppress(PenstockError):  # its messages are delivered again
+                    await self.commit(position)
+        finally:
+            del self._committing[reading]
+
+    async def _planned_end(self, batch: Batch, count: int) -> int | None:
+        """The offset behind the first ``count`` messages of ``batch``, which came without; None: it cannot be known."""
+        if self._member.filters.get(batch.reading.partition.topic):
+            return None
+        wanted = broker_pb2.RangeRequest(startOffset=batch.reading.offset, maxMessages=count, planOnly=True)
+        plan = await self._range(batch.reading.partition, wanted)
+        return plan.nextOffset if plan is not None and plan.messageCount == count else None
 
     async def offsets_at(self, partition: Partition, time_ms: int) -> int:
         """The first offset that was appended at ``time_ms`` or later; the end if all is older.
@@ -211,17 +252,23 @@ class Fetcher:
             )
         return found.timeOffset
 
-    async def heartbeats(self) -> None:
-        """One heartbeat to every broker, for the partitions registered there."""
+    def heartbeats(self) -> None:
+        """Send a heartbeat to every broker that answered the last one, for the partitions registered there."""
         by_broker: dict[tuple[str, int], list[Reading]] = {}
         for partition, (reading, _) in self._readings.items():
             if reading.registered:
                 by_broker.setdefault((partition.broker.host, partition.broker.port), []).append(reading)
         for address, readings in by_broker.items():
             link = self._links.find(address)
-            if link is not None:
-                with contextlib.suppress(PenstockError):  # the reading tasks see the same and act
-                    await self._beat(link, readings)
+            if link is not None and address not in self._beating:
+                self._beating[address] = asyncio.create_task(self._beat_once(address, link, readings))
+
+    async def _beat_once(self, address: Address, link: Link, readings: list[Reading]) -> None:
+        try:
+            with contextlib.suppress(PenstockError):  # the reading tasks see the same and act
+                await self._beat(link, readings)
+        finally:
+            del self._beating[address]
 
     # --- a partition ---
 
@@ -275,6 +322,7 @@ class Fetcher:
             return Step.REGISTER
         step = reading.register_answer(answer, monotonic_ms())
         if step is Step.GET:
+            self._revoke(partition)  # what was not confirmed before comes again
             self._member.held.add(partition)
             self._registered.pop(partition, asyncio.Event()).set()
         return step
@@ -292,11 +340,13 @@ class Fetcher:
             if not messages:
                 reading.confirmed()
                 return Step.GET
-            batch = self._in_hand[reading.partition] = Batch(reading, messages)
+            batch = self._in_hand[partition] = Batch(reading, messages)
             self._deliver(batch)
-            await batch.settled.wait()
-            if self._in_hand.get(reading.partition) is batch:
-                del self._in_hand[reading.partition]
+            await (batch.finished if reading.reads_on else batch.settled).wait()
+            if self._in_hand.get(partition) is batch:
+                del self._in_hand[partition]
+                if not batch.settled.is_set():
+                    self._unconfirmed[partition] = batch
         return step
 
     async def _ask(self, link: Link, reading: Reading) -> broker_pb2.GetMessageResponseB2C:
@@ -329,12 +379,22 @@ class Fetcher:
     def _drop(self, partition: Partition) -> None:
         """The partition is lost; called by its own task."""
         self._readings.pop(partition, None)
-        batch = self._in_hand.pop(partition, None)
-        if batch is not None:
-            batch.revoke()
+        self._revoke(partition)
         self._member.lost(partition)
         self._registered.pop(partition, asyncio.Event()).set()
         self._tell_lost()
+
+    def _batches_of(self, partition: Partition) -> list[Batch]:
+        """What the application has not confirmed, oldest first."""
+        found = (self._unconfirmed.get(partition), self._in_hand.get(partition))
+        return [batch for batch in found if batch is not None and not batch.settled.is_set()]
+
+    def _revoke(self, partition: Partition) -> None:
+        """Take back what is not confirmed: it comes again, here or at another member."""
+        for batch in self._batches_of(partition):
+            batch.revoke()
+        self._unconfirmed.pop(partition, None)
+        self._in_hand.pop(partition, None)
 
     # --- the brokers ---
 
@@ -381,10 +441,10 @@ class Fetcher:
             entry[1].cancel()
             self._drop(partition)
 
-    async def _wait(self, waiting: Iterable[Awaitable[object]]) -> bool:
+    async def _wait(self, waiting: Iterable[Awaitable[object]], timeout_s: float) -> bool:
         """Whether all of them came in time."""
         try:
-            async with asyncio.timeout(self._settings.timeout_s):
+            async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*waiting)
         except TimeoutError:
             return False

@@ -98,3 +98,4 @@ class Settings:
     reorder: bool
     idempotent: bool
     idle_s: float
+    availability_timeout_s: float

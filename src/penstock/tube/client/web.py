@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
+import ssl
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
@@ -12,7 +15,7 @@ from penstock.errors import ConfigError, RefusedError, UnavailableError
 from penstock.runtime.addresses import parse_address
 from penstock.runtime.unreachable import unreachable
 
-__all__ = ["call", "call_broker"]
+__all__ = ["WebLogin", "call", "call_broker"]
 
 TIMEOUT_S = 10.0
 _MASTER = ("master", "/webapi.htm")
@@ -20,13 +23,47 @@ _BROKER = ("broker", "/broker.htm")
 
 _UNAUTHORIZED = "illegal access, unauthorized request!"
 _DO_AUTHORIZE = (
-    "give the token for changes: --admin-token, or PENSTOCK_ADMIN_TOKEN; "
-    "a node that does not listen on loopback keeps it in tube/admin-token of its data directory"
+    "give a user that may administer (--username, --password-file), or the administration token (--admin-token or "
+    "PENSTOCK_ADMIN_TOKEN); without --username, commands read the token of a node on loopback from tube/admin-token of "
+    "the data directory: PENSTOCK_DATA_DIR, else ./penstock-data"
 )
+
+_WRONG_CREDENTIALS = 401
+_DO_LOG_IN = "give a user of security.passwords and its password: --username, --password-file"
+
+
+@dataclass(frozen=True, slots=True)
+class WebLogin:
+    """Credentials of an administration request. ``token``: the administration token, blank for none.
+
+    ``user`` and ``password``: of the password file, where the server has one; None for none.
+    """
+
+    token: str = ""
+    user: str | None = None
+    password: str = ""
+    tls: ssl.SSLContext | None = None
+    """How servers named with ``https://`` are verified; None: by the system's authorities."""
+
+    def headers(self) -> dict[str, str]:
+        """The ``Authorization`` header of a request; the token travels as a parameter, as TubeMQ's servers want it."""
+        if self.user is None:
+            return {}
+        credentials = base64.b64encode(f"{self.user}:{self.password}".encode()).decode("ascii")
+        return {"Authorization": f"Basic {credentials}"}
+
+
+_NO_LOGIN = WebLogin()
 
 
 def call(
-    address: str, method: str, parameters: Mapping[str, str], *, option: str = "--http", timeout_s: float = TIMEOUT_S
+    address: str,
+    method: str,
+    parameters: Mapping[str, str],
+    *,
+    option: str = "--http",
+    timeout_s: float = TIMEOUT_S,
+    login: WebLogin = _NO_LOGIN,
 ) -> list[dict[str, Any]]:
     """The rows of the answer of the master at ``address`` (HOST:PORT) to ``method``. Errors name ``option``.
 
@@ -35,7 +72,7 @@ def call(
         UnavailableError: nobody answers there, or something that is no master.
         RefusedError: the master refused; carries its code and words.
     """
-    return _ask(address, _MASTER, option, method, parameters, timeout_s)
+    return _ask(address, _MASTER, option, method, parameters, timeout_s, login)
 
 
 def call_broker(
@@ -45,27 +82,40 @@ def call_broker(
     *,
     option: str = "--broker-http",
     timeout_s: float = TIMEOUT_S,
+    login: WebLogin = _NO_LOGIN,
 ) -> list[dict[str, Any]]:
     """As :func:`call`, of a broker."""
-    return _ask(address, _BROKER, option, method, parameters, timeout_s)
+    return _ask(address, _BROKER, option, method, parameters, timeout_s, login)
 
 
 def _ask(
-    address: str, asked: tuple[str, str], option: str, method: str, parameters: Mapping[str, str], timeout_s: float
+    address: str,
+    asked: tuple[str, str],
+    option: str,
+    method: str,
+    parameters: Mapping[str, str],
+    timeout_s: float,
+    login: WebLogin,
 ) -> list[dict[str, Any]]:
     server, path = asked
     try:
-        host, port = parse_address(address.removeprefix("http://").rstrip("/"))
+        scheme, _, place = address.rpartition("://")
+        if scheme not in {"", "http", "https"}:
+            raise ValueError("expected HOST:PORT, or a URL with http or https")
+        host, port = parse_address(place.rstrip("/"))
     except ValueError as error:
         raise ConfigError(f"{option}: got {address!r}, {error}", option=option) from error
     # A connection of our own: a proxy of the environment must not get in between.
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    if scheme == "https":
+        context = login.tls or ssl.create_default_context()
+        connection = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
     try:
         connection.request(
             "POST",
             path,
-            urlencode({"method": method, **parameters}),
-            {"Content-Type": "application/x-www-form-urlencoded"},
+            urlencode({"method": method, **parameters, **({"confModAuthToken": login.token} if login.token else {})}),
+            {"Content-Type": "application/x-www-form-urlencoded", **login.headers()},
         )
         response = connection.getresponse()
         body = response.read()
@@ -74,7 +124,9 @@ def _ask(
             server,
             address,
             option,
-            unreachable(error, host, tls=False).why if isinstance(error, OSError) else "what answers there is no HTTP",
+            unreachable(error, host, tls=scheme == "https").why
+            if isinstance(error, OSError)
+            else "what answers there is no HTTP",
             applied=False if isinstance(error, ConnectionRefusedError) else None,
         ) from error
     finally:
@@ -108,8 +160,10 @@ def _absent(
 def _refusal(server: str, address: str, option: str, code: int, text: str) -> RefusedError:
     """The words are the server's; the names of its methods mean nothing to who gave a command."""
     what, do = f"the {server} refuses: {text.removeprefix('tube: ')}", None
+    if code == _WRONG_CREDENTIALS:
+        do = _DO_LOG_IN
     if text.endswith(_UNAUTHORIZED):  # Apache's has words before it
-        what, do = f"the {server} refuses: the token is wrong", _DO_AUTHORIZE
+        what, do = f"the {server} refuses: no valid administration token, and no user who may do this", _DO_AUTHORIZE
     elif text.startswith("Unsupported method"):
         what, do = (
             f"what answers at {address} is not the administration of a tube {server}, or an older one",

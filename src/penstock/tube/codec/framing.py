@@ -100,7 +100,7 @@ class FrameDecoder:
             RemoteProtocolError: wrong token, block count or length, frame too long.
         """
         if self.error is not None:
-            raise self.error
+            raise self.error.copy()
         self._have += len(data)
         if self._chunks or self._have < self._need:
             self._chunks.append(data)
@@ -112,7 +112,7 @@ class FrameDecoder:
         try:
             used = self._parse(data, frames)
         except RemoteProtocolError as error:
-            self.error = error
+            self.error = error.copy()
             if not frames:
                 raise
             return frames

@@ -30,6 +30,7 @@ __all__ = [
     "encode_marker",
     "encode_stored",
     "filter_key",
+    "fits_attribute",
     "format_attributes",
     "java_hash",
     "parse_attributes",
@@ -70,6 +71,11 @@ def filter_key(msg_type: str | None) -> int:
     return java_hash(trimmed) if trimmed else NO_KEY
 
 
+def fits_attribute(text: str) -> bool:
+    """Whether ``text`` can be the key or the value of an attribute."""
+    return bool(text.strip()) and "," not in text and "=" not in text
+
+
 def format_attributes(pairs: Iterable[tuple[str, str]]) -> str:
     """Attribute text ``key=value,key=value``.
 
@@ -79,7 +85,7 @@ def format_attributes(pairs: Iterable[tuple[str, str]]) -> str:
     parts = []
     for key, value in pairs:
         for text in (key, value):
-            if not text.strip() or "," in text or "=" in text:
+            if not fits_attribute(text):
                 raise LocalProtocolError(
                     f"tube: attribute {key!r}={value!r}: ',', '=' and blank texts are not possible"
                 )

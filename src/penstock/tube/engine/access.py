@@ -1,7 +1,8 @@
-"""Users of a tube: signatures of clients, the tokens that stand for them, and who is let in without.
+"""Users of a tube: signatures of clients, the tokens that replace them, clients that need none, and rights.
 
-A client signs ``userName + timestamp + nonce`` with HMAC-SHA1 under its password; a server has to know the password
-itself. Who signed gets a token, which any server with the same users can verify, and renews it before it runs out.
+A client signs ``userName + timestamp + nonce`` with HMAC-SHA1 under its key; the server has the same key. A client that
+signed gets a token, which any server with the same users can verify, and renews it before it expires. ``""`` is the
+user of a client that is accepted without credentials.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import base64
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, Protocol
 
 from penstock.tube.codec.proto import shared_pb2
 
-__all__ = ["Access", "Passed", "sign"]
+__all__ = ["Access", "Passed", "Rights", "RightsOf", "sign"]
 
 _REMEMBERED = 4096
 _SIGNED_PIECES = 4  # user, timestamp, nonce, signature: what a Java client sends to brokers
@@ -23,10 +24,30 @@ _TOKEN_PIECES = 3  # user, end, proof
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
-def sign(user: str, password: str, timestamp_ms: int, nonce: int) -> str:
+class Rights(Protocol):
+    """What a user may do."""
+
+    def may_produce(self, topic: str) -> bool:
+        """Send to the topic."""
+        ...
+
+    def may_consume(self, topic: str, group: str | None) -> bool:
+        """Read the topic as a member of the group; None: without one, by offsets."""
+        ...
+
+    def may_administer(self, topic: str = "") -> bool:
+        """Change the topic; without one: the cluster, as a broker that registers does."""
+        ...
+
+
+RightsOf = Callable[[str], Rights | None]
+"""User name to rights; None: everything."""
+
+
+def sign(user: str, key: str, timestamp_ms: int, nonce: int) -> str:
     """The signature of AuthenticateInfo: HMAC-SHA1 in base64, form url encoded."""
     message = f"{user}{timestamp_ms}{nonce}".encode()
-    text = base64.b64encode(hmac.new(password.encode(), message, hashlib.sha1).digest()).decode()
+    text = base64.b64encode(hmac.new(key.encode(), message, hashlib.sha1).digest()).decode()
     return text.replace("+", "%2B").replace("/", "%2F").replace("=", "%3D")
 
 
@@ -39,7 +60,8 @@ class Passed(NamedTuple):
 
 
 class Access:
-    """``users``: passwords by name. ``networks`` and ``groups`` are let in without (stock Java clients cannot sign).
+    """``users``: signing keys by name. ``anonymous``: no client needs to sign; ``networks`` and ``groups``: clients
+    that need not (stock Java consumers cannot). ``rights``: what users may do; default: everything.
 
     ``window_ms``: how far a signature's time may be from ours; ``token_ms``: how long a token is good.
     """
@@ -48,8 +70,10 @@ class Access:
         self,
         users: Mapping[str, str],
         *,
+        anonymous: bool = False,
         networks: Iterable[str] = (),
         groups: Iterable[str] = (),
+        rights: RightsOf | None = None,
         window_ms: int = 20_000,
         token_ms: int = 3_600_000,
     ) -> None:
@@ -58,7 +82,46 @@ class Access:
         self._groups = frozenset(groups)
         self._window_ms = window_ms
         self._token_ms = token_ms
+        self._anonymous = anonymous
         self._known: dict[str, tuple[str, int]] = {}
+        self._rights_of = rights
+        self._rights: dict[str, Rights | None] = {}
+
+    def change(self, users: Mapping[str, str], rights: RightsOf | None, *, anonymous: bool) -> None:
+        """Accept other users, or give them other rights."""
+        self._users = dict(users)
+        self._anonymous = anonymous
+        self._rights_of = rights
+        self._known.clear()
+        self._rights.clear()
+
+    def may_produce(self, user: str, topic: str) -> bool:
+        """Whether ``user`` may send to the topic."""
+        rights = self._of(user)
+        return rights is None or rights.may_produce(topic)
+
+    def may_consume(self, user: str, topic: str, group: str | None) -> bool:
+        """Whether ``user`` may read the topic as a member of the group; None: without one, by offsets."""
+        rights = self._of(user)
+        return rights is None or rights.may_consume(topic, group)
+
+    def may_administer(self, user: str) -> bool:
+        """Whether ``user`` may change the cluster."""
+        rights = self._of(user)
+        return rights is None or rights.may_administer()
+
+    def keeps(self, user: str, topic: str, group: str) -> bool:
+        """Whether a reader that was accepted as ``user`` is still one after :meth:`change`."""
+        return (not user or user in self._users) and self.may_consume(user, topic, group)
+
+    def _of(self, user: str) -> Rights | None:
+        if self._rights_of is None:
+            return None
+        if user not in self._rights:
+            if len(self._rights) >= _REMEMBERED:
+                self._rights.clear()
+            self._rights[user] = self._rights_of(user)
+        return self._rights[user]
 
     def admit(self, info: shared_pb2.MasterCertificateInfo, peer: str, group: str | None, now: int) -> Passed | None:
         """Whether a client of the master may come in; None: it may not (415)."""
@@ -72,11 +135,19 @@ class Access:
             if known is not None:
                 user, end = known
                 return Passed(user, renew=end - now < self._token_ms // 4)
+        elif self._anonymous:
+            return Passed("")
         return Passed("") if self._exempt(peer, group) else None
 
-    def admit_token(self, token: str, peer: str, group: str | None, now: int) -> bool:
-        """Whether a client of a broker may come in with its ``authAuthorizedToken``."""
-        return (bool(token) and self._holder(token, now) is not None) or self._exempt(peer, group)
+    def admit_token(self, token: str, peer: str, group: str | None, now: int) -> str | None:
+        """The user of a client of a broker, by its ``authAuthorizedToken``; None: the client is refused."""
+        if token:
+            known = self._holder(token, now)
+            if known is not None:
+                return known[0]
+        elif self._anonymous:
+            return ""
+        return "" if self._exempt(peer, group) else None
 
     def _exempt(self, peer: str, group: str | None) -> bool:
         if group is not None and group in self._groups:
@@ -116,10 +187,10 @@ class Access:
         if len(pieces) != _SIGNED_PIECES:
             return None
         user, timestamp, nonce, signature = pieces
-        password = self._users.get(user)
-        if password is None or not timestamp.isdecimal() or not nonce.lstrip("-").isdecimal():
+        key = self._users.get(user)
+        if key is None or not timestamp.isdecimal() or not nonce.lstrip("-").isdecimal():
             return None
-        good = hmac.compare_digest(signature.encode(), sign(user, password, int(timestamp), int(nonce)).encode())
+        good = hmac.compare_digest(signature.encode(), sign(user, key, int(timestamp), int(nonce)).encode())
         return user if good and abs(now - int(timestamp)) <= self._window_ms else None
 
     def _token(self, user: str, end: int) -> str:

@@ -1,11 +1,13 @@
 """Who of a consumer group reads which partition: one group's members, what they hold, what they are told.
 
 The protocol has no assignment message. The master answers a heartbeat with at most one event (take these, give these
-up), sends it once, and the consumer's next heartbeat says that it is done. Rules kept here:
+up), and a later heartbeat of the consumer says that it is done. Rules kept here:
 
 * a partition belongs to at most one member. It is given to the next one after its owner reported that it let go, left
   or expired (release before take), never because it was told to;
 * what a member reports to hold is the truth, whatever it was told;
+* an event is sent with every answer until it is reported done, since an answer may be lost: to take what is held or to
+  give up what is not changes nothing in Java, Go, C++ and penstock clients, even if they are still at it;
 * the assignment is computed when a member registers, so that its first heartbeat carries partitions;
 * moves are as few as a difference of at most one partition between members needs.
 """
@@ -15,14 +17,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from penstock.tube.codec.strings import Partition
+from penstock.tube.engine.origins import Origin
 
 __all__ = ["Bound", "Event", "Group", "Member", "Op", "most_brokers"]
-
-# A delivered event that nobody reported done by then was lost with its connection: it is sent again.
-EVENT_TIMEOUT_MS = 60_000
 
 
 class Op(IntEnum):
@@ -33,6 +33,9 @@ class Op(IntEnum):
     REPORT = 3
     ONLY_CONNECT = 10
     ONLY_DISCONNECT = 20
+
+
+_RELEASES: Final = frozenset({Op.DISCONNECT, Op.ONLY_DISCONNECT})
 
 
 class Event(NamedTuple):
@@ -55,24 +58,28 @@ class Bound(NamedTuple):
 class Member:
     """One consumer. ``held`` is what it said it holds; orders wait in ``to_release`` and ``to_connect``.
 
-    ``to_renew``: it holds them, but their broker was restarted since and knows of no reader.
+    ``to_renew``: it holds them, but their broker was restarted since and knows of no reader. ``processing``: the event
+    that it was sent and did not report done.
     """
 
     __slots__ = (
-        "bound", "held", "id", "last_seen", "out", "processing", "sent_at", "to_connect", "to_release", "to_renew",
+        "bound", "held", "id", "last_seen", "origin", "out", "processing", "session_ms", "to_connect", "to_release",
+        "to_renew", "yields",
     )  # fmt: skip
 
-    def __init__(self, member_id: str, now: int, bound: Bound | None = None) -> None:
+    def __init__(self, member_id: str, now: int, bound: Bound | None = None, origin: Origin | None = None) -> None:
         self.id = member_id
+        self.origin = Origin("") if origin is None else origin
         self.last_seen = now
+        self.session_ms = 0  # the desk sets it
         self.bound = bound
         self.held: set[Partition] = set()
         self.to_release: set[Partition] = set()
         self.to_connect: set[Partition] = set()
         self.to_renew: set[Partition] = set()
         self.processing: Event | None = None
-        self.sent_at = 0
         self.out = 0  # heartbeats for which it gets nothing, by an administrator's order
+        self.yields = False  # an administrator took its partitions: others get them first
 
 
 class Group:
@@ -93,10 +100,17 @@ class Group:
         self.owned: dict[Partition, str] = {}
         self.settle_until = 0  # until then only what members report counts (after a restart of the master)
 
-    def join(self, member_id: str, held: Iterable[Partition], now: int, bound: Bound | None = None) -> Member:
+    def join(
+        self,
+        member_id: str,
+        held: Iterable[Partition],
+        now: int,
+        bound: Bound | None = None,
+        origin: Origin | None = None,
+    ) -> Member:
         """A member registers, again too: what it was told before is void, what it says it holds counts."""
         self.leave(member_id)
-        member = self.members[member_id] = Member(member_id, now, bound)
+        member = self.members[member_id] = Member(member_id, now, bound, origin)
         self._report(member, set(held))
         # This master is new to it. The broker may be as well: both restart with their node.
         member.to_renew = set(member.held)
@@ -112,8 +126,13 @@ class Group:
         return True
 
     def expel(self, member: Member, rounds: int) -> None:
-        """Take all partitions from ``member``; it gets none for its next ``rounds`` heartbeats, one at least."""
-        member.out = max(rounds, 1)
+        """Take all partitions from ``member``, for others; it gets none for ``rounds`` heartbeats after it let go.
+
+        It takes part again once the others were told what they get, or at once if nobody else takes part and there are
+        0 rounds.
+        """
+        member.out = rounds
+        member.yields = True
         for partition in [p for p, owner in self.owned.items() if owner == member.id]:
             self._take_away(partition, member)
 
@@ -131,26 +150,29 @@ class Group:
     def heartbeat(self, member: Member, now: int, *, done: bool, reported: Iterable[Partition] | None) -> None:
         """``done``: it carried a finished event; ``reported``: all that the member holds, None if not said."""
         member.last_seen = now
-        member.out = max(member.out - 1, 0)
         event = member.processing
+        if member.yields and not done and not _lets_go(member):
+            member.out = max(member.out - 1, 0)
+            # Before the others were told, evening out would give it back what it gave up.
+            untold = any(other.to_connect for other in self.members.values() if other is not member)
+            member.yields = member.out > 0 or untold
         if done and event is not None:
             member.processing = None
             self.allocated = True
-            if event.op in {Op.DISCONNECT, Op.ONLY_DISCONNECT}:
+            if event.op in _RELEASES:
                 self._released(member, event.partitions)
             else:
                 member.held.update(event.partitions)
         if reported is not None:
             self._report(member, set(reported))
 
-    def next_event(self, member: Member, rebalance_id: int, now: int) -> Event | None:
+    def next_event(self, member: Member, rebalance_id: int) -> Event | None:
         """The order to send with the answer to this heartbeat; releases come before takes."""
         event = member.processing
+        if event is not None and event.op not in _RELEASES:  # what others hold by now it would take in vain
+            own = tuple(p for p in event.partitions if self.owned.get(p) == member.id)
+            event = member.processing = event._replace(partitions=own) if own else None
         if event is not None:
-            if now - member.sent_at < EVENT_TIMEOUT_MS:
-                return None
-            # Its answer was lost, or the member forgot it: the same order again does no harm.
-            member.sent_at = now
             return event
         if member.to_release:
             event = Event(rebalance_id, Op.ONLY_DISCONNECT, tuple(sorted(member.to_release)))
@@ -161,7 +183,6 @@ class Group:
         else:
             return None
         member.processing = event
-        member.sent_at = now
         return event
 
     def rebalance(self, partitions: Iterable[Partition], online: Set[int], now: int) -> int:
@@ -196,7 +217,9 @@ class Group:
         return orders + self._even_out({m.id: load[m.id] for m in self._taking_part()}, wanted)
 
     def _taking_part(self) -> list[Member]:
-        return [member for member in self.members.values() if not member.out]
+        """The members that may get partitions; those that yield only if there is no other."""
+        members = [member for member in self.members.values() if not member.out]
+        return [member for member in members if not member.yields] or members
 
     def _even_out(self, load: dict[str, set[Partition]], wanted: set[Partition]) -> int:
         # What is being released already will go to the member with least: count it there, so as not to order more.
@@ -235,7 +258,7 @@ class Group:
         for member in self.members.values():
             found |= member.to_release
             event = member.processing
-            if event is not None and event.op in {Op.DISCONNECT, Op.ONLY_DISCONNECT}:
+            if event is not None and event.op in _RELEASES:
                 found.update(event.partitions)
         return {p for p in found if p in self.owned}
 
@@ -308,6 +331,12 @@ class Group:
             else:
                 self._give(partition, best)
         return left
+
+
+def _lets_go(member: Member) -> bool:
+    """Whether the member has been ordered to give partitions up, and did not report it done."""
+    event = member.processing
+    return bool(member.to_release) or (event is not None and event.op in _RELEASES)
 
 
 def _better(key: str, member: Member, best: Member) -> bool:

@@ -107,6 +107,7 @@ class BrokerEngine(Gate):
             self.dropped_late += 1
             return None
         method = request.method
+        self.connection = address
         try:
             if method == MethodId.GET_MESSAGES and request.service in METHODS[method].services:
                 return self.reading.get(request, now_ms, address)
@@ -187,7 +188,8 @@ class BrokerEngine(Gate):
                 self.reading.wake(store, now_ms)
 
     def gone(self, address: object) -> None:
-        """Whoever asked from ``address`` is gone."""
+        """The connection ``address`` is closed: its sessions go on until their end, for their clients to come back."""
+        self.origins.end(address)
         if self.reading.parked:
             self.reading.forget(address)
 

@@ -48,9 +48,12 @@ class ClientBalance(GroupMember):
         node_id: int = 0,
         priority: int = FRESH,
         credentials: Credentials | None = None,
+        session_ms: int = 0,
         default_port: int = DEFAULT_BROKER_PORT,
     ) -> None:
-        super().__init__(client_id, host, group, topics, filters, priority=priority, credentials=credentials)
+        super().__init__(
+            client_id, host, group, topics, filters, priority=priority, credentials=credentials, session_ms=session_ms
+        )
         self._default_port = default_port
         if source_count and not 0 <= node_id < source_count:
             raise ConfigError(
@@ -80,6 +83,7 @@ class ClientBalance(GroupMember):
             topicCondition=[format_condition(topic, items) for topic, items in sorted(self.filters.items())],
             subRepInfo=self._holding(report=bool(self.held)),
             authInfo=self._certificate(),
+            sessionTimeoutMs=self.session_ms or None,
         )
 
     def registered(self, answer: master_pb2.RegisterResponseM2CV2) -> None:

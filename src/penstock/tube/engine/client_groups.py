@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.strings import UNDEFINED
+from penstock.tube.engine.origins import Origin
 
 __all__ = ["ClientGroup", "ClientMember"]
 
@@ -20,12 +21,14 @@ META_PUSH_MS = 180_000
 class ClientMember:
     """One consumer: what it said it reads (``partitions``, as it reports them) and which instance it is."""
 
-    __slots__ = ("assigned_at", "id", "last_seen", "node_id", "partitions")
+    __slots__ = ("assigned_at", "id", "last_seen", "node_id", "origin", "partitions", "session_ms")
 
-    def __init__(self, client_id: str, node_id: int, now: int) -> None:
+    def __init__(self, client_id: str, node_id: int, now: int, origin: Origin) -> None:
+        self.origin = origin
         self.id = client_id
         self.node_id = node_id
         self.last_seen = now
+        self.session_ms = 0  # the desk sets it
         self.assigned_at: int | None = None
         self.partitions: list[str] = []
 
@@ -63,14 +66,13 @@ class ClientGroup:
             if source_count != self.source_count:
                 text = f"{source_count} instances, the group's first member said {self.source_count}"
                 return ErrCode.CLIENT_INCONSISTENT_SOURCECOUNT, text
-            twin = next((m.id for m in self.members.values() if m.node_id == node_id and m.id != client_id), None)
-            if twin is not None:
-                return ErrCode.CLIENT_DUPLICATE_INDEXID, f"instance {node_id} is {twin}"
+            if any(m.node_id == node_id and m.id != client_id for m in self.members.values()):
+                return ErrCode.CLIENT_DUPLICATE_INDEXID, f"instance {node_id} is another member"
         return None
 
-    def join(self, client_id: str, node_id: int, now: int) -> ClientMember:
+    def join(self, client_id: str, node_id: int, now: int, origin: Origin) -> ClientMember:
         """A member registers, again too."""
-        member = self.members[client_id] = ClientMember(client_id, node_id, now)
+        member = self.members[client_id] = ClientMember(client_id, node_id, now, origin)
         return member
 
     def leave(self, client_id: str) -> bool:

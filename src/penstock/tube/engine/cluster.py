@@ -44,6 +44,7 @@ class Broker:
         "last_seen",
         "need_report",
         "online",
+        "push",
         "read_status",
         "removed",
         "serving",
@@ -69,6 +70,7 @@ class Broker:
         self.check_sum = 0
         self.topics: list[str] = []  # configuration texts to push
         self.need_report = False
+        self.push = False  # its configuration is sent with the next heartbeat, also if it has it
         self.read_status = 0
         self.write_status = 0
         self.failure = ""  # with a write status of -1: why, where the broker says it
@@ -276,10 +278,10 @@ class Cluster:
             accept_subscribe=bool(config.accept_subscribe and here.accept_subscribe),
         )
 
-    def awaited(self, name: str) -> bool:
-        """Whether the topic is in use, and no broker that has it is here: not yet, or not at present."""
+    def awaited(self, name: str, *, reads: bool = False) -> bool:
+        """Whether producers (``reads``: readers) may use the topic, and no broker that has it is registered (yet)."""
         topic = self.topics.get(name)
-        if topic is None or not topic.writable:
+        if topic is None or not (topic.in_use if reads else topic.writable):
             return False
         return not any(name in broker.serving for broker in self.brokers.values())
 

@@ -54,8 +54,11 @@ class Membership(GroupMember):
         bound: Bound | None = None,
         priority: int = FRESH,
         credentials: Credentials | None = None,
+        session_ms: int = 0,
     ) -> None:
-        super().__init__(client_id, host, group, topics, filters, priority=priority, credentials=credentials)
+        super().__init__(
+            client_id, host, group, topics, filters, priority=priority, credentials=credentials, session_ms=session_ms
+        )
         self.bound = bound
         self._now = now
         self._not_allocated = True
@@ -80,6 +83,7 @@ class Membership(GroupMember):
             defFlowCheckId=UNDEFINED,
             qryPriorityId=UNDEFINED,
             authInfo=self._certificate(),
+            sessionTimeoutMs=self.session_ms or None,
         )
         if self.bound is not None:
             request.sessionKey = self.bound.session

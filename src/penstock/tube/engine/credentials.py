@@ -14,11 +14,14 @@ __all__ = ["Credentials"]
 
 
 class Credentials:
-    """Of one client. ``now`` (ms since 1970) and ``nonce`` (31 random bits) are asked for each signature."""
+    """Credentials of one client, which signs with ``key``.
 
-    def __init__(self, user: str, password: str, now: Callable[[], int], nonce: Callable[[], int]) -> None:
+    ``now`` (ms since 1970) and ``nonce`` (31 random bits) are called for each signature.
+    """
+
+    def __init__(self, user: str, key: str, now: Callable[[], int], nonce: Callable[[], int]) -> None:
         self._user = user
-        self._password = password
+        self._key = key
         self._now = now
         self._nonce = nonce
         self._token = ""
@@ -33,7 +36,7 @@ class Credentials:
             timestamp=now,
             nonce=nonce,
             othParams="",
-            signature=sign(self._user, self._password, now, nonce),
+            signature=sign(self._user, self._key, now, nonce),
         )
         return shared_pb2.MasterCertificateInfo(authInfo=info)
 
@@ -42,7 +45,7 @@ class Credentials:
         if self._token:
             return self._token
         now, nonce = self._now(), self._nonce()
-        return f"{self._user} {now} {nonce} {sign(self._user, self._password, now, nonce)}"
+        return f"{self._user} {now} {nonce} {sign(self._user, self._key, now, nonce)}"
 
     def take(self, info: shared_pb2.MasterAuthorizedInfo, *, again: bool) -> None:
         """An answer of the master: a new token, or (``again``) the wish for a new signature."""

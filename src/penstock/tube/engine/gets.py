@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.codec.envelope import Request, join_response
+from penstock.tube.codec.message import INDEX_RECORD_BYTES
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.schema import decode
@@ -108,6 +109,7 @@ class Gets:
             return
         still = []
         for parked in waiting:
+            self._gate.connection = parked.address
             found = _REPLACED if self._replaced(parked) else self._try(parked.message, now_ms)
             if isinstance(found, Answer):
                 self._finish(parked, found)
@@ -123,6 +125,7 @@ class Gets:
             if len(still) < len(waiting):
                 for parked in waiting:
                     if parked.deadline <= now_ms:
+                        self._gate.connection = parked.address
                         found = _REPLACED if self._replaced(parked) else self._answer(parked.message, now_ms)
                         self._finish(parked, found)
                 if still:
@@ -146,6 +149,7 @@ class Gets:
         """``store`` is removed: whoever waits for it is told."""
         self.ahead.forget(store)
         for parked in self._parked.pop(store, []):
+            self._gate.connection = parked.address
             self._finish(parked, self._answer(parked.message, now_ms))
 
     def _replaced(self, parked: _Parked) -> bool:
@@ -176,13 +180,13 @@ class Gets:
             holder = self._holdings.of(key)
             topic = self._topics.by_name.get(key[1])
             assert holder is not None
-            if holder.deadline <= now_ms:
+            if self._holdings.is_over(holder, now_ms):
                 self._holdings.expire(key)
                 refusal = Refusal(ErrCode.HB_NO_NODE, "the session has ended: no get and no heartbeat for too long")
             elif topic is None or not topic.has(key[2]) or topic.removing:
                 refusal = Refusal(ErrCode.FORBIDDEN, f"topic {key[1]} is not served here (any more)")
             else:
-                holder.deadline = now_ms + self._holdings.session_ms
+                holder.deadline = now_ms + holder.session_ms
                 return self._fetch(key, topic, holder, message, now_ms)
         self._gate.refused += 1
         return _failed(refusal)
@@ -213,7 +217,10 @@ class Gets:
         read = self.ahead.take(place) or place.read()
         if read.from_disk and read.next_offset < end:
             self.ahead.expect(place._replace(start=read.next_offset), now_ms)
-        self._offsets.end_get(key, read.next_offset - start, empty=not read.messages, manual=manual)
+        delivered = read.offsets[-1] + INDEX_RECORD_BYTES if manual and read.messages else 0
+        self._offsets.end_get(
+            key, read.next_offset - start, empty=not read.messages, manual=manual, delivered=delivered
+        )
         if not read.messages and read.next_offset >= end and message.maxWaitMs > 0:
             return store  # only what is not its own: the position has moved, nothing is to be told yet
         self.messages += len(read.messages)
@@ -245,10 +252,10 @@ class Gets:
 
     def _range(self, message: pb.GetMessageRequestC2B, now_ms: int) -> Answer | LogStore:
         """The exact range read for batch readers: no registration, no position."""
-        refusal = self._gate.refuse_range_reader(
-            message.clientId, java_trim(message.groupName), message.authInfo.authAuthorizedToken, now_ms
-        )
         name = java_trim(message.topicName)
+        refusal = self._gate.refuse_range_reader(
+            message.clientId, java_trim(message.groupName), message.authInfo.authAuthorizedToken, now_ms, name
+        )
         topic = self._topics.by_name.get(name)
         if refusal is None and (topic is None or topic.removing or not topic.has(message.partitionId)):
             refusal = Refusal(ErrCode.FORBIDDEN, f"topic {name} has no partition {message.partitionId} on this broker")
@@ -279,25 +286,35 @@ class Gets:
             holder = self._holdings.of(key)
             if topic is None or not topic.has(key[2]):
                 refusal = Refusal(ErrCode.FORBIDDEN, f"topic {key[1]} has no partition {key[2]} on this broker")
-            elif holder is None or holder.client_id != request.clientId.strip():
+            elif holder is None or self._holdings.not_held(key, request.clientId.strip()) is not None:
                 refusal = Refusal(ErrCode.UNAUTHORIZED, "the partition is not registered by this client")
             else:
                 consumed = request.lastPackConsumed if request.HasField("lastPackConsumed") else True
-                offset = self._offsets.commit(key, consumed=consumed)
-                store = self._topics.store(topic, key[2])
-                done = pb.CommitOffsetResponseB2C(
-                    success=True,
-                    errCode=ErrCode.SUCCESS,
-                    errMsg=OK,
-                    currOffset=offset,
-                    maxOffset=store.durable_end,
-                )
-                # A position among messages that are in memory only is worth no more than they.
-                wait = consumed and not store.immediate
-                return answer(MethodId.COMMIT_OFFSET, done.SerializeToString(), wait=wait)
+                offset = self._commit(key, request, consumed=consumed)
+                if offset is not None:
+                    store = self._topics.store(topic, key[2])
+                    done = pb.CommitOffsetResponseB2C(
+                        success=True,
+                        errCode=ErrCode.SUCCESS,
+                        errMsg=OK,
+                        currOffset=offset,
+                        maxOffset=store.durable_end,
+                    )
+                    # A position among messages that are in memory only is worth no more than they.
+                    wait = consumed and not store.immediate
+                    return answer(MethodId.COMMIT_OFFSET, done.SerializeToString(), wait=wait)
+                text = f"offset {request.confirmedOffset} was not delivered since the registration"
+                refusal = Refusal(ErrCode.BAD_REQUEST, text)
         self._gate.refused += 1
         failed = pb.CommitOffsetResponseB2C(success=False, errCode=refusal.code, errMsg=refusal.text, currOffset=-1)
         return answer(MethodId.COMMIT_OFFSET, failed.SerializeToString())
+
+    def _commit(self, key: Key, request: pb.CommitOffsetRequestC2B, *, consumed: bool) -> int | None:
+        """The offset committed; None: the one asked for cannot be."""
+        if not request.HasField("confirmedOffset"):
+            return self._offsets.commit(key, consumed=consumed)
+        offset = request.confirmedOffset
+        return None if offset < 0 or offset % INDEX_RECORD_BYTES else self._offsets.commit_to(key, offset)
 
 
 def _key(message: pb.GetMessageRequestC2B) -> Key:

@@ -13,14 +13,17 @@ from penstock.tube.record import encode_msg_type
 __all__ = ["FRESH", "GroupMember"]
 
 REGISTER, UNREGISTER = 31, 32
-EXTENSIONS = 1  # version that we know: the broker answers with its own
+EXTENSIONS = 2  # version that we know: the broker answers with its own
 FRESH = 303
 """qryPriorityId: read also what is not on disk yet. Without it filtered consumers of Apache's brokers see a message
 up to 20 seconds late (tubemq.md 10.5)."""
 
 
 class GroupMember:
-    """One member of ``group``. ``filters``: topic -> message types. ``held``: partitions registered at brokers."""
+    """One member of ``group``. ``filters``: topic -> message types. ``held``: partitions registered at brokers.
+
+    ``session_ms``: how long servers keep its partitions while it is silent; 0: as they do for everybody.
+    """
 
     def __init__(
         self,
@@ -32,6 +35,7 @@ class GroupMember:
         *,
         priority: int = FRESH,
         credentials: Credentials | None = None,
+        session_ms: int = 0,
     ) -> None:
         names = list(topics)
         if not valid_group(group):
@@ -42,6 +46,7 @@ class GroupMember:
             if not valid_topic(name) and name != "__offset_history__":
                 raise LocalProtocolError(f"tube: {name!r} cannot be a topic: {TOPIC_RULE}")
         self.credentials = credentials
+        self.session_ms = session_ms
         self.client_id = client_id
         self.group = group
         self.topics = sorted(set(names))
@@ -93,6 +98,7 @@ class GroupMember:
             qryPriorityId=self.priority,
             authInfo=self._authorized(),
             extensions=None if leave else EXTENSIONS,
+            sessionTimeoutMs=None if leave else self.session_ms or None,
         )
 
     def _authorized(self) -> shared_pb2.AuthorizedInfo:

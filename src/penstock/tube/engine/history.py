@@ -9,7 +9,7 @@ import json
 from collections import defaultdict
 from typing import Any, NamedTuple
 
-from penstock.tube.codec.message import MSG_TIME, MSG_TYPE, encode_data, format_attributes, java_hash
+from penstock.tube.codec.message import MSG_TIME, MSG_TYPE, encode_data, fits_attribute, format_attributes, java_hash
 from penstock.tube.codec.strings import PARTITIONS_PER_STORE
 from penstock.tube.engine.holdings import Holdings
 from penstock.tube.engine.offsets import GroupOffsets
@@ -90,7 +90,10 @@ def group_history(
             "records": records,
         }
         partition, msg_type = history_place(group)
-        attributes = format_attributes([(MSG_TYPE, msg_type), (MSG_TIME, minute), ("$groupName$", group)])
-        data, flag = encode_data(json.dumps(body, separators=(",", ":")).encode(), attributes)
+        attributes = [(MSG_TYPE, msg_type), (MSG_TIME, minute)]
+        if fits_attribute(group):  # a client may call its group anything; the body has the name in any case
+            attributes.append(("$groupName$", group))
+        text = format_attributes(attributes)
+        data, flag = encode_data(json.dumps(body, separators=(",", ":")).encode(), text)
         out.append(HistoryMessage(partition, data, flag, msg_type))
     return out

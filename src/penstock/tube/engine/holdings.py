@@ -14,6 +14,8 @@ from penstock.tube.codec.strings import Partition, format_failure, java_trim
 from penstock.tube.engine.flow import Meter
 from penstock.tube.engine.gate import EXTENSIONS, OK, Answer, Gate, Refusal, answer
 from penstock.tube.engine.offsets import GroupOffsets, Key
+from penstock.tube.engine.origins import Origin
+from penstock.tube.engine.sessions import session_of
 from penstock.tube.engine.topics import Topic, Topics
 
 __all__ = ["Holder", "Holdings"]
@@ -26,18 +28,28 @@ _MAX_GROUP = 1024
 
 
 class Holder:
-    """A consumer holds a partition; ``keys`` None = no filter, ``since``: when it registered (ms)."""
+    """A consumer holds a partition; ``keys`` None = no filter, ``since``: when it registered (ms).
 
-    __slots__ = ("client_id", "deadline", "filters", "keys", "meter", "priority", "since")
+    ``user``: as which it registered, empty for an anonymous client. ``origin``: the connection that the registration
+    belongs to.
+    """
 
-    def __init__(self, client_id: str, filters: Sequence[str], priority: int, now_ms: int, deadline: int) -> None:
+    __slots__ = ("client_id", "deadline", "filters", "keys", "meter", "origin", "priority", "session_ms", "since",
+                 "user")  # fmt: skip
+
+    def __init__(
+        self, client_id: str, origin: Origin, filters: Sequence[str], priority: int, now_ms: int, session_ms: int
+    ) -> None:
         self.client_id = client_id
+        self.origin = origin
         self.filters = filters
         self.keys = frozenset(map(filter_key, filters)) if filters else None
         self.priority = priority
         self.since = now_ms
-        self.deadline = deadline
+        self.session_ms = session_ms
+        self.deadline = now_ms + session_ms
         self.meter = Meter()
+        self.user = ""
 
 
 class Holdings:
@@ -55,6 +67,8 @@ class Holdings:
     ) -> None:
         self.session_ms = session_ms
         self.next_check: int | None = None
+        self._grace_until = 0
+        """Before that nobody's silence is judged."""
         self._gate = gate
         self._topics = topics
         self._offsets = offsets
@@ -75,7 +89,9 @@ class Holdings:
     def register(self, payload: bytes, now_ms: int) -> Answer:
         """Answer method 15: register (31) or unregister (32)."""
         request = decode(pb.RegisterRequestC2B, payload)
-        refusal = self._gate.refuse_member(request.clientId, java_trim(request.groupName), request.authInfo, now_ms)
+        refusal = self._gate.refuse_member(
+            request.clientId, java_trim(request.groupName), request.authInfo, now_ms, java_trim(request.topicName)
+        )
         if refusal is None:
             key = (java_trim(request.groupName), java_trim(request.topicName), request.partitionId)
             topic = self._topics.by_name.get(key[1])
@@ -117,10 +133,10 @@ class Holdings:
 
     def _occupied(self, key: Key, client_id: str, now_ms: int) -> Refusal | None:
         holder = self._held.get(key)
-        if holder is None or holder.client_id == client_id:
+        if holder is None or (holder.client_id == client_id and holder.origin.passes_to(self._gate.origin)):
             return None
-        text = f"partition {key[2]} of {key[1]} is held by {holder.client_id}"
-        if holder.deadline <= now_ms:
+        text = f"partition {key[2]} of {key[1]} is held by another consumer{_at(holder)}"
+        if self.is_over(holder, now_ms):
             # Gone, but the answer is 410 all the same: the caller retries and then succeeds (tubemq.md 10.2).
             self.expire(key)
         return Refusal(ErrCode.PARTITION_OCCUPIED, text)
@@ -130,9 +146,12 @@ class Holdings:
         filters = [text for text in map(java_trim, request.filterCondStr) if text]
         wanted = request.currOffset if request.HasField("currOffset") else None
         offset = self._offsets.register(key, request.readStatus, wanted, store.min_offset, store.durable_end)
-        deadline = now_ms + self.session_ms
-        self._held[key] = Holder(request.clientId.strip(), filters, request.qryPriorityId, now_ms, deadline)
-        self.check_by(deadline)
+        session_ms = session_of(request.sessionTimeoutMs, self.session_ms)
+        holder = self._held[key] = Holder(
+            request.clientId.strip(), self._gate.origin, filters, request.qryPriorityId, now_ms, session_ms
+        )
+        self._held[key].user = self._gate.user_of(request.authInfo.authAuthorizedToken, key[0], now_ms)
+        self.check_by(holder.deadline)
         done = pb.RegisterResponseB2C(
             success=True,
             errCode=ErrCode.SUCCESS,
@@ -178,7 +197,7 @@ class Holdings:
                 failures.append(format_failure(lost.code, text))
                 continue
             holder = self._held[key]
-            holder.deadline = now_ms + self.session_ms
+            holder.deadline = now_ms + holder.session_ms
             if request.HasField("qryPriorityId"):
                 holder.priority = request.qryPriorityId
         done = pb.HeartBeatResponseB2C(
@@ -192,13 +211,21 @@ class Holdings:
         return answer(MethodId.PARTITION_HEARTBEAT, done.SerializeToString())
 
     def not_held(self, key: Key, client_id: str) -> Refusal | None:
-        """Why ``client_id`` may not use the partition, if so."""
+        """Why ``client_id`` may not use the partition over the connection of this request, if so."""
         holder = self._held.get(key)
         if holder is None:
             return Refusal(ErrCode.HB_NO_NODE, f"partition {key[2]} of {key[1]} is not registered by group {key[0]}")
         if holder.client_id != client_id:
-            text = f"partition {key[2]} of {key[1]} is held by {holder.client_id}"
+            text = f"partition {key[2]} of {key[1]} is held by another consumer{_at(holder)}"
             return Refusal(ErrCode.DUPLICATE_PARTITION, text)
+        origin = self._gate.origin
+        if holder.origin is not origin:
+            if not holder.origin.passes_to(origin):
+                text = (
+                    f"partition {key[2]} of {key[1]} was registered over another connection: register it over this one"
+                )
+                return Refusal(ErrCode.HB_NO_NODE, text)
+            holder.origin = origin
         return None
 
     def check_by(self, deadline: int) -> None:
@@ -211,13 +238,35 @@ class Holdings:
         del self._held[key]
         self._offsets.discard(key)
 
+    def access_changed(self) -> None:
+        """Free the partitions whose consumers may not read them any more."""
+        access = self._gate.access
+        if access is None:
+            return
+        for key in [key for key, holder in self._held.items() if not access.keeps(holder.user, key[1], key[0])]:
+            self.expire(key)
+
+    def is_over(self, holder: Holder, now_ms: int) -> bool:
+        """Whether the consumer was silent for too long."""
+        return holder.deadline <= now_ms >= self._grace_until
+
+    def stalled(self, now_ms: int, grace_ms: int) -> None:
+        """The shell did not run for a while: no session ends for ``grace_ms``, gets and heartbeats are on the way."""
+        self._grace_until = max(self._grace_until, now_ms + grace_ms)
+
     def tick(self, now_ms: int) -> None:
         """Free the partitions of consumers that were silent for too long."""
-        for key in [key for key, holder in self._held.items() if holder.deadline <= now_ms]:
+        for key in [key for key, holder in self._held.items() if self.is_over(holder, now_ms)]:
             self.expire(key)
-        self.next_check = min((holder.deadline for holder in self._held.values()), default=None)
+        first = min((holder.deadline for holder in self._held.values()), default=None)
+        self.next_check = None if first is None else max(first, self._grace_until)
 
     def forget(self, keys: Iterable[Key]) -> None:
         """Drop registrations together with what they were for (a topic or a group was removed)."""
         for key in keys:
             self._held.pop(key, None)
+
+
+def _at(holder: Holder) -> str:
+    """Where a holder is, for texts; never its id."""
+    return f" at {holder.origin.host}" if holder.origin.host else ""

@@ -37,7 +37,8 @@ from penstock.tube.engine.master_common import (
 )
 from penstock.tube.engine.master_consumers import ConsumerDesk
 from penstock.tube.engine.master_producers import ProducerDesk
-from penstock.tube.engine.settings import BrokerSeen, BrokerSetting, Controls, Removal, Setting
+from penstock.tube.engine.sessions import LEAST_SESSION_MS
+from penstock.tube.engine.settings import Authorship, BrokerSeen, BrokerSetting, Controls, Removal, Setting
 
 __all__ = ["MIN_MESSAGE_BYTES", "MasterConfig", "MasterEngine"]
 
@@ -76,6 +77,8 @@ class MasterEngine:
         self.client_groups = self._clients.groups
         self.storing: set[str] = set()
         """Topics on their way to the disk: another of the same name would replace them."""
+        self._grace_until = 0
+        """Before that nobody's silence is judged."""
         self.requests = 0
         self._handlers: dict[int, Callable[[Any, int], Message]] = {
             MethodId.PRODUCER_REGISTER: self._producers.register,
@@ -146,19 +149,24 @@ class MasterEngine:
         group = group_name_of(request.groupName)
         self._hall.admit(request, group, now)
         client_id = java_trim(request.clientId)
+        for groups in (self.groups, self.client_groups):
+            known = groups.get(group)
+            self._hall.check_origin(None if known is None else known.members.get(client_id), client_id)
         if not self._consumers.leave(group, client_id, now):
             self._clients.leave(group, client_id)
         return pb.CloseResponseM2C(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
 
     def disconnected(self, connection: str) -> None:
-        """The connection ended: a broker that registered on it may come back from another address."""
+        """The connection ended: its broker may come back from another address, its clients over another connection."""
         self._brokers.disconnected(connection)
+        self._hall.origins.end(connection)
 
     @property
     def shortest_session_ms(self) -> int:
         """No session that begins now, and no group, needs `tick` earlier than after so long."""
         config = self.config
-        sessions = (config.broker_session_ms, config.producer_session_ms, config.consumer_session_ms)
+        consumer_ms = min(config.consumer_session_ms, LEAST_SESSION_MS)
+        sessions = (config.broker_session_ms, config.producer_session_ms, consumer_ms)
         return min(*sessions, config.settle_ms or config.broker_session_ms)
 
     def next_deadline(self) -> int | None:
@@ -168,10 +176,16 @@ class MasterEngine:
         times += [p.last_seen + config.producer_session_ms for p in self.producers.values()]
         times += self._consumers.deadlines()
         times += self._clients.deadlines()
-        return min(times) if times else None
+        return max(min(times), self._grace_until) if times else None
+
+    def stalled(self, now: int, grace_ms: int) -> None:
+        """The shell did not run for a while: no session expires for ``grace_ms``, heartbeats are on the way."""
+        self._grace_until = max(self._grace_until, now + grace_ms)
 
     def tick(self, now: int) -> None:
         """Let sessions that ended by ``now`` expire and give their partitions to others."""
+        if now < self._grace_until:
+            return
         self._producers.tick(now)
         self._brokers.tick(now)
         self._consumers.tick(now)
@@ -205,6 +219,14 @@ class MasterEngine:
         """The topic is durable: brokers get it with their next heartbeat, clients when a broker serves it."""
         self.cluster.put_topic(topic)
 
+    def send_configuration(self, broker_id: int) -> bool:
+        """Send a broker its whole configuration with its next heartbeat; False: it is not here."""
+        broker = self.cluster.brokers.get(broker_id)
+        if broker is None or not broker.online:
+            return False
+        broker.push = broker.need_report = True
+        return True
+
     def expel(self, group: str, member: str, rounds: int, now: int) -> bool:
         """Take all partitions from a member, which takes part again after ``rounds`` heartbeats; whether it is one."""
         return self._consumers.expel(group, member, rounds, now)
@@ -227,7 +249,9 @@ class MasterEngine:
             self.cluster.drop_topic(setting.key)
             return
         self.controls.put(setting)
-        if isinstance(setting, BrokerSeen):
+        if isinstance(setting, BrokerSeen | Authorship) or (
+            isinstance(setting, Removal) and setting.kind == Authorship.__name__
+        ):
             return
         if isinstance(setting, Removal) and setting.kind == BrokerSetting.__name__:
             self.cluster.forget(int(setting.key), now)

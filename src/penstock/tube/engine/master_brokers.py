@@ -45,7 +45,7 @@ class BrokerDesk:
 
     def register(self, request: pb.RegisterRequestB2M, now: int) -> Message:
         cluster = self._hall.cluster
-        self._hall.admit(request, None, now)
+        self._hall.admit_broker(request, now)
         pieces = request.clientId.split(":")
         if len(pieces) < 3:
             raise RefusedRequest(ErrCode.BAD_REQUEST, f"{request.clientId!r} is not id:host:port:version")
@@ -93,7 +93,7 @@ class BrokerDesk:
 
     def heartbeat(self, request: pb.HeartRequestB2M, now: int) -> Message:
         cluster = self._hall.cluster
-        self._hall.admit(request, None, now)
+        self._hall.admit_broker(request, now)
         broker = cluster.brokers.get(parse_broker_id(request.brokerId))
         # A heartbeat has the broker's number alone. One that was cut off while a successor took its number would renew
         # that one's session: it has to register, and is told then that the number is taken.
@@ -119,15 +119,16 @@ class BrokerDesk:
             stopRead=broker.stop_read,
             stopWrite=broker.stop_write,
             needReportData=broker.need_report or not synced,
-            takeConfInfo=not synced,
+            takeConfInfo=broker.push or not synced,
             takeRemoveTopicInfo=True,
             removeTopicConfInfo=cluster.removals(broker),
         )
+        broker.push = False
         self._answer(request, answer, broker, now)
         return answer
 
     def close(self, request: pb.CloseRequestB2M, now: int) -> Message:
-        self._hall.admit(request, None, now)
+        self._hall.admit_broker(request, now)
         broker = self._hall.cluster.brokers.get(parse_broker_id(request.brokerId))
         if broker is not None and broker.connection == self._hall.connection:
             self._hall.cluster.lost(broker)

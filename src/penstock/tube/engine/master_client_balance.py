@@ -14,6 +14,7 @@ from penstock.tube.engine.access import Passed
 from penstock.tube.engine.client_groups import ClientGroup, ClientMember
 from penstock.tube.engine.master_common import OK, Hall, RefusedRequest, client_id_of, group_name_of
 from penstock.tube.engine.master_consumers import subscription_of
+from penstock.tube.engine.sessions import session_of
 
 __all__ = ["ClientBalanceDesk"]
 
@@ -30,13 +31,12 @@ class ClientBalanceDesk:
         """When sessions may end."""
         for group in self.groups.values():
             for member in group.members.values():
-                yield member.last_seen + self._hall.config.consumer_session_ms
+                yield member.last_seen + member.session_ms
 
     def tick(self, now: int) -> None:
         """Forget members whose session ended."""
-        session_ms = self._hall.config.consumer_session_ms
         for group in list(self.groups.values()):
-            for member_id in [m.id for m in group.members.values() if m.last_seen + session_ms <= now]:
+            for member_id in [m.id for m in group.members.values() if m.last_seen + m.session_ms <= now]:
                 self.leave(group.name, member_id)
 
     def leave(self, group_name: str, client_id: str) -> bool:
@@ -56,11 +56,12 @@ class ClientBalanceDesk:
         if request.sourceCount > 0 and not 0 <= request.nodeId < request.sourceCount:
             text = f"instance {request.nodeId} of {request.sourceCount}: 0 to {request.sourceCount - 1} are possible"
             raise RefusedRequest(ErrCode.BAD_REQUEST, text)
-        topics, filters = subscription_of(self._hall, group_name, request)
+        topics, filters = subscription_of(self._hall, passed.user, group_name, request)
         if self.taken_elsewhere(group_name):
             text = f"[Inconsistency subscribe] {client_id}: the master balances this group"
             raise RefusedRequest(ErrCode.CLIENT_INCONSISTENT_CONSUMETYPE, text)
         group = self.groups.get(group_name)
+        self._hall.check_free(None if group is None else group.members.get(client_id), client_id)
         if group is None:
             if sum(len(g.members) for g in self.groups.values()) >= self._hall.config.max_consumers:
                 raise RefusedRequest(ErrCode.INTERNAL_SERVER_ERROR, "too many consumers are registered")
@@ -68,7 +69,8 @@ class ClientBalanceDesk:
         refusal = group.refuse(client_id, topics, filters, request.sourceCount, request.nodeId)
         if refusal is not None:
             raise RefusedRequest(refusal[0], f"[Inconsistency subscribe] {client_id}: {refusal[1]}")
-        member = group.join(client_id, request.nodeId, now)
+        member = group.join(client_id, request.nodeId, now, self._hall.origin)
+        member.session_ms = session_of(request.sessionTimeoutMs, self._hall.config.consumer_session_ms)
         _report(member, request)
         answer = pb.RegisterResponseM2CV2(errCode=ErrCode.SUCCESS, errMsg=OK)
         self._common(request, answer, group, request.subRepInfo.brokerConfigId, passed, now)
@@ -108,6 +110,7 @@ class ClientBalanceDesk:
         member = group.members.get(client_id) if group is not None else None
         if group is None or member is None:
             raise RefusedRequest(ErrCode.HB_NO_NODE, f"{client_id} is not registered, register again")
+        self._hall.check_origin(member, client_id)
         member.last_seen = now
         return group, member, passed
 

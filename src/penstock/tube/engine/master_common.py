@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
@@ -12,6 +12,7 @@ from penstock.tube.codec.proto import shared_pb2
 from penstock.tube.codec.strings import GROUP_RULE, UNDEFINED, DefaultConfig, java_trim, valid_group
 from penstock.tube.engine.access import Access, Passed
 from penstock.tube.engine.cluster import Cluster
+from penstock.tube.engine.origins import Origin, Origins
 from penstock.tube.engine.settings import Controls
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "MIN_MESSAGE_BYTES",
     "OK",
     "Hall",
+    "HasOrigin",
     "MasterConfig",
     "RefusedRequest",
     "client_id_of",
@@ -63,6 +65,12 @@ class RefusedRequest(Exception):
         self.text = text
 
 
+class HasOrigin(Protocol):
+    """A session of a producer or consumer."""
+
+    origin: Origin
+
+
 class Hall:
     """What every part of the master sees. ``access`` None: nobody has to sign.
 
@@ -78,6 +86,7 @@ class Hall:
         self.access = access
         self.peer = ""
         self.connection = ""
+        self.origins = Origins()
         self.tls = False
         self.newcomers: set[int] = set()
         """Brokers that came for the first time."""
@@ -92,6 +101,29 @@ class Hall:
     def broker_infos(self) -> list[str]:
         """brokerInfos for whoever asks: all brokers, online or not, with the ports of its kind."""
         return self.cluster.broker_infos(tls=self.tls)
+
+    @property
+    def origin(self) -> Origin:
+        """The connection that the request in progress came over."""
+        return self.origins.of(self.connection, self.peer)
+
+    def check_origin(self, session: HasOrigin | None, client_id: str) -> None:
+        """Refuse a request that names a session of another connection, which is open or of another host.
+
+        Raises RefusedRequest (411): clients then register again, which `check_free` allows once that session is over.
+        """
+        origin = self.origin
+        if session is not None and session.origin is not origin:
+            if not session.origin.passes_to(origin):
+                text = f"{client_id} is registered over another connection, register again"
+                raise RefusedRequest(ErrCode.HB_NO_NODE, text)
+            session.origin = origin
+
+    def check_free(self, session: HasOrigin | None, client_id: str) -> None:
+        """Refuse to register a client id whose session belongs to another connection. Raises RefusedRequest (430)."""
+        if session is not None and not session.origin.passes_to(self.origin):
+            text = f"{client_id} is registered over another connection that is open, or was over one of another host"
+            raise RefusedRequest(ErrCode.CLIENT_DUPLICATE_INDEXID, text)
 
     def refresh_tokens(self, now: int) -> None:
         """A new visit token every four minutes; clients get the one before, which brokers know already."""
@@ -110,6 +142,22 @@ class Hall:
             )
             raise RefusedRequest(ErrCode.CERTIFICATE_FAILURE, f"authentication failed: {who}")
         return passed
+
+    def admit_broker(self, request: Any, now: int) -> None:
+        """Let the broker that sent ``request`` in. Raises RefusedRequest."""
+        user = self.admit(request, None, now).user
+        if self.access is not None and not self.access.may_administer(user):
+            text = f"{self.who(user)} may not register a broker: that needs Administer for all topics"
+            raise RefusedRequest(ErrCode.FORBIDDEN, text)
+
+    def may_consume(self, user: str, topic: str, group: str) -> bool:
+        """Whether ``user`` may read the topic as a member of the group."""
+        return self.access is None or self.access.may_consume(user, topic, group)
+
+    @staticmethod
+    def who(user: str) -> str:
+        """The user, for texts."""
+        return f"user {user}" if user else "an anonymous client"
 
     def authorized(self, passed: Passed, now: int) -> shared_pb2.MasterAuthorizedInfo:
         """authorizedInfo of an answer to a client."""

@@ -28,6 +28,7 @@ from penstock.tube.engine.master_common import (
     client_id_of,
     group_name_of,
 )
+from penstock.tube.engine.sessions import session_of
 
 __all__ = ["ConsumerDesk", "subscription_of"]
 
@@ -48,15 +49,14 @@ class ConsumerDesk:
         """When sessions may end and groups have settled."""
         for group in self.groups.values():
             for member in group.members.values():
-                yield member.last_seen + self._hall.config.consumer_session_ms
+                yield member.last_seen + member.session_ms
             if group.settle_until:
                 yield group.settle_until
 
     def tick(self, now: int) -> None:
         """Let sessions that ended by ``now`` expire and give their partitions to others."""
-        session_ms = self._hall.config.consumer_session_ms
         for group in list(self.groups.values()):
-            late = [m.id for m in group.members.values() if m.last_seen + session_ms <= now]
+            late = [m.id for m in group.members.values() if m.last_seen + m.session_ms <= now]
             for member_id in late:
                 group.leave(member_id)
             settled = 0 < group.settle_until <= now
@@ -69,10 +69,11 @@ class ConsumerDesk:
         client_id = client_id_of(request.clientId, request.hostName)
         group_name = group_name_of(request.groupName)
         passed = self._hall.admit(request, group_name, now)
-        topics, filters = subscription_of(self._hall, group_name, request)
+        topics, filters = subscription_of(self._hall, passed.user, group_name, request)
         bound = _bound(request, topics) if request.requireBound else None
         held = self._held(request.subscribeInfo)
         group = self.groups.get(group_name)
+        self._hall.check_free(None if group is None else group.members.get(client_id), client_id)
         if group is None or not group.members:
             if self.taken_elsewhere(group_name):
                 text = f"[Inconsistency subscribe] {client_id}: the group balances by itself (client balance)"
@@ -87,7 +88,8 @@ class ConsumerDesk:
                 group.settle_until = now + self._hall.config.settle_ms
         else:
             _check_same(group, client_id, topics, filters, bound)
-        group.join(client_id, held, now, bound)
+        member = group.join(client_id, held, now, bound, self._hall.origin)
+        member.session_ms = session_of(request.sessionTimeoutMs, self._hall.config.consumer_session_ms)
         self._rebalance(group, now)
         answer = pb.RegisterResponseM2C(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
         self._consumer_answer(request, answer, group, passed, now)
@@ -101,6 +103,7 @@ class ConsumerDesk:
         member = group.members.get(client_id) if group is not None else None
         if group is None or member is None:
             raise RefusedRequest(ErrCode.HB_NO_NODE, f"{client_id} is not registered, register again")
+        self._hall.check_origin(member, client_id)
         reported = None
         if request.reportSubscribeInfo:
             reported = self._held(request.subscribeInfo)
@@ -112,7 +115,7 @@ class ConsumerDesk:
         answer = pb.HeartResponseM2C(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
         if passed.renew:
             answer.requireAuth = True
-        event = group.next_event(member, self._rebalance_id + 1, now)
+        event = group.next_event(member, self._rebalance_id + 1)
         if event is not None:
             # Only when there is one: the Go client takes a present event for an order.
             self._rebalance_id = max(self._rebalance_id, event.rebalance_id)
@@ -196,11 +199,15 @@ class ConsumerDesk:
             self._rebalance(group, now)
 
 
-def subscription_of(hall: Hall, group: str, request: Any) -> tuple[frozenset[str], Filters]:
-    """Topics and filters that a consumer of either kind asks for. Raises RefusedRequest."""
+def subscription_of(hall: Hall, user: str, group: str, request: Any) -> tuple[frozenset[str], Filters]:
+    """Topics and filters that a consumer of either kind asks for, and ``user`` may read. Raises RefusedRequest."""
     topics = frozenset({java_trim(name) for name in request.topicList} - {""})
     if not topics or len(topics) > MAX_TOPICS:
         raise RefusedRequest(ErrCode.BAD_REQUEST, f"{len(topics)} topics, 1 to {MAX_TOPICS} are possible")
+    forbidden = sorted(name for name in topics if not hall.may_consume(user, name, group))
+    if forbidden:
+        text = f"{hall.who(user)} may not consume topics {forbidden} as group {group}"
+        raise RefusedRequest(ErrCode.CONSUME_GROUP_FORBIDDEN, text)
     missing = sorted(name for name in topics if not hall.cluster.deployed(name))
     if missing:
         raise RefusedRequest(ErrCode.TOPIC_NOT_DEPLOYED, f"Requested topic [[{', '.join(missing)}]] not deployed!")

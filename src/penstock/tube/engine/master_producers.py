@@ -11,6 +11,7 @@ from penstock.tube.codec.proto import master_pb2 as pb
 from penstock.tube.codec.strings import java_trim, valid_topic
 from penstock.tube.engine.cluster import SYSTEM_TOPIC
 from penstock.tube.engine.master_common import MAX_TOPICS, OK, Hall, RefusedRequest, client_id_of
+from penstock.tube.engine.origins import Origin
 
 __all__ = ["Producer", "ProducerDesk"]
 
@@ -18,9 +19,10 @@ __all__ = ["Producer", "ProducerDesk"]
 class Producer:
     """A producer and the topics that it sends to."""
 
-    __slots__ = ("last_seen", "topics")
+    __slots__ = ("last_seen", "origin", "topics")
 
-    def __init__(self, now: int) -> None:
+    def __init__(self, now: int, origin: Origin) -> None:
+        self.origin = origin
         self.last_seen = now
         self.topics: list[str] = []
 
@@ -63,7 +65,7 @@ class ProducerDesk:
         infos = [info.format() for info in found.values() if info is not None]
         # The Java producer forgets every topic at a heartbeat that names none, and fails what it is given until the
         # next, 13 s later. While this master, or the brokers, have just been started it shall keep what it knows.
-        waits = not infos and any(map(cluster.awaited, producer.topics))
+        waits = not infos and any(cluster.awaited(name, reads=request.wantServed) for name in producer.topics)
         answer = pb.HeartResponseM2P(
             success=True,
             errCode=ErrCode.NOT_READY if waits else ErrCode.SUCCESS,
@@ -84,7 +86,9 @@ class ProducerDesk:
 
     def close(self, request: pb.CloseRequestP2M, now: int) -> Message:
         self._hall.admit(request, None, now)
-        self.known.pop(java_trim(request.clientId), None)
+        client_id = java_trim(request.clientId)
+        self._hall.check_origin(self.known.get(client_id), client_id)
+        self.known.pop(client_id, None)
         return pb.CloseResponseM2P(success=True, errCode=ErrCode.SUCCESS, errMsg=OK)
 
     def _produce(self, client_id: str, topics: Iterable[str], now: int) -> Producer:
@@ -99,7 +103,10 @@ class ProducerDesk:
                 raise RefusedRequest(
                     ErrCode.INTERNAL_SERVER_ERROR, f"{len(self.known)} producers are registered: no more"
                 )
-            producer = self.known[client_id] = Producer(now)
+            producer = self.known[client_id] = Producer(now, self._hall.origin)
+        elif producer.origin.passes_to(self._hall.origin):
+            producer.origin = self._hall.origin
+        # Heartbeats of others are answered, too: brokers and topics are no secret, and C++ gives up after a refusal.
         producer.last_seen = now
         producer.topics = [
             name for name in names if valid_topic(name)

@@ -22,11 +22,12 @@ READ_ALWAYS_MAX = 2
 
 
 class _Slot:
-    __slots__ = ("committed", "in_flight")
+    __slots__ = ("committed", "delivered", "in_flight")
 
     def __init__(self, committed: int) -> None:
         self.committed = committed
         self.in_flight = 0
+        self.delivered = 0  # behind the last message in flight; means nothing while nothing is in flight
 
 
 class GroupOffsets:
@@ -102,16 +103,20 @@ class GroupOffsets:
             offset = low
         return offset, True
 
-    def end_get(self, key: Key, walked: int, *, empty: bool, manual: bool) -> None:
-        """Book ``walked`` index bytes; without a message among them they are committed at once."""
+    def end_get(self, key: Key, walked: int, *, empty: bool, manual: bool, delivered: int = 0) -> None:
+        """Book ``walked`` index bytes; if they hold no message and nothing is in flight, they are committed at once.
+
+        ``delivered``: with ``manual``, the offset behind the last message of a get that brought some.
+        """
         slot = self._slots[key]
-        if manual:
-            slot.in_flight += walked
-        elif empty:
+        if not manual:
             slot.in_flight = 0
+        if empty and not slot.in_flight:
             self._move(key, slot, slot.committed + walked)
-        else:
-            slot.in_flight = walked
+            return
+        slot.in_flight += walked
+        if not empty:
+            slot.delivered = delivered if manual else slot.committed + walked
 
     def commit(self, key: Key, *, consumed: bool) -> int:
         """Commit or let go what is in flight; the committed offset."""
@@ -119,6 +124,21 @@ class GroupOffsets:
         if consumed:
             self._move(key, slot, slot.committed + slot.in_flight)
         slot.in_flight = 0
+        return slot.committed
+
+    def commit_to(self, key: Key, offset: int) -> int | None:
+        """Commit what was delivered before ``offset``; the committed offset. None: ``offset`` was not delivered.
+
+        Entries behind the last message (of other partitions, or that no filter matched) are committed with it.
+        """
+        slot = self._slots[key]
+        end = slot.committed + slot.in_flight
+        if offset > end:
+            return None
+        if offset > slot.committed:
+            offset = end if offset >= slot.delivered else offset
+            self._move(key, slot, offset)
+            slot.in_flight = end - offset
         return slot.committed
 
     def discard(self, key: Key) -> None:

@@ -17,9 +17,10 @@ from penstock.tube.codec.strings import (
 )
 from penstock.tube.engine.credentials import Credentials
 
-__all__ = ["AVOID_MS", "Routes"]
+__all__ = ["AVOID_MS", "UNTIL_RESTORED", "Routes"]
 
 AVOID_MS = 50_000  # a broker that answered 503
+UNTIL_RESTORED = 1 << 62
 DEFAULT_MAX_BYTES = 1 << 20
 
 
@@ -160,8 +161,13 @@ class Routes:
         return known[turn % len(known)]
 
     def avoid(self, broker_id: int, until: int) -> None:
-        """Round robin leaves this broker out until then."""
+        """Round robin leaves this broker out until then, or :data:`UNTIL_RESTORED`."""
         self._avoid[broker_id] = until
+
+    def restore(self, broker_id: int) -> None:
+        """The broker answers again: round robin uses it, unless it is left out until a certain time."""
+        if self._avoid.get(broker_id) == UNTIL_RESTORED:
+            del self._avoid[broker_id]
 
     def avoided(self, broker_id: int, now: int) -> bool:
         """Whether round robin leaves this broker out at ``now``."""

@@ -15,6 +15,8 @@ __all__ = ["LATEST_OFFSET", "Reading", "Start", "Step"]
 
 LATEST_OFFSET = (1 << 63) - 28
 """A start offset beyond every log: brokers begin at the end then."""
+COMMITS_AT_OFFSETS = 2
+"""Brokers from this version of the extensions on commit at any offset."""
 
 
 class Start(Enum):
@@ -39,6 +41,9 @@ class Reading:
 
     A broker of ours answers a get when there is something, or after ``long_poll_ms``. Another one is asked again after
     5 ms, then ever later up to ``most_wait_ms``; the first message ends that.
+
+    ``explicit``: nothing is confirmed by the next get. A broker that commits at offsets then delivers beyond what is
+    unconfirmed; on another one the next get waits until the batch is confirmed.
     """
 
     FIRST_WAIT_MS = 5
@@ -51,6 +56,7 @@ class Reading:
         most_wait_ms: int = 400,
         long_poll_ms: int = 0,
         want_offsets: bool = False,
+        explicit: bool = False,
         offset: int | None = None,
     ) -> None:
         self.partition = partition
@@ -65,6 +71,7 @@ class Reading:
         self._seek = offset
         self._long_poll_ms = long_poll_ms
         self._want_offsets = want_offsets
+        self._explicit = explicit
         self._known = False  # was registered before in this process
         self._verdict = False  # what becomes of the batch before the next get
         self._attempts = 0
@@ -75,6 +82,16 @@ class Reading:
     def read_status(self) -> int:
         """Where to begin without a stored position; a later registration never skips what came in between."""
         return 0 if self._known else self._start.value
+
+    @property
+    def commits_at_offsets(self) -> bool:
+        """Whether the broker commits up to any offset; others commit all that they delivered last, or nothing."""
+        return self.extensions >= COMMITS_AT_OFFSETS
+
+    @property
+    def reads_on(self) -> bool:
+        """Whether the next get may come before the last batch is confirmed."""
+        return self._explicit and self.commits_at_offsets
 
     @property
     def start_offset(self) -> int | None:
@@ -123,14 +140,14 @@ class Reading:
             partitionId=self.partition.id,
             groupName=group,
             topicName=self.partition.topic,
-            lastPackConsumed=self._verdict,
-            manualCommitOffset=False,
+            lastPackConsumed=self._verdict and not self.reads_on,
+            manualCommitOffset=self.reads_on,
             escFlowCtrl=False,
         )
         if self.extensions:
             if self._long_poll_ms:
                 request.maxWaitMs = self._long_poll_ms
-            if self._want_offsets:
+            if self._want_offsets or self.reads_on:
                 request.wantOffsets = True
         return request
 
@@ -172,7 +189,7 @@ class Reading:
     @property
     def leave_status(self) -> int:
         """readStatus of the release: 0 commits the last batch, 1 gives it back."""
-        return 0 if self._verdict else 1
+        return 0 if self._verdict and not self.reads_on else 1
 
     def _idle(self, now: int) -> Step:
         wait = self._wait_ms

@@ -80,7 +80,7 @@ class Sending:
         topic = self._topics.by_name.get(name)
         refusal = refuse_place(name, topic, partition_id)
         for send in kinds:
-            refusal = self._gate.refuse_writer(send.client_id, send.token, send.user_token, now_ms) or refusal
+            refusal = self._gate.refuse_writer(send.client_id, send.token, send.user_token, now_ms, (name,)) or refusal
             if refusal is not None:
                 break
         if refusal is None and topic is not None:
@@ -111,8 +111,9 @@ class Sending:
         now_ms: int,
     ) -> AppendResult | Refusal:
         """Store all of ``datas`` or none; where the first is. ``kinds`` are the different ones of ``sends``."""
-        if self._full(topic, partition_id):
-            return OVERFLOW
+        full = self.refuse_space(topic, partition_id)
+        if full is not None:
+            return full
         sizes = list(map(len, datas))
         for size in (min(sizes), max(sizes)):
             if not 0 < size <= topic.max_data_bytes:
@@ -138,15 +139,21 @@ class Sending:
         """Store a message that comes from inside the node."""
         if not 0 < len(data) <= topic.max_data_bytes:
             return _refuse_size(topic, len(data))
-        if self._full(topic, partition_id):
-            return OVERFLOW
+        full = self.refuse_space(topic, partition_id)
+        if full is not None:
+            return full
         key = self._key(msg_type)
         if isinstance(key, Refusal):
             return key
         return self._append(topic, partition_id, (data,), (flag,), (check_sum(data),), (key,), now_ms)
 
-    def _full(self, topic: Topic, partition_id: int) -> bool:
-        return self._topics.store(topic, partition_id).unwritten_bytes > self.unwritten_bytes
+    def refuse_space(self, topic: Topic, partition_id: int) -> Refusal | None:
+        """Why there is no room for a message now, if so: on the disk, or on its way there."""
+        if self._gate.out_of_space:
+            return Refusal(ErrCode.SERVER_RECEIVE_OVERFLOW, self._gate.out_of_space)
+        if self._topics.store(topic, partition_id).unwritten_bytes > self.unwritten_bytes:
+            return OVERFLOW
+        return None
 
     def _append(
         self,
@@ -189,7 +196,7 @@ class Sending:
         topic = self._topics.by_name.get(name)
         auth = request.authInfo
         refusal = self._gate.refuse_writer(
-            request.clientId, auth.visitAuthorizedToken, auth.authAuthorizedToken, now_ms
+            request.clientId, auth.visitAuthorizedToken, auth.authAuthorizedToken, now_ms, (name,)
         ) or refuse_place(name, topic, request.partitionId)
         if refusal is not None or topic is None:
             assert refusal is not None
@@ -228,9 +235,7 @@ class Sending:
         if not request.HasField("batch") and request.checkSum not in (-1, check_sum(datas[0])):
             return Refusal(ErrCode.FORBIDDEN, f"checkSum {request.checkSum} does not fit the data")
         refusal = self.refuse_messages(topic, request.batch, datas, request.msgType)
-        if refusal is None and self._full(topic, request.partitionId):
-            return OVERFLOW
-        return refusal
+        return refusal or self.refuse_space(topic, request.partitionId)
 
     def refuse_messages(
         self, topic: Topic, batch: pb.SendBatch, datas: Sequence[bytes], msg_type: str = ""

@@ -11,6 +11,7 @@ from penstock.tube.codec.strings import DEFAULT_BROKER_PORT, DEFAULT_BROKER_TLS_
 from penstock.tube.engine.deployment import Topic
 
 __all__ = [
+    "Authorship",
     "BrokerSeen",
     "BrokerSetting",
     "ClusterSetting",
@@ -125,6 +126,17 @@ class BrokerSeen(NamedTuple):
     id: int
 
 
+class Authorship(NamedTuple):
+    """Who made and who last changed the setting of that kind and key (`key_of`), and when (ms since 1970)."""
+
+    setting_kind: str
+    setting_key: str
+    create_user: str
+    create_ms: int
+    modify_user: str
+    modify_ms: int
+
+
 class Removal(NamedTuple):
     """Take a setting away: the class it was of, and its key."""
 
@@ -132,7 +144,9 @@ class Removal(NamedTuple):
     key: str
 
 
-Setting = Topic | ClusterSetting | TopicControl | GroupSetting | ConsumeControl | BrokerSetting | BrokerSeen
+Setting = (
+    Topic | ClusterSetting | TopicControl | GroupSetting | ConsumeControl | BrokerSetting | BrokerSeen | Authorship
+)
 
 
 def key_of(setting: Setting | Removal) -> tuple[str, str]:
@@ -150,6 +164,8 @@ def key_of(setting: Setting | Removal) -> tuple[str, str]:
         return kind, f"{setting.group}\0{setting.topic}"
     if isinstance(setting, BrokerSetting | BrokerSeen):
         return kind, str(setting.id)
+    if isinstance(setting, Authorship):
+        return kind, f"{setting.setting_kind}\0{setting.setting_key}"
     return kind, ""
 
 
@@ -163,6 +179,8 @@ class Controls:
         self.consume: dict[tuple[str, str], ConsumeControl] = {}
         self.brokers: dict[int, BrokerSetting] = {}
         self.seen: set[int] = set()
+        self.authors: dict[tuple[str, str], Authorship] = {}
+        """By kind and key of the setting."""
         for setting in settings:
             self.put(setting)
 
@@ -182,6 +200,8 @@ class Controls:
             self.brokers[setting.id] = setting
         elif isinstance(setting, BrokerSeen):
             self.seen.add(setting.id)
+        elif isinstance(setting, Authorship):
+            self.authors[setting.setting_kind, setting.setting_key] = setting
 
     def _remove(self, removal: Removal) -> None:
         if removal.kind == TopicControl.__name__:
@@ -195,6 +215,9 @@ class Controls:
             self.brokers.pop(int(removal.key), None)
         elif removal.kind == BrokerSeen.__name__:
             self.seen.discard(int(removal.key))
+        elif removal.kind == Authorship.__name__:
+            kind, _, key = removal.key.partition("\0")
+            self.authors.pop((kind, key), None)
 
     def may_consume(self, group: str, topic: str) -> bool:
         """Whether ``group`` may consume ``topic``."""

@@ -115,8 +115,9 @@ class Transactions:
     def receive(self, request: pb.SendMessageRequestP2B, now_ms: int) -> Answer:
         """The answer to a send that carries ``transaction``."""
         asked, auth, staging = request.transaction, request.authInfo, self.staging
+        topics = {java_trim(part.topicName) for part in asked.rows}
         refusal = self._gate.refuse_writer(
-            request.clientId, auth.visitAuthorizedToken, auth.authAuthorizedToken, now_ms
+            request.clientId, auth.visitAuthorizedToken, auth.authAuthorizedToken, now_ms, topics
         )
         if refusal is None and staging is None:
             refusal = Refusal(ErrCode.BAD_REQUEST, "this broker stages nothing")
@@ -198,7 +199,9 @@ class Transactions:
 
     def _refuse_space(self, staging: Staging, size: int, *, new: bool) -> _No | None:
         limits = staging.limits
-        if staging.bytes + size > limits.max_bytes:
+        if self._gate.out_of_space:
+            text = self._gate.out_of_space
+        elif staging.bytes + size > limits.max_bytes:
             text = f"{staging.bytes} bytes are staged on this broker, {limits.max_bytes} at most"
         elif new and staging.attempts >= limits.max_attempts:
             text = f"{staging.attempts} attempts are staged on this broker, {limits.max_attempts} at most"

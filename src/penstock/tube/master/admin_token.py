@@ -1,4 +1,4 @@
-"""The administration token of a master that other machines can reach: random, made once, kept in a file."""
+"""The administration token of a data directory: random, created at the first start, in a file of its owner only."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from pathlib import Path
 from penstock.errors import StorageError
 from penstock.runtime.files import DirectFiles
 
-__all__ = ["KNOWN_TOKENS", "kept_token"]
+__all__ = ["KNOWN_TOKENS", "kept_token", "read_token"]
 
 KNOWN_TOKENS = frozenset({"abc", "ASDFGHJKL"})
-"""Tokens that stand in the reference's code and samples: no secret."""
+"""Tokens in the reference's code and sample configuration: public, therefore refused as a setting."""
 
 
 def kept_token(path: Path) -> str:
-    """The token in ``path``, which is made, for its owner only, where it is missing.
+    """Return the token in ``path``; a missing file is created with a random token and mode 0600.
 
-    Raises StorageError when the file cannot be read or written.
+    Raises:
+        StorageError: the file cannot be read or written, it is empty, or it holds a token of TubeMQ's samples.
     """
     try:
         if not path.exists():
@@ -31,6 +32,18 @@ def kept_token(path: Path) -> str:
                 os.fsync(file.fileno())
             fresh.replace(path)
             DirectFiles().sync_dir(path.parent)
+    except OSError as error:
+        raise StorageError(f"tube: the administration token {path} cannot be used: {error}", path=str(path)) from error
+    return read_token(path)
+
+
+def read_token(path: Path) -> str:
+    """Return the token in ``path``.
+
+    Raises:
+        StorageError: the file cannot be read, it is empty, or it holds a token of TubeMQ's samples.
+    """
+    try:
         token = path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise StorageError(f"tube: the administration token {path} cannot be used: {error}", path=str(path)) from error
@@ -38,6 +51,13 @@ def kept_token(path: Path) -> str:
         raise StorageError(
             f"tube: the administration token in {path} is blank",
             path=str(path),
+            do="remove the file, a new one is made",
+        )
+    if token in KNOWN_TOKENS:
+        raise StorageError(
+            f"tube: the administration token in {path} is one of TubeMQ's samples",
+            path=str(path),
+            why="everybody knows it",
             do="remove the file, a new one is made",
         )
     return token

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import StorageError, UnavailableError
-from penstock.runtime.clock import steady_clock
+from penstock.runtime.clock import steady_clock, wall_clock_ms
 from penstock.runtime.committer import GroupCommitter
 from penstock.runtime.logs import error_fields
+from penstock.runtime.stalls import StallWatch, after_reading, watch_stalls
 from penstock.tube.admin import master as admin
+from penstock.tube.admin.caller import UNKNOWN, Caller
 from penstock.tube.codec.envelope import Request
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.engine.access import Access
@@ -69,6 +71,7 @@ class TubeMaster:
         self._peers = Peers("master")
         self._listeners = Listeners(lambda: AnsweringProtocol(self._answer, self._peers, self._lost))
         self._timer: asyncio.TimerHandle | None = None
+        self._stalls: StallWatch | None = None
         self._timer_at = 0
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
 
@@ -96,6 +99,7 @@ class TubeMaster:
             raise
         self._committer = GroupCommitter(store.put, name="tube-master")
         self._committer.start()
+        self._stalls = watch_stalls(self._stalled)
         return bound
 
     @property
@@ -178,16 +182,20 @@ class TubeMaster:
             self._waiters.remove(entry)
         return True
 
-    async def webapi(self, params: Mapping[str, str]) -> dict[str, Any]:
-        """Answer a request to ``/webapi.htm``; changes are durable when this returns.
+    async def webapi(self, params: Mapping[str, str], caller: Caller = UNKNOWN) -> dict[str, Any]:
+        """Answer a request of ``caller`` to ``/webapi.htm``; changes are durable when this returns.
 
         New topics can then be used at the brokers of ours that are here (or did not take them up within a second):
         a Java client that comes too early learns of a topic by its next heartbeat, 13 s later.
         """
-        outcome = admin.handle(self.engine, params, self._admin_token, self._clock())
+        outcome = admin.handle(self.engine, params, self._admin_token, self._clock(), caller)
         if isinstance(outcome, dict):
             return outcome
-        await self._persist(outcome.settings)
+        try:
+            authors = admin.authors(self.engine, outcome.settings, params, wall_clock_ms())
+        except admin.BadParameter as error:
+            return admin.failure(str(error))
+        await self._persist([*outcome.settings, *authors])
         topics = [setting.name for setting in outcome.settings if isinstance(setting, Topic) and not setting.status]
         await self.wait_taken_up(topics)
         return outcome.answer
@@ -197,6 +205,8 @@ class TubeMaster:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._stalls is not None:
+            self._stalls.remove(self._stalled)
         self._listeners.stop()
         for connection in list(self._peers.open):
             connection.close()
@@ -282,8 +292,19 @@ class TubeMaster:
             self._look_at(deadline)
 
     def _tick(self) -> None:
-        self.engine.tick(self._clock())
-        self._arm()
+        """A deadline has come; what arrived before it is read first."""
+        if self._stalls is not None:
+            self._stalls.look()
+        after_reading(asyncio.get_running_loop(), self._judge)
+
+    def _judge(self) -> None:
+        if self._timer is not None:  # it was not closed meanwhile
+            self._timer.cancel()
+            self.engine.tick(self._clock())
+            self._arm()
+
+    def _stalled(self, grace_ms: int) -> None:
+        self.engine.stalled(self._clock(), grace_ms)
 
 
 def _report(future: asyncio.Future[None]) -> None:

@@ -33,6 +33,7 @@ _MAP_BYTES = 1 << 26
 _KINDS: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
+        kinds.Authorship,
         kinds.BrokerSeen,
         kinds.BrokerSetting,
         kinds.ClusterSetting,

@@ -264,7 +264,7 @@ class Store(LogReads):
     def write(self, work: Work) -> None:
         """Write ``work`` to the files (page cache). Committing thread.
 
-        Raises OSError; then nothing more may be written.
+        Raises DiskFullError: the same ``work`` may be written again; another OSError: nothing more may be written.
         """
         for piece in work.pieces:
             segment = piece.segment
@@ -306,8 +306,10 @@ class Store(LogReads):
             self._files.make_dir(self.directory)
         else:
             self._seal(before)
-        segment.data_file = self._files.create(segment.data_path)
+        data_file = self._files.create(segment.data_path)
+        # Together: where there is no space for the second, the next try begins with the first.
         segment.index_file = self._files.create(segment.index_path)
+        segment.data_file = data_file
         self._files.sync_dir(self.directory)
         self._filled = 0
         if before is not None:

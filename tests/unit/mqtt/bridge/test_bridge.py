@@ -29,6 +29,7 @@ class Service:
 
     filters = ("log/#",)
     exclusive = False
+    reserved = ("reserved/#",)
 
     def __init__(self) -> None:
         self.held: list[Inbound] = []
@@ -185,6 +186,17 @@ async def test_refused_messages_do_not_stop_the_rest(sites: Sites, caplog: pytes
     await until(lambda: bridge.stats.received == 2)
     assert (bridge.stats.dropped_refused, bridge.stats.retries) == (1, 1)
     assert "dropped a message to 'log/x'" in caplog.text
+
+
+async def test_a_bridge_publishes_no_reserved_topic(sites: Sites, caplog: pytest.LogCaptureFixture) -> None:
+    bridge = await sites.run_bridge(BridgeTopic("#", Direction.IN))
+    async with sites.at_here.subscription("#") as here:
+        await until(lambda: sites.there.stats.subscriptions == 1)
+        for topic in ("reserved/x", "open/x"):
+            await sites.at_there.publish(topic, b"")
+        assert (await anext(here)).topic == "open/x"
+    assert bridge.stats.dropped_refused == 1
+    assert "dropped a message to 'reserved/x'" in caplog.text
 
 
 async def test_a_bridge_without_room_for_its_state_carries_all_the_same(

@@ -20,11 +20,26 @@ from tests.ports import free_port
 DEADLINE_S = 10
 
 
+async def test_an_http_server_is_named() -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(UnavailableError, match=f"127.0.0.1:{port} does not speak MQTT") as caught:
+            await MqttClient("127.0.0.1", port).connect()
+    assert caught.value.why == "it answered CONNECT with HTTP: 'HTTP/1.1 400 Bad Request'"
+    assert "MQTT listener" in str(caught.value.do)
+
+
 class Log:
     """A service that takes ``log/#`` and holds messages until told."""
 
     filters = ("log/#",)
     exclusive = True
+    reserved = ()
 
     def __init__(self) -> None:
         self.held: list[Inbound] = []

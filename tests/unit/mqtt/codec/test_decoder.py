@@ -132,7 +132,7 @@ def test_level_of_a_refused_connect_is_known() -> None:
     decoder = Decoder()
     with pytest.raises(RemoteProtocolError):
         decoder.feed(bytes.fromhex("100d00044d515454030200000001 61".replace(" ", "") + "00"))
-    assert decoder.protocol_level == 3
+    assert (decoder.protocol_name, decoder.protocol_level) == (b"MQTT", 3)
 
 
 def test_topic_names_are_shared_and_bounded() -> None:

@@ -42,6 +42,7 @@ def test_vector(vector: Vector) -> None:
 
 text = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), max_size=12)
 topic_name = text.filter(lambda t: t != "" and "+" not in t and "#" not in t)
+topic_filter = topic_name | st.sampled_from(["#", "+", "a/+/b", "/#", "$share/g/+/a"])
 packet_id = st.integers(1, 65_535)
 
 
@@ -81,7 +82,7 @@ def _code(packet_type: PacketType) -> st.SearchStrategy[int]:
 
 will = st.builds(Will, topic_name, st.binary(max_size=20), st.integers(0, 2), st.booleans(), properties_of(WILL))
 subscription = st.builds(
-    Subscription, text.filter(bool), st.integers(0, 2), st.just(False), st.booleans(), st.integers(0, 2)
+    Subscription, topic_filter, st.integers(0, 2), st.just(False), st.booleans(), st.integers(0, 2)
 )
 packets: st.SearchStrategy[Packet] = st.one_of(
     st.builds(
@@ -119,7 +120,7 @@ packets: st.SearchStrategy[Packet] = st.one_of(
     st.builds(PubComp, packet_id, _code(PacketType.PUBCOMP), _of(PacketType.PUBCOMP)),
     st.builds(Subscribe, packet_id, st.lists(subscription, min_size=1, max_size=3), _of(PacketType.SUBSCRIBE)),
     st.builds(SubAck, packet_id, st.lists(_code(PacketType.SUBACK), min_size=1), _of(PacketType.SUBACK)),
-    st.builds(Unsubscribe, packet_id, st.lists(text.filter(bool), min_size=1, max_size=3), _of(PacketType.UNSUBSCRIBE)),
+    st.builds(Unsubscribe, packet_id, st.lists(topic_filter, min_size=1, max_size=3), _of(PacketType.UNSUBSCRIBE)),
     st.builds(UnsubAck, packet_id, st.lists(_code(PacketType.UNSUBACK), min_size=1), _of(PacketType.UNSUBACK)),
     st.builds(Disconnect, _code(PacketType.DISCONNECT), _of(PacketType.DISCONNECT)),
     st.builds(Auth, _code(PacketType.AUTH), _of(PacketType.AUTH)),

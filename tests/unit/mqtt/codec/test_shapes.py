@@ -46,6 +46,31 @@ def test_the_third_like_message_is_read_by_its_shape_and_is_the_same(qos: int) -
         assert packet.properties.assigned_client_identifier is None
 
 
+def test_values_that_change_only_from_read_to_read_are_found_to_change() -> None:
+    """A client with 16 requests in flight gives those of one read the same time stamp."""
+    decoder = Decoder(role=Role.SERVER)
+    missed = 0
+    for batch in range(20):
+        requests = [_request(16 * batch + n + 1, stamp=f"{batch:020}:client") for n in range(16)]
+        packets = decoder.feed(b"".join(map(encode, requests)))
+        assert packets == requests
+        missed += sum(type(p.properties) is not LikeProperties for p in packets if isinstance(p, Publish))
+    assert missed <= 6, "two to learn the shape, and a few to learn that the time stamp changes"
+
+
+def test_every_value_that_changes_now_and_then_is_found_to_change() -> None:
+    decoder = Decoder(role=Role.SERVER)
+    missed = 0
+    for number in range(400):
+        users = [(f"u{n}", f"{number // (n + 3):09}") for n in range(5)]
+        sent = Publish("a", b"", 1, packet_id=number + 1, properties=Properties(user_properties=users))
+        (packet,) = decoder.feed(encode(sent))
+        assert packet == sent
+        assert isinstance(packet, Publish)
+        missed += type(packet.properties) is not LikeProperties
+    assert missed <= 50
+
+
 def test_a_shape_is_not_learned_where_packets_are_handed_to_users() -> None:
     decoder = Decoder(role=Role.CLIENT)
     for number in range(1, 6):

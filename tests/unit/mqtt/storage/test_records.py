@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from penstock.mqtt.codec.packets import Publish, Will
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.journal import DeliveryRow, MessageRow, ProgressRow, SessionRow, Stage, SubscriptionRow
+from penstock.mqtt.engine.journal import (
+    DeliveryRow,
+    MessageRow,
+    ProgressRow,
+    SessionRow,
+    Source,
+    Stage,
+    SubscriptionRow,
+)
 from penstock.mqtt.engine.message import Message, identifier_block
 from penstock.mqtt.storage import records
 
@@ -83,6 +91,15 @@ def test_a_message_comes_back_alone_and_with_its_delivery(publish: Publish) -> N
     assert records.shared_of(own) == 0
 
 
+@pytest.mark.parametrize("publish", MESSAGES, ids=lambda publish: publish.topic)
+def test_a_retained_message_comes_back_with_its_publisher(publish: Publish) -> None:
+    message = Message(publish, 1_000)
+    for source in (Source("user:ännchen", "c/1"), Source("", ""), None):
+        stored = records.encode_retained(message, source, OFFSET)
+        assert records.decode_message(stored, OFFSET) == row_of(message)._replace(source=source)
+    assert stored == records.encode_message(message, OFFSET), "as before schema 3"
+
+
 def test_a_shared_message_is_found_by_its_number_or_the_delivery_is_lost() -> None:
     message = Message(MESSAGES[0], 5)
     stored = records.encode_delivery(9, 77, 1, 0, b"", 0, "", message, OFFSET)
@@ -107,6 +124,10 @@ DECODERS: list[tuple[bytes, Callable[[bytes], Any]]] = [
     ),
     (records.encode_message(Message(MESSAGES[2], 1), OFFSET), lambda raw: records.decode_message(raw, OFFSET)),
     (
+        records.encode_retained(Message(MESSAGES[2], 1), Source("user:a", "c"), OFFSET),
+        lambda raw: records.decode_message(raw, OFFSET),
+    ),
+    (
         records.encode_delivery(1, 0, 1, 0, b"\x0b\x01", 3, "$share/g/t", Message(MESSAGES[2], 1), OFFSET),
         lambda raw: records.decode_delivery(1, raw, OFFSET, {}),
     ),
@@ -114,7 +135,9 @@ DECODERS: list[tuple[bytes, Callable[[bytes], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("stored", "decode"), DECODERS, ids=["session", "subscription", "message", "delivery", "step"])
+@pytest.mark.parametrize(
+    ("stored", "decode"), DECODERS, ids=["session", "subscription", "message", "retained", "delivery", "step"]
+)
 def test_damage_anywhere_is_noticed(stored: bytes, decode: Callable[[bytes], Any]) -> None:
     assert decode(stored) is not None
     for i in range(len(stored)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import lmdb
@@ -9,14 +10,28 @@ import pytest
 
 from penstock.errors import StorageError
 from penstock.mqtt.codec.packets import Publish, Will
-from penstock.mqtt.engine.journal import Batch, Journal, ProgressRow, Recovered, SessionRow, Stage, SubscriptionRow
+from penstock.mqtt.engine.journal import (
+    Batch,
+    Journal,
+    ProgressRow,
+    Recovered,
+    SessionRow,
+    Source,
+    Stage,
+    SubscriptionRow,
+)
 from penstock.mqtt.engine.message import Message
-from penstock.mqtt.storage.records import number_key
+from penstock.mqtt.storage.records import digest_of, encode_message, number_key
 from penstock.mqtt.storage.store import SessionStore
 from penstock.runtime.durability import Durability
+from penstock.runtime.environment import Environment
+from penstock.runtime.wal.environment import LoggedEnvironment
 
 OFFSET = 1_700_000_000_000
 TABLES = 9
+TABLE_NAMES = [
+    *("sessions", "subscriptions", "messages", "deliveries", "progress", "incoming", "retained", "meta", "quarantine")
+]
 
 
 def session(number: int) -> SessionRow:
@@ -41,6 +56,9 @@ def content(path: Path, database: bytes) -> dict[bytes, bytes]:
         return dict(transaction.cursor(db=env.open_db(database, txn=transaction, create=False)))
 
 
+KEPT_BY = Source("user:ännchen", "c-1")
+
+
 class Fill:
     """A journal with two sessions: one shared message for both, one of its own, one retained."""
 
@@ -59,7 +77,7 @@ class Fill:
         self.third = journal.queue(self.sessions[0], self.own, 2, 1, b"", 0, promised=True)
         journal.sent(self.sessions[0], self.third, 2, promised=True)
         journal.incoming(self.sessions[1], 65_535, 1, promised=True)
-        journal.retained("a/kept", self.kept)
+        journal.retained("a/kept", self.kept, KEPT_BY)
 
     def cut(self) -> Batch:
         return self.journal.cut(OFFSET)
@@ -86,9 +104,64 @@ def test_what_was_committed_comes_back(tmp_path: Path, durability: Durability) -
     assert found.deliveries[0].message is found.deliveries[1].message
     assert found.progress == [ProgressRow(fill.third, one, 2, Stage.SENT)]
     assert found.incoming == [(two, 65_535, 1)]
-    assert [row.payload for row in found.retained] == [b"k"]
+    assert [(row.payload, row.source) for row in found.retained] == [(b"k", KEPT_BY)]
     assert found.next_number > max(fill.first, fill.second, fill.third, fill.shared.stored)
     assert found.quarantined == []
+
+
+def test_a_small_durable_commit_writes_at_most_one_page_to_the_disk(tmp_path: Path) -> None:
+    io = Path("/proc/self/io")
+    if not io.exists():
+        pytest.skip("this system does not count the bytes that a process writes to disks (/proc/self/io)")
+
+    def written() -> int:
+        return int(io.read_text(encoding="ascii").partition("\nwrite_bytes: ")[2].partition("\n")[0])
+
+    journal = Journal()
+    store = SessionStore(tmp_path)
+    store.open(OFFSET)
+    before = written()
+    for number in range(100):
+        journal.retained(f"plant/{number}", Message(Publish(f"plant/{number}", b"x" * 43, 1, retain=True), 0))
+        store.commit(journal.cut(OFFSET))
+    store.close()  # with everything that LMDB has not got yet
+    assert written() - before <= 100 * 4096
+    assert len(open_at(tmp_path).retained) == 100
+
+
+def test_after_the_process_was_killed_commits_come_out_of_the_log(tmp_path: Path) -> None:
+    store = SessionStore(tmp_path / "a")
+    store.open(OFFSET)
+    fill = Fill()
+    store.commit(fill.cut())
+    fill.journal.done(fill.first, fill.shared)
+    fill.journal.retained("a/kept", None)
+    store.commit(fill.cut())
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    store.close()
+    assert content(tmp_path / "b", b"deliveries") == {}, "LMDB follows later"
+    found = open_at(tmp_path / "b")
+    assert found == open_at(tmp_path / "a")
+    assert [row.number for row in found.deliveries] == [fill.second, fill.third]
+    assert found.retained == []
+
+
+def test_a_directory_without_a_log_is_opened_and_then_refused_by_the_version_before(tmp_path: Path) -> None:
+    def of_schema_1() -> Environment:
+        return Environment(
+            tmp_path, "mqtt sessions", "broker that has them", TABLE_NAMES,
+            schema=1, durability=Durability.DURABLE, many=True,
+        )  # fmt: skip
+
+    before = of_schema_1()
+    before.open(lambda _: None)
+    message = encode_message(Message(Publish("a/kept", b"k", 0, retain=True), 1_002), OFFSET)
+    before.transact(lambda t: t.put(digest_of("a/kept"), message, db=before.tables["retained"]), "writing")
+    before.close()
+    assert [row.payload for row in open_at(tmp_path).retained] == [b"k"]
+    with pytest.raises(StorageError, match="have schema 00000003, this version reads up to 1") as caught:
+        of_schema_1().open(lambda _: None)
+    assert caught.value.why == "a newer version of penstock has written them"
 
 
 def test_what_was_taken_back_is_gone(tmp_path: Path) -> None:
@@ -168,8 +241,8 @@ def test_a_second_open_a_newer_schema_and_an_unusable_directory_are_refused(tmp_
         SessionStore(tmp_path / "a").open(OFFSET)
     store.close()
     store.close()
-    edit(tmp_path / "a", b"meta", b"schema", (2).to_bytes(4, "big"))
-    with pytest.raises(StorageError, match="have schema 00000002, this version reads up to 1"):
+    edit(tmp_path / "a", b"meta", b"schema", (4).to_bytes(4, "big"))
+    with pytest.raises(StorageError, match="have schema 00000004, this version reads up to 3"):
         open_at(tmp_path / "a")
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot be opened"):
@@ -179,17 +252,17 @@ def test_a_second_open_a_newer_schema_and_an_unusable_directory_are_refused(tmp_
 def test_a_failed_commit_is_an_error_of_ours_and_leaves_the_last_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = SessionStore(tmp_path)
+    store = SessionStore(tmp_path, Durability.FLUSHED)
     store.open(OFFSET)
     fill = Fill()
     store.commit(fill.cut())
 
     def full(*_: object) -> None:
-        raise lmdb.DiskError("mdb_txn_commit: No space left on device")
+        raise lmdb.Error("mdb_txn_commit: Input/output error")
 
-    monkeypatch.setattr(store, "_write", full)
+    monkeypatch.setattr(LoggedEnvironment, "_write", full)
     fill.journal.retained("other", fill.kept)
-    with pytest.raises(StorageError, match="commit of 1 changes failed: mdb_txn_commit: No space left"):
+    with pytest.raises(StorageError, match="commit of 1 changes failed: mdb_txn_commit: Input/output"):
         store.commit(fill.cut())
     monkeypatch.undo()
     store.close()

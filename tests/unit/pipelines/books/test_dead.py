@@ -2,9 +2,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.pipelines.books.dead import _again, letters, redriven
+import pytest
+
+from penstock.pipelines.books.dead import _again, letters, redriven, warning_of_copies
+from penstock.pipelines.model.sources import FilesSource, TubeSource
 from penstock.pipelines.model.values import REDRIVE, REDRIVE_STEP
 from penstock.pipelines.state.durable import write_json
+from penstock.pipelines.state.replay import Span, place
 from penstock.tube.record import Record
 from tests.unit.pipelines.bookkeeping import Books, letter
 
@@ -42,3 +46,31 @@ def test_what_was_sent_again_is_noted(tmp_path: Path) -> None:
     write_json(tmp_path / "_redriven" / "1.json", {"places": [("t", 1, 0, 28)]})
     write_json(tmp_path / "_redriven" / "2.json", {"places": [("t", 1, 1, 0)]})
     assert redriven(tmp_path) == {("t", 1, 0, 28), ("t", 1, 1, 0)}
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "records"),
+    [
+        ("earliest", "latest", 2),
+        ("2024-05-01", "2024-05-03T00:00:01Z", 2),
+        ("2024-05-01", "2024-05-03", 0),
+        ("2024-05-02", "latest", 0),
+        ('{"t": {"1:0": 28}}', "latest", 1),
+        ("earliest", '{"t": {"1:0": 28}}', 1),
+    ],
+)
+def test_a_stretch_with_records_and_their_copies_is_told(tmp_path: Path, begin: str, end: str, records: int) -> None:
+    Books(tmp_path)
+    since_ms = 1_714_694_400_000  # 2024-05-03; the records are of 2024-05-01
+    inputs = {"source": TubeSource(topics=["t"])}
+    span = Span(place(begin, "--from"), place(end, "--to"))
+    dead = tmp_path / "dead"
+    assert warning_of_copies(dead, inputs, span) is None
+    note = {"places": [("t", 1, 0, 0), ("t", 1, 0, 28)], "since_ms": since_ms}
+    write_json(dead / "_redriven" / "1714694401000000000.json", note)
+    told = warning_of_copies(dead, inputs, span)
+    assert (told or "0").split()[0] == str(records)
+    assert (told is None) == (records == 0)
+    if told is not None:
+        assert "replay --to 2024-05-03T00:00:00.000+00:00 or earlier" in told
+    assert warning_of_copies(dead, {"source": FilesSource(format="files", path="in")}, span) is None

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.demo.data import example
 from penstock.errors import ConfigError
-from penstock.pipelines.model import TableSink, json_schema, load
+from penstock.pipelines.model import Pipeline, TableSink, TubeOptions, TubeSink, json_schema, load
 from tests.unit.pipelines.files import FILE, parse
 
 
@@ -25,6 +25,34 @@ def test_variables_are_filled_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert load(path).sinks[0].table == TableSink(path="lake/rows")
     monkeypatch.setenv("LAKE", "/elsewhere")
     assert load(path).sinks[0].table == TableSink(path="/elsewhere/rows")
+
+
+def test_the_environment_names_broker_and_master_where_the_file_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    environment = {"PENSTOCK_BROKER": "edge:1884", "PENSTOCK_TUBE_MASTER": "tube:8715"}
+    sinks = "sinks: [{name: rows, table: {path: rows}}, {name: out, tubemq: {topic: out}}]\n"
+
+    def loaded(text: str, environment: dict[str, str] = environment) -> Pipeline:
+        path.write_text("name: p\n" + text + sinks)
+        return load(path, environment)
+
+    pipeline = loaded("source: {topics: [water]}\n")
+    assert (pipeline.statestore.broker, pipeline.master) == ("edge:1884", "tube:8715")
+    assert pipeline.tube_options(TubeSink(topic="out")) == {"tubemq.master": "tube:8715"}
+    named = loaded("source: {topics: [water], master: 'a:1'}\nstatestore: {broker: 'mqtt://b:2'}\n")
+    assert (named.statestore.broker, named.master) == ("mqtt://b:2", "a:1"), "the file comes first"
+    several = loaded(
+        "sources: {a: {topics: [x]}, b: {format: mqtt, tube_topic: y, master: 'b:1'}}\n"
+        "steps: [{name: first, from: a, filter: 'true'}]\n"
+    )
+    assert [s.master for s in several.inputs.values() if isinstance(s, TubeOptions)] == ["tube:8715", "b:1"]
+    files = loaded("source: {format: files, path: in}\n")
+    assert files.tube_options(files.sinks[1].tubemq or TubeSink(topic="none")) == {"tubemq.master": "tube:8715"}
+    default = loaded("source: {topics: [water]}\n", {})
+    assert (default.statestore.broker, default.master) == ("mqtt://127.0.0.1:1883", "127.0.0.1:8715")
+    with pytest.raises(ConfigError, match="PENSTOCK_BROKER") as raised:
+        loaded("source: {topics: [water]}\n", {"PENSTOCK_BROKER": "http://edge"})
+    assert "statestore.broker" in str(raised.value)
 
 
 def test_secrets_come_out_of_files_and_into_no_message(tmp_path: Path) -> None:

@@ -28,8 +28,21 @@ def test_a_node_that_is_not_there_is_told_before_spark_starts(tmp_path: Path, mo
         taken.bind(("127.0.0.1", 0))  # bound, not listening: nobody answers here
         port = taken.getsockname()[1]
         pipeline = parse(f'{FILE}statestore: {{broker: "mqtt://127.0.0.1:{port}"}}\n')
-        with pytest.raises(UnavailableError, match=f"no connection to .*{port}"):
+        with pytest.raises(UnavailableError, match=f"no connection to .*{port}") as caught:
             run.run(pipeline, state=tmp_path, emit=lambda _: None, stop=threading.Event())
+    assert "its address is statestore.broker in the pipeline file, else PENSTOCK_BROKER" in str(caught.value.do)
+
+
+def test_a_tube_that_does_not_answer_is_named_with_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.pipelines.store.writeback.WriteBack.connect", lambda _: None)
+    monkeypatch.setattr("penstock.pipelines.sources.tube.FIRST_LOOK_MS", 200)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        source = f"source: {{topics: [water_flow], master: '127.0.0.1:{taken.getsockname()[1]}'}}"
+        pipeline = parse(FILE.replace("source: {topics: [water_flow]}", source))
+        with pytest.raises(UnavailableError) as caught:
+            run.run(pipeline, state=tmp_path, emit=lambda _: None, stop=threading.Event())
+    assert "master of the source in the pipeline file, else PENSTOCK_TUBE_MASTER" in str(caught.value.do)
 
 
 @pytest.mark.parametrize(("text", "tries"), [(COLUMN, 3), ("Task not serializable", 8)])

@@ -82,8 +82,9 @@ def test_a_store_that_fences_no_prefixes_is_told_and_a_later_run_is_an_error(hel
 
 
 def test_who_holds_the_lease_is_unknown_where_nobody_answers() -> None:
-    with pytest.raises(PenstockError):
+    with pytest.raises(PenstockError) as caught:
         control.lease_holder("mqtt://127.0.0.1:1", "p", 0.3)
+    assert "PENSTOCK_BROKER" in str(caught.value.do)
 
 
 def test_deletes_that_follow_a_delete_are_left_out() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from penstock.errors import StorageError
+from penstock.errors import OutOfSpaceError, StorageError
 from penstock.runtime.durability import Durability
 from penstock.runtime.environment import Environment
 from penstock.runtime.files import DirectFile, DirectFiles
@@ -392,3 +392,84 @@ def test_no_thread_is_left(tmp_path: Path) -> None:
     store.environment.close()
     store.environment.close()
     assert "log of notes" not in {thread.name for thread in threading.enumerate()}
+
+
+def is_full(*_: object, **__: object) -> None:
+    raise OutOfSpaceError("notes: no space")
+
+
+def no_space(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_commit_without_disk_space_for_its_frame_may_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stores: list[_Store]
+) -> None:
+    store = _Store(tmp_path / "a")
+    stores.append(store)
+    store.put(a="1")
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectFile, "_write", no_space)
+        for _ in range(2):
+            with pytest.raises(OutOfSpaceError, match="writing waits for disk space") as raised:
+                store.put(a="2")
+    assert raised.value.path == str(tmp_path / "a" / "log-0000")
+    assert found(killed(tmp_path / "a")) == {b"a": b"1"}
+    store.put(a="2")
+    store.put(b="3")
+    assert found(killed(tmp_path / "a")) == {b"a": b"2", b"b": b"3"}
+
+
+def test_a_commit_without_place_in_the_log_and_without_disk_space_may_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stores: list[_Store]
+) -> None:
+    store = _Store(tmp_path / "a")
+    stores.append(store)
+    large = "x" * 2 * SEGMENT
+    store.put(a="1")
+    with monkeypatch.context() as patch:
+        patch.setattr(Environment, "transact", is_full)
+        for _ in range(2):
+            with pytest.raises(OutOfSpaceError):
+                store.put(large=large)
+        # What is in the log already is neither lost nor applied twice.
+        assert found_by_copy(tmp_path / "a", monkeypatch) == {b"a": b"1"}
+    store.put(large=large)
+    store.put(a="2")
+    recovered = found(killed(tmp_path / "a"))
+    assert (recovered[b"a"], len(recovered[b"large"])) == (b"2", 2 * SEGMENT)
+
+
+def found_by_copy(path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[bytes, bytes]:
+    """What a start finds that is not hindered by the patches of the test."""
+    copy = killed(path)
+    monkeypatch.undo()
+    return found(copy)
+
+
+def test_lmdb_without_disk_space_lets_commits_go_on_and_follows_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.runtime.wal.environment._RETRY_S", 0.001)
+    store = _Store(tmp_path / "a", follows=True)
+    told: list[StorageError] = []
+    store.environment.on_failure = told.append
+    with monkeypatch.context() as patch:
+        patch.setattr(Environment, "transact", is_full)
+        deadline = time.monotonic() + 20
+        while not caplog.records and time.monotonic() < deadline:
+            store.environment._haste.set()
+            store.put(a="1")
+        store.put(a="2")
+    assert "is not written to LMDB for now" in caplog.records[0].getMessage()
+    deadline = time.monotonic() + 20
+    while store.environment._pending and time.monotonic() < deadline:
+        store.environment._haste.set()
+        time.sleep(0.001)
+    assert in_lmdb(_killed_between(store, tmp_path / "a")) == {b"a": b"2"}
+    with monkeypatch.context() as patch:
+        patch.setattr(Environment, "transact", is_full)
+        store.put(b="3")
+        store.environment.close()
+    assert told == []
+    assert found(tmp_path / "a") == {b"a": b"2", b"b": b"3"}

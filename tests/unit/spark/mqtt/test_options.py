@@ -63,7 +63,7 @@ def test_what_a_read_cannot_use(given: dict[str, str], message: str) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"mqtt.broker": "127.0.0.1"}, "mqtt.broker: broker URL '127.0.0.1' cannot be used"),
+        ({"mqtt.broker": "http://127.0.0.1"}, "mqtt.broker: broker URL 'http://127.0.0.1' cannot be used"),
         ({"topic": "a/#"}, "topic 'a/#' cannot be published to"),
         ({"qos": "3"}, "qos '3' is not 0, 1 or 2"),
         ({"retain": "yes"}, "retain 'yes' is neither true nor false"),

@@ -498,7 +498,6 @@ def test_what_is_committed_is_shown_as_the_group_of_the_query(fake: FakeTube, br
     reader = stream(fake, **{"tubemq.group": "lake"})
     start = reader.initialOffset()
     end = reader.latestOffset(start, ReadAllAvailable())
-    assert fake.groups == {}
     reader.commit(end)
     assert pickle.loads(pickle.dumps(stream(fake)))._published is None
     reader.stop()
@@ -509,6 +508,42 @@ def test_what_is_committed_is_shown_as_the_group_of_the_query(fake: FakeTube, br
     silent.commit(end)
     silent.stop()
     assert len(fake.groups) == 2
+
+
+def shown(fake: FakeTube) -> dict[tuple[str, str], int]:
+    return {(group, partition.key): at for (group, partition), at in fake.groups.items()}
+
+
+def test_a_query_that_has_read_everything_is_shown_at_the_end(fake: FakeTube, broker: FakeBroker) -> None:
+    append(broker, 0, 1, 0)
+    reader = stream(fake, **{"tubemq.group": "lake"})
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    reader.partitions(start, end)
+    # Spark asks for more, finds nothing, and ends: it commits a batch only when it has another one.
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
+    reader.stop()
+    assert shown(fake) == {("lake", "1:0"): 84, ("lake", "1:1"): 84}
+
+
+def test_a_batch_that_fails_is_not_shown(fake: FakeTube, broker: FakeBroker) -> None:
+    append(broker, 0, 1, 0)
+    reader = stream(fake, **{"tubemq.group": "lake"})
+    start = reader.initialOffset()
+    reader.partitions(start, reader.latestOffset(start, ReadAllAvailable()))
+    reader.stop()
+    assert shown(fake) == {("lake", "1:0"): 0, ("lake", "1:1"): 0}
+
+
+def test_a_query_of_an_older_spark_is_shown_at_the_end(fake: FakeTube, broker: FakeBroker) -> None:
+    append(broker, 0, 1, 0)
+    reader = stream(fake, **{"tubemq.group": "lake"})
+    start = reader.initialOffset()
+    end = reader.latestOffset()
+    reader.partitions(start, end)
+    reader.latestOffset()
+    reader.stop()
+    assert shown(fake) == {("lake", "1:0"): 84, ("lake", "1:1"): 84}
 
 
 def test_rows_by_type_are_counted_by_reading(fake: FakeTube, broker: FakeBroker) -> None:

@@ -136,6 +136,7 @@ class OddStore:
 
     filters = ("statestore/#",)
     exclusive = True
+    reserved = ()
 
     def __init__(self, payload: bytes, user: list[tuple[str, str]]) -> None:
         self.payload = payload
@@ -327,6 +328,7 @@ class Pages:
 
     filters = ("statestore/#",)
     exclusive = True
+    reserved = ()
 
     def __init__(self, *pages: bytes) -> None:
         self.pages = list(pages)

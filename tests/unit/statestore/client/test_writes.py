@@ -17,6 +17,7 @@ from penstock.statestore.codec.dialects import SDK
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import decode_array, encode_array
 from penstock.statestore.engine.answer import AnswerKind, Context
+from penstock.statestore.engine.quotas import Quotas
 from penstock.statestore.engine.record import Change
 from penstock.statestore.engine.store import Engine
 from penstock.statestore.errors import ClockSkewError, FencingError, QuotaExceededError, WritesRefusedError, refusal
@@ -191,7 +192,7 @@ async def test_with_stop_a_key_that_was_refused_is_not_asked_for_again() -> None
 
 
 async def test_a_quota_is_of_single_keys_too(store: Store) -> None:
-    store.engine.max_keys = 1
+    store.engine.quotas = Quotas(1)
     with pytest.raises(WritesRefusedError) as raised:
         await write(many(store), [Write.set("a", "1"), Write.set("b", "1"), Write.set("a", "2")])
     assert isinstance(raised.value.first, QuotaExceededError)

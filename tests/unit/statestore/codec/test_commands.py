@@ -32,7 +32,7 @@ MEANINGS: list[tuple[bytes, tuple[object, ...]]] = [
     (b"SET k v nx px 5", (Verb.SET, b"k", b"v", NX, b"", 5, False)),
     (b"SET k v PX 5", (Verb.SET, b"k", b"v", ALWAYS, b"", 5, False)),
     (b"SET k v PX 5 NX", (Verb.SET, b"k", b"v", NX, b"", 5, False)),
-    (b"SET k v PX 9223372036854775807", (Verb.SET, b"k", b"v", ALWAYS, b"", 2**63 - 1, False)),
+    (b"SET k v PX 31536000000000", (Verb.SET, b"k", b"v", ALWAYS, b"", 31_536_000_000_000, False)),
     (b"SET k v NEX", (Verb.SET, b"k", b"v", NEX, b"v", 0, False)),
     (b"SET k v NEX PX 5", (Verb.SET, b"k", b"v", NEX, b"v", 5, False)),
     (b"SET k v PX 5 NEX", (Verb.SET, b"k", b"v", NEX, b"v", 5, False)),

@@ -9,9 +9,18 @@ from penstock.statestore.engine.record import Record, decode_record, digest_of, 
 from penstock.statestore.hlc import Hlc
 
 numbers = st.integers(0, 2**64 - 1)
-clocks = st.builds(Hlc, numbers, numbers, st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12))
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+clocks = st.builds(Hlc, numbers, numbers, names)
+# The store's own: its node id is that of the versions that the store gives.
+versions = st.builds(Hlc, numbers, numbers, st.sampled_from(["StateStore", "n"]))
 records = st.builds(
-    Record, st.binary(min_size=1, max_size=600), st.binary(max_size=60), clocks, st.none() | clocks, numbers
+    Record,
+    st.binary(min_size=1, max_size=600),
+    st.binary(max_size=60),
+    versions,
+    st.none() | clocks,
+    numbers,
+    st.just("") | names,
 )
 
 

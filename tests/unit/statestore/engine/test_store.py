@@ -9,7 +9,7 @@ from penstock.statestore.codec.dialects import PUBLISHED, SDK
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.engine import fences, keyspace
 from penstock.statestore.engine.answer import Answer, AnswerKind, Context
-from penstock.statestore.engine.record import RECORD_BYTES, Change, Record
+from penstock.statestore.engine.record import RECORD_BYTES, Change, Record, decode_record, encode_record
 from penstock.statestore.engine.store import Engine
 from penstock.statestore.hlc import MAX_COUNTER, Hlc
 
@@ -479,3 +479,75 @@ def test_restore_takes_the_greatest_version_on_record() -> None:
     without = Engine()
     without.restore(records, None)
     assert without.clock == Hlc(NOW + 5, 3, "StateStore")
+
+
+def test_without_disk_space_only_writes_that_need_some_are_refused() -> None:
+    store = Store()
+    store.ask("SET a 12 PX 1000")
+    store.ask("SET b 12")
+    store.engine.out_of_space = True
+    assert store.error("SET c 1") is StoreError.QUOTA
+    assert store.error("SET a 123") is StoreError.QUOTA
+    assert store.engine.set_plainly(b"c", b"1", Hlc(NOW, 0, "c"), NOW, "c") is None
+    # A lease is renewed, keys are deleted and expire.
+    assert store.ask("SET a 34 PX 1000").kind is AnswerKind.OK
+    assert store.ask("DEL b").count == 1
+    assert [change.key for change in store.pass_ms(1001)] == [b"a"]
+    store.engine.out_of_space = False
+    assert store.ask("SET c 1").kind is AnswerKind.OK
+    # Where every change is logged, one of the same size needs space too.
+    store.engine.out_of_space = store.engine.logs_changes = True
+    assert store.error("SET c 2") is StoreError.QUOTA
+    assert store.ask("DEL c").count == 1
+
+
+def owned(store: Store, owner: str, words: str) -> StoreError | None:
+    """The error with which a SET or DEL of a client of ``owner`` is answered."""
+    command = parse([word.encode() for word in words.split(" ")])
+    assert isinstance(command, Command)
+    context = Context("c", SDK, f"{store.now}:0:c")
+    context.owner = owner
+    return store.engine.execute(command, context, store.now, store.steady)[0].error
+
+
+def test_one_principal_has_a_share_of_the_keys_and_others_the_rest() -> None:
+    store = Store(Engine(max_keys=4, share=50))
+    assert [owned(store, "user:a", f"SET a{n} v") for n in range(3)] == [None, None, StoreError.QUOTA]
+    assert [owned(store, "", f"SET b{n} v") for n in range(3)] == [None, None, StoreError.QUOTA]
+    assert (store.engine.refused_share, store.engine.refused_quota) == (1, 1), "the second time the store was full"
+    assert store.engine.quotas.largest == (2, 2 * (RECORD_BYTES + 3))
+    # A key counts for the one that created it: whoever writes it later needs no room.
+    assert owned(store, "user:a", "SET b0 w") is None
+    assert owned(store, "user:a", "DEL b1") is None
+    assert owned(store, "user:a", "SET a2 v") is StoreError.QUOTA
+    assert store.engine.refused_share == 2
+    assert owned(store, "user:b", "SET b1 v") is None
+    assert owned(store, "", "DEL a0") is None
+    assert owned(store, "user:a", "SET a2 v") is None
+
+
+def test_one_principal_has_a_share_of_the_bytes_also_after_a_restart() -> None:
+    limit = 2 * (RECORD_BYTES + 10)
+    store = Store(Engine(max_bytes=2 * limit, share=50))
+    assert owned(store, "user:a", "SET aa 12345678") is None
+    assert owned(store, "user:a", "SET ab 12345678") is None
+    assert owned(store, "user:a", "SET ab 123456789") is StoreError.QUOTA
+    assert owned(store, "user:b", "SET ab 123456789") is StoreError.QUOTA, "it grows what is a's"
+    assert store.engine.set_plainly(b"ac", b"1", Hlc(NOW, 0, "c"), NOW, "c", "user:a") is None
+    records = [decode_record(encode_record(record)) for record in store.engine._records.values()]
+    again = Store(Engine(max_bytes=2 * limit, share=50))
+    again.engine.restore([record for record in records if record is not None], None)
+    assert again.engine.size == store.engine.size == limit
+    assert owned(again, "user:a", "SET ac 1") is StoreError.QUOTA
+    assert again.engine.refused_share == 1
+    assert owned(again, "", "SET ac 12345678") is None
+
+
+def test_keys_that_expire_leave_the_share_of_their_principal() -> None:
+    store = Store(Engine(max_keys=2, share=50))
+    assert owned(store, "user:a", "SET a v PX 10") is None
+    assert owned(store, "user:a", "SET b v") is StoreError.QUOTA
+    store.now += 11
+    store.steady += 11
+    assert owned(store, "user:a", "SET b v") is None
+    assert store.engine.quotas.largest == (1, RECORD_BYTES + 2)

@@ -20,6 +20,8 @@ from penstock.statestore.hlc import Hlc
 from penstock.statestore.service.attach import Attachment, requester
 from penstock.statestore.service.service import StateStoreService
 
+DEADLINE_S = 30
+
 
 @pytest.mark.parametrize(
     ("properties", "client_id"),
@@ -80,3 +82,36 @@ async def test_a_forbidden_response_topic_is_neither_answered_nor_carried_out(
         attached._receive(publish)
         assert await store.get("k") is None
         assert "not carried out client='a' reason=0x90" in caplog.text
+
+
+async def test_notifications_behind_a_slow_broker_are_merged_per_key(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.statestore.service.attach._MAX_UNSENT", 3)
+    async with (
+        asyncio.timeout(DEADLINE_S),
+        attach(url, tmp_path) as attached,
+        MqttClient(url, client_id="observer") as client,
+    ):
+        arrived: list[bytes] = []
+        done = asyncio.Event()
+
+        def receive(message: Publish) -> None:
+            arrived.append(message.payload)
+            if message.payload == b"end":
+                done.set()
+
+        client.listen("notify/+", receive)
+        await client.subscribe("notify/+")
+
+        def notify(key: str, value: str) -> None:
+            attached.deliver("observer", Publish(f"notify/{key}", value.encode(), 1), deletes=not value)
+
+        for n in range(100):  # nothing is sent before this test lets the loop turn
+            notify("a", str(n))
+            notify("b", "")
+        notify("a", "end")
+        await done.wait()
+    assert arrived == [b"0", b"", b"1", b"", b"end"], "three are on their way, the rest is merged"
+    assert attached.stats.merged == 98 + 98 + 0
+    assert attached.stats.dropped == 0

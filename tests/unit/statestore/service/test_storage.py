@@ -107,8 +107,8 @@ def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     storage = Storage(tmp_path)
     storage.open()
     storage.close()
-    edit(tmp_path, b"meta", b"schema", (3).to_bytes(4, "big"))
-    with pytest.raises(StorageError, match="schema 00000003"):
+    edit(tmp_path, b"meta", b"schema", (4).to_bytes(4, "big"))
+    with pytest.raises(StorageError, match="schema 00000004"):
         Storage(tmp_path).open()
     # The environment was closed again.
     edit(tmp_path, b"meta", b"schema", (1).to_bytes(4, "big"))
@@ -281,7 +281,7 @@ def test_a_directory_from_before_the_log_is_taken_over(tmp_path: Path) -> None:
     assert list(reopened(tmp_path)) == [b"a"]
     with lmdb.open(str(tmp_path), max_dbs=5) as env, env.begin() as transaction:
         schema = transaction.get(b"schema", db=env.open_db(b"meta", txn=transaction))
-    assert schema == (2).to_bytes(4, "big")
+    assert schema == (3).to_bytes(4, "big")
 
 
 def test_what_is_not_kept_is_removed(tmp_path: Path) -> None:

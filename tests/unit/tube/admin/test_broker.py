@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.tube.admin.broker import METHODS, Desk, handle
+from penstock.tube.admin.caller import Caller
 from penstock.tube.admin.params import format_time
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.message import encode_data
@@ -25,14 +26,14 @@ class Admin:
         self.desk = Desk(self.talk.engine, 1, lambda: {"produced_messages": 3}, NOW)
 
     def ask(self, method: str, **params: str) -> list[Any]:
-        answer, changed = handle(self.desk, {"method": method, **params})
+        answer, changed = handle(self.desk, {"method": method, **params}, None, Caller("ann", administers=True))
         assert answer["result"], answer
         row = METHODS[method]
         assert (answer["errCode"], answer[row.total], changed) == (0, len(answer[row.rows]), row.changes)
         return list(answer[row.rows])
 
     def refused(self, method: str, **params: str) -> str:
-        answer, changed = handle(self.desk, {"method": method, **params})
+        answer, changed = handle(self.desk, {"method": method, **params}, None, Caller("ann", administers=True))
         assert (answer["result"], answer["errCode"], changed) == (False, 400, False)
         return str(answer["errMsg"])
 
@@ -87,7 +88,7 @@ def test_who_consumes_and_what_is_stored() -> None:
     assert [part["partitionId"] for part in public["offsetInfo"]] == [0, 1, 2, 10000, 10001, 10002]
     assert public["offsetInfo"][1]["offsetMax"] == 84
     assert admin.ask("admin_get_metrics_info")[0]["metrics"] == {"produced_messages": 3}
-    assert {"method": "admin_set_offset", "needAuth": False} in admin.ask("admin_get_methods")
+    assert {"method": "admin_set_offset", "needAuth": True} in admin.ask("admin_get_methods")
     assert admin.ask("admin_query_server_version")[0]["version"].startswith("penstock-")
 
 
@@ -204,7 +205,8 @@ async def test_a_change_is_durable_when_it_is_answered(tmp_path: Path) -> None:
         if not attempt:
             await client.answer(client.send(b"x"))
             answer = await broker.webapi(
-                {"method": "admin_manual_set_current_offset", "manualOffset": "28", **place, **USER}
+                {"method": "admin_manual_set_current_offset", "manualOffset": "28", **place, **USER},
+                Caller("ann", administers=True),
             )
             assert answer["dataSet"] == [{"oldOffset": -1, "newOffset": 28}]
             assert answer["oldOffset"] == -1
@@ -218,3 +220,33 @@ async def test_a_change_is_durable_when_it_is_answered(tmp_path: Path) -> None:
         assert history["data"][0]["records"][0]["group"] == "group"
         await client.close()
         await broker.close()
+
+
+def test_client_ids_are_shown_to_callers_with_a_credential_only() -> None:
+    admin = consuming()
+
+    def shown(method: str, name: str, caller: Caller, **params: str) -> set[str]:
+        answer, _ = handle(admin.desk, {"method": method, **params}, "secret", caller)
+        return {row[name] for row in answer["dataSet"]}
+
+    for method, name in (
+        ("admin_query_broker_all_consumer_info", "consumerId"),
+        ("admin_query_consumer_regmap", "Consumer"),
+    ):
+        assert shown(method, name, Caller()) == {"-"}
+        assert shown(method, name, Caller("ann")) == {"c1"}
+        assert shown(method, name, Caller(), confModAuthToken="secret") == {"c1"}
+
+
+def test_what_would_have_no_effect_is_refused() -> None:
+    admin = consuming()
+    place = {"topicName": "demo", "groupName": "group", "partitionId": "0", **USER}
+    assert "msgCount: this method" in admin.refused(
+        "admin_manual_set_current_offset", **place, manualOffset="0", msgCount="1"
+    )
+    (group,) = admin.ask("admin_query_offset", groupName="group")
+    assert group["subInfo"][0]["offsets"][0]["curOffset"] == 56, "nothing was changed"
+    assert "onlyMemory" in admin.refused("admin_rmv_offset", groupName="group", onlyMemory="true", **USER)
+    for method in ("admin_disable_stats", "admin_disable_all_stats"):
+        assert "cannot be disabled" in admin.refused(method)
+    assert admin.ask("admin_enable_stats") == []

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.tube.admin.caller import Caller
 from penstock.tube.admin.master import handle
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.engine.consumer import Membership
-from tests.engine.tube.talk import NOW, ask, join_broker, master
+from penstock.tube.engine.master import MasterEngine
+from tests.engine.tube.talk import NOW, ask, broker_beat, join_broker, master, report
 from tests.unit.tube.admin.desk import TOKEN, change, query
 
 
@@ -96,3 +98,85 @@ def test_groups() -> None:
     assert detail["rebInfo"]["curBClientRate"] == 1
     assert detail["filterConds"] == {"demo": ["x"]}
     assert query(engine, "admin_query_consume_group_detail", consumeGroup="none")["count"] == 0
+
+
+def test_client_ids_are_shown_to_callers_with_a_credential_only() -> None:
+    engine = master()
+    join_broker(engine)
+    ask(engine, MethodId.CONSUMER_REGISTER, Membership("c1", "h", "lake", ["demo"], {}, NOW).register())
+    params = {"method": "admin_query_consume_group_detail", "groupName": "lake"}
+
+    def shown(caller: Caller, **more: str) -> set[str]:
+        answer = handle(engine, {**params, **more}, TOKEN, NOW, caller)
+        assert isinstance(answer, dict)
+        return {row["consumerId"] for row in answer["data"]}
+
+    assert shown(Caller()) == {"-"}
+    assert shown(Caller("ann")) == {"c1"}
+    assert shown(Caller(), confModAuthToken=TOKEN) == {"c1"}
+
+
+def refusal(engine: MasterEngine, method: str, **params: str) -> str:
+    """The words in which a change is refused; nothing is stored then."""
+    users = {"createUser": "me", "modifyUser": "me", "confModAuthToken": TOKEN}
+    answer = handle(engine, {**users, "method": method, **params}, TOKEN, NOW)
+    assert isinstance(answer, dict)
+    assert answer["result"] is False
+    return str(answer["errMsg"])
+
+
+def test_a_parameter_that_a_change_does_not_use_is_refused() -> None:
+    engine = master()
+    join_broker(engine)
+    assert "numPartition: this method does not have" in refusal(
+        engine, "admin_add_new_topic_record", topicName="aa", numPartition="5"
+    )
+    assert "status: this method" in refusal(
+        engine, "admin_add_topic_control_info", topicName="demo", enableAuthControl="true", status="1"
+    )
+    one, both = '[{"topicName": "aa", "colour": 3}]', '[{"topicName": "aa"}]'
+    assert "colour: this method" in refusal(engine, "admin_bath_add_new_topic_record", topicJsonSet=one)
+    assert "colour: this method" in refusal(engine, "admin_bath_add_new_topic_record", topicJsonSet=both, colour="3")
+    assert "waitFor: this method" in refusal(
+        engine, "admin_rebalance_group_allocate", groupName="lake", consumerId="c1", waitFor="3"
+    )
+    told = change(engine, "admin_add_new_topic_record", topicName="aa", colour="", createDate="20260101000000")
+    assert told["data"][0]["success"], "blank ones, and those of every change, say nothing"
+
+
+def test_a_setting_that_would_have_no_effect_is_refused_unless_it_is_the_one_shown() -> None:
+    engine = master()
+    join_broker(engine)
+    shown = {"unflushThreshold": "1000", "memCacheFlushIntvl": "20000", "deleteWhen": "0 0 6,18 * * ?"}
+    assert change(engine, "admin_add_new_topic_record", topicName="aa", **shown)["data"][0]["success"]
+    for method, named in (
+        ("admin_add_new_topic_record", {"topicName": "bb"}),
+        ("admin_modify_topic_info", {"topicName": "aa"}),
+        ("admin_add_broker_configure", {"brokerIp": "10.0.0.9", "brokerId": "9"}),
+        ("admin_update_broker_configure", {"brokerId": "1"}),
+        ("admin_set_cluster_default_setting", {}),
+    ):
+        for name, value in (("unflushInterval", "1"), ("memCacheMsgSizeInMB", "9"), ("deleteWhen", "0 0 1 * * ?")):
+            assert f"{name} " in refusal(engine, method, **named, **{name: value}), (method, name)
+
+
+def test_a_method_that_stands_for_a_value_refuses_another() -> None:
+    engine = master()
+    words = refusal(
+        engine, "admin_add_black_consumergroup_info", groupName="lake", topicName="demo", consumeEnable="true"
+    )
+    assert "consumeEnable 'true': this method means false" in words
+
+
+def test_reloading_sends_a_broker_its_configuration_again() -> None:
+    engine = master()
+    join_broker(engine)
+    broker_beat(engine)
+    assert not broker_beat(engine).takeConfInfo
+    told = change(engine, "admin_reload_broker_configure", brokerId="1,2", modifyUser="me")["data"]
+    assert [row["errCode"] for row in told] == [200, 401]
+    beat = broker_beat(engine)
+    assert (beat.takeConfInfo, beat.needReportData, bool(beat.brokerTopicSetConfInfo)) == (True, True, True)
+    report(engine, beat)
+    after = broker_beat(engine)
+    assert (after.takeConfInfo, after.needReportData) == (False, False)

@@ -40,12 +40,21 @@ def test_groups() -> None:
     assert query(engine, "admin_query_client_balance_group_set")["data"] == []
 
 
-def test_what_there_is_nothing_to_do_for() -> None:
+def test_what_cannot_be_done_is_refused() -> None:
     engine = master()
     join_broker(engine)
-    told = change(engine, "admin_release_broker_autoforbidden_status", brokerId="1,2", modifyUser="me")["data"]
-    assert [row["errCode"] for row in told] == [201, 401]
-    assert query(engine, "admin_disable_all_stats")["result"]
+    release = "admin_release_broker_autoforbidden_status"
+    told = change(engine, release, brokerId="1,2", modifyUser="me")["data"]
+    assert [(row["success"], row["errCode"]) for row in told] == [(False, 405), (False, 401)]
+    assert "forbids no broker" in told[0]["errInfo"]
+    engine.cluster.brokers[1].write_status = -1
+    engine.cluster.brokers[1].failure = "the disk failed"
+    (row,) = change(engine, release, brokerId="1", modifyUser="me")["data"]
+    assert "start the broker again: the disk failed" in row["errInfo"]
+    assert query(engine, "admin_enable_stats")["result"]
+    for method in ("admin_disable_stats", "admin_disable_all_stats"):
+        refused = query(engine, method)
+        assert (refused["result"], "cannot be disabled" in refused["errMsg"]) == (False, True)
     refused = query(engine, "admin_transfer_current_master")
     assert not refused["result"]
     assert "only master" in refused["errMsg"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from pathlib import Path
 from typing import Any, cast
@@ -15,10 +16,12 @@ from penstock.runtime.files import DirectFiles
 from penstock.tube.broker.broker import AppendResult, TubeBroker
 from penstock.tube.codec.envelope import Request, encode_request
 from penstock.tube.codec.framing import BEGIN_TOKEN, encode_frame
-from penstock.tube.codec.message import check_sum
+from penstock.tube.codec.message import check_sum, parse_attributes, split_data
 from penstock.tube.codec.methods import MethodId
 from penstock.tube.codec.proto import broker_pb2 as pb
 from penstock.tube.codec.strings import TopicConfig
+from penstock.tube.engine.history import history_place
+from penstock.tube.engine.topics import HISTORY_TOPIC
 from penstock.tube.master.master import TubeMaster
 from tests.ports import free_port
 from tests.unit.tube.broker_client import running
@@ -174,6 +177,25 @@ async def test_retention_removes_files_through_the_commit(tmp_path: Path) -> Non
         assert (bounds.minOffset, bounds.maxOffset) == (28, 84)
         log = tmp_path / "tube" / "broker-1" / "log" / "demo-0"
         assert {path.name[:20] for path in log.iterdir()} == {f"{28:020d}", f"{56:020d}"}
+
+
+@pytest.mark.parametrize("group", ["a=b", "a,b", "größe", "x" * 300])
+async def test_the_upkeep_of_a_broker_copes_with_any_group_name(tmp_path: Path, group: str) -> None:
+    """A consumer chooses the name of its group; the history of offsets and the retention go on for the others."""
+    async with running(tmp_path) as (broker, client):
+        fields: dict[str, Any] = {"clientId": "c", "groupName": group, "topicName": "demo", "partitionId": 0}
+        await client.answer(client.send(b"x"))
+        registered = pb.RegisterRequestC2B(opType=31, readStatus=0, **fields)
+        assert (await client.ask(MethodId.PARTITION_REGISTER, registered)).errCode == 200
+        await client.ask(MethodId.GET_MESSAGES, pb.GetMessageRequestC2B(**fields))
+        await client.ask(MethodId.COMMIT_OFFSET, pb.CommitOffsetRequestC2B(**fields))
+        broker.retain(broker.clock())
+        await broker.committed()
+        partition, _ = history_place(group)
+        found = await client.range(partition, HISTORY_TOPIC, startOffset=0)
+        attributes, body = split_data(found.messages[0].payLoadData, found.messages[0].flag) or ("", b"")
+        assert json.loads(body)["group"] == group
+        assert dict(parse_attributes(attributes)).get("$groupName$") in (None, group)
 
 
 async def test_a_master_takes_the_broker_and_pushes_topics(tmp_path: Path) -> None:

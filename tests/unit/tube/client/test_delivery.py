@@ -29,16 +29,19 @@ class Peer:
         self.next: dict[int, int] = {}
         self.topics = ["demo#1:1:1#"]
         self.published: list[str] = []
+        self.beats = 0
         self.port = 0
+        self.others: list[str] = []  # brokers
 
     def answer(self, request: Request) -> bytes | None:
         broker = f"1:127.0.0.1:{self.port}"
         payload: bytes | None
         if request.method == MethodId.PRODUCER_REGISTER:
             payload = master_pb2.RegisterResponseM2P(
-                success=True, errCode=200, errMsg="", brokerCheckSum=1, brokerInfos=[broker]
+                success=True, errCode=200, errMsg="", brokerCheckSum=1, brokerInfos=[broker, *self.others]
             ).SerializeToString()
         elif request.method == MethodId.PRODUCER_HEARTBEAT:
+            self.beats += 1
             self.published = list(master_pb2.HeartRequestP2M.FromString(request.payload).topicList)
             payload = master_pb2.HeartResponseM2P(
                 success=True, errCode=200, errMsg="", brokerCheckSum=1, topicInfos=self.topics
@@ -197,6 +200,63 @@ async def test_idle_connections_are_closed_and_made_again(monkeypatch: pytest.Mo
                 await until(broker.is_closing)
                 await producer.send("demo", b"y")
             assert len(connections) == 3
+
+
+async def test_heartbeats_do_not_open_idle_connections_again() -> None:
+    peer = Peer()
+    async with scripted(peer.answer) as (port, connections):
+        peer.port = port
+        async with Producer(f"127.0.0.1:{port}", idle_s=0.2, heartbeat_s=0.02) as producer:
+            await producer.send("demo", b"x")
+            await until(connections[1].is_closing)
+            beats = peer.beats
+            await until(lambda: peer.beats > beats + 5)
+            assert len(connections) == 2
+            await producer.send("demo", b"y")
+            assert len(connections) == 3
+
+
+class Second(Peer):
+    """A second broker at the master of another :class:`Peer`. ``hangs``: it accepts connections and answers nothing."""
+
+    hangs = True
+
+    def answer(self, request: Request) -> bytes | None:
+        return None if self.hangs else super().answer(request)
+
+
+@pytest.mark.parametrize("when", ["from the beginning", "later"])
+async def test_a_broker_that_hangs_gets_no_messages_that_may_go_to_others(when: str) -> None:
+    peer, second = Peer(), Second()
+    options: dict[str, Any] = {"request_timeout_s": 60.0, "delivery_timeout_s": 120.0, "retry_s": 0.01}
+    async with scripted(peer.answer) as (port, _), scripted(second.answer) as (other, connections):
+        peer.port = port
+        peer.others = [f"2:127.0.0.1:{other}"]
+        peer.topics = ["demo#1:1:1,2:1:1#"]
+        second.hangs = when == "from the beginning"
+        async with Producer(f"127.0.0.1:{port}", **options) as producer, asyncio.timeout(30):
+            await producer.publish("demo")
+            places = {place.broker.id: place for place in await producer.partitions("demo")}
+            if not second.hangs:
+                await producer.send("demo", b"connected", partition=places[2])
+            second.hangs = True
+            fixed = asyncio.create_task(producer.send("demo", b"fixed", partition=places[2]))
+            sends = [fixed]
+            while len(sends) < 5 or [task.done() for task in sends[-3:]] != [True] * 3:
+                # Those wait that were on their way before the broker owed an answer for a moment, then none.
+                sends.append(asyncio.create_task(producer.send("demo", b"%d" % len(sends))))
+                await asyncio.wait(sends[-1:], timeout=1)
+            for _ in range(20):
+                assert (await producer.send("demo", b"x")).broker_id == 1
+            assert not fixed.done(), "it keeps its partition"
+            assert sum(not task.done() for task in sends) <= 2
+            second.hangs = False
+            if connections:  # what it was asked before is never answered
+                connections[0].abort()
+            assert (await fixed).broker_id == 2
+            await asyncio.gather(*sends)
+            while (await producer.send("demo", b"again")).broker_id == 1:
+                pass
 
 
 async def test_shared_connections(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl
 import pytest
 
 from penstock.errors import ConfigError, RefusedError, UnavailableError
-from penstock.tube.client.web import call
+from penstock.tube.client.web import WebLogin, call
 
 
 class Master(BaseHTTPRequestHandler):
@@ -49,6 +49,12 @@ def test_rows_come_back(address: str) -> None:
     assert Master.asked == [("/webapi.htm", {"method": "m", "topicName": "x y"})]
 
 
+def test_the_token_goes_along_with_every_request(address: str) -> None:
+    Master.answer = json.dumps({"result": True, "data": []}).encode()
+    call(address, "m", {}, login=WebLogin("secret"))
+    assert Master.asked == [("/webapi.htm", {"method": "m", "confModAuthToken": "secret"})]
+
+
 REFUSED: list[dict[str, object]] = [
     {"result": False, "errCode": 400, "errMsg": "unknown method"},
     {"result": True, "errCode": 0, "errMsg": "OK", "data": [{"success": False, "errCode": 402, "errInfo": "exists"}]},
@@ -72,7 +78,7 @@ def test_refusals_say_what_to_do(address: str) -> None:
     for words in ("", "Bad request from client, "):
         text = f"{words}illegal access, unauthorized request!"
         Master.answer = json.dumps({"result": False, "errMsg": text}).encode()
-        with pytest.raises(RefusedError, match=r"the token is wrong\n.*--admin-token"):
+        with pytest.raises(RefusedError, match=r"no valid administration token.*\n.*--admin-token"):
             call(address, "m", {})
     Master.answer = json.dumps({"result": False, "errMsg": "tube: topic 'x' exists"}).encode()
     with pytest.raises(RefusedError, match=r"^the master refuses: topic 'x' exists$"):

@@ -68,7 +68,7 @@ def test_a_signature_gives_a_token_that_any_server_with_the_users_takes() -> Non
     assert soon is not None
     assert soon.renew
     assert other.admit(with_token(passed.token), "10.0.0.1", None, NOW + HOUR) is None
-    assert other.admit_token(passed.token, "10.0.0.1", None, NOW)
+    assert other.admit_token(passed.token, "10.0.0.1", None, NOW) == "usr"
     assert not Access({"usr": "changed"}).admit_token(passed.token, "", None, NOW)
     assert not other.admit_token(passed.token.replace("usr", "two"), "", None, NOW)
 
@@ -81,7 +81,7 @@ def test_a_token_cannot_be_made_to_last() -> None:
 
 def test_a_java_consumers_signed_token_towards_a_broker() -> None:
     text = f"usr {NOW} 7 {sign('usr', 'pw', NOW, 7)}"
-    assert access().admit_token(text, "", None, NOW)
+    assert access().admit_token(text, "", None, NOW) == "usr"
     assert not access().admit_token(text, "", None, NOW + 30_000)
     assert not access().admit_token(text.replace("usr", "two"), "", None, NOW)
 
@@ -96,7 +96,31 @@ def test_networks_and_groups_are_let_in_without() -> None:
         ("not an address", None, False),
     ]:
         assert (rules.admit(shared_pb2.MasterCertificateInfo(), peer, group, NOW) is not None) == admitted
-        assert rules.admit_token("", peer, group, NOW) == admitted
+        assert rules.admit_token("", peer, group, NOW) == ("" if admitted else None)
+
+
+def test_anonymous_clients_and_clients_that_show_something_wrong() -> None:
+    rules = access(anonymous=True)
+    passed = rules.admit(shared_pb2.MasterCertificateInfo(), "10.0.0.1", "group", NOW)
+    assert passed is not None
+    assert passed.user == ""
+    assert rules.admit_token("", "10.0.0.1", None, NOW) == ""
+    assert rules.admit(signed(), "", None, NOW) is not None
+    for wrong in (signed(password="wrong"), with_token("usr 1 2")):
+        assert rules.admit(wrong, "", None, NOW) is None
+    assert rules.admit_token("usr 1 2", "", None, NOW) is None
+
+
+def test_other_users_end_tokens() -> None:
+    rules = access()
+    passed = rules.admit(signed(), "", None, NOW)
+    assert passed is not None
+    assert rules.admit_token(passed.token, "", None, NOW) == "usr"
+    assert rules.keeps("usr", "topic", "group")
+    rules.change({"two": "other"}, None, anonymous=False)
+    assert rules.admit_token(passed.token, "", None, NOW) is None
+    assert not rules.keeps("usr", "topic", "group")
+    assert rules.keeps("", "topic", "group")
 
 
 def test_the_master_asks_everybody_and_renews_tokens() -> None:

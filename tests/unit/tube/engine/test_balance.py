@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock.tube.codec.strings import BrokerInfo, Partition
-from penstock.tube.engine.balance import EVENT_TIMEOUT_MS, Bound, Event, Group, Op
+from penstock.tube.engine.balance import Bound, Event, Group, Op
 
 BROKERS = {number: BrokerInfo(number, "h", 8000 + number) for number in (1, 2, 3)}
 
@@ -32,7 +32,7 @@ class Consumer:
     def beat(self, now: int = 0) -> Event | None:
         self.group.heartbeat(self.member, now, done=self.done, reported=self.held if self.done else None)
         self.done = False
-        event = self.group.next_event(self.member, 1, now)
+        event = self.group.next_event(self.member, 1)
         if event is not None:
             self.done = True
             if event.op is Op.ONLY_CONNECT:
@@ -118,7 +118,7 @@ def test_partition_that_a_member_lost_is_given_out_again() -> None:
     settle(g, [consumer], parts(2))
     g.heartbeat(consumer.member, 0, done=False, reported=parts(1))
     g.rebalance(parts(2), {1}, 0)
-    event = g.next_event(consumer.member, 2, 0)
+    event = g.next_event(consumer.member, 2)
     assert event is not None
     assert event.partitions == (parts(2)[1],)
 
@@ -146,13 +146,82 @@ def test_partitions_of_a_restarted_broker_are_given_to_their_owners_again() -> N
     assert second.held == set(released.partitions)
 
 
-def test_lost_event_is_sent_again_after_a_while() -> None:
+def test_an_event_is_sent_with_every_answer_until_it_is_reported_done() -> None:
     g = group()
     consumer = Consumer(g, "a")
-    g.rebalance(parts(1), {1}, 0)
-    event = g.next_event(consumer.member, 1, 0)
-    assert g.next_event(consumer.member, 2, EVENT_TIMEOUT_MS - 1) is None
-    assert g.next_event(consumer.member, 2, EVENT_TIMEOUT_MS) == event
+    g.rebalance(parts(2), {1}, 0)
+    event = g.next_event(consumer.member, 1)
+    for _ in range(3):  # the answer is lost, or the member is still at it
+        g.heartbeat(consumer.member, 0, done=False, reported=None)
+        g.rebalance(parts(2), {1}, 0)
+        assert g.next_event(consumer.member, 2) == event
+    g.heartbeat(consumer.member, 0, done=True, reported=parts(2))
+    assert g.next_event(consumer.member, 3) is None
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_partition_that_is_occupied_at_its_broker_is_offered_with_the_next_answer(*, done: bool) -> None:
+    """Its last reader's session there is not over. ``done``: whether the member says that it is done with the event."""
+    g = group()
+    consumer = Consumer(g, "a")
+    g.rebalance(parts(2), {1}, 0)
+    g.next_event(consumer.member, 1)
+    for number in range(2, 5):
+        g.heartbeat(consumer.member, 0, done=done, reported=parts(1))
+        g.rebalance(parts(2), {1}, 0)
+        event = g.next_event(consumer.member, number)
+        assert event is not None
+        assert event.op is Op.ONLY_CONNECT
+        assert parts(2)[1] in event.partitions
+
+
+def test_an_expelled_members_partitions_go_to_the_others_as_soon_as_it_let_go() -> None:
+    g = group()
+    first, second = Consumer(g, "a"), Consumer(g, "b")
+    settle(g, [first, second], parts(4))
+    given_up = set(first.held)
+    g.expel(first.member, 0)
+    g.rebalance(parts(4), {1}, 0)
+    for _ in range(5):  # learns it, reports it, and is not given it again
+        first.beat()
+        g.rebalance(parts(4), {1}, 0)
+    take = second.beat()
+    assert take is not None
+    assert set(take.partitions) == given_up
+    assert first.held == set()
+    settle(g, [first, second], parts(4))
+    assert (len(first.held), len(second.held)) == (2, 2), "it takes part again"
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_an_expelled_member_stays_out_for_its_heartbeats(rounds: int) -> None:
+    g = group()
+    first, second = Consumer(g, "a"), Consumer(g, "b")
+    settle(g, [first, second], parts(4))
+    g.expel(first.member, rounds)
+    g.rebalance(parts(4), {1}, 0)
+    for _ in range(2):
+        first.beat()
+        g.rebalance(parts(4), {1}, 0)
+    for _ in range(2):
+        second.beat()
+    for _ in range(rounds):
+        assert second.held == set(parts(4))
+        assert not g.rebalance(parts(4), {1}, 0)
+        first.beat()
+    assert g.rebalance(parts(4), {1}, 0)
+
+
+def test_the_only_member_gets_its_partitions_anew() -> None:
+    g = group()
+    alone = Consumer(g, "a")
+    settle(g, [alone], parts(2))
+    g.expel(alone.member, 0)
+    g.rebalance(parts(2), {1}, 0)
+    assert alone.beat() == Event(1, Op.ONLY_DISCONNECT, tuple(parts(2)))
+    g.heartbeat(alone.member, 0, done=True, reported=())
+    g.rebalance(parts(2), {1}, 0)
+    assert g.next_event(alone.member, 2) == Event(2, Op.ONLY_CONNECT, tuple(parts(2)))
 
 
 def test_topic_that_shrank_is_released_but_not_for_a_broker_that_is_away() -> None:
@@ -181,14 +250,14 @@ def test_disputed_partition_stays_with_whom_holds_it() -> None:
     g = group()
     newcomer = g.join("n", (), 0)
     g.rebalance(parts(1), {1}, 0)
-    g.next_event(newcomer, 1, 0)
+    g.next_event(newcomer, 1)
     g.join("old", parts(1), 0)
     assert g.owned[parts(1)[0]] == "old"
     g.heartbeat(newcomer, 0, done=True, reported=[])
-    assert g.next_event(newcomer, 2, 0) is None
+    assert g.next_event(newcomer, 2) is None
     # Both say that they hold it: the one that had it first keeps it.
     g.heartbeat(newcomer, 0, done=False, reported=parts(1))
-    event = g.next_event(newcomer, 3, 0)
+    event = g.next_event(newcomer, 3)
     assert event is not None
     assert event.op is Op.ONLY_DISCONNECT
     assert g.owned[parts(1)[0]] == "old"

@@ -116,3 +116,40 @@ def test_a_removed_topic_takes_its_positions_with_it() -> None:
     assert offsets.committed(other) == 28
     offsets.set(other, 56)
     assert offsets.take_dirty() == [(other, 56)]
+
+
+def test_commit_at_an_offset_keeps_what_is_behind_it_in_flight() -> None:
+    offsets = GroupOffsets([(KEY, 280)])
+    for delivered in (560, 840):
+        offsets.begin_get(KEY, LOW, HIGH, consumed=False, manual=True)
+        offsets.end_get(KEY, 280, empty=False, manual=True, delivered=delivered)
+    assert offsets.begin_get(KEY, LOW, HIGH, consumed=False, manual=True) == (840, True), "reading goes on behind"
+    assert offsets.commit_to(KEY, 308) == 308
+    assert (offsets.committed(KEY), offsets.in_flight(KEY)) == (308, 532)
+    assert offsets.commit_to(KEY, 280) == 308, "an older one changes nothing"
+    assert offsets.commit_to(KEY, 868) is None, "not delivered yet"
+    assert offsets.commit_to(KEY, 840) == 840
+    offsets.discard(KEY)
+    assert offsets.commit_to(KEY, 868) is None
+    assert offsets.take_dirty() == [(KEY, 840)]
+
+
+def test_commit_behind_the_last_message_takes_entries_of_others_with_it() -> None:
+    offsets = GroupOffsets([(KEY, 280)])
+    offsets.begin_get(KEY, LOW, HIGH, consumed=False, manual=True)
+    offsets.end_get(KEY, 280, empty=False, manual=True, delivered=336)  # 336 to 560: of another partition
+    offsets.begin_get(KEY, LOW, HIGH, consumed=False, manual=True)
+    offsets.end_get(KEY, 280, empty=True, manual=True)  # and these
+    assert offsets.commit_to(KEY, 308) == 308
+    assert offsets.commit_to(KEY, 336) == 840
+    offsets.begin_get(KEY, LOW, HIGH, consumed=False, manual=True)
+    offsets.end_get(KEY, 280, empty=True, manual=True)
+    assert offsets.committed(KEY) == 1120, "nothing waits for a confirmation, so the position follows"
+
+
+def test_commit_at_an_offset_between_ordinary_gets() -> None:
+    offsets = GroupOffsets([(KEY, 280)])
+    offsets.begin_get(KEY, LOW, HIGH, consumed=False, manual=False)
+    offsets.end_get(KEY, 280, empty=False, manual=False)
+    assert offsets.commit_to(KEY, 308) == 308
+    assert offsets.begin_get(KEY, LOW, HIGH, consumed=True, manual=False) == (560, True)

@@ -1,4 +1,4 @@
-"""The administration token off loopback: random, made once, for its owner only."""
+"""The administration token of a data directory: random, created once, readable by its owner only."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "blank").write_text("\n")
     with pytest.raises(StorageError, match="blank"):
         kept_token(tmp_path / "blank")
+    (tmp_path / "known").write_text("abc\n")
+    with pytest.raises(StorageError, match="TubeMQ's samples"):
+        kept_token(tmp_path / "known")
     (tmp_path / "file").write_text("x")
     with pytest.raises(StorageError, match="cannot be used"):
         kept_token(tmp_path / "file" / "token")

@@ -187,7 +187,7 @@ class SendMessageResponseB2P(_message.Message):
     def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ..., requireAuth: bool = ..., messageId: _Optional[int] = ..., appendTime: _Optional[int] = ..., appendOffset: _Optional[int] = ..., result: _Optional[_Union[SendResult, _Mapping[str, object]]] = ..., transaction: _Optional[_Union[TransactionResult, _Mapping[str, object]]] = ...) -> None: ...
 
 class RegisterRequestC2B(_message.Message):
-    __slots__ = ("opType", "clientId", "groupName", "topicName", "partitionId", "readStatus", "filterCondStr", "currOffset", "sessionKey", "sessionTime", "ssdStoreId", "qryPriorityId", "authInfo", "extensions")
+    __slots__ = ("opType", "clientId", "groupName", "topicName", "partitionId", "readStatus", "filterCondStr", "currOffset", "sessionKey", "sessionTime", "ssdStoreId", "qryPriorityId", "authInfo", "extensions", "sessionTimeoutMs")
     OPTYPE_FIELD_NUMBER: _ClassVar[int]
     CLIENTID_FIELD_NUMBER: _ClassVar[int]
     GROUPNAME_FIELD_NUMBER: _ClassVar[int]
@@ -202,6 +202,7 @@ class RegisterRequestC2B(_message.Message):
     QRYPRIORITYID_FIELD_NUMBER: _ClassVar[int]
     AUTHINFO_FIELD_NUMBER: _ClassVar[int]
     EXTENSIONS_FIELD_NUMBER: _ClassVar[int]
+    SESSIONTIMEOUTMS_FIELD_NUMBER: _ClassVar[int]
     opType: int
     clientId: str
     groupName: str
@@ -216,7 +217,8 @@ class RegisterRequestC2B(_message.Message):
     qryPriorityId: int
     authInfo: _shared_pb2.AuthorizedInfo
     extensions: int
-    def __init__(self, opType: _Optional[int] = ..., clientId: _Optional[str] = ..., groupName: _Optional[str] = ..., topicName: _Optional[str] = ..., partitionId: _Optional[int] = ..., readStatus: _Optional[int] = ..., filterCondStr: _Optional[_Iterable[str]] = ..., currOffset: _Optional[int] = ..., sessionKey: _Optional[str] = ..., sessionTime: _Optional[int] = ..., ssdStoreId: _Optional[int] = ..., qryPriorityId: _Optional[int] = ..., authInfo: _Optional[_Union[_shared_pb2.AuthorizedInfo, _Mapping[str, object]]] = ..., extensions: _Optional[int] = ...) -> None: ...
+    sessionTimeoutMs: int
+    def __init__(self, opType: _Optional[int] = ..., clientId: _Optional[str] = ..., groupName: _Optional[str] = ..., topicName: _Optional[str] = ..., partitionId: _Optional[int] = ..., readStatus: _Optional[int] = ..., filterCondStr: _Optional[_Iterable[str]] = ..., currOffset: _Optional[int] = ..., sessionKey: _Optional[str] = ..., sessionTime: _Optional[int] = ..., ssdStoreId: _Optional[int] = ..., qryPriorityId: _Optional[int] = ..., authInfo: _Optional[_Union[_shared_pb2.AuthorizedInfo, _Mapping[str, object]]] = ..., extensions: _Optional[int] = ..., sessionTimeoutMs: _Optional[int] = ...) -> None: ...
 
 class RegisterResponseB2C(_message.Message):
     __slots__ = ("success", "errCode", "errMsg", "currOffset", "maxOffset", "extensions")
@@ -407,18 +409,20 @@ class GetMessageResponseB2C(_message.Message):
     def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[TransferedMessage, _Mapping[str, object]]]] = ..., currOffset: _Optional[int] = ..., minLimitTime: _Optional[int] = ..., escFlowCtrl: bool = ..., currDataDlt: _Optional[int] = ..., requireSlow: bool = ..., maxOffset: _Optional[int] = ..., range: _Optional[_Union[RangeResponse, _Mapping[str, object]]] = ..., records: _Optional[bytes] = ...) -> None: ...
 
 class CommitOffsetRequestC2B(_message.Message):
-    __slots__ = ("clientId", "topicName", "partitionId", "groupName", "lastPackConsumed")
+    __slots__ = ("clientId", "topicName", "partitionId", "groupName", "lastPackConsumed", "confirmedOffset")
     CLIENTID_FIELD_NUMBER: _ClassVar[int]
     TOPICNAME_FIELD_NUMBER: _ClassVar[int]
     PARTITIONID_FIELD_NUMBER: _ClassVar[int]
     GROUPNAME_FIELD_NUMBER: _ClassVar[int]
     LASTPACKCONSUMED_FIELD_NUMBER: _ClassVar[int]
+    CONFIRMEDOFFSET_FIELD_NUMBER: _ClassVar[int]
     clientId: str
     topicName: str
     partitionId: int
     groupName: str
     lastPackConsumed: bool
-    def __init__(self, clientId: _Optional[str] = ..., topicName: _Optional[str] = ..., partitionId: _Optional[int] = ..., groupName: _Optional[str] = ..., lastPackConsumed: bool = ...) -> None: ...
+    confirmedOffset: int
+    def __init__(self, clientId: _Optional[str] = ..., topicName: _Optional[str] = ..., partitionId: _Optional[int] = ..., groupName: _Optional[str] = ..., lastPackConsumed: bool = ..., confirmedOffset: _Optional[int] = ...) -> None: ...
 
 class CommitOffsetResponseB2C(_message.Message):
     __slots__ = ("success", "errCode", "errMsg", "currOffset", "maxOffset")

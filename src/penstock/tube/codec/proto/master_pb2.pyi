@@ -106,7 +106,7 @@ class CloseResponseM2P(_message.Message):
     def __init__(self, success: bool = ..., errCode: _Optional[int] = ..., errMsg: _Optional[str] = ...) -> None: ...
 
 class RegisterRequestC2M(_message.Message):
-    __slots__ = ("clientId", "groupName", "hostName", "topicList", "subscribeInfo", "topicCondition", "requireBound", "sessionTime", "sessionKey", "totalCount", "requiredPartition", "notAllocated", "selectBig", "groupFlowCheckId", "defFlowCheckId", "ssdStoreId", "qryPriorityId", "authInfo", "jdkVersion")
+    __slots__ = ("clientId", "groupName", "hostName", "topicList", "subscribeInfo", "topicCondition", "requireBound", "sessionTime", "sessionKey", "totalCount", "requiredPartition", "notAllocated", "selectBig", "groupFlowCheckId", "defFlowCheckId", "ssdStoreId", "qryPriorityId", "authInfo", "jdkVersion", "sessionTimeoutMs")
     CLIENTID_FIELD_NUMBER: _ClassVar[int]
     GROUPNAME_FIELD_NUMBER: _ClassVar[int]
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +126,7 @@ class RegisterRequestC2M(_message.Message):
     QRYPRIORITYID_FIELD_NUMBER: _ClassVar[int]
     AUTHINFO_FIELD_NUMBER: _ClassVar[int]
     JDKVERSION_FIELD_NUMBER: _ClassVar[int]
+    SESSIONTIMEOUTMS_FIELD_NUMBER: _ClassVar[int]
     clientId: str
     groupName: str
     hostName: str
@@ -145,7 +146,8 @@ class RegisterRequestC2M(_message.Message):
     qryPriorityId: int
     authInfo: _shared_pb2.MasterCertificateInfo
     jdkVersion: str
-    def __init__(self, clientId: _Optional[str] = ..., groupName: _Optional[str] = ..., hostName: _Optional[str] = ..., topicList: _Optional[_Iterable[str]] = ..., subscribeInfo: _Optional[_Iterable[str]] = ..., topicCondition: _Optional[_Iterable[str]] = ..., requireBound: bool = ..., sessionTime: _Optional[int] = ..., sessionKey: _Optional[str] = ..., totalCount: _Optional[int] = ..., requiredPartition: _Optional[str] = ..., notAllocated: bool = ..., selectBig: bool = ..., groupFlowCheckId: _Optional[int] = ..., defFlowCheckId: _Optional[int] = ..., ssdStoreId: _Optional[int] = ..., qryPriorityId: _Optional[int] = ..., authInfo: _Optional[_Union[_shared_pb2.MasterCertificateInfo, _Mapping[str, object]]] = ..., jdkVersion: _Optional[str] = ...) -> None: ...
+    sessionTimeoutMs: int
+    def __init__(self, clientId: _Optional[str] = ..., groupName: _Optional[str] = ..., hostName: _Optional[str] = ..., topicList: _Optional[_Iterable[str]] = ..., subscribeInfo: _Optional[_Iterable[str]] = ..., topicCondition: _Optional[_Iterable[str]] = ..., requireBound: bool = ..., sessionTime: _Optional[int] = ..., sessionKey: _Optional[str] = ..., totalCount: _Optional[int] = ..., requiredPartition: _Optional[str] = ..., notAllocated: bool = ..., selectBig: bool = ..., groupFlowCheckId: _Optional[int] = ..., defFlowCheckId: _Optional[int] = ..., ssdStoreId: _Optional[int] = ..., qryPriorityId: _Optional[int] = ..., authInfo: _Optional[_Union[_shared_pb2.MasterCertificateInfo, _Mapping[str, object]]] = ..., jdkVersion: _Optional[str] = ..., sessionTimeoutMs: _Optional[int] = ...) -> None: ...
 
 class RegisterResponseM2C(_message.Message):
     __slots__ = ("success", "errCode", "errMsg", "topicInfo", "notAllocated", "defFlowCheckId", "defFlowControlInfo", "groupFlowCheckId", "groupFlowControlInfo", "ssdStoreId", "qryPriorityId", "authorizedInfo")
@@ -460,7 +462,7 @@ class OpsTaskInfo(_message.Message):
     def __init__(self, groupFlowCheckId: _Optional[int] = ..., defFlowCheckId: _Optional[int] = ..., qryPriorityId: _Optional[int] = ..., csmFrmMaxOffsetCtrlId: _Optional[int] = ..., requireAuth: bool = ..., defFlowControlInfo: _Optional[str] = ..., groupFlowControlInfo: _Optional[str] = ...) -> None: ...
 
 class RegisterRequestC2MV2(_message.Message):
-    __slots__ = ("clientId", "groupName", "hostName", "sourceCount", "nodeId", "topicList", "topicCondition", "subRepInfo", "opsTaskInfo", "authInfo", "jdkVersion")
+    __slots__ = ("clientId", "groupName", "hostName", "sourceCount", "nodeId", "topicList", "topicCondition", "subRepInfo", "opsTaskInfo", "authInfo", "jdkVersion", "sessionTimeoutMs")
     CLIENTID_FIELD_NUMBER: _ClassVar[int]
     GROUPNAME_FIELD_NUMBER: _ClassVar[int]
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
@@ -472,6 +474,7 @@ class RegisterRequestC2MV2(_message.Message):
     OPSTASKINFO_FIELD_NUMBER: _ClassVar[int]
     AUTHINFO_FIELD_NUMBER: _ClassVar[int]
     JDKVERSION_FIELD_NUMBER: _ClassVar[int]
+    SESSIONTIMEOUTMS_FIELD_NUMBER: _ClassVar[int]
     clientId: str
     groupName: str
     hostName: str
@@ -483,7 +486,8 @@ class RegisterRequestC2MV2(_message.Message):
     opsTaskInfo: OpsTaskInfo
     authInfo: _shared_pb2.MasterCertificateInfo
     jdkVersion: str
-    def __init__(self, clientId: _Optional[str] = ..., groupName: _Optional[str] = ..., hostName: _Optional[str] = ..., sourceCount: _Optional[int] = ..., nodeId: _Optional[int] = ..., topicList: _Optional[_Iterable[str]] = ..., topicCondition: _Optional[_Iterable[str]] = ..., subRepInfo: _Optional[_Union[ClientSubRepInfo, _Mapping[str, object]]] = ..., opsTaskInfo: _Optional[_Union[OpsTaskInfo, _Mapping[str, object]]] = ..., authInfo: _Optional[_Union[_shared_pb2.MasterCertificateInfo, _Mapping[str, object]]] = ..., jdkVersion: _Optional[str] = ...) -> None: ...
+    sessionTimeoutMs: int
+    def __init__(self, clientId: _Optional[str] = ..., groupName: _Optional[str] = ..., hostName: _Optional[str] = ..., sourceCount: _Optional[int] = ..., nodeId: _Optional[int] = ..., topicList: _Optional[_Iterable[str]] = ..., topicCondition: _Optional[_Iterable[str]] = ..., subRepInfo: _Optional[_Union[ClientSubRepInfo, _Mapping[str, object]]] = ..., opsTaskInfo: _Optional[_Union[OpsTaskInfo, _Mapping[str, object]]] = ..., authInfo: _Optional[_Union[_shared_pb2.MasterCertificateInfo, _Mapping[str, object]]] = ..., jdkVersion: _Optional[str] = ..., sessionTimeoutMs: _Optional[int] = ...) -> None: ...
 
 class RegisterResponseM2CV2(_message.Message):
     __slots__ = ("errCode", "errMsg", "brokerConfigId", "brokerConfigList", "opsTaskInfo", "authorizedInfo")

@@ -1,0 +1,96 @@
+"""Credentials of HTTP requests: users of the node's password file by HTTP Basic, the administration token as bearer."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from penstock.mqtt.password_checks import PasswordChecks
+from penstock.node.http import Denied
+from penstock.security.passwords import Credential
+from penstock.tube.admin.caller import Caller
+
+__all__ = ["HttpAccess"]
+
+MAX_HEADER: Final = 4096
+"""Characters of an Authorization header: a longer one holds no name and password of ours."""
+
+
+class HttpAccess:
+    """Finds the caller of a request. ``token``: the administration token.
+
+    ``users`` gives the users of the password file as it is now, None without one; then nobody needs credentials for
+    queries. ``administers(user)``: whether that user may change something. ``anonymous``: nobody needs credentials for
+    queries, although there are users.
+    """
+
+    def __init__(
+        self,
+        token: str,
+        checks: PasswordChecks | None = None,
+        users: Callable[[], Mapping[str, Credential] | None] = lambda: None,
+        administers: Callable[[str], bool] = lambda _: False,
+        *,
+        anonymous: bool = False,
+    ) -> None:
+        self._token = token
+        self._checks = checks
+        self._users = users
+        self._administers = administers
+        self._anonymous = anonymous
+
+    async def __call__(self, authorization: str, address: str) -> Caller:
+        """Return the caller that sent an ``Authorization`` header (blank: none) from ``address``.
+
+        Raises:
+            Denied: the credentials are wrong, or cannot be checked now.
+        """
+        users = self._users()
+        scheme, _, credentials = authorization.strip().partition(" ")
+        if not scheme:
+            return Caller(address=address, reads=self._anonymous or users is None)
+        if len(authorization) > MAX_HEADER:
+            raise Denied(401, f"the Authorization header has {len(authorization)} characters, at most {MAX_HEADER}")
+        if scheme.lower() == "bearer":
+            if not hmac.compare_digest(credentials.strip().encode(), self._token.encode()):
+                raise Denied(401, "the bearer token is not the administration token of this data directory")
+            return Caller(address=address, administers=True, token=True)
+        if scheme.lower() != "basic":
+            raise Denied(401, f"authorization scheme {scheme[:20]!r}: Basic and Bearer are possible")
+        user, password = _basic(credentials)
+        if users is None or self._checks is None:
+            return Caller(address=address)  # a server without users asks nobody who they are
+        right = await _check(self._checks, address, user, users.get(user), password)
+        if right is None:
+            raise Denied(503, "too many passwords wait to be checked; try again")
+        if not right:
+            raise Denied(401, f"user {user[:64]!r}: the name or the password is wrong")
+        return Caller(user, address, administers=self._administers(user))
+
+
+def _basic(credentials: str) -> tuple[str, bytes]:
+    """Name and password of HTTP Basic (RFC 7617), which is UTF-8 here. Raises Denied."""
+    try:
+        user, colon, password = base64.b64decode(credentials.strip(), validate=True).partition(b":")
+        if colon:
+            return user.decode(), password
+    except (binascii.Error, UnicodeDecodeError):
+        pass
+    raise Denied(401, "Basic credentials must be the base64 of name:password")
+
+
+async def _check(
+    checks: PasswordChecks, address: str, user: str, credential: Credential | None, password: bytes
+) -> bool | None:
+    future: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
+
+    def done(right: bool | None) -> None:  # noqa: FBT001 - as PasswordChecks calls it
+        if not future.done():
+            future.set_result(right)
+
+    checks.check(address, user, credential, password, done)
+    return await future

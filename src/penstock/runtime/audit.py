@@ -1,0 +1,124 @@
+"""The audit trail of a data directory: one JSON object a line, appended and synced, in a bounded number of files.
+
+``audit.jsonl`` is written; full, it becomes ``audit.jsonl.1``, that one ``audit.jsonl.2`` and so on, and the oldest one
+is deleted. Every row is on disk when `AuditTrail.append` returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.errors import StorageError
+from penstock.runtime.files import DirectFiles
+
+__all__ = ["AuditTrail", "read_audit"]
+
+FILE_BYTES: Final = 8 << 20
+"""Bytes of a file; some 20,000 changes."""
+FILES: Final = 8
+"""Files that are kept: 64 MiB at most."""
+_NAME: Final = "audit.jsonl"
+
+
+class AuditTrail:
+    """Appends rows to the files in ``directory``; from any thread."""
+
+    def __init__(self, directory: Path, *, file_bytes: int = FILE_BYTES, files: int = FILES) -> None:
+        self._path = directory / _NAME
+        self._file_bytes = file_bytes
+        self._files = files
+        self._lock = threading.Lock()
+        self.rows = 0
+        """Rows that were appended since the start."""
+        self.refused = 0
+        """Requests that had no valid credential: they change nothing and are not in the trail."""
+        self.failures = 0
+        self.failure: StorageError | None = None
+        """Why the last row could not be written; None where it was."""
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Append ``row``; it is durable when this returns.
+
+        Raises:
+            StorageError: it could not be written.
+        """
+        line = json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+        with self._lock:
+            try:
+                self._append(line)
+            except OSError as error:
+                self.failure = StorageError(
+                    f"the audit trail {self._path} cannot be written: {error.strerror}", path=str(self._path)
+                )
+                self.failures += 1
+                raise self.failure from error
+            self.failure = None
+            self.rows += 1
+
+    def figures(self) -> dict[str, int | float]:
+        """Counters for `/metrics`."""
+        return {"rows": self.rows, "refused_requests": self.refused, "failed_writes": self.failures}
+
+    def warning(self) -> str | None:
+        """Why rows are missing at present; None while they are written."""
+        return None if self.failure is None else self.failure.what
+
+    def _append(self, line: bytes) -> None:
+        directory = self._path.parent
+        DirectFiles().make_dir(directory)
+        fresh = not self._path.exists()
+        if not fresh and self._path.stat().st_size + len(line) > self._file_bytes:
+            self._rotate()
+            fresh = True
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "ab", buffering=0) as file:
+            if not fresh and not _ends_with_newline(self._path):
+                line = b"\n" + line  # a crash cut the last row: it must not swallow this one
+            file.write(line)
+            os.fsync(file.fileno())
+        if fresh:
+            DirectFiles().sync_dir(directory)
+
+    def _rotate(self) -> None:
+        for number in range(self._files - 1, 0, -1):
+            with contextlib.suppress(FileNotFoundError):
+                source = self._path if number == 1 else _numbered(self._path, number - 1)
+                source.replace(_numbered(self._path, number))
+
+
+def read_audit(directory: Path) -> Iterator[dict[str, Any]]:
+    """The rows in ``directory``, oldest first; a row that a crash cut is left out.
+
+    Raises:
+        StorageError: a file cannot be read.
+    """
+    path = directory / _NAME
+    older = sorted(directory.glob(f"{_NAME}.*"), key=lambda found: -int(found.suffix[1:] or 0))
+    for each in [*older, path]:
+        try:
+            with each.open(encoding="utf-8", errors="replace") as file:
+                for line in file:
+                    with contextlib.suppress(ValueError):
+                        yield json.loads(line)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise StorageError(f"the audit trail {each} cannot be read: {error.strerror}", path=str(each)) from error
+
+
+def _numbered(path: Path, number: int) -> Path:
+    return path.with_name(f"{path.name}.{number}")
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return True
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"

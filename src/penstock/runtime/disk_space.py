@@ -1,0 +1,203 @@
+"""Disk space of a data directory: a size limit and a floor of free space, checked once a second in a thread.
+
+While the directory is larger than its limit, or its file system has less free space than the floor, every part that
+stores data refuses what would grow it. Reads, deletes, expiry, retention and stored offsets continue: they free space
+or are small, and the floor is what they still may use. Without this, the first sign of a full disk is a write that
+fails in the middle of a commit.
+
+Space that an LMDB environment has freed stays in its file and is used again. So a part with at least :data:`REUSABLE`
+bytes of such pages may write even while the node is out of space: this is how deletes make room in it.
+
+A refusal ends at 95 % of the limit, or at 110 % of the floor, so that the node does not alternate at the boundary.
+RabbitMQ (``disk_free_limit``) and Elasticsearch (flood-stage watermark) have the floor, etcd (``quota-backend-bytes``)
+and NATS (``max_file_store``) the limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+__all__ = ["REFUSAL", "REUSABLE", "DiskSpace", "FileSystem", "Writer", "default_floor", "file_system_of"]
+
+_log = logging.getLogger("penstock.runtime")
+
+REUSABLE: Final = 4 << 20
+"""Free pages, in bytes, with which a part may write while the node is out of space: more than a commit needs."""
+
+REFUSAL: Final = "out of disk space: until there is more, nothing is stored that needs space (see /readyz)"
+"""The reason that clients get; the one for operators has paths and settings."""
+
+_CHECK_S: Final = 1.0
+_SIZE_EVERY: Final = 30
+"""Without a limit the size is only a metric, read with every thirtieth check."""
+_LARGEST_FLOOR: Final = 256 << 20
+_FLOOR_SHARE: Final = 20
+
+
+class FileSystem(NamedTuple):
+    """Bytes of a file system: in all, and available to this process."""
+
+    total: int
+    free: int
+
+
+class Writer(NamedTuple):
+    """A part that stores data. ``writes``: the requests that it refuses without space, for people.
+
+    ``refuse`` gets the reason to refuse what grows the part, "" = none; called in the loop. ``reusable`` returns the
+    bytes that the part can write without growing its files; called in a thread.
+    """
+
+    writes: str
+    refuse: Callable[[str], None]
+    reusable: Callable[[], int]
+
+
+def file_system_of(path: Path) -> FileSystem:
+    """The file system of ``path`` now."""
+    found = os.statvfs(path)
+    return FileSystem(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+
+
+def default_floor(total: int) -> int:
+    """The floor where none is configured: 5 % of the file system, at most 256 MiB."""
+    return min(_LARGEST_FLOOR, total // _FLOOR_SHARE)
+
+
+class DiskSpace:
+    """Watches the directory ``path``. ``max_bytes``: 0 = no limit; ``min_free_bytes``: None = :func:`default_floor`.
+
+    Call everything in the loop's thread.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        max_bytes: int = 0,
+        min_free_bytes: int | None = None,
+        *,
+        file_system: Callable[[Path], FileSystem] = file_system_of,
+    ) -> None:
+        self.reason = ""
+        """Why what needs space is refused, with the action; "" = it is not."""
+        self.used_bytes = 0
+        self.free_bytes = 0
+        self._path = path
+        self._max_bytes = max_bytes
+        self._min_free_bytes = min_free_bytes
+        self._file_system = file_system
+        self._writers: list[Writer] = []
+        self._checks = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, writer: Writer) -> None:
+        """Tell ``writer`` from now on."""
+        self._writers.append(writer)
+        writer.refuse(REFUSAL if self.reason else "")
+
+    async def start(self) -> None:
+        """Check once, then once a second until :meth:`close`."""
+        await self.check()
+        self._task = asyncio.create_task(self._watch(), name="disk space")
+
+    async def close(self) -> None:
+        """Stop checking; may be called twice."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    def figures(self) -> dict[str, int]:
+        """For the metrics."""
+        return {
+            "used_bytes": self.used_bytes,
+            "free_bytes": self.free_bytes,
+            "out_of_space": int(bool(self.reason)),
+        }
+
+    def warning(self) -> str | None:
+        """For ``/readyz``: the reason, None where there is none."""
+        return self.reason or None
+
+    async def check(self) -> None:
+        """Measure, and tell the writers."""
+        cause, hint, reusable = await asyncio.to_thread(self._measure)
+        measured = list(zip(self._writers, reusable, strict=False))
+        refused = [writer.writes for writer, room in measured if room < REUSABLE]
+        reason = f"{cause}: {_refused(refused, measured)}; hint: {hint}" if cause else ""
+        if bool(reason) != bool(self.reason):
+            if reason:
+                _log.error(reason)
+            else:
+                _log.warning("disk space: enough again, nothing is refused any more path=%s", self._path)
+        self.reason = reason
+        for writer, room in measured:
+            writer.refuse(REFUSAL if cause and room < REUSABLE else "")
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_CHECK_S)
+            try:
+                await self.check()
+            except OSError as error:
+                # The parts meet the same file system, and say what they cannot do.
+                _log.warning("disk space cannot be measured path=%s: %s", self._path, error)
+
+    def _measure(self) -> tuple[str, str, list[int]]:
+        """The cause to refuse and the hint, and what each writer can reuse (not asked where there is no cause)."""
+        total, self.free_bytes = self._file_system(self._path)
+        if self._max_bytes or self._checks % _SIZE_EVERY == 0:
+            self.used_bytes = _size_of(self._path)
+        self._checks += 1
+        floor = default_floor(total) if self._min_free_bytes is None else self._min_free_bytes
+        cause, hint = self._cause(floor)
+        return cause, hint, [writer.reusable() if cause else REUSABLE for writer in self._writers]
+
+    def _cause(self, floor: int) -> tuple[str, str]:
+        limit, path = self._max_bytes, self._path
+        if limit and self.used_bytes >= (limit - limit // 20 if self.reason else limit):
+            cause = f"disk space: data directory {path} has {self.used_bytes} bytes, disk.max_bytes is {limit}"
+            return cause, (
+                "shorten the retention or raise disk.max_bytes; deleted keys and messages make room inside their file,"
+                " which does not shrink"
+            )
+        if self.free_bytes < (floor + floor // 10 if self.reason else floor):
+            free = f"the file system of {path} has {self.free_bytes} bytes free, disk.min_free_bytes is {floor}"
+            return f"disk space: {free}", "free space on the file system, or lower disk.min_free_bytes"
+        return "", ""
+
+
+def _refused(refused: list[str], measured: list[tuple[Writer, int]]) -> str:
+    """The parts that refuse writes now, for people; a part with free pages in its file refuses nothing."""
+    if refused or not measured:
+        return f"{' and '.join(refused) or 'writes that need space'} are refused"
+    return "nothing is refused while the free pages of the files last"
+
+
+def _size_of(path: Path) -> int:
+    """Bytes that the files below ``path`` take on the disk; a file that is removed meanwhile takes none."""
+    size = 0
+    directories = [str(path)]
+    while directories:
+        try:
+            with os.scandir(directories.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        directories.append(entry.path)
+                    else:
+                        size += _allocated(entry)
+        except FileNotFoundError:
+            continue
+    return size
+
+
+def _allocated(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat(follow_symlinks=False).st_blocks * 512
+    except FileNotFoundError:
+        return 0

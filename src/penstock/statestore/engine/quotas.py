@@ -1,0 +1,95 @@
+"""Quotas: how many keys and bytes the store holds, in all and of one principal.
+
+A key counts for the principal that created it until it is deleted or expires, whoever writes it meanwhile, as a file
+counts for its owner: so a lease can be taken over by a client whose own share is used up. All anonymous clients are one
+principal, the owner "".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from penstock.statestore.engine.record import RECORD_BYTES, Record
+
+__all__ = ["Quotas", "size_of"]
+
+
+class _Usage:
+    __slots__ = ("keys", "size")
+
+    def __init__(self) -> None:
+        self.keys = 0
+        self.size = 0
+
+
+class Quotas:
+    """What ``max_keys`` and ``max_bytes`` (0 = no limit) leave; ``share``: the percentage for one principal, 0 = all.
+
+    Only principals that own keys are held here.
+    """
+
+    __slots__ = ("_max_bytes", "_max_keys", "_of_one", "_share_bytes", "_share_keys", "keys", "limited", "size")
+
+    def __init__(self, max_keys: int = 0, max_bytes: int = 0, share: int = 0) -> None:
+        self._max_keys = max_keys
+        self._max_bytes = max_bytes
+        share = share or 100
+        self._share_keys = -(-max_keys * share // 100)
+        self._share_bytes = -(-max_bytes * share // 100)
+        self._of_one: dict[str, _Usage] | None = {} if share < 100 and (max_keys or max_bytes) else None
+        self.limited = max_keys > 0 or max_bytes > 0
+        """Whether there is anything to ask."""
+        self.keys = 0
+        self.size = 0
+        """Bytes of all keys, values and their records."""
+
+    def restore(self, records: Iterable[Record]) -> None:
+        """Count what was stored, ``keys`` and ``size`` excepted."""
+        if self._of_one is not None:
+            for record in records:
+                usage = self._of_one.setdefault(record.owner, _Usage())
+                usage.keys += 1
+                usage.size += size_of(record)
+
+    def change(self, owner: str, keys: int, size: int) -> None:
+        """``owner`` has so many keys and bytes more."""
+        self.keys += keys
+        self.size += size
+        if self._of_one is None:
+            return
+        usage = self._of_one.get(owner)
+        if usage is None:
+            usage = self._of_one[owner] = _Usage()
+        usage.keys += keys
+        usage.size += size
+        if not usage.keys:
+            del self._of_one[owner]
+
+    def are_exceeded(self, keys: int, size: int) -> bool:
+        """Whether the store has no room for so many keys and bytes more."""
+        return (keys > 0 and 0 < self._max_keys < self.keys + keys) or (
+            size > 0 and 0 < self._max_bytes < self.size + size
+        )
+
+    def is_share_exceeded(self, owner: str, keys: int, size: int) -> bool:
+        """The same of the share of ``owner``."""
+        if self._of_one is None:
+            return False
+        usage = self._of_one.get(owner) or _NOTHING
+        return (keys > 0 and 0 < self._share_keys < usage.keys + keys) or (
+            size > 0 and 0 < self._share_bytes < usage.size + size
+        )
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """Most keys, and most bytes, of one principal; walks over the principals."""
+        usages = () if self._of_one is None else tuple(self._of_one.values())
+        return max((u.keys for u in usages), default=0), max((u.size for u in usages), default=0)
+
+
+_NOTHING = _Usage()
+
+
+def size_of(record: Record) -> int:
+    """What a record counts for."""
+    return RECORD_BYTES + len(record.key) + len(record.value)

@@ -1,0 +1,54 @@
+"""The sender of an administration request, and what its credentials permit."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Mapping
+from typing import NamedTuple
+
+__all__ = ["UNAUTHORIZED", "UNKNOWN", "Caller"]
+
+UNAUTHORIZED = "illegal access, unauthorized request!"
+"""Refusal of a request without the credentials that it needs; the reference's words."""
+
+MAX_TOKEN = 128
+_TOKEN = "confModAuthToken"  # noqa: S105 - the name of the parameter
+
+
+class Caller(NamedTuple):
+    """The sender of a request. ``user``: name of the authenticated user, blank for none; ``address``: of the peer.
+
+    ``reads``: whether queries are answered. ``administers``: whether changes and message bodies are allowed.
+    ``identified``: whether it has shown any credential; client ids are hidden from others.
+    """
+
+    user: str = ""
+    address: str = ""
+    reads: bool = True
+    administers: bool = False
+    token: bool = False
+    """Whether it has shown the administration token."""
+
+    @property
+    def identified(self) -> bool:
+        """Whether the request had a valid credential."""
+        return self.token or bool(self.user)
+
+    @property
+    def credential(self) -> str:
+        """What the request has shown, for the audit trail."""
+        shown = [f"user {self.user}"] if self.user else []
+        if self.token:
+            shown.append("administration token")
+        return ", ".join(shown) or "none"
+
+    def showing(self, params: Mapping[str, str], token: str | None) -> Caller:
+        """The same, with the rights of the administration ``token`` if the request carries it; None: there is none."""
+        given = params.get(_TOKEN, "")[: MAX_TOKEN + 1]
+        if token is None or not hmac.compare_digest(given.encode(), token.encode()):
+            return self
+        return self._replace(token=True, reads=True, administers=True)
+
+
+UNKNOWN = Caller()
+"""A caller without credentials on a server without users."""

@@ -1,0 +1,76 @@
+"""Without disk space, messages that must be stored are refused, and all others are delivered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.mqtt.codec.packets import PubAck, Publish, PubRec, Subscription
+from tests.engine.mqtt.kept import HOUR, KeptBench
+
+WHY = "no space"
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> KeptBench:
+    return KeptBench(tmp_path)
+
+
+def test_messages_to_store_are_refused_with_0x97_until_there_is_space(bench: KeptBench) -> None:
+    kept, plain = bench.connect("kept", expiry=HOUR), bench.connect("plain")
+    kept.subscribe(Subscription("kept/#", 2))
+    plain.subscribe(Subscription("#", 2))
+    writer = bench.connect("writer")
+    assert writer.send(Publish("plain/old", b"x", 1, retain=True, packet_id=1)).only() == PubAck(1)
+    bench.broker.refuse_stored(WHY)
+    plain.take()
+    refused = [
+        (Publish("kept/a", b"x", 1, packet_id=2), PubAck(2, 0x97)),
+        (Publish("kept/a", b"x", 2, packet_id=3), PubRec(3, 0x97)),
+        (Publish("plain/new", b"x", 1, retain=True, packet_id=4), PubAck(4, 0x97)),
+    ]
+    for publish, answer in refused:
+        found = writer.send(publish).only()
+        assert isinstance(found, PubAck | PubRec)
+        assert (type(found), found.packet_id, found.reason_code) == (type(answer), answer.packet_id, 0x97)
+    assert writer.send(Publish("plain/new", b"x", retain=True)).take() == []
+    assert bench.broker.stats.refused_out_of_space == 4
+    assert (plain.take(), kept.take(), bench.broker.retained.count) == ([], [], 1), "what is refused reaches nobody"
+    # What needs no space, or frees it.
+    assert writer.send(Publish("plain/a", b"1", 1, packet_id=5)).only() == PubAck(5)
+    assert writer.send(Publish("kept/a", b"2")).take() == []
+    assert writer.send(Publish("plain/old", b"", 1, retain=True, packet_id=6)).only() == PubAck(6)
+    assert [publish.payload for publish in plain.publishes()] == [b"1", b"2", b""]
+    assert [publish.payload for publish in kept.publishes()] == [b"2"]
+    assert bench.broker.retained.count == 0
+    bench.broker.refuse_stored("")
+    assert writer.send(Publish("kept/a", b"3", 1, packet_id=7)).only() == PubAck(7)
+
+
+def test_what_the_publisher_sent_before_does_not_let_the_next_pass(bench: KeptBench) -> None:
+    kept, writer = bench.connect("kept", expiry=HOUR), bench.connect("writer")
+    kept.subscribe(Subscription("#", 1))
+    for number in range(1, 6):
+        assert writer.send(Publish("a", b"x", 1, packet_id=number)).only() == PubAck(number)
+    bench.broker.refuse_stored(WHY)
+    codes = writer.send(*(Publish("a", b"x", 1, packet_id=number) for number in range(6, 9))).take()
+    assert [ack.reason_code for ack in codes if isinstance(ack, PubAck)] == [0x97] * 3
+
+
+def test_a_shared_subscription_with_a_kept_member_stores(bench: KeptBench) -> None:
+    bench.connect("kept", expiry=HOUR).subscribe(Subscription("$share/g/#", 1))
+    bench.connect("plain").subscribe(Subscription("$share/g/#", 1))
+    bench.broker.refuse_stored(WHY)
+    ack = bench.connect("writer").send(Publish("a", b"x", 1, packet_id=1)).only()
+    assert isinstance(ack, PubAck)
+    assert ack.reason_code == 0x97
+
+
+def test_mqtt_311_has_no_code_so_its_publisher_is_disconnected_and_keeps_the_message(bench: KeptBench) -> None:
+    bench.connect("kept", expiry=HOUR).subscribe(Subscription("#", 1))
+    bench.broker.refuse_stored(WHY)
+    writer = bench.connect("writer", version=4)
+    assert writer.send(Publish("a", b"x", 1, packet_id=1)).take() == []
+    assert writer.closed
+    assert bench.ended == [0x97]

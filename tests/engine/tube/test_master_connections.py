@@ -1,0 +1,73 @@
+"""A session at the master belongs to the connection that made it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.tube.codec.envelope import Request, decode_request, decode_response, encode_request
+from penstock.tube.codec.methods import METHODS, MethodId
+from penstock.tube.codec.proto import master_pb2 as pb
+from penstock.tube.codec.schema import decode
+from penstock.tube.engine.client_balance import ClientBalance
+from penstock.tube.engine.consumer import Membership
+from penstock.tube.engine.master import MasterEngine
+from tests.engine.tube.talk import NOW, join_broker, master
+
+HOST = "10.0.0.1"
+
+
+def ask(
+    engine: MasterEngine, connection: str, method: MethodId, message: object, host: str = HOST, now: int = NOW
+) -> int:
+    """The code that answers a request over ``connection``."""
+    payload = message.SerializeToString()  # type: ignore[attr-defined] # any request
+    request = decode_request(7, encode_request(Request(7, 1, method, payload)))
+    answer = decode_response(7, engine.answer(request, now, host, connection=connection))
+    found: Any = decode(METHODS[method].response, answer.payload)
+    return int(found.errCode)
+
+
+def running() -> MasterEngine:
+    engine = master()
+    join_broker(engine)
+    return engine
+
+
+def test_a_member_of_a_group_is_its_connections() -> None:
+    engine, member = running(), Membership("c1", "h", "lake", ["demo"], {}, NOW)
+    register, beat = MethodId.CONSUMER_REGISTER, MethodId.CONSUMER_HEARTBEAT
+    assert ask(engine, "ours", register, member.register()) == 200
+    for host in (HOST, "10.0.0.2"):
+        assert ask(engine, "theirs", beat, member.heartbeat(), host) == 411
+        assert ask(engine, "theirs", register, member.register(), host) == 430
+        assert ask(engine, "theirs", MethodId.CONSUMER_CLOSE, member.close(), host) == 411
+    assert ask(engine, "ours", beat, member.heartbeat()) == 200
+    engine.disconnected("ours")
+    assert ask(engine, "stranger", beat, member.heartbeat(), "10.0.0.2") == 411
+    assert ask(engine, "again", beat, member.heartbeat()) == 200
+    assert ask(engine, "again", register, member.register()) == 200
+    assert ask(engine, "again", MethodId.CONSUMER_CLOSE, member.close()) == 200
+    assert "lake" not in engine.groups
+
+
+def test_a_member_that_balances_by_itself_is_its_connections() -> None:
+    engine, member = running(), ClientBalance("c1", "h", "lake", ["demo"], {})
+    register, beat = MethodId.CONSUMER_REGISTER_V2, MethodId.CONSUMER_HEARTBEAT_V2
+    assert ask(engine, "ours", register, member.register()) == 200
+    assert ask(engine, "theirs", beat, member.heartbeat()) == 411
+    assert ask(engine, "theirs", MethodId.GET_PARTITION_META, member.question()) == 411
+    assert ask(engine, "theirs", register, member.register()) == 430
+    assert ask(engine, "theirs", MethodId.CONSUMER_CLOSE, member.close()) == 411
+    engine.disconnected("ours")
+    assert ask(engine, "again", beat, member.heartbeat()) == 200
+
+
+def test_a_producers_session_is_closed_by_its_own_connection() -> None:
+    engine = running()
+    register = pb.RegisterRequestP2M(clientId="p1", brokerCheckSum=-1, hostName="h")
+    close = pb.CloseRequestP2M(clientId="p1")
+    assert ask(engine, "ours", MethodId.PRODUCER_REGISTER, register) == 200
+    assert ask(engine, "theirs", MethodId.PRODUCER_CLOSE, close) == 411
+    assert list(engine.producers) == ["p1"]
+    assert ask(engine, "ours", MethodId.PRODUCER_CLOSE, close) == 200
+    assert list(engine.producers) == []

@@ -1,0 +1,158 @@
+"""Credentials at the HTTP listeners: users of the password file, the administration token, and neither."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.node.config import HttpListener, NodeConfig, Topic, Tube
+from penstock.node.mqtt_config import Security
+from penstock.node.node import Node, Ready
+from penstock.runtime.addresses import parse_address
+from penstock.security.passwords import edit_passwords, make_credential
+from tests.unit.node.test_node import FREE, config, token_of
+
+SNAPSHOT = "/broker.htm?method=admin_snapshot_message&topicName=water"
+MOVE = (
+    "/broker.htm?method=admin_manual_set_current_offset&topicName=water&groupName=lake&partitionId=0&manualOffset=0"
+    "&modifyUser=me"
+)
+BROKER_CHANGES = (
+    MOVE,
+    "/broker.htm?method=admin_set_offset&groupName=lake&topicName=water&modifyUser=me",
+    "/broker.htm?method=admin_set_offset_by_time&groupName=lake&topicName=water&recordTime=20260101000000&modifyUser=me",
+    "/broker.htm?method=admin_clone_offset&sourceGroupName=lake&targetGroupName=sea&modifyUser=me",
+    "/broker.htm?method=admin_rmv_offset&groupName=lake&modifyUser=me",
+    "/broker.htm?method=admin_rmv_staged_rows&queryName=q&modifyUser=me",
+    SNAPSHOT,
+)
+UNAUTHORIZED = "illegal access, unauthorized request!"
+
+
+def basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+async def ask(address: str, path: str, authorization: str = "") -> tuple[int, dict[str, str], str]:
+    """One request: status, headers and body of the answer."""
+    reader, writer = await asyncio.open_connection(*parse_address(address))
+    head = f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    writer.write((head + (f"Authorization: {authorization}\r\n" if authorization else "") + "\r\n").encode())
+    answer = (await asyncio.wait_for(reader.read(), 20)).decode()
+    writer.close()
+    await writer.wait_closed()
+    first, _, body = answer.partition("\r\n\r\n")
+    status, *lines = first.split("\r\n")
+    return int(status.split()[1]), {k.lower(): v for k, _, v in (line.partition(": ") for line in lines)}, body
+
+
+async def answered(address: str, path: str, authorization: str = "") -> Mapping[str, object]:
+    """The JSON object that answers a request."""
+    found: dict[str, object] = json.loads((await ask(address, path, authorization))[2])
+    return found
+
+
+def users(directory: Path, *names: str) -> Path:
+    path = directory / "passwords"
+    fresh = {name: make_credential(name, f"password of {name}".encode()) for name in names}
+    edit_passwords(path, lambda old: old | fresh)
+    return path
+
+
+@asynccontextmanager
+async def running(wanted: NodeConfig) -> AsyncIterator[Ready]:
+    node = Node(wanted)
+    try:
+        yield await node.start()
+    finally:
+        await node.close()
+
+
+WATER = Tube(topics={"water": Topic(partitions=1)})
+
+
+async def test_without_users_queries_are_open_and_the_rest_needs_the_token(tmp_path: Path) -> None:
+    async with running(config(tmp_path, tube=WATER)) as ready:
+        broker = ready.tube_broker_http
+        assert (await answered(broker, "/broker.htm?method=admin_query_pubinfo"))["result"] is True
+        for path in BROKER_CHANGES:
+            for credential in ("", "&confModAuthToken=abc"):
+                refused = await answered(broker, path + credential)
+                assert (refused["result"], refused["errMsg"]) == (False, UNAUTHORIZED), path
+        token = token_of(tmp_path)
+        assert (await answered(broker, f"{SNAPSHOT}&confModAuthToken={token}"))["result"] is True
+        assert (await answered(broker, MOVE, f"Bearer {token}"))["result"] is True
+        wrong = await ask(broker, MOVE, "Bearer abc")
+        assert (wrong[0], "not the administration token" in wrong[2]) == (401, True)
+        methods = (await answered(broker, "/broker.htm?method=admin_get_methods"))["dataSet"]
+        assert isinstance(methods, list)
+        assert {row["method"] for row in methods if row["needAuth"]} >= {
+            path.partition("method=")[2].partition("&")[0] for path in BROKER_CHANGES
+        }
+
+
+async def test_with_users_every_method_needs_credentials_on_both_listeners(tmp_path: Path) -> None:
+    security = Security(passwords=users(tmp_path, "ann"))
+    async with running(config(tmp_path / "data", tube=WATER, security=security)) as ready:
+        ann = basic("ann", "password of ann")
+        for address, query, change in (
+            (ready.http, "/webapi.htm?method=admin_query_topic_info",
+             "/webapi.htm?method=admin_add_new_topic_record&topicName=air&createUser=me"),
+            (ready.tube_broker_http, "/broker.htm?method=admin_query_pubinfo", MOVE),
+        ):  # fmt: skip
+            for path in (query, change):
+                status, headers, body = await ask(address, path)
+                assert (status, json.loads(body)["errMsg"]) == (401, UNAUTHORIZED)
+                assert headers["www-authenticate"].startswith("Basic ")
+                for wrong in (basic("ann", "x"), basic("bob", "password of ann"), "Basic !", "Digest x", "Bearer abc"):
+                    assert (await ask(address, path, wrong))[0] == 401, wrong
+                assert (await answered(address, path, ann))["result"] is True
+            token = token_of(tmp_path / "data")
+            assert (await answered(address, query, f"Bearer {token}"))["result"] is True
+            assert (await answered(address, f"{query}&confModAuthToken={token}"))["result"] is True
+
+
+@pytest.mark.parametrize("open_metrics", [False, True])
+async def test_health_is_open_and_metrics_by_setting(tmp_path: Path, *, open_metrics: bool) -> None:
+    listener = HttpListener(bind=FREE, anonymous_metrics=open_metrics)
+    security = Security(passwords=users(tmp_path, "ann"))
+    async with running(config(tmp_path / "data", security=security, http=listener)) as ready:
+        for path in ("/livez", "/readyz", "/"):
+            assert (await ask(ready.http, path))[0] == 200
+        assert (await ask(ready.http, "/metrics"))[0] == (200 if open_metrics else 401)
+        assert (await ask(ready.http, "/metrics", basic("ann", "password of ann")))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("policies", "administrators", "allowed"),
+    [
+        (None, None, {"ann", "bob"}),
+        ("[]", None, set()),
+        ("[{principals: {usernames: [ann]}, tubeResources: [{method: Administer}]}]", None, {"ann"}),
+        ("[]", ["ann"], {"ann"}),
+        (None, ["bob"], {"bob"}),
+    ],
+)
+async def test_which_users_may_administer(
+    tmp_path: Path, *, policies: str | None, administrators: list[str] | None, allowed: set[str]
+) -> None:
+    (tmp_path / "policies.yaml").write_text(f"rules: {policies}\n")
+    security = Security(
+        passwords=users(tmp_path, "ann", "bob"),
+        policies=None if policies is None else tmp_path / "policies.yaml",
+        administrators=administrators,
+    )
+    async with running(config(tmp_path / "data", tube=WATER, security=security)) as ready:
+        found = set()
+        for user in ("ann", "bob"):
+            shown = basic(user, f"password of {user}")
+            assert (await answered(ready.tube_broker_http, "/broker.htm?method=admin_query_pubinfo", shown))["result"]
+            if (await answered(ready.tube_broker_http, SNAPSHOT, shown))["result"]:
+                found.add(user)
+        assert found == allowed

@@ -1,0 +1,153 @@
+"""HTTP listeners with TLS: certificates, client certificates, and their reload."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from pathlib import Path
+
+import pytest
+import trustme
+
+from penstock.errors import ConfigError, UnavailableError
+from penstock.node.config import HttpListener, HttpTls, NodeConfig, TubeBrokerHttpListener
+from penstock.node.node import Node
+from penstock.runtime.addresses import parse_address
+from penstock.tube.client.web import WebLogin, call, call_broker
+from tests.unit.node.test_http_access import WATER
+from tests.unit.node.test_node import FREE, config, token_of
+
+
+class Certificates:
+    """Files of a server, of an authority that it is signed by, and clients that trust it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.tls = HttpTls(certificate=directory / "server.pem", key=directory / "server.key")
+        self.mutual = self.tls.model_copy(update={"client_ca": directory / "ca.pem"})
+        self.renew()
+
+    def renew(self) -> None:
+        """Put the certificate of another authority in place."""
+        self.authority = trustme.CA()
+        server = self.authority.issue_cert("127.0.0.1", "localhost")
+        server.cert_chain_pems[0].write_to_path(self.tls.certificate)
+        server.private_key_pem.write_to_path(self.tls.key)
+        assert self.mutual.client_ca is not None
+        self.authority.cert_pem.write_to_path(self.mutual.client_ca)
+
+    def client(self, *, certificate: bool = False) -> ssl.SSLContext:
+        context = ssl.create_default_context()
+        self.authority.configure_trust(context)
+        if certificate:
+            self.authority.issue_cert("admin").configure_cert(context)
+        return context
+
+
+def secured(path: Path, tls: HttpTls) -> NodeConfig:
+    return config(
+        path / "data", tube=WATER, http=HttpListener(bind=FREE, tls=tls),
+        tube_broker_http=TubeBrokerHttpListener(bind=FREE, tls=tls),
+    )  # fmt: skip
+
+
+async def status(address: str, context: ssl.SSLContext) -> int:
+    reader, writer = await asyncio.open_connection(*parse_address(address), ssl=context, server_hostname="127.0.0.1")
+    writer.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    answer = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    return int(answer.split()[1])
+
+
+async def test_both_listeners_speak_tls_and_commands_reach_them(tmp_path: Path) -> None:
+    files = Certificates(tmp_path)
+    node = Node(secured(tmp_path, files.tls))
+    ready = await node.start()
+    try:
+        assert (ready.http_tls, ready.as_json()["tube_broker_http_tls"]) == (True, True)
+        login = WebLogin(token_of(tmp_path / "data"), tls=files.client())
+        for url in (f"https://{ready.http}", f"https://localhost:{parse_address(ready.http).port}/"):
+            rows = await asyncio.to_thread(call, url, "admin_query_topic_info", {}, login=login)
+            assert rows[0]["topicName"] == "water"
+        (row,) = await asyncio.to_thread(
+            call, f"https://{ready.http}", "admin_query_broker_run_status", {}, login=login
+        )
+        assert row["brokerWebAddress"] == f"https://{ready.tube_broker_http}", "a command finds it by this"
+        rows = await asyncio.to_thread(
+            call_broker, row["brokerWebAddress"], "admin_snapshot_message", {"topicName": "water"}, login=login
+        )
+        assert rows == []
+        for address, shown in ((ready.http, login), (f"https://{ready.http}", WebLogin())):
+            with pytest.raises(UnavailableError):  # plain HTTP, and a client that does not trust the authority
+                await asyncio.to_thread(call, address, "admin_query_topic_info", {}, login=shown)
+    finally:
+        await node.close()
+
+
+async def test_a_listener_may_ask_for_client_certificates(tmp_path: Path) -> None:
+    files = Certificates(tmp_path)
+    node = Node(secured(tmp_path, files.mutual))
+    ready = await node.start()
+    try:
+        for address in (ready.http, ready.tube_broker_http):
+            assert await status(address, files.client(certificate=True)) == 200
+            with pytest.raises((ssl.SSLError, ConnectionError, IndexError)):
+                await status(address, files.client())
+    finally:
+        await node.close()
+
+
+async def test_certificates_are_read_again_by_a_reload(tmp_path: Path) -> None:
+    files = Certificates(tmp_path)
+    wanted = secured(tmp_path, files.mutual)
+    node = Node(wanted)
+    ready = await node.start()
+    try:
+        before = files.client(certificate=True)
+        reader, writer = await asyncio.open_connection(
+            *parse_address(ready.http), ssl=before, server_hostname="127.0.0.1"
+        )
+        files.renew()
+        assert node.reload(lambda: wanted)
+        after = files.client(certificate=True)
+        for address in (ready.http, ready.tube_broker_http):
+            assert await status(address, after) == 200
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await status(ready.http, before)
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"ok\n"), 10), "open connections stay"
+        writer.close()
+        files.tls.key.write_text("broken")
+        assert not node.reload(lambda: wanted)
+        assert await status(ready.http, after) == 200
+        assert any("server.key" in warning for warning in node.warnings())
+    finally:
+        await node.close()
+
+
+async def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    files = Certificates(tmp_path)
+    files.tls.certificate.unlink()
+    node = Node(secured(tmp_path, files.tls))
+    with pytest.raises(ConfigError, match=r"server\.pem"):
+        await node.start()
+    await node.close()
+
+
+async def test_a_certificate_that_ends_soon_is_a_warning(tmp_path: Path) -> None:
+    files = Certificates(tmp_path)
+    node = Node(secured(tmp_path, files.tls))
+    ready = await node.start()
+    try:
+        assert not node.warnings()
+        ending = node.security.expiring(1e12)
+        assert [words for words in ending if "server.pem" in words]
+        reader, writer = await asyncio.open_connection(
+            *parse_address(ready.http), ssl=files.client(), server_hostname="127.0.0.1"
+        )
+        writer.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")[2]
+        assert json.loads(body)["ready"] is True
+        writer.close()
+    finally:
+        await node.close()

@@ -1,0 +1,151 @@
+"""Find rejected words in the texts of the project: pages, docstrings, error texts, help and names.
+
+Usage: python -m tools.language [--list] [--write]
+
+The rules are those of docs/reference/glossary.md: the field's standard term, always the same one. Uses that are
+right in their sentence exist, so nothing is replaced by machine; the number of hits of each area may only fall
+(tests/docs/language.json, compared by tests/docs/test_language.py). ``--list`` prints each hit with its place;
+``--write`` stores the numbers as they are now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "penstock"
+BASELINE = ROOT / "tests" / "docs" / "language.json"
+
+GENERATED = "Written by tools/reference.py"
+
+REJECTED = {
+    r"\b(?:is|are|was|were) not there\b": "does not exist, is not reachable",
+    r"\b(?:is|are|was) told\b": "is notified, reports",
+    r"\bgoes on\b|\bgo on\b": "continues",
+    r"\bsays? so\b": "reports it",
+    r"\bat first\b": "by default, initially",
+    r"\bbeside\b": "next to, alongside",
+    r"\bwhoever\b": "any client that",
+    r"\blets? in\b|\b(?:is|are) let in\b": "accepts, is accepted",
+    r"\bthe way of\b": "the path of",
+    r"\bagain and again\b": "repeatedly",
+    r"\bcomes? again\b": "is repeated, is sent again",
+    r"\bmade anew\b": "created again",
+    r"\bwithout a word\b": "silently",
+    r"\bfor ever\b": "forever, indefinitely",
+    r"\bin words\b": "as an error message",
+    r"\bstands? (?:at|in|on|there)\b": "is",
+    r"\bthe tube\b|\ba tube\b": "TubeMQ",
+    r"\bplaces? in (?:a|the) log\b": "offset",
+    r"\bfigures\b": "metrics",
+}
+"""Pattern to what the field says instead."""
+
+OPENING = re.compile(r"(?:What|Where|How|Who|Whom|Which|Why|Whose)\b")
+"""A docstring or title that begins so is a riddle: a noun phrase or an imperative says it."""
+
+MODULE_NAMES = frozenset(
+    {"ahead", "books", "carrying", "dead", "encoded", "expected", "figures", "gets", "holdings", "kept", "lane", "made"}
+    | {"pacing", "receiving", "running", "sends", "settling", "trial", "undecided", "unpromised", "upkeep", "waiting"}
+    | {"ways", "words"}
+)
+"""Names of modules that the glossary does not know."""
+
+
+class Hit(NamedTuple):
+    """A rejected word: where, the word, and what to write instead."""
+
+    area: str
+    place: str
+    word: str
+    instead: str
+
+
+def in_text(area: str, place: str, text: str) -> Iterator[Hit]:
+    """Rejected words of a text."""
+    for pattern, instead in REJECTED.items():
+        for found in re.finditer(pattern, text, re.IGNORECASE):
+            line = text.count("\n", 0, found.start()) + 1
+            yield Hit(area, f"{place}:{line}", " ".join(found.group().split()), instead)
+
+
+def pages() -> Iterator[Hit]:
+    """Pages that are written by hand, without their code blocks; decision records are for maintainers."""
+    texts = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
+    texts += [page for page in sorted((ROOT / "docs").rglob("*.md")) if not {"_build", "decisions"} & set(page.parts)]
+    for page in texts:
+        text = page.read_text(encoding="utf-8")
+        if GENERATED in text:
+            continue
+        text = re.sub(r"```.*?```", lambda block: "\n" * block.group().count("\n"), text, flags=re.DOTALL)
+        place = str(page.relative_to(ROOT))
+        yield from in_text("pages", place, text)
+        for title in re.finditer(r"^#+ (.*)$", text, re.MULTILINE):
+            if OPENING.match(title[1]):
+                yield Hit("pages", f"{place}: {title[1]}", title[1].split()[0], "the task, in the imperative")
+
+
+def code() -> Iterator[Hit]:
+    """Docstrings, other texts and names of the modules."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        place = str(path.relative_to(ROOT))
+        if "/proto/" in place:
+            continue
+        if path.stem in MODULE_NAMES:
+            yield Hit("modules", place, path.stem, "a noun of the field")
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        docstrings = {id(node) for node in _docstrings(tree)}
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+                continue
+            where = f"{place}:{node.lineno}"
+            if id(node) in docstrings:
+                yield from (hit._replace(place=where) for hit in in_text("docstrings", place, node.value))
+                if OPENING.match(node.value):
+                    yield Hit("docstrings", where, node.value.split()[0], "a noun phrase or an imperative")
+            elif " " in node.value:
+                yield from (hit._replace(place=where) for hit in in_text("texts", place, node.value))
+
+
+def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
+    """String statements: of modules, classes, functions, and those below an attribute."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value
+
+
+def hits() -> list[Hit]:
+    """Every rejected word of the tree."""
+    return [*pages(), *code()]
+
+
+def counts(found: list[Hit]) -> dict[str, int]:
+    """Number of hits of each area: pages, docstrings, texts (errors, help, log lines), modules."""
+    return dict(sorted(Counter(hit.area for hit in found).items()))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="print every hit")
+    parser.add_argument("--write", action="store_true", help="store the numbers")
+    options = parser.parse_args()
+    found = hits()
+    if options.list:
+        for hit in found:
+            print(f"{hit.area:<10} {hit.place}: {hit.word!r}: {hit.instead}")
+    print(json.dumps(counts(found), indent=1))
+    if options.write:
+        BASELINE.write_text(json.dumps(counts(found), indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,165 @@
+"""Run the tests marked nightly, a part at a time; a part continues where its last run ended.
+
+Usage: nightly.py [--minutes N] [--again] [PART ...]
+
+A part is the nightly tests of one suite. A run of it ends after 45 minutes at the latest: the test that is running then
+is interrupted, and the next run begins with it. Once every test of a part has a result, the part is complete, and the
+next run begins with the first test again. The results of each part, with commit and conditions, are written to
+benchmarks/results/nightly/PART.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tools.suites import PYTEST, PYTHON, ROOT, first_lines
+
+PARTS = {**PYTEST, "docs": ["tests/docs"]}
+"""Name of each part to the folders of its tests."""
+
+MINUTES = 45.0
+"""The longest run of a part."""
+
+ENDING_S = 60.0
+"""How long an interrupted run may take to close its fixtures."""
+
+Results = dict[str, dict[str, Any]]
+"""Test id to outcome (passed, failed, skipped), seconds, message, commit."""
+
+
+def commit(root: Path = ROOT) -> str:
+    """Short name of the commit that runs, or ``unknown`` outside a checkout."""
+    asked = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, check=False
+    )
+    return asked.stdout.strip() or "unknown"
+
+
+def collect(paths: Iterable[str], root: Path = ROOT) -> list[str]:
+    """Ids of the nightly tests below ``paths``, in the order in which they run.
+
+    Raises:
+        SystemExit: pytest cannot collect them; its output was printed.
+    """
+    command = [PYTHON, "-m", "pytest", "-q", "-m", "nightly", "--collect-only", "-W", "ignore", *paths]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    if done.returncode not in {0, 5}:
+        print(done.stdout + done.stderr, file=sys.stderr)
+        raise SystemExit(done.returncode)
+    return [line for line in done.stdout.splitlines() if "::" in line]
+
+
+def report_name(test: str) -> str:
+    """How JUnit's report names the test of this id."""
+    head, bracket, parameters = test.partition("[")
+    file, *classes, name = head.split("::")
+    return f"{'.'.join([*Path(file).with_suffix('').parts, *classes])}::{name}{bracket}{parameters}"
+
+
+def read_report(report: Path, tests: Iterable[str]) -> Results:
+    """Results of those ``tests`` that came to an end."""
+    if not report.exists():
+        return {}
+    by_name = {report_name(test): test for test in tests}
+    found: Results = {}
+    for case in ET.parse(report).getroot().iter("testcase"):
+        test = by_name.get(f"{case.get('classname', '')}::{case.get('name', '')}")
+        if test is None:
+            continue
+        outcome, message = "passed", ""
+        for kind, name in (("skipped", "skipped"), ("failure", "failed"), ("error", "failed")):
+            if (element := case.find(kind)) is not None:
+                outcome, message = name, first_lines(element.get("message", ""))
+        found[test] = {"outcome": outcome, "message": message, "seconds": float(case.get("time", "0"))}
+    return found
+
+
+def run(tests: list[str], seconds: float, root: Path = ROOT) -> Results:
+    """Run ``tests`` in one pytest process for at most ``seconds``; the results of those that came to an end."""
+    with tempfile.TemporaryDirectory() as scratch:
+        report = Path(scratch) / "report.xml"
+        command = [PYTHON, "-m", "pytest", "-q", "-m", "nightly", f"--junit-xml={report}", *tests]
+        process = subprocess.Popen(command, cwd=root)
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(ENDING_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        return read_report(report, tests)
+
+
+def run_part(part: str, cursor: Path, seconds: float, root: Path = ROOT) -> tuple[list[str], Results]:
+    """Continue ``part`` at its cursor; every test of it, and the results that it has now."""
+    tests = collect(PARTS[part], root)
+    kept: Results = json.loads(cursor.read_text(encoding="utf-8")) if cursor.exists() else {}
+    results = {test: kept[test] for test in tests if test in kept}
+    left = [test for test in tests if test not in results]
+    if not left:
+        results, left = {}, tests
+    if left:
+        here = commit(root)
+        results |= {test: {**result, "commit": here} for test, result in run(left, seconds, root).items()}
+    cursor.parent.mkdir(parents=True, exist_ok=True)
+    cursor.write_text(json.dumps(results, indent=1), encoding="utf-8")
+    return tests, results
+
+
+def summary(part: str, tests: list[str], results: Results) -> list[str]:
+    """The results of a part, a line each, the counts last."""
+    commits = ", ".join(sorted({result["commit"] for result in results.values()}))
+    counts = {name: sum(r["outcome"] == name for r in results.values()) for name in ("passed", "failed", "skipped")}
+    left = [test for test in tests if test not in results]
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    lines = [f"commit {commits}; {machine}", ""]
+    for test in tests:
+        if (result := results.get(test)) is not None:
+            reason = f"  {result['message']}" if result["message"] else ""
+            lines.append(f"{result['outcome']:<8}{result['seconds']:>8.1f} s  {test}{reason}")
+    lines += [f"not run yet          {test}" for test in left]
+    seconds = sum(result["seconds"] for result in results.values())
+    lines += ["", f"{part}: {seconds:.0f} s, {len(left)} of {len(tests)} tests not run yet"]
+    return [*lines, f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], metavar="PART", help="; ".join(PARTS))
+    parser.add_argument(
+        "--minutes", type=float, default=MINUTES, metavar="N", help="longest run (default: %(default)s)"
+    )
+    parser.add_argument("--again", action="store_true", help="begin with the first test")
+    options = parser.parse_args()
+    failed = False
+    for part in options.parts or PARTS:
+        cursor = ROOT / "build" / "nightly" / f"{part}.json"
+        if options.again:
+            cursor.unlink(missing_ok=True)
+        started = time.monotonic()
+        tests, results = run_part(part, cursor, options.minutes * 60)
+        lines = summary(part, tests, results)
+        print("\n".join(lines), f"this run: {time.monotonic() - started:.0f} s", sep="\n", flush=True)
+        target = ROOT / "benchmarks" / "results" / "nightly" / f"{part}.md"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text("\n".join([f"# Nightly tests: {part}", "", "```", *lines, "```", ""]), encoding="utf-8")
+        failed = failed or any(result["outcome"] == "failed" for result in results.values())
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""Describe the structure of the source tree in figures.
+
+Usage: python -m tools.structure [SOURCE]
+
+An import inside a function or below ``if TYPE_CHECKING`` counts as an import. The level of a module is the length of
+the longest chain of run-time imports that ends at it; an import is upward if its target is not on a lower level.
+The figures describe; none of them is a limit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parent.parent / "src"
+
+GENERATED = "penstock.tube.codec.proto"
+
+PACKAGES = (
+    "penstock.runtime", "penstock.security", "penstock.mqtt.codec", "penstock.mqtt.engine", "penstock.mqtt",
+    "penstock.statestore.engine", "penstock.statestore.service", "penstock.statestore", "penstock.tube.engine",
+    "penstock.tube.storage", "penstock.tube.client", "penstock.tube", "penstock.node", "penstock.spark",
+    "penstock.pipelines", "penstock.cli", "penstock.demo", "penstock.testing", "penstock",
+)  # fmt: skip
+"""Rows of the table; a module is counted in every package that contains it."""
+
+
+@dataclass
+class Module:
+    """One source file: its lines, classes and what it imports from this tree (dotted names)."""
+
+    name: str
+    lines: int
+    classes: list[str]
+    methods: list[tuple[str, str]]
+    """(class, method) of every method."""
+    at_run_time: set[str] = field(default_factory=set)
+    for_types: set[str] = field(default_factory=set)
+
+    @property
+    def imports(self) -> set[str]:
+        return self.at_run_time | self.for_types
+
+
+def read(source: Path = SOURCE) -> dict[str, Module]:
+    """Every hand-written module below ``source`` by its dotted name."""
+    trees: dict[str, tuple[ast.Module, str, bool]] = {}
+    for path in sorted(source.rglob("*.py")):
+        package = path.name == "__init__.py"
+        parts = path.relative_to(source).with_suffix("").parts
+        name = ".".join(parts[:-1] if package else parts)
+        if not name.startswith(GENERATED):
+            text = path.read_text(encoding="utf-8")
+            trees[name] = ast.parse(text), text, package
+    modules = {}
+    for name, (tree, text, package) in trees.items():
+        classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        module = modules[name] = Module(
+            name,
+            text.count("\n"),
+            [node.name for node in tree.body if isinstance(node, ast.ClassDef)],
+            [
+                (c.name, f.name)
+                for c in classes
+                for f in c.body
+                if isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef))
+            ],
+        )
+        typing_only = {id(node) for guard in _type_checking(tree) for node in ast.walk(guard)}
+        for node in ast.walk(tree):
+            found = module.for_types if id(node) in typing_only else module.at_run_time
+            found.update(target for target in _targets(node, name, package, trees) if target != name)
+        module.for_types -= module.at_run_time
+    return modules
+
+
+def _type_checking(tree: ast.Module) -> Iterator[ast.If]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            yield node
+
+
+def _targets(node: ast.AST, name: str, package: bool, known: Iterable[str]) -> Iterator[str]:  # noqa: FBT001 -- a fact about name
+    """The modules of the tree that an import statement names."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names if alias.name in known)
+    elif isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            parents = name.split(".") if package else name.split(".")[:-1]
+            base = ".".join([*parents[: len(parents) - node.level + 1], *([base] if base else [])])
+        for alias in node.names:
+            full = f"{base}.{alias.name}"
+            if full in known:
+                yield full
+            elif base in known:
+                yield base
+
+
+def within(modules: Mapping[str, Module], package: str) -> dict[str, Module]:
+    """The modules of ``package``."""
+    return {name: m for name, m in modules.items() if name == package or name.startswith(f"{package}.")}
+
+
+def reachable(modules: Mapping[str, Module]) -> dict[str, set[str]]:
+    """Name of each module to all modules that it imports, directly or not."""
+    found: dict[str, set[str]] = {}
+    for name in modules:
+        seen: set[str] = set()
+        waiting = [name]
+        while waiting:
+            for target in modules[waiting.pop()].imports & modules.keys():
+                if target not in seen:
+                    seen.add(target)
+                    waiting.append(target)
+        found[name] = seen
+    return found
+
+
+def levels(modules: Mapping[str, Module]) -> dict[str, int]:
+    """Name of each module to its level; 0 imports no other of ``modules`` at run time."""
+    found: dict[str, int] = {}
+
+    def level(name: str, above: frozenset[str]) -> int:
+        if name not in found:
+            below = (modules[name].at_run_time & modules.keys()) - above - {name}
+            found[name] = 1 + max((level(target, above | {name}) for target in below), default=-1)
+        return found[name]
+
+    for name in modules:
+        level(name, frozenset())
+    return found
+
+
+def circles(modules: Mapping[str, Module]) -> list[list[str]]:
+    """Groups of modules that import each other, directly or not; the largest first."""
+    reach = reachable(modules)
+    groups = {
+        frozenset({name, *(t for t in reach[name] if name in reach[t])}) for name in modules if name in reach[name]
+    }
+    return sorted((sorted(group) for group in groups), key=len, reverse=True)
+
+
+def figures(modules: Mapping[str, Module], package: str) -> tuple[int | str, ...]:
+    """One row of the table: modules, lines, levels, imports, upward imports, circles (modules in each)."""
+    own = within(modules, package)
+    level = levels(own)
+    imports = [(name, target) for name, m in own.items() for target in m.imports & own.keys()]
+    upward = sum(level[target] >= level[name] for name, target in imports)
+    rings = "+".join(str(len(circle)) for circle in circles(own)) or "0"
+    return len(own), sum(m.lines for m in own.values()), max(level.values()) + 1, len(imports), upward, rings
+
+
+def importers(modules: Mapping[str, Module]) -> Counter[str]:
+    """Name of each module to how many others import it."""
+    return Counter(target for m in modules.values() for target in m.imports)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", nargs="?", type=Path, default=SOURCE, help="the tree (default: %(default)s)")
+    options = parser.parse_args()
+    modules = read(options.source)
+    print("| package | modules | lines | levels | imports | upward | circles |")
+    print("| --- | --: | --: | --: | --: | --: | --- |")
+    for package in PACKAGES:
+        if within(modules, package):
+            print(f"| `{package}` | " + " | ".join(map(str, figures(modules, package))) + " |")
+    used = importers(modules)
+    classes = Counter(name for m in modules.values() for name in m.classes)
+    methods = Counter(name for m in modules.values() for name in {method for _, method in m.methods})
+    lengths = sorted(m.lines for m in modules.values())
+    print()
+    print(f"modules with exactly one importer: {sum(used[name] == 1 for name in modules)}")
+    print(f"class names used in several modules: {sum(count > 1 for count in classes.values())}")
+    print(f"modules with a class that has a method take: {methods['take']}, end: {methods['end']}, of: {methods['of']}")
+    print(f"lines of a module: median {lengths[len(lengths) // 2]}, longest {lengths[-1]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
