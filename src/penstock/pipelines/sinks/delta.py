@@ -7,6 +7,7 @@ nothing.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, Window
@@ -27,6 +28,8 @@ class DeltaSink:
 
     def __init__(self, sink: TableSink, writer: str, query: str) -> None:
         self._sink = sink
+        # A relative path means this process's directory, which need not be the JVM's. URIs are left as they are.
+        self._path = sink.path if "://" in sink.path or sink.path.startswith("file:") else str(Path(sink.path).absolute())
         self._writer = writer
         self._id = transaction_id(writer, query)
 
@@ -44,13 +47,13 @@ class DeltaSink:
             # The first batch of a merged table makes it: there is nothing to merge with.
             made = self._last(rows) if self._sink.mode == "merge" else rows
             options = {"txnAppId": self._id, "txnVersion": str(batch)}
-            made.write.format("delta").mode("append").options(**options).save(self._sink.path)
+            made.write.format("delta").mode("append").options(**options).save(self._path)
         return count
 
     def _exists(self, rows: DataFrame) -> bool:
         spark = rows.sparkSession
         jvm: Any = spark._jvm
-        return bool(jvm.io.delta.tables.DeltaTable.isDeltaTable(spark._jsparkSession, self._sink.path))
+        return bool(jvm.io.delta.tables.DeltaTable.isDeltaTable(spark._jsparkSession, self._path))
 
     def _last(self, rows: DataFrame) -> DataFrame:
         """One row of each key: the last by ``order_by``."""
@@ -76,7 +79,7 @@ class DeltaSink:
         spark.conf.set(f"{_IDEMPOTENT}Version", str(batch))
         try:
             spark.sql(
-                f"MERGE INTO delta.{_quoted(self._sink.path)} AS old USING {_VIEW} AS new ON {equal} "
+                f"MERGE INTO delta.{_quoted(self._path)} AS old USING {_VIEW} AS new ON {equal} "
                 "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
             )
         finally:

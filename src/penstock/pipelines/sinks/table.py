@@ -52,7 +52,8 @@ class Table:
     """
 
     def __init__(self, path: Path, writer: str, query: str) -> None:
-        self.path = path
+        # A relative path means this process's directory, which need not be that of the JVM that writes the files.
+        self.path = path = path.absolute()
         self.writer = writer
         self.query = query
         commit = _newest(path, writer)

@@ -45,6 +45,11 @@ def test_a_committed_file_that_is_gone_is_an_error(tmp_path: Path) -> None:
         files(tmp_path)
 
 
+def test_a_relative_path_is_that_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Table(Path("lake/rows"), "rows", "q1").path == tmp_path / "lake" / "rows"
+
+
 def test_a_writer_refuses_its_own_batches_of_another_checkpoint(tmp_path: Path) -> None:
     commit(tmp_path, 4, "a.parquet", query="old")
     with pytest.raises(PenstockError, match="another checkpoint"):
