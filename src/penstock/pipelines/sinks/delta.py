@@ -29,7 +29,8 @@ class DeltaSink:
     def __init__(self, sink: TableSink, writer: str, query: str) -> None:
         self._sink = sink
         # A relative path means this process's directory, which need not be the JVM's. URIs are left as they are.
-        self._path = sink.path if "://" in sink.path or sink.path.startswith("file:") else str(Path(sink.path).absolute())
+        is_uri = "://" in sink.path or sink.path.startswith("file:")
+        self._path = sink.path if is_uri else str(Path(sink.path).absolute())
         self._writer = writer
         self._id = transaction_id(writer, query)
 
