@@ -12,8 +12,8 @@ import pytest
 import trustme
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
-from penstock.pipelines.books.dead import Letter, redrive
-from penstock.pipelines.model.sources import Options, TubeSource
+from penstock.pipelines.ledger.dead_letters import Letter, redrive
+from penstock.pipelines.spec.sources import Options, TubeSource
 from penstock.runtime.login import ANYBODY, Login
 from penstock.runtime.tls import TlsOptions
 from penstock.security.passwords import edit_passwords, make_credential

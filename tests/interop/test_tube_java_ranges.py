@@ -15,12 +15,12 @@ import pytest
 
 import penstock.spark
 from penstock.errors import DataLossError, RefusedError
-from penstock.pipelines.books.ledger import Ledger
-from penstock.pipelines.books.reconcile import reconcile, source_count
-from penstock.pipelines.model import Pipeline
-from penstock.pipelines.running import driver
-from penstock.pipelines.running import run as running
+from penstock.pipelines.ledger.ledger import Ledger
+from penstock.pipelines.ledger.reconcile import reconcile, source_count
+from penstock.pipelines.run import errors
+from penstock.pipelines.run import run as running
 from penstock.pipelines.sinks.table import read as read_table
+from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.runtime import config
 from penstock.spark.tube.client import Peer
 from penstock.spark.tube.cluster import Tube, count_rows
@@ -221,7 +221,7 @@ def test_spark_and_a_pipeline_read_from_apaches_servers(
     spark = penstock.spark.session("interop", "local[2]", conf=conf, log_level="OFF")
     try:
         _spark_job(peer, spark, tmp_path)
-        monkeypatch.setattr(driver, "session", lambda *_args, **_options: _Unstopped(spark))
+        monkeypatch.setattr(errors, "session", lambda *_args, **_options: _Unstopped(spark))
         _pipeline(peer, node, spark, tmp_path)
         # Committed offsets are shown as the group's, batch by batch; Apache's broker writes them down a while later.
         deadline = time.monotonic() + 30

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import penstock.spark
-from penstock.pipelines.running import driver
+from penstock.pipelines.run import errors
 from penstock.spark import jars
 from tests.spark.node import Node
 from tests.spark.pipelines import Setup, Shared
@@ -60,7 +60,7 @@ def setup_of(
     spark: SparkSession, node: Node, new_topic: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Setup]]:
     """Makes a pipeline out of its file's text, on a topic of its own, that runs in the session of the tests."""
-    monkeypatch.setattr(driver, "session", lambda *_args, **_options: Shared(spark))
+    monkeypatch.setattr(errors, "session", lambda *_args, **_options: Shared(spark))
     yield lambda text, partitions=2: Setup(node, new_topic(partitions), tmp_path, text)
     for query in spark.streams.active:
         query.stop()

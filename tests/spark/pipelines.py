@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from penstock.pipelines.books.ledger import Ledger
-from penstock.pipelines.model import Pipeline
-from penstock.pipelines.running import run as running
+from penstock.pipelines.ledger.ledger import Ledger
+from penstock.pipelines.run import run as running
 from penstock.pipelines.sinks.table import files
+from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.runtime import config
 from penstock.tube.record import Record
 from tests.spark.node import Node

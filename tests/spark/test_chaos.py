@@ -20,9 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import PenstockError
-from penstock.pipelines.books.reconcile import reconcile, source_count
-from penstock.pipelines.model import load
+from penstock.pipelines.ledger.reconcile import reconcile, source_count
 from penstock.pipelines.sinks.table import files
+from penstock.pipelines.spec.loader import load
 from penstock.statestore.client.client import StateStoreClient
 from penstock.tube.producer import Producer
 from penstock.tube.record import Record

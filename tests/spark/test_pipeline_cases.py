@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from penstock.cli.main import main
 from penstock.demo.data import example
-from penstock.pipelines.trial import run as trial
+from penstock.pipelines.testing import runner as trial
 
 FILE = """\
 name: sends

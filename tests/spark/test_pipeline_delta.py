@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import PenstockError
-from penstock.pipelines.model import TableSink
 from penstock.pipelines.sinks.delta import DeltaSink
+from penstock.pipelines.spec.sinks import TableSink
 from penstock.spark import jars
 from penstock.spark.made.file_log import FileLog
 from penstock.spark.made.files import FilesStreamReader

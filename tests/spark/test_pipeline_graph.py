@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.pipelines.books import dead
-from penstock.pipelines.books.reconcile import reconcile, source_count
+from penstock.pipelines.ledger import dead_letters
+from penstock.pipelines.ledger.reconcile import reconcile, source_count
 from penstock.pipelines.sinks.table import files
 from penstock.tube.record import Record
 from tests.spark.pipelines import Setup
@@ -89,18 +89,18 @@ def test_sources_are_joined_and_ways_part_and_meet_again(setup_of: Callable[...,
     commit(setup.lake / "bought", 0, "bought1", "bought2")
     setup.run()
     # Each broken record is one letter, though it was read on both ways.
-    letters = {(x.source, x.step, x.code): x for x in dead.letters(setup.lake / "dead")}
+    letters = {(x.source, x.step, x.code): x for x in dead_letters.letters(setup.lake / "dead")}
     assert set(letters) == {
         ("live", "parsed", "parse.not_json"),
         ("history", "old", "schema.null"),
     }
-    assert len(list(dead.letters(setup.lake / "dead"))) == 2
+    assert len(list(dead_letters.letters(setup.lake / "dead"))) == 2
     null = letters["history", "old", "schema.null"]
     assert null.value == f",{at(3)},3".encode()
     assert (null.topic, null.offset) == (str(csv / "a.csv"), (csv / "a.csv").read_bytes().index(b"," + at(3).encode()))
     # A crash before the last commits doubles nothing; a letter of a file is read again, beside a new file.
     setup.forget_the_last_data("rows")
-    asyncio.run(dead.redrive(setup.lake / "dead", [null], setup.pipeline.inputs, setup.state))
+    asyncio.run(dead_letters.redrive(setup.lake / "dead", [null], setup.pipeline.inputs, setup.state))
     (csv / "c.csv").write_text(f"name,at,x\nold4,{at(1)},6\n")
     commit(setup.lake / "bought", 1, "bought3")
     setup.run()
@@ -110,7 +110,7 @@ def test_sources_are_joined_and_ways_part_and_meet_again(setup_of: Callable[...,
     assert sorted(found) == sorted(
         [(name, x, None) for name, x in low.items()] + [(name, x, True) for name, x in high.items()]
     )
-    again = [x for x in dead.letters(setup.lake / "dead") if x.source == "history" and x.place != null.place]
+    again = [x for x in dead_letters.letters(setup.lake / "dead") if x.source == "history" and x.place != null.place]
     assert [(x.id, x.code, x.value) for x in again] == [(null.id, "schema.null", null.value)]
     (account,) = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
     assert (account.off, account.unknown) == ((), ())
@@ -159,7 +159,7 @@ def test_late_records_have_a_sink_of_their_own(setup_of: Callable[..., Setup]) -
     assert sorted(row["name"] for row in table(setup.lake / "late")) == ["late1", "late2"]
     assert {row["n"] for row in table(setup.lake / "windows")} == {6}
     # The query of windows keeps the letters itself, as there is no other.
-    letters = list(dead.letters(setup.lake / "dead"))
+    letters = list(dead_letters.letters(setup.lake / "dead"))
     assert sorted((x.id, x.step, x.code) for x in letters if x.step != "sink:panel") == [
         ("future", "hours", "event.ahead"),
         ("late1", "sink:told", "sink.size"),
@@ -215,9 +215,9 @@ def test_what_changes_in_the_state_store_is_a_source(setup_of: Callable[..., Set
     assert rows[0]["writer"] == "setter"
     assert rows[0]["version"] < rows[1]["version"]
     assert (rows[0]["expires_at"], rows[1]["expires_at"] is None) == (None, False)
-    (letter,) = dead.letters(setup.lake / "dead")
+    (letter,) = dead_letters.letters(setup.lake / "dead")
     assert (letter.code, letter.value, letter.key) == ("parse.not_json", b"nope", b"graph/b=,%")
     with pytest.raises(ConfigError, match="only the node may write to the topic of its changes"):
-        asyncio.run(dead.redrive(setup.lake / "dead", [letter], setup.pipeline.inputs, setup.state))
+        asyncio.run(dead_letters.redrive(setup.lake / "dead", [letter], setup.pipeline.inputs, setup.state))
     (account,) = reconcile(setup.pipeline, setup.state, source_count(setup.pipeline, setup.state))
     assert (account.off, account.unknown) == ((), ())

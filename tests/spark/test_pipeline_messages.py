@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.pipelines.books.reconcile import reconcile, source_count
-from penstock.pipelines.model.values import REDRIVE, REDRIVE_STEP
+from penstock.pipelines.ledger.reconcile import reconcile, source_count
 from penstock.pipelines.sinks.table import files
+from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP
 from penstock.tube.record import Record
 from tests.spark.node import Node
 from tests.spark.pipelines import Setup

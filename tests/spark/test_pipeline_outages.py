@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.pipelines.books import dead
-from penstock.pipelines.books.reconcile import Account, reconcile, source_count
-from penstock.pipelines.model import Pipeline
+from penstock.pipelines.ledger import dead_letters
+from penstock.pipelines.ledger.reconcile import Account, reconcile, source_count
 from penstock.pipelines.sinks.table import files
+from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.runtime import config
 from penstock.tube.record import Record
 from tests.end_to_end.nodes import RunningNode
@@ -91,7 +91,7 @@ def test_poison_every_thousand_records_is_kept_and_goes_through_once_mended(setu
     unknown = {n: record(n, "new") for n in range(500, 5_000, 1_000)}
     setup.send(*((broken | unknown).get(n) or record(n) for n in range(5_000)))
     setup.run()
-    letters = list(dead.letters(setup.lake / "dead"))
+    letters = list(dead_letters.letters(setup.lake / "dead"))
     codes = {"parse": {"m" + str(n) for n in broken}, "lookup": {"m" + str(n) for n in unknown}, "map": {"m2250"}}
     assert {x.id for x in letters if x.code == "schema.mismatch"} == codes["parse"]
     assert {x.id for x in letters if x.code == "lookup.missing"} == codes["lookup"]
@@ -109,7 +109,7 @@ def test_poison_every_thousand_records_is_kept_and_goes_through_once_mended(setu
     # The table keeps its types.
     changed["steps"][3]["map"]["compute"] = {"share": "limits.high", "n": "CAST(n AS INT)"}
     setup.pipeline = config.parse(json.dumps(changed), Pipeline, name="p.yaml")
-    assert asyncio.run(dead.redrive(setup.lake / "dead", letters, setup.pipeline.inputs, setup.state)) == 11
+    assert asyncio.run(dead_letters.redrive(setup.lake / "dead", letters, setup.pipeline.inputs, setup.state)) == 11
     setup.run()
     assert setup.rows() == sorted(f"m{n}" for n in range(5_000))
     (account,) = books(setup)
@@ -200,7 +200,7 @@ def test_while_the_store_of_lookups_is_down_each_policy_is_followed(
     setup = setup_of(LOOKUP.replace("OTHER_BROKER", f"mqtt://{other.ready['mqtt']}"), 1)
     if not outage_s:
         # The lease runs out in the short outage, too.
-        monkeypatch.setattr("penstock.pipelines.store.writeback.LEASE_MS", 2_000)
+        monkeypatch.setattr("penstock.pipelines.run.write_back.LEASE_MS", 2_000)
     setup.send(*(record(n) for n in range(50)))
     with running(setup) as thread:
         alive = _ended(setup, thread)
@@ -218,14 +218,14 @@ def test_while_the_store_of_lookups_is_down_each_policy_is_followed(
         until(done(setup, "waited", 100), "what waited for the store", alive=alive)
     tokens = {e["fencing_token"] for e in setup.events if e["event"] == "batch"}
     assert len(tokens) == 1, "the token is that of the whole run"
-    lost = {x.id for x in dead.letters(setup.lake / "dead")}
+    lost = {x.id for x in dead_letters.letters(setup.lake / "dead")}
     assert lost == {f"m{n}" for n in range(50, 100)}
-    assert {x.code for x in dead.letters(setup.lake / "dead")} == {"lookup.unavailable"}
+    assert {x.code for x in dead_letters.letters(setup.lake / "dead")} == {"lookup.unavailable"}
     assert setup.rows() == sorted(f"m{n}" for n in range(50))
     assert _limits(setup.lake / "passed") == {f"m{n}": 5.0 if n < 50 else None for n in range(100)}
     assert _limits(setup.lake / "waited") == {f"m{n}": 5.0 for n in range(100)}
-    letters = list(dead.letters(setup.lake / "dead"))
-    assert asyncio.run(dead.redrive(setup.lake / "dead", letters, setup.pipeline.inputs, setup.state)) == 50
+    letters = list(dead_letters.letters(setup.lake / "dead"))
+    assert asyncio.run(dead_letters.redrive(setup.lake / "dead", letters, setup.pipeline.inputs, setup.state)) == 50
     setup.run()
     assert _limits(setup.lake / "rows") == {f"m{n}": 5.0 for n in range(100)}
     # For the other sinks, which had them, the letters are copies.

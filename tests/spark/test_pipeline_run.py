@@ -15,17 +15,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, DataLossError, PenstockError, UnavailableError
-from penstock.pipelines.books import dead
-from penstock.pipelines.books.reconcile import reconcile, source_count
-from penstock.pipelines.model import Pipeline
-from penstock.pipelines.model.values import REDRIVE, REDRIVE_STEP, lease_key
-from penstock.pipelines.running import driver
-from penstock.pipelines.running import run as running
+from penstock.pipelines.ledger import dead_letters
+from penstock.pipelines.ledger.reconcile import reconcile, source_count
+from penstock.pipelines.run import errors, lease
+from penstock.pipelines.run import run as running
+from penstock.pipelines.run.lease import lease_holder
+from penstock.pipelines.run.write_back import Change, WriteBack
 from penstock.pipelines.sinks.table import files, read
-from penstock.pipelines.state.replay import begun, plan_replay
-from penstock.pipelines.store import control
-from penstock.pipelines.store.control import lease_holder
-from penstock.pipelines.store.writeback import Change, WriteBack
+from penstock.pipelines.spec.pipeline import Pipeline
+from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP, lease_key
+from penstock.pipelines.state_dir.replay import begun, plan_replay
 from penstock.runtime import config
 from penstock.tube.record import Record
 from tests.spark.node import Node
@@ -83,7 +82,7 @@ def setup(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Setup]:
-    monkeypatch.setattr(driver, "session", lambda *_args, **_options: Shared(spark))
+    monkeypatch.setattr(errors, "session", lambda *_args, **_options: Shared(spark))
     yield Setup(node, new_topic(1), tmp_path, FILE)
     for query in spark.streams.active:
         query.stop()
@@ -231,7 +230,7 @@ def test_a_run_that_is_told_to_stop_ends_between_batches(setup: Setup) -> None:
 def test_it_is_stopped_from_elsewhere_and_a_second_run_is_told_who_holds_the_lease(setup: Setup) -> None:
     setup.send(*(message(f"m{n}", n) for n in range(150)))
     name, broker = setup.pipeline.name, setup.node.mqtt
-    results: list[control.Stopped] = []
+    results: list[lease.Stopped] = []
     refused: list[str] = []
 
     def elsewhere() -> None:
@@ -240,7 +239,7 @@ def test_it_is_stopped_from_elsewhere_and_a_second_run_is_told_who_holds_the_lea
             second.run(wait_s=0.0)
         except UnavailableError as error:
             refused.append(str(error))
-        results.append(control.stop_run(broker, name, timeout_s=60.0, answer_s=10.0, told=lambda _: None))
+        results.append(lease.stop_run(broker, name, timeout_s=60.0, answer_s=10.0, told=lambda _: None))
 
     class ElsewhereAfterFirst(list[dict[str, Any]]):
         def append(self, event: dict[str, Any]) -> None:
@@ -254,7 +253,7 @@ def test_it_is_stopped_from_elsewhere_and_a_second_run_is_told_who_holds_the_lea
     thread.join()
     run = setup.events[0]["run"]
     assert f"run {run} (host " in refused[0]
-    assert results == [control.Stopped(run, clean=True)]
+    assert results == [lease.Stopped(run, clean=True)]
     assert setup.events[-1]["event"] == "stopped"
     progress = [event["sinks"] for event in setup.events if event["event"] == "progress"]
     last = progress[-1]["rows"]
@@ -266,7 +265,7 @@ def test_it_is_stopped_from_elsewhere_and_a_second_run_is_told_who_holds_the_lea
     assert holder.record is not None
     assert (holder.record.run, holder.record.state, holder.record.progress["sinks"]["rows"]["out"]) == (
         run,
-        control.STOPPED,
+        lease.STOPPED,
         150,
     )
 
@@ -319,12 +318,12 @@ def test_the_books_balance_and_a_dead_letter_is_driven_through_again(setup: Setu
     setup.send(message("a", 1), Record(b'{"branch": "b"', key=b"k", id="broken", headers=[("site", "north")]))
     setup.run()
     assert [x["id"] for x in setup.dead()] == ["broken"]
-    (letter,) = dead.letters(setup.lake / "dead")
-    assert asyncio.run(dead.redrive(setup.lake / "dead", [letter], setup.pipeline.inputs, setup.state)) == 1
-    assert dead.redriven(setup.lake / "dead") == {letter.place}
+    (letter,) = dead_letters.letters(setup.lake / "dead")
+    assert asyncio.run(dead_letters.redrive(setup.lake / "dead", [letter], setup.pipeline.inputs, setup.state)) == 1
+    assert dead_letters.redriven(setup.lake / "dead") == {letter.place}
     setup.run()
     # It failed once more, and is a letter of its own with the same id.
-    again = [x for x in dead.letters(setup.lake / "dead") if x.place != letter.place]
+    again = [x for x in dead_letters.letters(setup.lake / "dead") if x.place != letter.place]
     assert [(x.id, x.key, x.value) for x in again] == [("broken", b"k", b'{"branch": "b"')]
     marks = {REDRIVE: b"1", REDRIVE_STEP: b"parsed"}
     assert dict(again[0].headers) == {"id": b"broken", "site": b"north", **marks}
@@ -383,7 +382,7 @@ def test_a_second_run_waits_and_the_first_is_fenced_off_once_it_took_over(node: 
 def test_a_topic_that_is_not_there_is_told_before_spark_starts(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "session", None)
+    monkeypatch.setattr(errors, "session", None)
     text = FILE.format(name="early", topic="nowhere", master=node.master, broker=node.mqtt, lake=tmp_path)
     with pytest.raises(ConfigError, match="topic 'nowhere' does not exist"):
         running.run(

@@ -11,11 +11,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from penstock.errors import ConfigError
-from penstock.pipelines.model import Sink, StateStoreSink, Step
-from penstock.pipelines.model.plan import Node
 from penstock.pipelines.rows import key_column, rows_of, windows_as_rows
-from penstock.pipelines.sinks.delivery import changes_of
-from penstock.pipelines.sinks.marking import marked
+from penstock.pipelines.sinks.delivery import changes_of, marked
+from penstock.pipelines.spec.plan import Node
+from penstock.pipelines.spec.sinks import Sink, StateStoreSink
+from penstock.pipelines.spec.steps import Step
 from penstock.pipelines.steps.expressions import sure
 from penstock.pipelines.steps.stages import Lookup, apply, into_window
 

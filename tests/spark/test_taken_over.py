@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipelines.books.reconcile import reconcile, source_count
-from penstock.pipelines.model import load
+from penstock.pipelines.ledger.reconcile import reconcile, source_count
 from penstock.pipelines.sinks.table import files
+from penstock.pipelines.spec.loader import load
 from penstock.tube.record import Record
 from tests.spark.node import Node
 from tests.spark.processes import Driver, until

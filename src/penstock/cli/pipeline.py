@@ -18,7 +18,7 @@ from penstock.cli.pipeline_options import File, Into, Json, StateDir, run_of
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.pipelines.books.changes import Change
+    from penstock.pipelines.ledger.plan_changes import Change
 
 __all__ = ["app"]
 
@@ -83,12 +83,12 @@ def _valid(file: Path) -> _Valid:
     Raises:
         ConfigError: it cannot be used.
     """
-    from penstock.pipelines.model import load
-    from penstock.pipelines.model.describe import way
-    from penstock.pipelines.model.plan import plan
+    from penstock.pipelines.spec.description import way
+    from penstock.pipelines.spec.loader import load
+    from penstock.pipelines.spec.plan import plan
 
     if file.name.endswith(CASES):
-        from penstock.pipelines.trial.cases import load_cases
+        from penstock.pipelines.testing.cases import load_cases
 
         pipeline = load(file.with_name(file.name.removesuffix(CASES) + file.suffix))
         names = [case.name for case in load_cases(file, pipeline)]
@@ -121,9 +121,9 @@ def show_plan(
     Where it has run before, also what is different since: + is new, ~ changed, - gone, = goes on where it ended, and !
     cannot go on from its checkpoint, so that a run would refuse the file; the exit status is 1 then.
     """
-    from penstock.pipelines.books.changes import REFUSED, changes
-    from penstock.pipelines.model.describe import as_data, as_text
-    from penstock.pipelines.model.picture import as_svg
+    from penstock.pipelines.ledger.plan_changes import REFUSED, changes
+    from penstock.pipelines.spec.description import as_data, as_text
+    from penstock.pipelines.spec.picture import as_svg
 
     pipeline, state, _ = run_of(file, state_dir, into)
     if svg:
@@ -156,7 +156,7 @@ def _wrapped(change: Change) -> list[str]:
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of the pipeline file, for editors."""
-    from penstock.pipelines.model import json_schema
+    from penstock.pipelines.spec.loader import json_schema
 
     sys.stdout.write(json.dumps(json_schema(), indent=2) + "\n")
 

@@ -21,9 +21,9 @@ from penstock.cli.watching import Watch, watched
 from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.pipelines.books.dead import Letter
-    from penstock.pipelines.model import Pipeline
-    from penstock.pipelines.store.control import Holder, RunRecord
+    from penstock.pipelines.ledger.dead_letters import Letter
+    from penstock.pipelines.run.lease import Holder, RunRecord
+    from penstock.pipelines.spec.pipeline import Pipeline
 
 __all__ = ["dead", "reconcile", "status"]
 
@@ -72,9 +72,9 @@ def status(
 
 
 def _standing(pipeline: Pipeline, state: Path, name: str) -> Standing:
-    from penstock.pipelines.books.ledger import Ledger
-    from penstock.pipelines.state import layout
-    from penstock.pipelines.store.control import lease_holder
+    from penstock.pipelines.ledger.ledger import Ledger
+    from penstock.pipelines.run.lease import lease_holder
+    from penstock.pipelines.state_dir import layout
 
     ledger = Ledger(layout.ledger(state))
     holder: Holder | None = None
@@ -133,7 +133,7 @@ def reconcile(file: File, state_dir: StateDir = None, into: Into = None, as_json
     Compares the ledger with the tube (the brokers count each range), with the rows in the tables, and each batch with
     the one before it. With --into: the books of a replay there.
     """
-    from penstock.pipelines.books import reconcile as books
+    from penstock.pipelines.ledger import reconcile as books
 
     pipeline, state, _ = run_of(file, state_dir, into)
     accounts = books.reconcile(pipeline, state, books.source_count(pipeline, state))
@@ -173,7 +173,7 @@ def _dead_letters(file: Path, into: Path | None = None) -> tuple[Path, Pipeline]
 @dead.command("list")
 def dead_list(file: File, into: Into = None, as_json: Json = False) -> None:
     """Count the dead letters by step, code and reason. With --into: those of a replay there."""
-    from penstock.pipelines.books.dead import letters, redriven
+    from penstock.pipelines.ledger.dead_letters import letters, redriven
 
     path, _ = _dead_letters(file, into)
     again = redriven(path)
@@ -202,7 +202,7 @@ def dead_show(
     file: File, into: Into = None, step: Step = None, only: Only = None, limit: Most = 10, as_json: Json = False
 ) -> None:
     """Show dead letters: why, from where, and the record as it was. With --into: those of a replay there."""
-    from penstock.pipelines.books.dead import letters, redriven
+    from penstock.pipelines.ledger.dead_letters import letters, redriven
 
     path, pipeline = _dead_letters(file, into)
     again = redriven(path)
@@ -251,7 +251,7 @@ def dead_redrive(
     For when the pipeline, or what it looks up, has been mended. A letter that fails once more becomes a new letter.
     Letters of a replay stay where they are: mend the file and replay the stretch into a new directory.
     """
-    from penstock.pipelines.books.dead import letters, redrive, redriven
+    from penstock.pipelines.ledger.dead_letters import letters, redrive, redriven
 
     path, pipeline = _dead_letters(file)
     again = set() if repeat else redriven(path)
@@ -299,7 +299,7 @@ def _chosen(letters: list[Letter], pipeline: Pipeline, step: str | None, only: l
     Raises:
         ConfigError: there is no letter of such an id, or no such step.
     """
-    from penstock.pipelines.model.values import sink_letter
+    from penstock.pipelines.spec.values import sink_letter
 
     steps = {s.name for s in pipeline.steps} | {sink_letter(s.name) for s in pipeline.sinks} | {x.step for x in letters}
     _refuse_unknown("id", only or (), {x.id for x in letters}, "`penstock pipeline dead show` lists the ids")

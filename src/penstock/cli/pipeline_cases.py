@@ -13,7 +13,7 @@ from penstock.cli.pipeline_options import File, Json, needs_spark
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.pipelines.trial.run import Outcome
+    from penstock.pipelines.testing.runner import Outcome
 
 __all__ = ["run_cases"]
 
@@ -35,8 +35,8 @@ def run_cases(
     No node is needed: what enrich steps look up stands in the case, what sinks get is compared. Differences are shown
     as a diff, expected with -, found with +. Exit status 0 where all cases hold, 1 where one does not.
     """
-    from penstock.pipelines.model import load
-    from penstock.pipelines.trial.cases import cases_beside, load_cases
+    from penstock.pipelines.spec.loader import load
+    from penstock.pipelines.testing.cases import cases_beside, load_cases
 
     pipeline = load(file)
     chosen = load_cases(cases or cases_beside(file), pipeline)
@@ -50,7 +50,7 @@ def run_cases(
             )
         chosen = [case for case in chosen if case.name in only]
     with needs_spark():
-        from penstock.pipelines.trial.run import session_for_cases, try_case
+        from penstock.pipelines.testing.runner import session_for_cases, try_case
 
     failed = 0
     with session_for_cases(pipeline.name) as spark:
@@ -76,7 +76,7 @@ def _show(name: str, outcome: Outcome, *, as_json: bool) -> None:
             }
         )
         return
-    from penstock.pipelines.trial.cases import lines
+    from penstock.pipelines.testing.cases import lines
 
     sys.stdout.write(f"{'off' if outcome.differences else 'ok '} {escape(name)}\n")
     for difference in outcome.differences:

@@ -102,8 +102,8 @@ def init(
     source: Annotated[Source, typer.Option(help="Where its records come from.")] = "tubemq",
 ) -> None:
     """Write a pipeline file to begin with, with comments, and a case that tests it. Files that are there stay."""
-    from penstock.pipelines.model import load
-    from penstock.pipelines.trial.cases import cases_beside, load_cases
+    from penstock.pipelines.spec.loader import load
+    from penstock.pipelines.testing.cases import cases_beside, load_cases
 
     cases = cases_beside(file)
     for path in (file, cases):

@@ -12,7 +12,7 @@ import typer
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.pipelines.state.replay import Begun
+    from penstock.pipelines.state_dir.replay import Begun
 
 __all__ = [
     "Conf",
@@ -76,7 +76,7 @@ def state_of(name: str, given: Path | None) -> Path:
     Raises:
         ConfigError: it is another's.
     """
-    from penstock.pipelines.state.owner import check_owner
+    from penstock.pipelines.state_dir.layout import check_owner
 
     state = (given if given is not None else Path("penstock-pipelines") / name).resolve()
     check_owner(state, name)
@@ -89,8 +89,8 @@ def run_of(file: Path, state_dir: Path | None, into: Path | None) -> Begun:
     Raises:
         ConfigError: the file cannot be used, or ``into`` holds no replay.
     """
-    from penstock.pipelines.model import load
-    from penstock.pipelines.state.replay import Begun, begun
+    from penstock.pipelines.spec.loader import load
+    from penstock.pipelines.state_dir.replay import Begun, begun
 
     pipeline = load(file)
     if into is None:

@@ -29,8 +29,8 @@ from penstock.cli.pipeline_options import (
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.pipelines.model import Pipeline
-    from penstock.pipelines.state.replay import Replay
+    from penstock.pipelines.spec.pipeline import Pipeline
+    from penstock.pipelines.state_dir.replay import Replay
 
 __all__ = ["run", "stop"]
 
@@ -98,13 +98,13 @@ def run(
     time at which the tube took records (2024-05-01, 2024-05-01T06:00Z, ms since 1970), offsets as JSON, earliest or
     latest.
     """
-    from penstock.pipelines.model import load
+    from penstock.pipelines.spec.loader import load
 
     pipeline = load(file)
     spark_conf, address = options_of_spark(conf or []), _address(metrics)
     with needs_spark():
-        from penstock.pipelines.running.run import Options
-        from penstock.pipelines.running.run import run as run_pipeline
+        from penstock.pipelines.run.run import Options
+        from penstock.pipelines.run.run import run as run_pipeline
 
     replay = _replay(pipeline, state_dir, into, begin, end, live=live)
     if replay is not None and replay.left_out and not as_json:
@@ -137,7 +137,7 @@ def _warnings_of(pipeline: Pipeline, replay: Replay) -> tuple[str, ...]:
     """What to tell before ``replay`` of ``pipeline``."""
     if pipeline.dead_letters is None:
         return ()
-    from penstock.pipelines.books.dead import warning_of_copies
+    from penstock.pipelines.ledger.dead_letters import warning_of_copies
 
     warning = warning_of_copies(Path(pipeline.dead_letters.path), pipeline.inputs, replay.span)
     return () if warning is None else (warning,)
@@ -147,7 +147,7 @@ def _replay(
     pipeline: Pipeline, state_dir: Path | None, into: Path | None, begin: str | None, end: str | None, *, live: bool
 ) -> Replay | None:
     """The replay that was asked for; None where the pipeline itself is to run."""
-    from penstock.pipelines.state.replay import plan_replay
+    from penstock.pipelines.state_dir.replay import plan_replay
 
     if into is None:
         if begin is not None or end is not None or live:
@@ -188,7 +188,7 @@ def stop(
     when it ended otherwise, or not in time. With --into (and a file): the replay there, which the same command begins
     again where it ended.
     """
-    from penstock.pipelines.store import control
+    from penstock.pipelines.run import lease
     from penstock.runtime.addresses import without_secret
 
     name = which
@@ -196,11 +196,11 @@ def stop(
         pipeline, _, name = run_of(Path(which), None, into)
         broker = pipeline.statestore.broker
 
-    def told(holder: control.Holder) -> None:
+    def told(holder: lease.Holder) -> None:
         if not as_json:
             note(f"pipeline {name}: asked {holder} to stop")
 
-    stopped = control.stop_run(broker, name, timeout_s=timeout, answer_s=_ANSWER_S, told=told)
+    stopped = lease.stop_run(broker, name, timeout_s=timeout, answer_s=_ANSWER_S, told=told)
     if as_json:
         print_json({"pipeline": name, "run": stopped.run, "stopped": stopped.clean, "why": stopped.why})
     elif stopped.run is None:

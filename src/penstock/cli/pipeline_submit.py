@@ -17,8 +17,8 @@ from penstock.cli.pipeline_options import Conf, File, Json, Metrics, Once, State
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.pipelines.model import Pipeline
-    from penstock.pipelines.running.submit import Line
+    from penstock.pipelines.spec.pipeline import Pipeline
+    from penstock.pipelines.submit import Line
 
 __all__ = ["submit"]
 
@@ -79,8 +79,8 @@ def submit(
     with --archive. State and tables are paths that driver and executors all see.
     """
     from penstock.cli import submitted
-    from penstock.pipelines.model import load
-    from penstock.pipelines.running.submit import Request, submit_line
+    from penstock.pipelines.spec.loader import load
+    from penstock.pipelines.submit import Request, submit_line
     from penstock.spark.session import quiet_java_options
 
     variables, spark_conf = _variables(env or []), options_of_spark(conf or [])

@@ -12,7 +12,7 @@ from penstock.demo.data import Branch
 from penstock.demo.proof import Logged
 from penstock.demo.segments import Alarm, parse_alarm
 from penstock.pipelines.sinks.table import files
-from penstock.pipelines.state.checkpoint import Offsets
+from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.spark.tube.cluster import Tube
 from penstock.spark.tube.offsets import Slice, from_json, to_json
 from penstock.statestore.client.client import StateStoreClient

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from penstock.demo.segments import Segment
-from penstock.pipelines.books.ledger import Entry
+from penstock.pipelines.ledger.ledger import Entry
 
 __all__ = ["Check", "Evidence", "Logged", "Proof", "last_line", "late_ids", "prove"]
 

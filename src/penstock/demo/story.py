@@ -22,8 +22,8 @@ from penstock.demo.sender import Sender
 from penstock.demo.stack import Options, Stack
 from penstock.errors import ConfigError, PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.client import MqttClient
-from penstock.pipelines.books.ledger import Ledger
-from penstock.pipelines.state.checkpoint import Offsets
+from penstock.pipelines.ledger.ledger import Ledger
+from penstock.pipelines.state_dir.checkpoint import Offsets
 from penstock.statestore.client.client import StateStoreClient
 
 __all__ = ["Outcome", "tell"]

@@ -22,8 +22,8 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import TimestampType
 
 from penstock.errors import ConfigError
-from penstock.pipelines.model.sources import SOURCE
-from penstock.pipelines.model.values import pieces
+from penstock.pipelines.spec.sources import SOURCE
+from penstock.pipelines.spec.values import pieces
 
 __all__ = [
     "INTERNAL",

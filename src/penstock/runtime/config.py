@@ -64,10 +64,16 @@ def parse(text: str, model: type[Model], *, name: str, environment: Mapping[str,
     return validate(parse_document(text, name, _environment(environment)), model)
 
 
-def validate(document: Document, model: type[Model]) -> Model:
-    """Check a document (possibly with values put over it) against ``model``."""
+def validate(
+    document: Document, model: type[Model], check: Callable[[Model], ValidationError | None] | None = None
+) -> Model:
+    """Check a document (possibly with values put over it) against ``model``, then the whole of it with ``check``."""
     try:
-        return model.model_validate(document.data)
+        found = model.model_validate(document.data)
+        error = None if check is None else check(found)
+        if error is not None:
+            raise error
+        return found
     except ValidationError as error:
         raise _config_error(error, document, model) from None
 

@@ -10,12 +10,12 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.demo.data import example
-from penstock.pipelines.books.changes import remember
-from penstock.pipelines.model import load
-from penstock.pipelines.state import layout
-from penstock.pipelines.state.owner import claim
-from penstock.pipelines.state.shape import check_shapes
-from penstock.pipelines.store import control
+from penstock.pipelines.ledger.plan_changes import remember
+from penstock.pipelines.run import lease
+from penstock.pipelines.spec.loader import load
+from penstock.pipelines.state_dir import layout
+from penstock.pipelines.state_dir.checkpoint import check_shapes
+from penstock.pipelines.state_dir.layout import claim
 
 
 def test_validate_names_the_chains(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,14 +156,14 @@ def test_a_replay_needs_a_target_of_its_own(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("stopped", "status", "words"),
     [
-        (control.Stopped(None, clean=True), 0, "no run holds the lease"),
-        (control.Stopped(None, clean=True, known=False), 0, "is it the right name and broker?"),
-        (control.Stopped("abc", clean=True), 0, "run abc has stopped"),
-        (control.Stopped("abc", clean=False, why="the disk is full"), 1, "has ended, but not because it was asked"),
+        (lease.Stopped(None, clean=True), 0, "no run holds the lease"),
+        (lease.Stopped(None, clean=True, known=False), 0, "is it the right name and broker?"),
+        (lease.Stopped("abc", clean=True), 0, "run abc has stopped"),
+        (lease.Stopped("abc", clean=False, why="the disk is full"), 1, "has ended, but not because it was asked"),
     ],
 )
 def test_stop(
-    stopped: control.Stopped,
+    stopped: lease.Stopped,
     status: int,
     words: str,
     capsys: pytest.CaptureFixture[str],
@@ -171,11 +171,11 @@ def test_stop(
 ) -> None:
     asked: list[tuple[str, str]] = []
 
-    def stop(broker: str, pipeline: str, **_: object) -> control.Stopped:
+    def stop(broker: str, pipeline: str, **_: object) -> lease.Stopped:
         asked.append((broker, pipeline))
         return stopped
 
-    monkeypatch.setattr(control, "stop_run", stop)
+    monkeypatch.setattr(lease, "stop_run", stop)
     assert main(["pipeline", "stop", str(example("pipeline.yaml"))]) == status
     printed = capsys.readouterr()
     assert words in printed.out + printed.err

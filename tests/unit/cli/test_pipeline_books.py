@@ -12,12 +12,12 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.errors import UnavailableError
-from penstock.pipelines.books import reconcile
-from penstock.pipelines.books.ledger import Ledger
-from penstock.pipelines.model.values import REDRIVE, REDRIVE_STEP
-from penstock.pipelines.state.durable import write_json
-from penstock.pipelines.state.replay import plan_replay
-from penstock.pipelines.store import control
+from penstock.pipelines.ledger import reconcile
+from penstock.pipelines.ledger.ledger import Ledger
+from penstock.pipelines.run import lease
+from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP
+from penstock.pipelines.state_dir.durable import write_json
+from penstock.pipelines.state_dir.replay import plan_replay
 from tests.unit.pipelines.bookkeeping import Books, letter
 
 
@@ -34,15 +34,15 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[dict[str, object]]:
 def test_status(books: Books, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str]] = []
 
-    def holder(broker: str, pipeline: str, _timeout_s: float) -> control.Holder:
+    def holder(broker: str, pipeline: str, _timeout_s: float) -> lease.Holder:
         asked.append((broker, pipeline))
         if len(asked) == 2:
             raise UnavailableError("nobody answers")
         sink = {"rows_per_s": 2.5, "lag_records": 7, "lag_s": 130.0, "batch_s": 0.4}
-        record = control.RunRecord("abc", "edge-7", 42, "2024-05-01T00:00:00Z", progress={"sinks": {"rows": sink}})
-        return control.Holder("abc", 5_000, record)
+        record = lease.RunRecord("abc", "edge-7", 42, "2024-05-01T00:00:00Z", progress={"sinks": {"rows": sink}})
+        return lease.Holder("abc", 5_000, record)
 
-    monkeypatch.setattr(control, "lease_holder", holder)
+    monkeypatch.setattr(lease, "lease_holder", holder)
     assert main(["pipeline", "status", str(books.file), "--state-dir", str(books.state), "--json"]) == 0
     (line,) = lines(capsys)
     record = line.pop("record")
@@ -83,7 +83,7 @@ def test_status(books: Books, capsys: pytest.CaptureFixture[str], monkeypatch: p
 def test_status_is_watched_until_an_interrupt(
     books: Books, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pauses: list[float]
 ) -> None:
-    monkeypatch.setattr(control, "lease_holder", lambda *_: control.Holder(None, None))
+    monkeypatch.setattr(lease, "lease_holder", lambda *_: lease.Holder(None, None))
     command = ["pipeline", "status", str(books.file), "--state-dir", str(books.state), "--watch", "5"]
     assert main(command) == 0
     printed = capsys.readouterr()
@@ -98,13 +98,13 @@ def test_status_is_watched_until_an_interrupt(
 def test_status_of_a_run_that_has_ended(
     books: Books, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = control.RunRecord("abc", "edge-7", 42, since="2024-05-01T00:00:00Z", at="2024-05-01T01:00:00Z")
+    record = lease.RunRecord("abc", "edge-7", 42, since="2024-05-01T00:00:00Z", at="2024-05-01T01:00:00Z")
     command = ["pipeline", "status", str(books.file), "--state-dir", str(books.state)]
     for changed, words in [
         (record, "run abc on edge-7: ended without a word, last heard of 2024-05-01T01:00:00Z"),
         (replace(record, state="failed", why="no"), "run abc on edge-7: failed 2024-05-01T01:00:00Z: no"),
     ]:
-        monkeypatch.setattr(control, "lease_holder", lambda *_, r=changed: control.Holder(None, None, r))
+        monkeypatch.setattr(lease, "lease_holder", lambda *_, r=changed: lease.Holder(None, None, r))
         assert main(command) == 0
         assert words in capsys.readouterr().err
     assert main([*command[:-1], str(books.root / "elsewhere")]) == 0
@@ -123,11 +123,11 @@ def test_status_of_a_replay(
 ) -> None:
     asked: list[str] = []
 
-    def holder(_broker: str, pipeline: str, _timeout_s: float) -> control.Holder:
+    def holder(_broker: str, pipeline: str, _timeout_s: float) -> lease.Holder:
         asked.append(pipeline)
-        return control.Holder(None, None)
+        return lease.Holder(None, None)
 
-    monkeypatch.setattr(control, "lease_holder", holder)
+    monkeypatch.setattr(lease, "lease_holder", holder)
     into = tmp_path / "replay"
     planned = plan_replay(books.pipeline, into, None, None, live=False)
     Ledger(planned.state / "ledger").write(replace(books.entries[0], read=5, out=3))
@@ -159,11 +159,11 @@ def test_a_replay_is_stopped_under_its_own_lease(
 ) -> None:
     asked: list[tuple[str, str]] = []
 
-    def stop(broker: str, pipeline: str, **_: object) -> control.Stopped:
+    def stop(broker: str, pipeline: str, **_: object) -> lease.Stopped:
         asked.append((broker, pipeline))
-        return control.Stopped("abc", clean=True)
+        return lease.Stopped("abc", clean=True)
 
-    monkeypatch.setattr(control, "stop_run", stop)
+    monkeypatch.setattr(lease, "stop_run", stop)
     planned = plan_replay(books.pipeline, tmp_path / "replay", None, None, live=False)
     assert main(["pipeline", "stop", str(books.file), "--into", str(tmp_path / "replay")]) == 0
     assert asked == [(books.pipeline.statestore.broker, planned.lease)]

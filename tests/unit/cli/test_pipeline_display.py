@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.cli.pipeline_display import LineDisplay, LiveDisplay, amount, display, duration, size
-from penstock.pipelines.running.progress import SinkProgress
+from penstock.pipelines.run.progress import SinkProgress
 
 BUSY = SinkProgress(
     batch=4, batches=5, read=1_200, out=1_100, rows_per_s=120.5, waiting_records=30, waiting_s=4.2, in_batch_records=10,

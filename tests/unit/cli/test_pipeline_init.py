@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
-from penstock.pipelines.model import load
+from penstock.pipelines.spec.loader import load
 
 
 @pytest.mark.parametrize("source", ["tubemq", "mqtt", "files"])

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.demo.proof import Evidence, Logged, Proof, last_line, late_ids, prove
 from penstock.demo.segments import Segment
-from penstock.pipelines.books.ledger import Entry
+from penstock.pipelines.ledger.ledger import Entry
 
 NOON = datetime(2022, 3, 20, 12, tzinfo=UTC)
 SEGMENT = Segment("low", NOON, NOON, 1, 5.0)

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.pipelines.books.ledger import Entry, Ledger
-from penstock.pipelines.model import Pipeline
-from penstock.pipelines.state.durable import write_json
+from penstock.pipelines.ledger.ledger import Entry, Ledger
+from penstock.pipelines.spec.pipeline import Pipeline
+from penstock.pipelines.state_dir.durable import write_json
 from tests.unit.pipelines.files import parse
 
 __all__ = ["Books", "letter"]

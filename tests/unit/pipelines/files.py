@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.pipelines.model import Pipeline
+from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.runtime import config
 
 __all__ = ["FILE", "parse"]

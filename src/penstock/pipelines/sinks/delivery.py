@@ -11,20 +11,22 @@ from typing import TYPE_CHECKING, Protocol
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as sf
 
-from penstock.pipelines.rows import data_columns, key_column
+from penstock.pipelines.rows import data_columns, key_column, mark_dead, too_large
+from penstock.pipelines.run.write_back import Change
 from penstock.pipelines.sinks.delta import DeltaSink
-from penstock.pipelines.sinks.messages import Write, send
+from penstock.pipelines.sinks.messages import Write, failures, send
 from penstock.pipelines.sinks.table import Table
-from penstock.pipelines.steps.expressions import conditions
-from penstock.pipelines.store.writeback import Change
+from penstock.pipelines.spec.sinks import Sink, StateStoreSink
+from penstock.pipelines.spec.values import sink_letter
+from penstock.pipelines.steps.expressions import condition, conditions, sure
 
 if TYPE_CHECKING:
-    from penstock.pipelines.model import Pipeline, Sink, StateStoreSink
-    from penstock.pipelines.model.plan import SinkPlan
-    from penstock.pipelines.model.sinks import Entry
-    from penstock.pipelines.state.checkpoint import Checkpoint
+    from penstock.pipelines.spec.pipeline import Pipeline
+    from penstock.pipelines.spec.plan import SinkPlan
+    from penstock.pipelines.spec.sinks import Entry, Sink, StateStoreSink
+    from penstock.pipelines.state_dir.checkpoint import Checkpoint
 
-__all__ = ["COORDINATES", "Delivery", "FencedStore", "Targets", "changes_of", "entry_value"]
+__all__ = ["COORDINATES", "Delivery", "FencedStore", "Targets", "changes_of", "entry_value", "marked"]
 
 COORDINATES = ("topic", "broker", "partition", "offset", "timestamp")
 """Fields of ``_source`` that a table keeps of every row, as ``_topic`` and so on, beside ``_id``."""
@@ -149,3 +151,31 @@ def _changes(rows: list[Row], entries: int) -> Iterator[Change]:
             # A row may leave out some of its keys: see where rows are marked.
             if key is not None:
                 yield Change(key, None if value is None else value.encode())
+
+
+def marked(rows: DataFrame, sink: Sink) -> DataFrame:
+    """``rows``, dead where ``sink`` can do nothing with them, filtered where its ``when`` does not hold."""
+    name = sink_letter(sink.name)
+    if sink.statestore is not None:
+        return _nameable(rows, name, sink.statestore)
+    if sink.messages is None:
+        return rows
+    if sink.messages.when != "true":
+        rows = condition(rows, name, name, sink.messages.when)
+    return mark_dead(rows, name, failures(rows, sink, sink.messages))
+
+
+def _nameable(rows: DataFrame, name: str, sink: StateStoreSink) -> DataFrame:
+    # A key with a null in it names nothing; a row may leave out some of its keys, but not all.
+    keys = [key_column(rows, entry.key) for entry in sink.entries]
+    templates = " and ".join(entry.key for entry in sink.entries)
+    nameless = sf.when(sf.coalesce(*keys).isNull(), sf.lit(f"there is a null in {templates}"))
+    reasons = [("sink.key", nameless)]
+    whens = {f"_when{n}": entry.when for n, entry in enumerate(sink.entries)}
+    if sink.max_bytes is not None:
+        # Of a row that deletes its key no value is sent.
+        values = [entry_value(rows, entry) for entry in sink.entries]
+        sizes = (sf.when(sf.col(when), sf.octet_length(value)) for when, value in zip(whens, values, strict=True))
+        reasons += [("sink.size", too_large(size, sink.max_bytes)) for size in sizes]
+        rows = conditions(rows, whens)
+    return sure(mark_dead(rows, name, reasons).drop(*whens), name, list(whens.values()))

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as sf
 
 from penstock.errors import PenstockError
-from penstock.pipelines.model.sinks import TableSink
-from penstock.pipelines.model.values import transaction_id
+from penstock.pipelines.spec.sinks import TableSink
+from penstock.pipelines.spec.values import transaction_id
 
 __all__ = ["DeltaSink"]
 

@@ -15,8 +15,9 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType
 
-from penstock.pipelines.model import Messages, Pipeline, Sink
 from penstock.pipelines.rows import data_columns, key_column, too_large
+from penstock.pipelines.spec.pipeline import Pipeline
+from penstock.pipelines.spec.sinks import Messages, Sink
 
 __all__ = ["Write", "as_messages", "failures", "identity", "send"]
 

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import ConfigError, StorageError
-from penstock.pipelines.sources.lag import Lag, query_of
-from penstock.pipelines.sources.reader import Way
+from penstock.pipelines.sources.reader import Lag, Way, query_of
 from penstock.pipelines.sources.rows import source_rows
-from penstock.pipelines.state import layout
-from penstock.pipelines.state.durable import read_json, write_json
-from penstock.pipelines.state.replay import Span
+from penstock.pipelines.state_dir import layout
+from penstock.pipelines.state_dir.durable import read_json, write_json
+from penstock.pipelines.state_dir.replay import Span
 from penstock.spark.made import files, rate
 from penstock.spark.made.delta_log import DeltaLog
 from penstock.spark.made.file_log import FileLog, check_unchanged, count_records
@@ -25,8 +24,8 @@ from penstock.spark.tube.options import WITH_HEADERS
 from penstock.spark.tube.source import spark_schema
 
 if TYPE_CHECKING:
-    from penstock.pipelines.model.sources import FilesSource, RateSource
-    from penstock.pipelines.state.checkpoint import Offsets
+    from penstock.pipelines.spec.sources import FilesSource, RateSource
+    from penstock.pipelines.state_dir.checkpoint import Offsets
 
 __all__ = ["FilesReader", "RateReader"]
 

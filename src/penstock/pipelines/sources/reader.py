@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.pipelines.sources.lag import Lag
-from penstock.pipelines.state.checkpoint import Offsets
+from penstock.errors import PenstockError
+from penstock.pipelines.state_dir.checkpoint import Offsets
+from penstock.spark.tube.cluster import Tube
+from penstock.spark.tube.offsets import Bounds, Partition, Slice, from_json
 
-__all__ = ["Meter", "Reader", "Way"]
+__all__ = ["Lag", "LagMeter", "Meter", "Reader", "Way", "measure", "planned", "query_of"]
 
 
 class Way(NamedTuple):
@@ -66,3 +69,120 @@ class Reader(Protocol):
 
     def meter(self, clock: Callable[[], int]) -> Meter:
         """Measures how far queries are behind this source; ``clock`` gives ms since 1970."""
+
+
+TIMEOUT_MS = 1_000
+"""Lag is for people to look at: a node that is restarting must not hold anything up."""
+
+
+_PLANNED = "/planned"
+
+
+class Lag(NamedTuple):
+    """``records`` are in the tube and not yet through the query; the oldest was appended ``seconds`` ago.
+
+    Apache's brokers count whole stores, and are not asked for the oldest record, since that means to register: there
+    ``seconds`` is None while there is a lag.
+    """
+
+    records: int
+    seconds: float | None
+
+
+def planned(sink: str) -> str:
+    """Under which name a meter keeps what lies behind the batch under way; no sink can have it."""
+    return f"{sink}{_PLANNED}"
+
+
+def query_of(name: str) -> str:
+    """The sink whose lag is measured under ``name``."""
+    return name.removesuffix(_PLANNED)
+
+
+def measure(tube: Tube, bounds: Mapping[Partition, Bounds], end: Offsets, now_ms: int) -> Lag:
+    """What ``tube`` holds after ``end``, up to ``bounds``.
+
+    A partition that ``end`` does not name is new to the query, which will read it from its oldest record on.
+
+    Raises:
+        UnavailableError, DataLossError: of the tube.
+    """
+    reached = from_json(end)
+    records, oldest_ms, is_dated = 0, now_ms, True
+    for partition, bound in bounds.items():
+        position = max(reached.get(partition, bound.oldest), bound.oldest)
+        if position >= bound.end:
+            continue
+        count = tube.weigh(Slice(partition, position, bound.end))
+        if not count:
+            # Positions are of a store, which partitions share: what is left there belongs to another one.
+            continue
+        records += count
+        if not tube.has_ranges(partition):
+            is_dated = False
+            continue
+        first, _ = tube.plan(Slice(partition, position, bound.end), 1)
+        for batch in tube.read(Slice(partition, position, first)):
+            oldest_ms = min(oldest_ms, *map(int, batch.append_times))
+    return Lag(records, max(now_ms - oldest_ms, 0) / 1000 if is_dated else None)
+
+
+class LagMeter:
+    """Measures in a thread of its own, as often as it is asked to and never twice at once.
+
+    ``open_tube`` opens the tube, ``bounds`` says what there is to read in it, ``clock`` gives ms since 1970.
+    """
+
+    def __init__(
+        self,
+        open_tube: Callable[[], Tube],
+        bounds: Callable[[Tube], Mapping[Partition, Bounds]],
+        clock: Callable[[], int],
+    ) -> None:
+        self._open = open_tube
+        self._bounds = bounds
+        self._clock = clock
+        self._asked = threading.Event()
+        self._closed = False
+        self._ends: Mapping[str, Offsets] = {}
+        self._found: Mapping[str, Lag] = {}
+        self._thread = threading.Thread(target=self._work, name="penstock-lag", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; ``end`` ends it."""
+        self._thread.start()
+
+    def ask(self, ends: Mapping[str, Offsets]) -> None:
+        """Measure the lag of queries that have come to ``ends``, by sink; ``of`` has it a little later."""
+        self._ends = dict(ends)
+        self._asked.set()
+
+    def of(self, sink: str) -> Lag | None:
+        """The newest lag of ``sink``; None where it is not known, or the tube did not say at once."""
+        return self._found.get(sink)
+
+    def end(self, ends: Mapping[str, Offsets]) -> None:
+        """End the thread, and measure once more, here; a question that is under way ends with its timeout."""
+        self._closed = True
+        self._asked.set()
+        if self._thread.is_alive():
+            self._thread.join(2 * TIMEOUT_MS / 1000)
+            with self._open() as tube:
+                self._found = self._measure(tube, ends)
+
+    def _work(self) -> None:
+        with self._open() as tube:
+            while True:
+                self._asked.wait()
+                self._asked.clear()
+                if self._closed:
+                    return
+                self._found = self._measure(tube, self._ends)
+
+    def _measure(self, tube: Tube, ends: Mapping[str, Offsets]) -> dict[str, Lag]:
+        try:
+            bounds = self._bounds(tube)
+            now_ms = self._clock()
+            return {sink: measure(tube, bounds, end, now_ms) for sink, end in ends.items()}
+        except PenstockError:
+            return {}

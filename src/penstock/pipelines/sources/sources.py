@@ -13,17 +13,16 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.pipelines.model import Pipeline
-from penstock.pipelines.model.plan import labels, plan
-from penstock.pipelines.model.sources import SOURCE, FilesSource, RateSource, Source, TubeOptions
-from penstock.pipelines.sources.lag import Lag, query_of
 from penstock.pipelines.sources.made import FilesReader, RateReader
-from penstock.pipelines.sources.reader import Meter, Reader, Way
+from penstock.pipelines.sources.reader import Lag, Meter, Reader, Way, query_of
 from penstock.pipelines.sources.tube import TubeReader
-from penstock.pipelines.state import layout
-from penstock.pipelines.state.checkpoint import Offsets
-from penstock.pipelines.state.durable import read_json, write_json
-from penstock.pipelines.state.replay import Span
+from penstock.pipelines.spec.pipeline import Pipeline
+from penstock.pipelines.spec.plan import labels, plan
+from penstock.pipelines.spec.sources import SOURCE, FilesSource, RateSource, Source, TubeOptions
+from penstock.pipelines.state_dir import layout
+from penstock.pipelines.state_dir.checkpoint import Offsets
+from penstock.pipelines.state_dir.durable import read_json, write_json
+from penstock.pipelines.state_dir.replay import Span
 
 __all__ = ["Sources", "reader_of"]
 

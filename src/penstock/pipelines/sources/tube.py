@@ -9,14 +9,12 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.pipelines.model.sources import SOURCE, StateStoreSource, TubeOptions
-from penstock.pipelines.sources.changes import told_of_capture
-from penstock.pipelines.sources.lag import TIMEOUT_MS, LagMeter
-from penstock.pipelines.sources.reader import Way
-from penstock.pipelines.sources.rows import source_rows
-from penstock.pipelines.state.checkpoint import Offsets
-from penstock.pipelines.state.durable import read_json, write_json
-from penstock.pipelines.state.replay import Span
+from penstock.pipelines.sources.reader import TIMEOUT_MS, LagMeter, Way
+from penstock.pipelines.sources.rows import source_rows, told_of_capture
+from penstock.pipelines.spec.sources import SOURCE, StateStoreSource, TubeOptions
+from penstock.pipelines.state_dir.checkpoint import Offsets
+from penstock.pipelines.state_dir.durable import read_json, write_json
+from penstock.pipelines.state_dir.replay import Span
 from penstock.spark.tube.cluster import Tube, count_rows
 from penstock.spark.tube.marks import marks_of, with_marks
 from penstock.spark.tube.offsets import Bounds, Partition, Positions, Times, check_kept, from_json, to_json

@@ -14,9 +14,9 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import DataType, DoubleType, FloatType, StringType, StructType
 
 from penstock.errors import ConfigError
-from penstock.pipelines.model.steps import Parse
 from penstock.pipelines.rows import alive, data_columns, internal_columns, mark_dead, refuse_internal
-from penstock.pipelines.steps.trying import quoted, shortened
+from penstock.pipelines.spec.steps import Parse
+from penstock.pipelines.steps.error_capture import quoted, shortened
 
 __all__ = ["from_json", "parse_step", "schema_of"]
 

@@ -11,14 +11,14 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import DataType, NumericType
 
 from penstock.errors import ConfigError
-from penstock.pipelines.model.plan import Node
-from penstock.pipelines.model.sources import SOURCE
-from penstock.pipelines.model.steps import Enrich, Step
-from penstock.pipelines.model.values import duration_ms, sink_letter
 from penstock.pipelines.rows import alive, data_columns, internal_columns, key_column, mark_dead
+from penstock.pipelines.spec.plan import Node
+from penstock.pipelines.spec.sources import SOURCE
+from penstock.pipelines.spec.steps import Enrich, Step
+from penstock.pipelines.spec.values import duration_ms, sink_letter
+from penstock.pipelines.steps.error_capture import shortened
 from penstock.pipelines.steps.expressions import filter_step, map_step, sql_step
 from penstock.pipelines.steps.parsing import from_json, parse_step, schema_of
-from penstock.pipelines.steps.trying import shortened
 from penstock.pipelines.steps.windows import countable, dedupe_step, window_step
 
 __all__ = ["Lookup", "WithLookup", "apply", "flow", "into_window"]

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
-from penstock.pipelines.model.steps import Dedupe, Step, Window
-from penstock.pipelines.model.values import REDRIVE, REDRIVE_STEP, duration_ms
 from penstock.pipelines.rows import alive, header, mark_dead
-from penstock.pipelines.steps.trying import FAILED, attempts, quoted_column, shortened, tried_windows
+from penstock.pipelines.spec.steps import Dedupe, Step, Window
+from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP, duration_ms
+from penstock.pipelines.steps.error_capture import FAILED, attempts, quoted_column, shortened, tried_windows
 
 __all__ = ["AHEAD", "NO_TIME", "countable", "dated", "dedupe_step", "last_end_ms", "window_step"]
 

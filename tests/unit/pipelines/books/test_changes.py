@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.pipelines.books.changes import Change, changes, remember
-from penstock.pipelines.books.ledger import Ledger
-from penstock.pipelines.state import layout
-from penstock.pipelines.state.owner import claim
-from penstock.pipelines.state.shape import check_shapes
+from penstock.pipelines.ledger.ledger import Ledger
+from penstock.pipelines.ledger.plan_changes import Change, changes, remember
+from penstock.pipelines.state_dir import layout
+from penstock.pipelines.state_dir.checkpoint import check_shapes
+from penstock.pipelines.state_dir.layout import claim
 from tests.unit.pipelines.bookkeeping import Books
 from tests.unit.pipelines.files import FILE, parse
 

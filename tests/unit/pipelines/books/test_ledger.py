@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StorageError
-from penstock.pipelines.books.ledger import Entry, Ledger, Sums
-from penstock.pipelines.state.durable import write_json
+from penstock.pipelines.ledger.ledger import Entry, Ledger, Sums
+from penstock.pipelines.state_dir.durable import write_json
 
 
 def entry(batch: int, *, read: int = 10, dead: int = 0, duplicates: int | None = 1) -> Entry:

@@ -9,9 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import DataLossError
-from penstock.pipelines.books.reconcile import reconcile
-from penstock.pipelines.state.checkpoint import Offsets
-from penstock.pipelines.state.durable import write_json
+from penstock.pipelines.ledger.reconcile import reconcile
+from penstock.pipelines.state_dir.checkpoint import Offsets
+from penstock.pipelines.state_dir.durable import write_json
 from tests.unit.pipelines.bookkeeping import Books, letter
 from tests.unit.pipelines.files import parse
 

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.pipelines.checks.ddl import Column, columns
+from penstock.pipelines.spec.columns import Column, parse_ddl
 
 
 def test_names_types_and_nulls() -> None:
     text = "a string NOT NULL, `b c` Decimal(10,2) -- why\n, c STRUCT<x: INT, `y``z` ARRAY<MAP<STRING, LONG>> NOT NULL>"
-    assert columns(text + " COMMENT 'its', d varchar(3) /* no */ not null") == [
+    assert parse_ddl(text + " COMMENT 'its', d varchar(3) /* no */ not null") == [
         Column("a", "STRING", nullable=False),
         Column("b c", "DECIMAL(10, 2)", nullable=True),
         Column("c", "STRUCT<x: INT, y`z: ARRAY<MAP<STRING, LONG>>>", nullable=True),
@@ -41,4 +41,4 @@ def test_names_types_and_nulls() -> None:
 )
 def test_a_mistake_is_named_with_its_place(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        columns(text)
+        parse_ddl(text)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 
-from penstock.pipelines.model.describe import as_data, as_text
+from penstock.pipelines.spec.description import as_data, as_text
 from tests.unit.pipelines.files import FILE, parse
 
 MORE = """\

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from penstock.pipelines.model.picture import as_svg
+from penstock.pipelines.spec.picture import as_svg
 from tests.unit.pipelines.files import FILE, parse
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -8,7 +8,10 @@ import pytest
 
 from penstock.demo.data import example
 from penstock.errors import ConfigError
-from penstock.pipelines.model import Pipeline, TableSink, TubeOptions, TubeSink, json_schema, load
+from penstock.pipelines.spec.loader import json_schema, load
+from penstock.pipelines.spec.pipeline import Pipeline
+from penstock.pipelines.spec.sinks import TableSink, TubeSink
+from penstock.pipelines.spec.sources import TubeOptions
 from tests.unit.pipelines.files import FILE, parse
 
 

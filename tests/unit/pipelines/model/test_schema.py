@@ -11,7 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from penstock.demo.data import example
-from penstock.pipelines.model import json_schema
+from penstock.pipelines.spec.loader import json_schema
 from penstock.runtime.document import parse_document
 from tests.unit.pipelines.files import FILE
 

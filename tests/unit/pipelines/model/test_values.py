@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.pipelines.model.values import Piece, duration_ms, pieces
+from penstock.pipelines.spec.values import Piece, duration_ms, pieces
 
 
 @pytest.mark.parametrize(

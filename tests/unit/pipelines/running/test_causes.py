@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.pipelines.running.causes import (
-    AWAY,
-    BUSY,
-    cause,
-    is_named_by_spark,
-    is_of_other_state,
-    passing,
-    whole,
-)
+from penstock.pipelines.run.errors import AWAY, BUSY, cause, is_named_by_spark, is_of_other_state, passing, whole
 
 THROUGH_PYTHON = """\
 [FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred in the user provided function. Reason: Traceback:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.pipelines.running.metrics import serve
-from penstock.pipelines.running.progress import MEANINGS, SinkProgress, figures
+from penstock.pipelines.run.progress import MEANINGS, SinkProgress, figures, serve
 
 SINKS = {"rows": SinkProgress(batch=3, batches=4, read=10, lag_records=7, lag_s=1.5), "alarms": SinkProgress(read=2)}
 

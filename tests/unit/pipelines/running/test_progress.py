@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.pipelines.books.ledger import Entry
-from penstock.pipelines.running.progress import Progress, SinkProgress, figures, of_spark
-from penstock.pipelines.sources.lag import Lag
+from penstock.pipelines.ledger.ledger import Entry
+from penstock.pipelines.run.progress import Progress, SinkProgress, figures, of_spark
+from penstock.pipelines.sources.reader import Lag
 
 WALL_MS = 1_700_000_000_000
 

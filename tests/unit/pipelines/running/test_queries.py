@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from penstock.errors import DataLossError
-from penstock.pipelines.running.queries import RunningQuery, check_nothing_dropped
+from penstock.pipelines.run.queries import RunningQuery, check_nothing_dropped
 
 
 def running(*dropped: int, windowed: bool = False) -> RunningQuery:

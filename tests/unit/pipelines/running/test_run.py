@@ -12,11 +12,10 @@ import pytest
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.errors import PenstockError, UnavailableError
-from penstock.pipelines.running import run
-from penstock.pipelines.running.build import BuiltQuery
-from penstock.pipelines.running.causes import BUSY, FULL
-from penstock.pipelines.running.queries import RunningQuery
-from penstock.pipelines.running.watch import Watch
+from penstock.pipelines.run import run
+from penstock.pipelines.run.errors import BUSY, FULL
+from penstock.pipelines.run.queries import BuiltQuery, RunningQuery
+from penstock.pipelines.run.watch import Watch
 from tests.unit.pipelines.files import FILE, parse
 
 COLUMN = "[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column `celcius` cannot be resolved. SQLSTATE: 42703; line 1 pos 0"
@@ -34,7 +33,7 @@ def test_a_node_that_is_not_there_is_told_before_spark_starts(tmp_path: Path, mo
 
 
 def test_a_tube_that_does_not_answer_is_named_with_its_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pipelines.store.writeback.WriteBack.connect", lambda _: None)
+    monkeypatch.setattr("penstock.pipelines.run.write_back.WriteBack.connect", lambda _: None)
     monkeypatch.setattr("penstock.pipelines.sources.tube.FIRST_LOOK_MS", 200)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -68,7 +67,7 @@ def test_a_machine_that_is_too_busy_is_waited_for_and_its_queries_are_started_ap
     loop = run._Run(parse(), events.append, threading.Event(), run.Options(), tmp_path)
     loop._watch = cast(Watch, SimpleNamespace(restarted=lambda _: None))
     clock = [1000.0]
-    monkeypatch.setattr("penstock.pipelines.running.run.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("penstock.pipelines.run.run.time", SimpleNamespace(monotonic=lambda: clock[0]))
     text = "Python worker failed to connect back.\nCaused by: java.net.SocketTimeoutException: Timed out"
     for name in ("rows", "alarms"):
         query = cast(StreamingQuery, object())
@@ -101,7 +100,7 @@ def test_a_full_disk_is_waited_for(text: str, tmp_path: Path, monkeypatch: pytes
     loop = run._Run(parse(), lambda _: None, threading.Event(), run.Options(), tmp_path)
     loop._watch = cast(Watch, SimpleNamespace(restarted=lambda _: None))
     clock = [1000.0]
-    monkeypatch.setattr("penstock.pipelines.running.run.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("penstock.pipelines.run.run.time", SimpleNamespace(monotonic=lambda: clock[0]))
     running = RunningQuery(cast(BuiltQuery, SimpleNamespace(name="rows")))
     for _ in range(20):
         loop._failed(running, text)

@@ -14,7 +14,7 @@ from penstock.cli import submitted
 from penstock.cli.main import main
 from penstock.demo.data import example
 from penstock.errors import ConfigError
-from penstock.pipelines.running.submit import Line, Request, submit_line
+from penstock.pipelines.submit import Line, Request, submit_line
 
 
 def line(master: str, **changed: Any) -> Line:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.pipelines.sources.changes import glob_pattern, told_of_capture
+from penstock.pipelines.sources.rows import glob_pattern, told_of_capture
 from penstock.statestore.codec.glob import Glob
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 from penstock.errors import UnavailableError
-from penstock.pipelines.sources.lag import Lag, LagMeter, measure
+from penstock.pipelines.sources.reader import Lag, LagMeter, measure
 from penstock.spark.tube.cluster import Tube
 from penstock.spark.tube.offsets import Bounds, Partition, Slice
 from penstock.tube.reader import Batch

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StorageError
-from penstock.pipelines.state.checkpoint import Checkpoint, Planned, parse_offsets
+from penstock.pipelines.state_dir.checkpoint import Checkpoint, Planned, parse_offsets
 
 # Origin: a query of Spark 4.2.1 with one source; the metadata line shortened.
 ENTRY = 'v1\n{"batchWatermarkMs":1647772200000,"batchTimestampMs":1795258116728,"conf":{}}\n{"t":{"1:0":56}}'

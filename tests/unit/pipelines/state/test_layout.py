@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.pipelines.state import layout
+from penstock.pipelines.state_dir import layout
 
 STATE = Path("state")
 

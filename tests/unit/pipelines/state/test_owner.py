@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.pipelines.state.owner import check_owner, claim
+from penstock.pipelines.state_dir.layout import check_owner, claim
 
 
 def test_a_directory_belongs_to_the_first_that_claims_it(tmp_path: Path) -> None:

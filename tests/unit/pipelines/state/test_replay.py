@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.pipelines.state.replay import Replay, begun, place, plan_replay, retargeted
+from penstock.pipelines.state_dir.replay import Replay, begun, place, plan_replay, retargeted
 from penstock.spark.tube.offsets import Times
 from tests.unit.pipelines.files import parse
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.pipelines.state import layout
-from penstock.pipelines.state.shape import check_shapes
+from penstock.pipelines.state_dir import layout
+from penstock.pipelines.state_dir.checkpoint import check_shapes
 from tests.unit.pipelines.files import FILE, parse
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from penstock.pipelines.steps.dataset import index, text_of
+from penstock.pipelines.steps.lookups import index, text_of
 
 
 @pytest.mark.parametrize(

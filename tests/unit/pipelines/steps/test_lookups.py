@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import PenstockError, UnavailableError
-from penstock.pipelines.steps import dataset, lookups
+from penstock.pipelines.steps import lookups
 from penstock.pipelines.steps.lookups import NOT_JSON, UNAVAILABLE, UNKNOWN, Get, found_in
 from penstock.pipelines.steps.stages import Lookup
 
@@ -74,9 +74,9 @@ def test_an_object_of_a_dataset(name: str | None, value: bytes | None) -> None:
 def test_a_dataset_is_indexed_again_when_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[bytes] = []
 
-    def counted(data: bytes, fields: Sequence[str]) -> dataset.Index:
+    def counted(data: bytes, fields: Sequence[str]) -> lookups.Index:
         made.append(data)
-        return dataset.index(data, fields)
+        return lookups.index(data, fields)
 
     monkeypatch.setattr(lookups, "index", counted)
     for data in (LINES, LINES, LINES + b'\n{"id":"c"}'):

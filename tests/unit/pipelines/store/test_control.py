@@ -11,9 +11,9 @@ import pytest
 
 from penstock.errors import UnavailableError
 from penstock.mqtt.server import MqttServer
-from penstock.pipelines.store import control
-from penstock.pipelines.store.control import Holder, RunRecord, lease_holder, stop_run
-from penstock.pipelines.store.writeback import WriteBack
+from penstock.pipelines.run import lease
+from penstock.pipelines.run.lease import Holder, RunRecord, lease_holder, stop_run
+from penstock.pipelines.run.write_back import WriteBack
 from penstock.runtime.durability import Durability
 from penstock.statestore.service.service import StateStoreService
 
@@ -106,19 +106,19 @@ def test_a_run_is_asked_to_stop_and_waited_for(broker: str, new_run: Runs, reque
 
     def work() -> None:
         assert run.stop_asked.wait(30.0)
-        run.last_words(RunRecord(run.run_id, state=control.STOPPED))
+        run.last_words(RunRecord(run.run_id, state=lease.STOPPED))
         run.close()
 
     thread = threading.Thread(target=work)
     thread.start()
     stopped = stop_run(broker, request.node.name, timeout_s=30.0, answer_s=10.0, told=told.append)
     thread.join()
-    assert stopped == control.Stopped(run.run_id, clean=True)
+    assert stopped == lease.Stopped(run.run_id, clean=True)
     assert [holder.run for holder in told] == [run.run_id]
     again = stop_run(broker, request.node.name, timeout_s=1.0, answer_s=10.0, told=told.append)
-    assert again == control.Stopped(None, clean=True)
+    assert again == lease.Stopped(None, clean=True)
     other = stop_run(broker, f"{request.node.name}_other", timeout_s=1.0, answer_s=10.0, told=told.append)
-    assert other == control.Stopped(None, clean=True, known=False)
+    assert other == lease.Stopped(None, clean=True, known=False)
     # The request was for that run alone.
     after = new_run()
     after.acquire(10.0)
@@ -133,19 +133,19 @@ def test_a_run_that_fails_or_goes_on_is_told(broker: str, new_run: Runs, request
         stop_run(broker, pipeline, timeout_s=0.2, answer_s=10.0, told=lambda _: None)
 
     def fail() -> None:
-        run.last_words(RunRecord(run.run_id, state=control.FAILED, why="the disk is full"))
+        run.last_words(RunRecord(run.run_id, state=lease.FAILED, why="the disk is full"))
         run.close()
 
     failing = threading.Thread(target=fail)
     stopped = stop_run(broker, pipeline, timeout_s=30.0, answer_s=10.0, told=lambda _: failing.start())
     failing.join()
-    assert stopped == control.Stopped(run.run_id, clean=False, why="the disk is full")
+    assert stopped == lease.Stopped(run.run_id, clean=False, why="the disk is full")
 
 
 def test_a_run_that_died_said_nothing(
     broker: str, new_run: Runs, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "LAST_WORDS_S", 0.2)
+    monkeypatch.setattr(lease, "LAST_WORDS_S", 0.2)
     run = new_run()
     run.acquire(10.0)
     run.last_words(RunRecord(run.run_id))

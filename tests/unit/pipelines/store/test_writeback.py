@@ -11,8 +11,8 @@ import pytest
 
 from penstock.errors import PenstockError, RefusedError, UnavailableError
 from penstock.mqtt.server import MqttServer
-from penstock.pipelines.store import control, writeback
-from penstock.pipelines.store.writeback import Change, WriteBack, collapse
+from penstock.pipelines.run import lease, write_back
+from penstock.pipelines.run.write_back import Change, WriteBack, collapse
 from penstock.runtime.durability import Durability
 from penstock.runtime.loop_thread import LoopThread
 from penstock.statestore.errors import FencingError, InvalidRequestError
@@ -83,7 +83,7 @@ def test_a_store_that_fences_no_prefixes_is_told_and_a_later_run_is_an_error(hel
 
 def test_who_holds_the_lease_is_unknown_where_nobody_answers() -> None:
     with pytest.raises(PenstockError) as caught:
-        control.lease_holder("mqtt://127.0.0.1:1", "p", 0.3)
+        lease.lease_holder("mqtt://127.0.0.1:1", "p", 0.3)
     assert "PENSTOCK_BROKER" in str(caught.value.do)
 
 
@@ -97,18 +97,18 @@ def test_deletes_that_follow_a_delete_are_left_out() -> None:
 
 def test_a_large_batch_has_more_time(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a millisecond a change, all one after the other: more than the time of a small batch."""
-    monkeypatch.setattr(writeback, "WRITE_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(write_back, "WRITE_TIMEOUT_S", 0.02)
 
     async def slowly(_store: object, by_key: dict[str, list[Change]], _token: Hlc) -> int:
         await asyncio.sleep(0.0005 * len(by_key))
         return len(by_key)
 
-    monkeypatch.setattr(writeback, "write_changes", slowly)
+    monkeypatch.setattr(write_back, "write_changes", slowly)
     run = held(Store())
     monkeypatch.setattr(run, "_thread", thread := LoopThread("test"))
     try:
         assert run.write([Change(f"k{number}", b"1") for number in range(200)]) == 200
-        monkeypatch.setattr(writeback, "SLOW_CHANGE_S", 0.0)
+        monkeypatch.setattr(write_back, "SLOW_CHANGE_S", 0.0)
         with pytest.raises(UnavailableError, match=r"did not answer within 0\.02 s"):
             run.write([Change(f"k{number}", b"1") for number in range(200)])
     finally:
@@ -131,7 +131,7 @@ def test_nothing_more_is_written_once_the_lease_is_lost(held: Held, monkeypatch:
         with pytest.raises(UnavailableError, match="does not hold its lease now: no renewal succeeded in time"):
             await run._write({f"k{number}": [Change(f"k{number}", b"1")] for number in range(200)})
 
-    monkeypatch.setattr(writeback, "write_changes", one_by_one)
+    monkeypatch.setattr(write_back, "write_changes", one_by_one)
     run = held(Store())
     lease: Any = run._lease
     asyncio.run(write())
@@ -189,14 +189,14 @@ def written_by(run: WriteBack, *changes: Change) -> int:
 def test_a_lease_that_ran_out_in_an_outage_is_taken_back_under_its_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writeback, "LEASE_MS", 300)
+    monkeypatch.setattr(write_back, "LEASE_MS", 300)
     said: queue.Queue[str] = queue.Queue()
     node = Node(tmp_path)
     run = WriteBack(node.url, "p", told=said.put)
     try:
         run.connect()
         token = run.acquire(10.0)
-        run.last_words(control.RunRecord(run.run_id, host="here"))
+        run.last_words(lease.RunRecord(run.run_id, host="here"))
         node.stop()
         assert "was not renewed in time" in said.get(timeout=20.0)
         assert not run.lost.is_set()
@@ -249,8 +249,8 @@ class RanOut:
 def test_a_lease_that_another_run_has_had_is_lost(
     lease: dict[str, Any], held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writeback, "OUTAGE_S", 0.05)
-    monkeypatch.setattr(writeback, "_ASK_AGAIN_S", 0.01)
+    monkeypatch.setattr(write_back, "OUTAGE_S", 0.05)
+    monkeypatch.setattr(write_back, "_ASK_AGAIN_S", 0.01)
 
     async def keep() -> bool:
         lost: Any = RanOut(**lease)

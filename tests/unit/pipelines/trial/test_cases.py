@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.pipelines.trial.cases import Input, cases_beside, compare, lines, load_cases
+from penstock.pipelines.testing.cases import Input, cases_beside, compare, lines, load_cases
 from tests.unit.pipelines.files import parse
 
 GOOD = """\

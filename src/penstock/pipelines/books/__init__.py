@@ -1,1 +1,0 @@
-"""What became of every record: ledger, dead letters, and whether the sums hold."""

@@ -1,0 +1,229 @@
+"""Dead letters: what is in the table of a pipeline, and sending letters to their source again.
+
+A letter keeps the record as it was: value, key and headers. Sent again it has the same id, and a header that counts, so
+that a dedupe lets it through once more. A record of a tube goes into its topic again; one of a file into a file of the
+source's inbox, which is read as the others are. What was sent again is noted beside the table, after the tube or the
+disk has acknowledged it: a crash between the two sends it once more, never not at all.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.errors import ConfigError
+from penstock.pipelines.sinks.table import files
+from penstock.pipelines.spec.sources import FilesSource, Source, StateStoreSource, TubeOptions
+from penstock.pipelines.spec.values import MASTER_VARIABLE, REDRIVE, REDRIVE_STEP, names_setting
+from penstock.pipelines.state_dir import layout
+from penstock.pipelines.state_dir.durable import listed, read_json, sync_directory, write_json
+from penstock.pipelines.state_dir.replay import Span
+from penstock.spark.tube.headers import record_of
+from penstock.spark.tube.offsets import Times, Wanted
+from penstock.spark.tube.options import SourceOptions
+from penstock.tube.producer import Producer
+from penstock.tube.record import Record
+
+__all__ = ["Letter", "Place", "letters", "redrive", "redriven", "warning_of_copies"]
+
+_NOTE = re.compile(r"[0-9]+\.json")
+Place = tuple[str, int, int, int]
+"""Topic, broker, partition and offset of the record."""
+
+
+class Letter(NamedTuple):
+    """One record that a step could not process.
+
+    ``code`` is the kind of failure (``parse.not_json``), ``source`` the name of the source; both are empty in letters
+    of older versions.
+    """
+
+    step: str
+    code: str
+    reason: str
+    id: str
+    source: str
+    topic: str
+    broker: int
+    partition: int
+    offset: int
+    timestamp: datetime
+    key: bytes | None
+    headers: list[tuple[str, bytes]]
+    value: bytes
+
+    @property
+    def place(self) -> Place:
+        """Where the record stands in the tube."""
+        return self.topic, self.broker, self.partition, self.offset
+
+
+def letters(path: Path) -> Iterator[Letter]:
+    """The letters of the dead letter table at ``path``, in the order in which they were written.
+
+    Raises:
+        StorageError: a committed file is gone.
+    """
+    import pyarrow.parquet as pq
+
+    for file in files(path):
+        for row in pq.ParquetFile(file).read().to_pylist():
+            yield _letter(row)
+
+
+def _letter(row: dict[str, Any]) -> Letter:
+    headers = [(header["key"], header["value"] or b"") for header in row["headers"] or ()]
+    # Tables of older versions have no key, no code and no source.
+    values = {name: row.get(name) for name in Letter._fields} | {"headers": headers}
+    return Letter(**values | {name: values[name] or "" for name in ("code", "source")})
+
+
+def redriven(path: Path) -> set[Place]:
+    """The places of the letters that were sent again."""
+    return set(_redriven_since(path))
+
+
+def _redriven_since(path: Path) -> dict[Place, int]:
+    """The places of the letters that were sent again, each with the time (ms) from which on its source has a copy."""
+    found: dict[Place, int] = {}
+    for found_note in listed(path / "_redriven", _NOTE):
+        note = read_json(path / "_redriven" / found_note[0])
+        # Notes of older versions have no time; their name is the time at which all copies were acknowledged.
+        since_ms = int(note.get("since_ms", int(found_note[0].removesuffix(".json")) // 1_000_000))
+        for t, b, p, o in note["places"]:
+            found.setdefault((str(t), int(b), int(p), int(o)), since_ms)
+    return found
+
+
+def warning_of_copies(path: Path, inputs: Mapping[str, Source], span: Span) -> str | None:
+    """What to tell before a replay of ``span`` that has records and the copies that a redrive made of them.
+
+    The live run wrote a row of the copy only: the record itself was a dead letter. If the mended pipeline processes
+    both, the replay writes two rows, and a dedupe lets the copy through on purpose. None if there are no such records.
+    Letters of files have no copies in a replay: its inbox is its own.
+    """
+    since = _redriven_since(path)
+    if not since:
+        return None
+    repeated = [
+        since[letter.place]
+        for letter in letters(path)
+        if letter.place in since
+        and isinstance(inputs.get(letter.source or next(iter(inputs))), TubeOptions)
+        and not _is_before(letter, span.begin)
+        and (span.end == "latest" or _is_before(letter, span.end))
+        and not (isinstance(span.end, Times) and isinstance(span.end.at, int) and span.end.at <= since[letter.place])
+    ]
+    if not repeated:
+        return None
+    first = datetime.fromtimestamp(min(repeated) / 1000, UTC).isoformat(timespec="milliseconds")
+    records = "1 record" if len(repeated) == 1 else f"{len(repeated)} records"
+    return (
+        f"{records} of this stretch became dead letters and were sent again (pipeline dead redrive), so the stretch "
+        f"may have each twice, and the replay writes both; to leave the copies out, replay --to {first} or earlier"
+    )
+
+
+def _is_before(letter: Letter, place: Wanted) -> bool:
+    """Whether the record of ``letter`` stands before ``place``, as far as the letter tells; unknown counts as no."""
+    if isinstance(place, Times):
+        at = place.at
+        return isinstance(at, int) and letter.timestamp.timestamp() * 1000 < at
+    if isinstance(place, str):
+        return False
+    named = place.get(letter.topic, {})
+    offset = named.get(f"{letter.broker}:{letter.partition}", named.get(str(letter.partition)))
+    return offset is not None and offset >= 0 and letter.offset < offset
+
+
+async def redrive(path: Path, chosen: Sequence[Letter], inputs: Mapping[str, Source], state: Path) -> int:
+    """Send ``chosen`` to their sources ``inputs`` again, with the ids they had; how many were acknowledged and noted.
+
+    Raises:
+        ConfigError: the source of a letter is no longer in the file, or takes nothing back; nothing was sent.
+        PenstockError: one was not acknowledged; nothing is noted, so all of them may be sent once more.
+    """
+    if not chosen:
+        return 0
+    by_source: dict[str, list[Letter]] = {}
+    for letter in chosen:
+        by_source.setdefault(letter.source or next(iter(inputs)), []).append(letter)
+    for name in by_source:
+        _check_takes_back(name, inputs)
+    since_ms = time.time_ns() // 1_000_000
+    for name, mine in by_source.items():
+        source = inputs[name]
+        if isinstance(source, TubeOptions):
+            with names_setting(f"master of the source {name!r}", MASTER_VARIABLE):
+                await _into_topics(source, mine)
+        else:
+            _into_inbox(layout.inbox(state, name), mine)
+    note = path / "_redriven" / f"{time.time_ns()}.json"
+    write_json(note, {"places": [letter.place for letter in chosen], "since_ms": since_ms})
+    return len(chosen)
+
+
+def _check_takes_back(name: str, inputs: Mapping[str, Source]) -> None:
+    source = inputs.get(name)
+    if source is None:
+        raise ConfigError(
+            f"the source {name!r} of a dead letter is not in the file",
+            option="sources",
+            do=f"bring it back, or choose letters of {', '.join(inputs)}",
+        )
+    if isinstance(source, StateStoreSource):
+        raise ConfigError(
+            f"the source {name!r} takes no records back: only the node may write to the topic of its changes",
+            do="set the key again (penstock kv set), which is a change of its own",
+        )
+    if not isinstance(source, TubeOptions | FilesSource):
+        raise ConfigError(f"the source {name!r} takes no records back: it is made of the {source.format}")
+
+
+async def _into_topics(source: TubeOptions, letters: Sequence[Letter]) -> None:
+    login = SourceOptions.parse(source.all_options()).login
+    async with Producer(source.master, **login.client()) as producer:
+        by_topic: dict[str, list[Record]] = {}
+        for letter in letters:
+            by_topic.setdefault(letter.topic, []).append(_again(letter))
+        for topic, records in by_topic.items():
+            await producer.send_all(topic, records)
+
+
+def _into_inbox(directory: Path, letters: Sequence[Letter]) -> None:
+    """One file of JSON lines, in place when it is whole: the name of a file is what makes it a record."""
+    directory.mkdir(parents=True, exist_ok=True)
+    name = f"{time.time_ns()}.jsonl"
+    temporary = directory / f".{name}.tmp"
+    with temporary.open("w", encoding="utf-8") as file:
+        for letter in letters:
+            headers = [("id", letter.id.encode()), *((n, v) for n, v in _marked(letter) if n != "id")]
+            line = {
+                "headers": [(header, base64.b64encode(value).decode()) for header, value in headers],
+                "value": base64.b64encode(letter.value).decode(),
+            }
+            file.write(json.dumps(line) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(directory / name)
+    sync_directory(directory)
+
+
+def _marked(letter: Letter) -> list[tuple[str, bytes]]:
+    """The headers of ``letter``, and how often and for which step it is sent again."""
+    times = [int(value) for name, value in letter.headers if name == REDRIVE and value.isdigit()]
+    kept = [(name, value) for name, value in letter.headers if name not in (REDRIVE, REDRIVE_STEP)]
+    return [*kept, (REDRIVE, b"%d" % (max(times, default=0) + 1)), (REDRIVE_STEP, letter.step.encode())]
+
+
+def _again(letter: Letter) -> Record:
+    record = record_of(letter.value, letter.key, _marked(letter))
+    record.id = letter.id
+    return record

@@ -1,0 +1,135 @@
+"""What became of every record: one small file for each batch of each query, written after the batch's sink.
+
+    <state>/ledger/<sink>/<batch>.json
+
+A batch that runs again writes the same file again, so that sums over the files count each batch once. For a query of
+single rows ``read = out + dead + filtered + duplicates``; a query of windows counts what went into the windows.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+from penstock.errors import StorageError
+from penstock.pipelines.state_dir.checkpoint import Offsets
+from penstock.pipelines.state_dir.durable import listed, read_json, write_json
+
+__all__ = ["Counts", "Entry", "Ledger", "Sums"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One batch of one query.
+
+    Counts are records of the source, except ``out`` of windows: requests to the store, messages, or rows.
+    """
+
+    sink: str
+    batch: int
+    start: Offsets
+    end: Offsets
+    read: int
+    out: int
+    dead: int
+    filtered: int
+    duplicates: int | None
+    """Copies of a record that was seen before; None where windows hide how many went into them."""
+    late: int
+    """Events that the window left out, being older than the watermark by which Spark drops."""
+    late_watermark_ms: int
+    watermark_ms: int
+    fencing_token: str
+    letters: int | None = None
+    """Dead letters that this batch wrote; None in books of before they were counted apart from ``dead``, which counts
+    those too that another query or another way writes."""
+    table: str | None = None
+    """The table that has the rows in ``out``, as the file called it then; None for other sinks, and in older books."""
+    letters_table: str | None = None
+    """The same of the dead letters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """What became of the records of several batches of a query."""
+
+    batches: int = 0
+    read: int = 0
+    out: int = 0
+    dead: int = 0
+    filtered: int = 0
+    duplicates: int = 0
+    late: int = 0
+
+    def plus(self, entry: Entry) -> Self:
+        """The counts with one more batch."""
+        return replace(
+            self,
+            batches=self.batches + 1,
+            read=self.read + entry.read,
+            out=self.out + entry.out,
+            dead=self.dead + entry.dead,
+            filtered=self.filtered + entry.filtered,
+            duplicates=self.duplicates + (entry.duplicates or 0),
+            late=self.late + entry.late,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums(Counts):
+    """The counts of a query over all its batches, and the dead letters it wrote; None where books do not say."""
+
+    letters: int | None = 0
+
+    def plus(self, entry: Entry) -> Self:
+        """The sums with one more batch."""
+        letters = None if self.letters is None or entry.letters is None else self.letters + entry.letters
+        return replace(Counts.plus(self, entry), letters=letters)
+
+
+class Ledger:
+    """The ledger under a pipeline's state directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, entry: Entry) -> None:
+        """Record ``entry``; the same batch again replaces it."""
+        write_json(self._path(entry.sink, entry.batch), asdict(entry))
+
+    def entries(self, sink: str) -> list[Entry]:
+        """The batches of ``sink`` in order; none where it has not run."""
+        return [_entry(self._path(sink, batch)) for batch in sorted(self._batches(sink))]
+
+    def last(self, sink: str) -> Entry | None:
+        """The newest batch of ``sink``; None where it has not run."""
+        newest = max(self._batches(sink), default=None)
+        return None if newest is None else _entry(self._path(sink, newest))
+
+    def sums(self, sink: str) -> Sums:
+        """The counts of ``sink`` over all its batches."""
+        total = Sums()
+        for entry in self.entries(sink):
+            total = total.plus(entry)
+        return total
+
+    def _batches(self, sink: str) -> list[int]:
+        return [int(match["batch"]) for match in listed(self.path / sink, _BATCH)]
+
+    def _path(self, sink: str, batch: int) -> Path:
+        return self.path / sink / f"{batch}.json"
+
+
+_BATCH = re.compile(r"(?P<batch>[0-9]+)\.json")
+_NAMES = frozenset(field.name for field in fields(Entry))
+_NEWER = frozenset({"letters", "table", "letters_table"})
+
+
+def _entry(path: Path) -> Entry:
+    value: dict[str, Any] = read_json(path)
+    try:
+        return Entry(**{name: value[name] for name in _NAMES if name in value or name not in _NEWER})
+    except KeyError as error:
+        raise StorageError(f"{path} lacks {error} of a ledger entry", path=str(path)) from error

@@ -1,0 +1,113 @@
+"""What a run of a pipeline file would change, compared with the run before it: ``penstock pipeline plan``.
+
+Each run keeps the plan that it carries out in its state directory. Against that, and against what the checkpoints can
+follow, the file is compared, without Spark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.pipelines.ledger.ledger import Ledger
+from penstock.pipelines.spec.description import as_data
+from penstock.pipelines.spec.pipeline import Pipeline
+from penstock.pipelines.state_dir import layout
+from penstock.pipelines.state_dir.checkpoint import misfits
+from penstock.pipelines.state_dir.durable import read_json, write_json
+
+__all__ = ["ADDED", "CHANGED", "KEPT", "REFUSED", "REMOVED", "Change", "changes", "remember"]
+
+ADDED, CHANGED, REMOVED, REFUSED, KEPT = "+", "~", "-", "!", "="
+
+
+class Change(NamedTuple):
+    """What happens to one part of a pipeline. ``mark`` is one of the constants above, ``what`` names the part."""
+
+    mark: str
+    what: str
+    text: str
+
+
+def remember(pipeline: Pipeline, state: Path) -> None:
+    """Keep the plan of ``pipeline``, which is about to be run."""
+    write_json(layout.plan(state), as_data(pipeline))
+
+
+def changes(pipeline: Pipeline, state: Path) -> list[Change] | None:
+    """What a run of ``pipeline`` with the directory ``state`` would do differently; None where no run has been there.
+
+    Raises:
+        StorageError: the directory holds something else than a run has left.
+    """
+    now = as_data(pipeline)
+    try:
+        before = read_json(layout.plan(state))
+    except FileNotFoundError:
+        # Nobody ran there, or a version that kept no plan: what can be said of the sinks is said all the same.
+        if not layout.owner(state).exists():
+            return None
+        before = now
+    return [*_parts(before, now), *_steps(before, now), *_sinks(pipeline, state, before, now)]
+
+
+def _parts(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
+    were, are = ({source["name"]: source for source in each.get("sources", ())} for each in (before, now))
+    yield from _compared("source", were, are, lambda source: _text({k: v for k, v in source.items() if k != "name"}))
+    for name in ("trigger", "dead_letters", "lease"):
+        if before.get(name) != now[name]:
+            yield Change(CHANGED, name.replace("_", " "), _was_and_is(_text(before.get(name)), _text(now[name])))
+
+
+def _steps(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
+    were, are = (
+        {step["name"]: step for query in each.get("queries", ()) for step in query["steps"]} for each in (before, now)
+    )
+    yield from _compared(
+        "step", were, are, lambda step: f"of {', '.join(step['reads'])}: {step['kind']} {step['does']}"
+    )
+
+
+def _compared(kind: str, were: Mapping[str, Any], are: Mapping[str, Any], text_of: Any) -> Iterator[Change]:
+    for name in {**were, **are}:
+        if name not in were:
+            yield Change(ADDED, f"{kind} {name}", text_of(are[name]))
+        elif name not in are:
+            yield Change(REMOVED, f"{kind} {name}", text_of(were[name]))
+        elif text_of(were[name]) != text_of(are[name]):
+            yield Change(CHANGED, f"{kind} {name}", _was_and_is(text_of(were[name]), text_of(are[name])))
+
+
+def _sinks(pipeline: Pipeline, state: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Change]:
+    ledger = Ledger(layout.ledger(state))
+    refused = misfits(pipeline, state)
+    were = {query["sink"]: f"{query['kind']} {query['does']}" for query in before.get("queries", ())}
+    for query in now["queries"]:
+        name, is_ = query["sink"], f"{query['kind']} {query['does']}"
+        last = ledger.last(name)
+        if name in refused:
+            yield Change(REFUSED, f"sink {name}", f"{refused[name].what}; {refused[name].why}")
+        elif not layout.checkpoint(state, name).exists():
+            yield Change(ADDED, f"sink {name}", "begins where its sources begin: with the first record that they hold")
+        else:
+            text = "goes on where it ended" if last is None else f"goes on after batch {last.batch}"
+            if (was := were.get(name, is_)) == is_:
+                yield Change(KEPT, f"sink {name}", text)
+            else:
+                yield Change(CHANGED, f"sink {name}", f"{text}; {_was_and_is(was, is_)}")
+    for name in sorted(were.keys() - {query["sink"] for query in now["queries"]}):
+        yield Change(
+            REMOVED,
+            f"sink {name}",
+            "is not written any more; what it wrote stays, and a sink of this name goes on where it ended",
+        )
+
+
+def _was_and_is(was: str, is_: str) -> str:
+    return f"was: {was}; is: {is_}"
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,213 @@
+"""The error that ended a query, out of Spark's stack of tracebacks."""
+
+from __future__ import annotations
+
+import logging
+import re
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from py4j.protocol import Py4JError, Py4JNetworkError
+
+from penstock.errors import UnavailableError
+from penstock.spark import session
+from penstock.spark.jars import delta_settings
+from penstock.spark.session import SUBMITTED
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = [
+    "AWAY",
+    "BROKEN",
+    "BUSY",
+    "DRAIN_S",
+    "FULL",
+    "Passing",
+    "cause",
+    "ended",
+    "has_ended",
+    "is_named_by_spark",
+    "is_of_other_state",
+    "own_signals",
+    "own_words",
+    "passing",
+    "spark_of",
+    "whole",
+]
+
+CAUSES_SHOWN = 10
+
+_OURS = re.compile(r"penstock\.[a-z_.]+\.(?P<kind>[A-Z]\w+): (?P<text>.+(?:\n +(?:why|do): .*)*)")
+_SPARKS = re.compile(r"\[(?P<name>[A-Z][A-Z0-9_]*(?:\.[A-Z][A-Z0-9_]*)*)\] \S.*")
+"""An error condition of Spark's, as in ``[UNRESOLVED_COLUMN.WITH_SUGGESTION] A column ...``."""
+_WRAPPERS = {"FOREACH_BATCH_USER_FUNCTION_ERROR", "STREAM_FAILED"}
+_BUSY = re.compile(r"Python worker failed to connect back|\[CANNOT_OPEN_SOCKET\]")
+"""Spark gives a Python process of its own ten seconds to start, and has no option for it."""
+_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+_OTHER_STATE = re.compile(r"\[STATE_STORE_\w*(SCHEMA|FORMAT)\w*\]")
+_CALLING = "An error occurred while calling"
+"""How Py4J begins, of a call that is known to nobody else."""
+_PYTHONS = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception): \S.*", re.MULTILINE)
+
+
+def cause(text: str) -> tuple[str, str]:
+    """The kind and the words of the error that ended a query, out of Spark's stack of tracebacks.
+
+    Errors of ours come through Python workers, the JVM and back as text only; the last one is the one that was raised.
+    Kind is empty for errors of others: there the last condition that Spark names is the cause, else the last error of a
+    Python traceback, else the first line.
+    """
+    found = list(_OURS.finditer(text))
+    if found:
+        return found[-1]["kind"], found[-1]["text"]
+    conditions = [match[0] for match in _SPARKS.finditer(text) if match["name"] not in _WRAPPERS]
+    if conditions or (conditions := _PYTHONS.findall(text)):
+        return "", str(conditions[-1]).rstrip(" ;")
+    lines = [line.strip(" \t:") for line in text.splitlines() if line.strip() and not line.startswith(_CALLING)]
+    deeper = [line for line in lines if line.startswith("Caused by:")]
+    return "", " / ".join([*lines[:1], *deeper[-1:]]) or "the query ended without a reason"
+
+
+def whole(error: BaseException) -> str:
+    """What an error of Spark's says, and what each of its causes in the JVM says: its own text leaves those out."""
+    texts = [str(error)]
+    # Spark keeps the causes of a query's error here and nowhere else.
+    while (deeper := getattr(error, "_cause", None)) is not None and len(texts) < CAUSES_SHOWN:
+        error = deeper
+        # The first line; what Spark appends to it is the stack.
+        kind = re.search(r"^[\w.$]+(?:Exception|Error)\b", getattr(error, "_stackTrace", None) or "")
+        texts.append(f"Caused by: {kind[0] + ': ' if kind else ''}{error}")
+    return "\n".join(texts)
+
+
+class Passing(NamedTuple):
+    """A failure that may pass by itself: how long it is tried again, and what to do where it does not pass.
+
+    ``apart_s``: how far apart queries are started again.
+    """
+
+    limit_s: float
+    do: str
+    apart_s: float = 0.0
+
+
+AWAY = Passing(120.0, "start the node, then the run")
+"""What the query needs is away."""
+FULL = Passing(120.0, "make room where its state and tables are, then start it: it goes on where its checkpoints end")
+"""A disk is full."""
+BUSY = Passing(600.0, "give the machine more room, or fewer pipelines and sinks, then start the run", 5.0)
+"""The machine is too busy to start what Spark needs: to end the run would not make it less so, and all queries at once
+are a part of the load."""
+
+
+def passing(kind: str, words: str, text: str) -> Passing | None:
+    """Whether the failure of a query may pass by itself; ``kind`` and ``words`` are the cause of its whole ``text``."""
+    if kind == UnavailableError.__name__:
+        return AWAY
+    if _FULL.search(text) is not None:
+        return FULL
+    return BUSY if not kind and _BUSY.search(words) is not None else None
+
+
+def is_of_other_state(words: str) -> bool:
+    """Whether the words of a cause are that a query's state has columns of other types than the query."""
+    return _OTHER_STATE.match(words) is not None
+
+
+def is_named_by_spark(words: str) -> bool:
+    """Whether the words of a cause are an error condition of Spark's: mostly one of data or SQL."""
+    return _SPARKS.match(words) is not None
+
+
+DRAIN_S = 60.0
+"""How long a batch may take to finish when the run is told to stop."""
+
+BROKEN = (Py4JError, ConnectionError)
+"""What a call to Spark may raise that Java did not answer; :func:`has_ended` tells."""
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+
+
+@contextmanager
+def own_signals() -> Iterator[None]:
+    """What is started inside gets no SIGTERM; one that comes meanwhile is ours when the block ends.
+
+    Spark's handler of SIGINT, which ends the process in the middle of a batch, is taken back.
+    """
+    interrupt = signal.getsignal(signal.SIGINT)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and interrupt is not None:
+            signal.signal(signal.SIGINT, interrupt)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def spark_of(name: str, master: str, conf: Mapping[str, str] | None, state: Path, *, delta: bool) -> SparkSession:
+    """The session of the pipeline ``name``; ``conf`` wins over what is set here, ``delta`` brings Delta's jars.
+
+    Raises:
+        ConfigError: no Java, no pyspark, no Delta jars, or an option that cannot work.
+    """
+    settings = {
+        "spark.sql.streaming.stopTimeout": f"{int(DRAIN_S * 1000)}",
+        # A Python worker has 15 s to start and connect otherwise: on a busy machine a batch fails, again and again.
+        "spark.python.authenticate.socketTimeout": "60s",
+        # On a cluster Spark draws over what the run says.
+        "spark.ui.showConsoleProgress": "false",
+        # Instants, which every reader of Parquet takes for such; the default has no zone.
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        **(conf or {}),
+    }
+    if delta:
+        settings |= delta_settings(settings)
+    if master != SUBMITTED:
+        settings[_JAVA_OPTIONS] = f"{settings.get(_JAVA_OPTIONS, '')} -Xrs".strip()
+    with own_signals():
+        return session(f"penstock-{name}", master, settings, checkpoint=str(state), log_level="FATAL")
+
+
+@contextmanager
+def own_words() -> Iterator[None]:
+    """Inside, Py4J prints no traceback of a lost connection, and the store's client not that a lease is lost.
+
+    A run tells of both in its own words, and what it does about it.
+    """
+    root, store = logging.getLogger(), logging.getLogger("penstock.statestore")
+    root.addFilter(_is_not_of_py4j)
+    store.addFilter(_is_not_of_a_lease)
+    try:
+        yield
+    finally:
+        root.removeFilter(_is_not_of_py4j)
+        store.removeFilter(_is_not_of_a_lease)
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return Path(record.pathname).parent.name != "py4j"
+
+
+def _is_not_of_a_lease(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("lease lost")
+
+
+def has_ended(error: BaseException) -> bool:
+    """Whether ``error``, one of ``BROKEN``, means that Spark's Java process is gone."""
+    # A call that the process went under gets an error without any trace of Java's.
+    return isinstance(error, (Py4JNetworkError, ConnectionError)) or (
+        type(error) is Py4JError and "Trace:" not in str(error)
+    )
+
+
+def ended() -> UnavailableError:
+    """What that means to whoever runs a pipeline."""
+    return UnavailableError(
+        "Spark's Java process has ended",
+        why="it was killed, or the machine ran out of memory",
+        do="start the pipeline again: it goes on where its checkpoints end",
+    )

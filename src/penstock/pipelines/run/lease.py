@@ -1,0 +1,214 @@
+"""What is known of a run from outside, and how it is told to stop: three keys in the state store.
+
+    penstock/pipeline/<name>/lease   the id of the run that may write; expires where nobody renews it
+    penstock/pipeline/<name>/run     JSON of that run: where it runs, since when, how far it is, how it ended
+    penstock/pipeline/<name>/stop    the id of the run that is asked to stop
+
+All three are plain keys, so that they work on any store of the protocol and from any machine that reaches it. A request
+names one run: it says nothing to the run that comes after it, and expires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, NamedTuple, TypeVar
+
+from penstock.errors import PenstockError, RefusedError, UnavailableError
+from penstock.pipelines.spec.values import BROKER_VARIABLE, lease_key, names_setting, run_key, stop_key
+from penstock.runtime.addresses import without_secret
+from penstock.statestore.client.client import StateStoreClient
+
+__all__ = ["FAILED", "RUNNING", "STOPPED", "Holder", "RunRecord", "Stopped", "lease_holder", "read_holder", "stop_run"]
+
+T = TypeVar("T")
+
+RUNNING, STOPPED, FAILED = "running", "stopped", "failed"
+STOP_TTL_MS = 600_000
+"""A request that nobody took is gone after this; longer than any drain."""
+LAST_WORDS_S = 5.0
+"""A run writes how it ended before it gives the lease back; on a store that notifies late the two may cross."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """What a run says of itself. ``since`` and ``at`` (when it was written) are ISO 8601, UTC.
+
+    ``progress`` is the newest ``progress`` event of the run, ``why`` the error that ended it.
+    """
+
+    run: str
+    host: str = ""
+    pid: int = 0
+    since: str = ""
+    at: str = ""
+    state: str = RUNNING
+    why: str = ""
+    progress: Mapping[str, Any] = field(default_factory=dict)
+
+    def encode(self) -> str:
+        """As the value of the key."""
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+    @classmethod
+    def decode(cls, value: bytes) -> RunRecord | None:
+        """The record in ``value``; None where it is not one: others may write there too."""
+        try:
+            found = json.loads(value)
+            known = {f.name: found[f.name] for f in fields(cls) if f.name in found}
+            return cls(**known) if isinstance(known.get("run"), str) else None
+        except (ValueError, TypeError, RecursionError):
+            return None
+
+
+class Holder(NamedTuple):
+    """Which run holds the lease; None: none does.
+
+    ``left_ms``: until the lease expires, where the store tells. ``record``: what the holder says of itself, or where
+    nobody holds the lease, what the last run said; None where nothing is there.
+    """
+
+    run: str | None
+    left_ms: int | None
+    record: RunRecord | None = None
+
+    def __str__(self) -> str:
+        """In words: the run, and where it is known, its host and process."""
+        if self.run is None:
+            return "no run"
+        record = self.record
+        if record is None or not record.host:
+            return f"run {self.run}"
+        return f"run {self.run} (host {record.host}, process {record.pid}, since {record.since})"
+
+
+class Stopped(NamedTuple):
+    """How a request to stop ended: ``run`` is who was asked, None where no run holds the lease.
+
+    ``known``: whether the store has heard of the pipeline.
+    """
+
+    run: str | None
+    clean: bool
+    why: str = ""
+    known: bool = True
+
+
+def lease_holder(broker: str, pipeline: str, timeout_s: float) -> Holder:
+    """Who holds the lease of ``pipeline`` now.
+
+    Raises:
+        UnavailableError: the store does not answer within ``timeout_s``.
+    """
+
+    async def ask() -> Holder:
+        async with _connected(broker, "status", timeout_s) as client, asyncio.timeout(timeout_s):
+            return await read_holder(client, pipeline)
+
+    return asyncio.run(_in_time(ask(), broker, timeout_s))
+
+
+async def read_holder(client: StateStoreClient, pipeline: str) -> Holder:
+    """Who holds the lease of ``pipeline``, asked through ``client``."""
+    key = lease_key(pipeline)
+    entry, said = await client.get(key), await client.get(run_key(pipeline))
+    record = None if said is None else RunRecord.decode(said.value)
+    if entry is None:
+        return Holder(None, None, record)
+    run = entry.value.decode(errors="replace")
+    try:
+        left_ms = (await client.expiry(key)).left_ms
+    except RefusedError:
+        # A store without the extension does not tell.
+        left_ms = None
+    return Holder(run, left_ms, record if record is not None and record.run == run else None)
+
+
+def stop_run(
+    broker: str,
+    pipeline: str,
+    *,
+    timeout_s: float,
+    answer_s: float,
+    told: Callable[[Holder], None],
+) -> Stopped:
+    """Ask the run that holds the lease of ``pipeline`` to stop, and wait until it has given the lease back.
+
+    ``told`` is called once, with the run, when it was asked. ``answer_s`` is how long the store may take to answer,
+    ``timeout_s`` how long the run may take to finish its batches.
+
+    Raises:
+        UnavailableError: the store does not answer, or the run still holds the lease after ``timeout_s``.
+    """
+
+    async def ask() -> Stopped:
+        async with _connected(broker, "stop", answer_s) as client:
+            async with asyncio.timeout(answer_s):
+                holder = await read_holder(client, pipeline)
+            if holder.run is None:
+                return Stopped(None, clean=True, known=holder.record is not None)
+            async with client.observe(lease_key(pipeline)) as changes:
+                await client.set(stop_key(pipeline), holder.run, ttl_ms=STOP_TTL_MS, timeout_s=answer_s)
+                told(holder)
+                try:
+                    async with asyncio.timeout(timeout_s):
+                        if changes.entry is not None and changes.entry.value == holder.run.encode():
+                            async for change in changes:
+                                if change.value != holder.run.encode():
+                                    break
+                except TimeoutError:
+                    raise UnavailableError(
+                        f"{holder} has not stopped within {timeout_s:g} s",
+                        why="it finishes the batches under way first, or its host does not answer",
+                        do="wait longer with --timeout; it stays asked to stop",
+                    ) from None
+            return await _last_words(client, pipeline, holder.run)
+
+    return asyncio.run(_in_time(ask(), broker, answer_s))
+
+
+async def _last_words(client: StateStoreClient, pipeline: str, run: str) -> Stopped:
+    """How ``run`` ended. One that died says nothing any more: its record still says that it runs."""
+    record: RunRecord | None = None
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LAST_WORDS_S), client.observe(run_key(pipeline)) as changes:
+            value = None if changes.entry is None else changes.entry.value
+            record = None if value is None else RunRecord.decode(value)
+            if record is not None and (record.run, record.state) == (run, RUNNING):
+                async for change in changes:
+                    record = None if change.value is None else RunRecord.decode(change.value)
+                    if record is None or (record.run, record.state) != (run, RUNNING):
+                        break
+    if record is None or record.run != run:
+        # A later run has written over it: this one has let go in between.
+        return Stopped(run, clean=True)
+    if record.state == STOPPED:
+        return Stopped(run, clean=True)
+    return Stopped(run, clean=False, why=record.why or "its lease expired: it died, or lost the state store")
+
+
+@asynccontextmanager
+async def _connected(broker: str, what: str, timeout_s: float) -> AsyncIterator[StateStoreClient]:
+    client = StateStoreClient.connect(broker, client_id=f"pipeline-{what}-{uuid.uuid4().hex[:12]}")
+    with names_setting("statestore.broker", BROKER_VARIABLE):
+        async with asyncio.timeout(timeout_s):
+            entered = await client.__aenter__()
+    try:
+        yield entered
+    finally:
+        with suppress(PenstockError, OSError):
+            await client.__aexit__(None, None, None)
+
+
+async def _in_time(work: Coroutine[Any, Any, T], broker: str, timeout_s: float) -> T:
+    try:
+        return await work
+    except TimeoutError:
+        raise UnavailableError(
+            f"the state store at {without_secret(broker)} did not answer within {timeout_s:g} s",
+            do="start the node, or look there",
+        ) from None

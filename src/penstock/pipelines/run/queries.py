@@ -1,0 +1,116 @@
+"""A pipeline compiled: one streaming query for each sink, built but not started."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock.errors import DataLossError
+from penstock.pipelines.run.batches import Context, SinkBatches
+from penstock.pipelines.sinks.table import check_columns
+from penstock.pipelines.spec.pipeline import Pipeline
+from penstock.pipelines.spec.plan import SinkPlan, labels, plan
+from penstock.pipelines.state_dir import layout
+from penstock.pipelines.state_dir.checkpoint import Checkpoint
+from penstock.pipelines.steps.stages import flow
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["BuiltQuery", "RunningQuery", "build", "check_nothing_dropped"]
+
+# Spark's Python side prints every error of analysis as a line of JSON with both stacks; ours says it once, as an error.
+logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltQuery:
+    """One sink's query: its rows, what happens to each batch, and where its checkpoint is."""
+
+    plan: SinkPlan
+    rows: DataFrame
+    batches: SinkBatches
+    checkpoint: Checkpoint
+
+    @property
+    def name(self) -> str:
+        """The sink's name."""
+        return self.plan.sink.name
+
+    def start(self, trigger_ms: int, *, available_now: bool) -> StreamingQuery:
+        """Start it, or go on where its checkpoint ends."""
+        writer = (
+            self.rows.writeStream.queryName(self.name)
+            # Windows are brought out whenever they change, the last one too, unless only closed ones are wanted.
+            .outputMode("update" if self.plan.changes_windows else "append")
+            .option("checkpointLocation", str(self.checkpoint.path))
+            .foreachBatch(self.batches)
+        )
+        if available_now:
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=f"{trigger_ms} milliseconds").start()
+
+
+def build(pipeline: Pipeline, spark: SparkSession, state: Path, context: Context) -> list[BuiltQuery]:
+    """The queries of ``pipeline``, in the order of its sinks. Spark has checked every column by then.
+
+    Raises:
+        ConfigError: a step cannot be built (see ``stages.flow``), or a table has columns of other types.
+    """
+    built = []
+    for sink_plan in plan(pipeline):
+        name = sink_plan.sink.name
+        checkpoint = Checkpoint(layout.checkpoint(state, name), labels(sink_plan.ways))
+        streams = context.source.streams(spark, name)
+        rows = flow(streams, sink_plan.nodes, sink_plan.reads, context.with_lookup, sink=name)
+        table = sink_plan.sink.table
+        if table is not None and table.format == "parquet":
+            check_columns(Path(table.path), name, rows.schema)
+        built.append(BuiltQuery(sink_plan, rows, SinkBatches(sink_plan, checkpoint, context), checkpoint))
+    return built
+
+
+@dataclass(slots=True)
+class RunningQuery:
+    """One query and how it fares."""
+
+    built: BuiltQuery
+    query: StreamingQuery | None = None
+    failing_since: float | None = None
+    pause_s: float = 0.25
+    restart_at: float = 0.0
+    restarts: int = 0
+    strange: int = 0
+    ended: bool = False
+
+    def progressed(self) -> None:
+        """A batch went through: what failed before counts no more."""
+        self.failing_since = None
+        self.strange = 0
+        self.pause_s = 0.25
+
+
+def check_nothing_dropped(running: RunningQuery) -> None:
+    """Spark drops a record whose arrival lies before the dedupe's watermark; for a lake that is a loss.
+
+    It can happen where partitions are read far apart: one that is read from days ago while another, up to date, has
+    moved the watermark on. It is told by the batch after, or at the end; the records are still in the log.
+    """
+    if running.built.plan.windowed or running.query is None:
+        return
+    dropped = sum(
+        operator.numRowsDroppedByWatermark
+        for progress in running.query.recentProgress
+        for operator in progress.stateOperators
+    )
+    if dropped:
+        raise DataLossError(
+            f"sink {running.built.name!r}: {dropped} records arrived longer than `within` before others already read",
+            why="one partition is read far behind another, and the dedupe took its records for too old",
+            do="raise the dedupe's `within` above that distance, and run again with a new state directory and table",
+        )

@@ -1,0 +1,436 @@
+"""Run a pipeline: take the lease, start its queries, keep them going, stop between batches."""
+
+from __future__ import annotations
+
+import os
+import platform
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import ConfigError, PenstockError, UnavailableError
+from penstock.pipelines.ledger.ledger import Ledger
+from penstock.pipelines.ledger.plan_changes import remember
+from penstock.pipelines.run.batches import Context, Finished, Gate
+from penstock.pipelines.run.errors import (
+    BROKEN,
+    DRAIN_S,
+    FULL,
+    cause,
+    ended,
+    has_ended,
+    is_named_by_spark,
+    is_of_other_state,
+    own_words,
+    passing,
+    spark_of,
+    whole,
+)
+from penstock.pipelines.run.lease import FAILED, STOPPED, RunRecord
+from penstock.pipelines.run.progress import serve
+from penstock.pipelines.run.queries import RunningQuery, build, check_nothing_dropped
+from penstock.pipelines.run.watch import Watch, now_text
+from penstock.pipelines.run.write_back import WriteBack
+from penstock.pipelines.sinks.delivery import Targets
+from penstock.pipelines.sinks.reachability import check_sinks
+from penstock.pipelines.sources.sources import Sources
+from penstock.pipelines.spec.pipeline import Pipeline
+from penstock.pipelines.spec.values import BROKER_VARIABLE, MASTER_VARIABLE, duration_ms, names_setting
+from penstock.pipelines.state_dir import layout
+from penstock.pipelines.state_dir.checkpoint import ANEW, Offsets, check_shapes
+from penstock.pipelines.state_dir.durable import ready_directory
+from penstock.pipelines.state_dir.layout import claim
+from penstock.pipelines.state_dir.replay import Span
+from penstock.pipelines.steps.lookups import lookups
+from penstock.runtime.clock import wall_clock_ms
+from penstock.spark.standalone import check_master
+from penstock.statestore.hlc import Hlc
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["LEASE_WAIT_S", "Event", "Options", "run"]
+
+Event = dict[str, Any]
+
+MEND = "mend the cause and start the pipeline again: it goes on where its checkpoints end"
+LEASE_WAIT_S = 60.0
+"""A driver that died keeps the lease until it expires; one that lives keeps it for ever."""
+NAMED_TRIES = 3
+"""How often in a row an error is tried again that Spark has a name for: mostly one of data or SQL, which stays."""
+STRANGE_TRIES = 8
+"""The same for any other error of Spark's own: half a minute, since such a state may pass."""
+PROGRESS_S = 10.0
+"""How often progress is told, unless somebody looks on."""
+LONGEST_WAIT_S = 1e8
+LONGEST_PAUSE_S = 5.0
+POLL_S = 0.1
+UNTOLD = frozenset({"start", "end", "table", "letters_table"})
+"""What of an entry of the ledger is for the books alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to run a pipeline; see :func:`run`."""
+
+    spark_master: str = "local[2]"
+    spark_conf: Mapping[str, str] | None = None
+    available_now: bool = False
+    wait_s: float = LEASE_WAIT_S
+    progress_s: float = PROGRESS_S
+    metrics: tuple[str, int] | None = None
+    span: Span | None = None
+    lease: str | None = None
+    warnings: Sequence[str] = ()
+    """What the caller found and the run tells."""
+
+
+class _Run:
+    """The loop that owns the queries. All of it runs in one thread; batches report through a queue."""
+
+    def __init__(
+        self, pipeline: Pipeline, emit: Callable[[Event], None], stop: threading.Event, options: Options, state: Path
+    ) -> None:
+        self._pipeline = pipeline
+        self._emit = emit
+        self._stop = stop
+        self._options = options
+        self._state = state
+        self._done: queue.SimpleQueue[Finished | Event] = queue.SimpleQueue()
+        self._gate = Gate()
+        self._ledger = Ledger(layout.ledger(state))
+        self._source = Sources(pipeline, state, options.span)
+        self._queries: dict[str, RunningQuery] = {}
+        self._run = uuid.uuid4().hex[:12]
+        self._store = WriteBack(
+            pipeline.statestore.broker, options.lease or pipeline.name, run_id=self._run, told=self._warn
+        )
+        self._watch = Watch(
+            self._source.meter(wall_clock_ms),
+            RunRecord(self._run, platform.node(), os.getpid(), now_text()),
+            tell=self._store.tell,
+            show=lambda fields: self._tell_event("progress", **fields),
+            progress_s=options.progress_s,
+        )
+
+    def execute(self) -> None:
+        pipeline, store = self._pipeline, self._store
+        self._tell_event("starting", state_dir=str(self._state))
+        check_shapes(pipeline, self._state)
+        try:
+            # A wrong address or topic is told now, not when Spark has started.
+            check_master(self._options.spark_master)
+            with names_setting("statestore.broker", BROKER_VARIABLE):
+                store.connect()
+            with names_setting("master of the source", MASTER_VARIABLE):
+                self._source.check()
+            for text in [*self._options.warnings, *check_sinks(self._pipeline)]:
+                self._tell_event("warning", text=text)
+            with serve(self._options.metrics, pipeline.name, lambda: self._watch.latest) as address:
+                if address is not None:
+                    self._tell_event("metrics", address=address)
+                self._hold_lease_and_work()
+        finally:
+            store.close()
+
+    def _hold_lease_and_work(self) -> None:
+        token, waiting = self._begin_to_acquire()
+        options = self._options
+        try:
+            # Both take seconds: Spark to start, the lease to expire where the run before us died.
+            spark = spark_of(
+                self._pipeline.name,
+                options.spark_master,
+                options.spark_conf,
+                self._state,
+                delta=any(sink.table is not None and sink.table.format == "delta" for sink in self._pipeline.sinks),
+            )
+            try:
+                token = token or self._acquired(waiting)
+                if token is not None:
+                    self._work(spark, token)
+            finally:
+                with suppress(*BROKEN):
+                    spark.stop()
+        finally:
+            if waiting is not None:
+                waiting.cancel()
+
+    def _begin_to_acquire(self) -> tuple[Hlc | None, Future[Hlc] | None]:
+        """The token, or where another run holds the lease the word of who it is, and a wait for it."""
+        token = self._store.try_acquire()
+        if token is not None:
+            self._say_who_holds()
+            return token, None
+        holder, wait_s = self._store.holder(), min(self._options.wait_s, LONGEST_WAIT_S)
+        if wait_s <= 0:
+            raise UnavailableError(
+                f"pipeline {self._pipeline.name!r} is run by {holder.run or 'another run'} already",
+                applied=False,
+                why=None if holder.run is None else f"{holder} holds the lease",
+                do="stop it first (penstock pipeline stop), or wait for its end with --wait SECONDS",
+            )
+        record = holder.record
+        self._tell_event(
+            "waiting",
+            holder=holder.run,
+            host=None if record is None else record.host,
+            pid=None if record is None else record.pid,
+            since=None if record is None else record.since,
+            left_ms=holder.left_ms,
+            wait_s=wait_s,
+            text=str(holder),
+        )
+        return None, self._store.acquiring(wait_s)
+
+    def _acquired(self, waiting: Future[Hlc] | None) -> Hlc | None:
+        """The token of the lease that was waited for; None where the run was told to stop meanwhile."""
+        assert waiting is not None
+        while not waiting.done():
+            if self._stop.wait(POLL_S):
+                return None
+        token = waiting.result()
+        self._say_who_holds()
+        return token
+
+    def _say_who_holds(self) -> None:
+        """At once: Spark may take a minute to start, in which others ask already."""
+        self._watch.record = replace(self._watch.record, since=now_text())
+        self._store.tell(self._watch.record)
+
+    def _work(self, spark: SparkSession, token: Hlc) -> None:
+        pipeline, store = self._pipeline, self._store
+        wanted = sorted({p for sink in pipeline.sinks if sink.statestore for p in sink.statestore.fence_prefixes})
+        fenced = store.fence(wanted)
+        dead_letters = None if pipeline.dead_letters is None else Path(pipeline.dead_letters.path)
+        context = Context(
+            source=self._source,
+            ledger=self._ledger,
+            gate=self._gate,
+            report=self._done.put,
+            with_lookup=lookups(pipeline.statestore.broker),
+            targets=Targets(pipeline, store, dead_letters, self._show),
+        )
+        state, why = FAILED, ""
+        try:
+            self._queries = {q.name: RunningQuery(q) for q in build(pipeline, spark, self._state, context)}
+            remember(pipeline, self._state)
+            self._tell_event(
+                "started",
+                fencing_token=str(token),
+                fenced=fenced,
+                not_fenced=[prefix for prefix in wanted if prefix not in fenced],
+                sinks=list(self._queries),
+            )
+            for text in self._source.doubts:
+                self._tell_event("warning", text=text)
+            self._watch.start({name: self._reached(name) for name in self._queries})
+            self._supervise()
+            if self._was_asked():
+                self._tell_event("stopping")
+            self._drain()
+            self._report()
+            for running in self._queries.values():
+                check_nothing_dropped(running)
+            state = STOPPED
+        except PenstockError as error:
+            why = error.what
+            raise
+        except BROKEN as error:
+            if not has_ended(error):
+                _, words = cause(whole(error))
+                raise PenstockError(f"Spark cannot carry out {pipeline.name!r}: {words}", do=MEND) from error
+            self._queries = {}
+            if not self._was_asked():
+                gone = ended()
+                why = gone.what
+                raise gone from error
+            # Whoever stopped us has ended Java, too. Nothing is lost by that, and nothing to be mended.
+            self._tell_event(
+                "warning", text="Spark was ended with the run: the batch under way is the next run's first"
+            )
+            state = STOPPED
+        finally:
+            self._drain()
+            store.last_words(self._watch.end(self._running_queries(), state, why))
+
+    def _tell_event(self, event: str, **fields: Any) -> None:
+        self._emit({"event": event, "pipeline": self._pipeline.name, "run": self._run, **fields})
+
+    def _reached(self, sink: str) -> Offsets:
+        last = self._ledger.last(sink)
+        return self._source.start(sink) if last is None else last.end
+
+    def _supervise(self) -> None:
+        """Until the run is told to stop, every query has ended (available now), or one cannot go on."""
+        while not self._is_over():
+            if self._store.lost.is_set():
+                raise PenstockError(
+                    f"the run of {self._pipeline.name!r} lost its lease and stops",
+                    why="another run has taken it over, or the state store was away for too long",
+                    do="see who runs it (penstock pipeline status); start it again where nobody does: it goes on where "
+                    "its checkpoints end",
+                )
+            for running in self._queries.values():
+                self._look_after(running)
+            self._report()
+            self._watch.look(
+                self._running_queries(),
+                {name: running.built.batches.under_way for name, running in self._queries.items()},
+            )
+            self._stop.wait(POLL_S)
+
+    def _running_queries(self) -> dict[str, StreamingQuery | None]:
+        return {name: running.query for name, running in self._queries.items()}
+
+    def _is_over(self) -> bool:
+        return self._was_asked() or all(running.ended for running in self._queries.values())
+
+    def _was_asked(self) -> bool:
+        """Whether the run was told to stop, here or through the state store."""
+        return self._stop.is_set() or self._store.stop_asked.is_set()
+
+    def _look_after(self, running: RunningQuery) -> None:
+        if running.ended:
+            return
+        if running.query is None:
+            if time.monotonic() >= running.restart_at:
+                running.query = running.built.start(
+                    duration_ms(self._pipeline.trigger), available_now=self._options.available_now
+                )
+            return
+        if running.query.isActive:
+            return
+        error = running.query.exception()
+        if error is None:
+            running.ended = True
+            return
+        self._failed(running, whole(error))
+
+    def _failed(self, running: RunningQuery, text: str) -> None:
+        """Start the query again after a pause where what it needs was away; otherwise the run is over."""
+        kind, words = cause(text)
+        name = running.built.name
+        if is_of_other_state(words):
+            raise ConfigError(
+                f"sink {name!r}: what its dedupe and windows remember has columns of other types than they have now",
+                option=f"sinks.{name}",
+                why=words,
+                do=ANEW,
+            )
+        now = time.monotonic()
+        running.failing_since = running.failing_since or now
+        # What Spark itself stumbles over may be gone at the next try ("Task not serializable" was seen where two
+        # queries start at once); a batch is idempotent, so trying is safe. Our own errors say whether trying helps.
+        may_pass = passing(kind, words, text)
+        if may_pass is FULL and not kind:
+            words = f"a disk is full, that of {str(self._state)!r} or of a table: {words}"
+        running.strange += not kind and may_pass is None
+        tries = NAMED_TRIES if is_named_by_spark(words) else STRANGE_TRIES
+        if may_pass is None and (kind or running.strange > tries):
+            raise PenstockError(
+                f"sink {name!r}: {words}",
+                why=None if kind else f"{running.strange} tries in a row failed",
+                # An error of ours brings its own remedy.
+                do=None if "\n  do: " in words else MEND,
+            )
+        if may_pass is not None and now - running.failing_since > may_pass.limit_s:
+            raise UnavailableError(
+                f"sink {name!r}: {words}", why=f"nothing worked for {may_pass.limit_s:g} s", do=may_pass.do
+            )
+        waiting = sum(other.query is None and not other.ended for other in self._queries.values())
+        in_s = running.pause_s + (0.0 if may_pass is None else may_pass.apart_s * waiting)
+        running.query = None
+        running.restarts += 1
+        self._watch.restarted(name)
+        running.restart_at = now + in_s
+        self._emit({"event": "retry", "sink": name, "in_s": in_s, "restarts": running.restarts, "why": words})
+        running.pause_s = min(running.pause_s * 2, LONGEST_PAUSE_S)
+
+    def _warn(self, text: str) -> None:
+        """Called in the thread of the store's client."""
+        self._done.put({"event": "warning", "pipeline": self._pipeline.name, "run": self._run, "text": text})
+
+    def _show(self, sink: str, batch: int, rows: list[str]) -> None:
+        """Called in threads of Spark's; events are emitted by ours."""
+        if rows:
+            self._done.put({"event": "rows", "sink": sink, "batch": batch, "rows": rows})
+
+    def _report(self) -> None:
+        while True:
+            try:
+                found = self._done.get_nowait()
+            except queue.Empty:
+                return
+            if not isinstance(found, Finished):
+                self._emit(found)
+                continue
+            entry = found.entry
+            running = self._queries[entry.sink]
+            running.progressed()
+            check_nothing_dropped(running)
+            self._watch.finished(entry)
+            shown = {name: value for name, value in asdict(entry).items() if name not in UNTOLD}
+            self._emit({"event": "batch", **shown, "took_s": round(found.took_s, 3)})
+
+    def _drain(self) -> None:
+        """Stop each query between two batches: no batch is begun, the one under way is finished and committed."""
+        self._gate.close(DRAIN_S)
+        for running in self._queries.values():
+            query = running.query
+            if query is None or not query.isActive:
+                continue
+            deadline = time.monotonic() + DRAIN_S
+            while not self._is_settled(running, query) and time.monotonic() < deadline:
+                time.sleep(POLL_S / 2)
+            query.stop()
+
+    @staticmethod
+    def _is_settled(running: RunningQuery, query: StreamingQuery) -> bool:
+        """Whether Spark has committed the last batch that went through the gate, or never will."""
+        last = running.built.batches.last_finished
+        return last is None or running.built.checkpoint.is_committed(last) or not query.isActive
+
+
+def run(
+    pipeline: Pipeline,
+    *,
+    state: Path,
+    options: Options | None = None,
+    emit: Callable[[Event], None],
+    stop: threading.Event,
+) -> None:
+    """Run ``pipeline`` until ``stop`` is set, or somebody asks its run to stop (``control.stop_run``).
+
+    ``options``: ``available_now`` ends it when what the log holds now is done; ``wait_s`` is how long to wait for the
+    lease that another run holds (0: not at all); ``progress_s`` how often ``progress`` is told (0: never);
+    ``metrics`` the host and port to serve Prometheus metrics on. Of a replay: the ``span`` to read, and the name of
+    the ``lease`` where it is not the pipeline's own.
+
+    ``emit`` gets events in the calling thread: ``starting``, ``metrics`` (their address), ``waiting`` (who holds the
+    lease), ``started`` (with the fencing token), ``warning`` (``text``), ``batch`` (the ledger's counts, and
+    ``took_s``), ``progress`` (:class:`~penstock.pipelines.run.progress.SinkProgress` of each sink), ``rows`` (of a
+    console sink, as JSON), ``retry``, ``stopping`` (when asked to), ``stopped``. Checkpoints, ledger and starts are
+    kept under ``state``; a run with the same directory goes on where the last one ended.
+
+    Raises:
+        ConfigError: the state directory is another pipeline's, the file changed so that its checkpoints cannot follow,
+            a step cannot be built, or metrics cannot be served there.
+        StorageError: the state directory, or that of a table, cannot be written to.
+        UnavailableError: node or tube stayed away, or another run holds the lease.
+        DataLossError: a dedupe by arrival left records out, see its message.
+        PenstockError: the lease was lost, or a query failed for good.
+    """
+    ready_directory(state)
+    claim(state, pipeline.name)
+    with own_words():
+        _Run(pipeline, emit, stop, options or Options(), state).execute()
+    emit({"event": "stopped", "pipeline": pipeline.name})

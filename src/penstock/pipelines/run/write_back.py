@@ -1,0 +1,341 @@
+"""The state store as a running pipeline uses it: one lease held, and writes fenced with the version that took it.
+
+The driver's callbacks are plain threads of Spark's, the clients are asyncio: a loop in a thread of its own joins them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from penstock.errors import PenstockError, UnavailableError
+from penstock.pipelines.run.lease import Holder, RunRecord, read_holder
+from penstock.pipelines.spec.values import lease_key, run_key, stop_key
+from penstock.runtime.addresses import without_secret
+from penstock.runtime.loop_thread import LoopThread
+from penstock.spark.statestore.writes import Change, write_changes
+from penstock.statestore.client.client import StateStoreClient
+from penstock.statestore.client.lock import Lease
+from penstock.statestore.errors import InvalidRequestError
+from penstock.statestore.hlc import Hlc
+
+__all__ = ["LEASE_MS", "Change", "WriteBack", "collapse"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger("penstock.pipelines")
+
+_OBSERVE_AGAIN_S = 1.0
+
+LEASE_MS = 10_000
+"""How long a driver that died keeps others out."""
+CONNECT_TIMEOUT_S = 30.0
+FENCE_TIMEOUT_S = 60.0
+WRITE_TIMEOUT_S = 60.0
+"""For a batch of a few changes; a store that does not answer at all is told by the client long before."""
+SLOW_CHANGE_S = 0.01
+"""More for each change: a batch that a slow store takes longer for would be cut off and repeated for ever."""
+CLOSE_TIMEOUT_S = 5.0
+OUTAGE_S = 600.0
+"""How long the store may be away. Nobody else gets the lease there meanwhile, unless the network is cut in two."""
+_ASK_AGAIN_S = 0.5
+TELL_TIMEOUT_S = 5.0
+
+
+def collapse(changes: Iterable[Change]) -> dict[str | bytes, list[Change]]:
+    """The changes of each key in their order, with deletes that follow a delete left out: they would do nothing."""
+    found: dict[str | bytes, list[Change]] = {}
+    for change in changes:
+        of_key = found.setdefault(change.key, [])
+        if not (change.value is None and of_key and of_key[-1].value is None):
+            of_key.append(change)
+    return found
+
+
+class WriteBack:
+    """Holds the lease of ``pipeline`` from ``acquire`` to ``close`` and writes for its run.
+
+    ``lost`` is set when the lease is lost: another run has held it since, and the store refuses our token as soon as
+    that one has written; or the store was away for ``OUTAGE_S``. A lease that only ran out in a shorter outage is taken
+    back under the same token. ``stop_asked`` is set when somebody asks this run to stop. ``told`` is given words for
+    people, in a thread of ours.
+    """
+
+    def __init__(
+        self,
+        broker: str,
+        pipeline: str,
+        *,
+        run_id: str | None = None,
+        told: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.pipeline = pipeline
+        self.lost = threading.Event()
+        self.stop_asked = threading.Event()
+        self._broker = broker
+        self.run_id = run_id or uuid.uuid4().hex[:12]
+        self._thread: LoopThread | None = None
+        self._client: StateStoreClient | None = None
+        self._lease: Lease | None = None
+        self._token: Hlc | None = None
+        self._waited = False
+        self._watches: list[asyncio.Task[None]] = []
+        self._telling: Future[None] | None = None
+        self._record: RunRecord | None = None
+        self._told = told
+
+    @property
+    def token(self) -> Hlc:
+        """The fencing token of the run: the version of the SET that took the lease."""
+        if self._token is None:
+            raise UnavailableError(f"the run of {self.pipeline!r} holds no lease", applied=False)
+        return self._token
+
+    def connect(self) -> None:
+        """Connect to the broker of the state store.
+
+        Raises:
+            UnavailableError: nobody answers there.
+            RefusedError: the broker refused the connection.
+        """
+        self._thread = LoopThread("penstock-writeback")
+        self._run(self._connect(), CONNECT_TIMEOUT_S)
+
+    def holder(self) -> Holder:
+        """Which run holds the lease now.
+
+        Raises:
+            UnavailableError: the store does not answer.
+        """
+        return self._run(self._holder(), CONNECT_TIMEOUT_S)
+
+    def try_acquire(self) -> Hlc | None:
+        """Take the lease if it is free: the token of the run, or None where another run holds it.
+
+        Raises:
+            UnavailableError: the store does not answer.
+        """
+        return self._run(self._try_acquire(), CONNECT_TIMEOUT_S)
+
+    def acquire(self, timeout_s: float) -> Hlc:
+        """Wait for the lease, which a run before us may hold until it expires; the token of the run.
+
+        Raises:
+            UnavailableError: the lease was held by another run all the time, or the store does not answer.
+        """
+        return self._run(self._acquire(timeout_s), timeout_s + 10.0)
+
+    def acquiring(self, timeout_s: float) -> Future[Hlc]:
+        """The same without waiting here; a future that is cancelled leaves the lease to others."""
+        assert self._thread is not None, "connect() comes first"
+        return self._thread.submit(self._acquire(timeout_s))
+
+    def tell(self, record: RunRecord) -> None:
+        """Let others see ``record``, if the store is there; left out while the one before it is under way."""
+        if self._telling is None or self._telling.done():
+            assert self._thread is not None, "connect() comes first"
+            self._telling = self._thread.submit(self._tell(record))
+
+    def last_words(self, record: RunRecord) -> None:
+        """As ``tell``, and wait until the store has it or does not answer: what ``stop`` waits for."""
+        with suppress(PenstockError):
+            self._run(self._tell(record), TELL_TIMEOUT_S)
+
+    def fence(self, prefixes: Sequence[str]) -> list[str]:
+        """Raise the run's token over all keys that start with ``prefixes``, missing ones too; those where it is raised.
+
+        A store without the extension refuses; its keys are then fenced one by one, as they are written.
+
+        Raises:
+            UnavailableError: the store did not answer.
+            PenstockError: the store refused the token: a later run has raised its own.
+        """
+        return self._run(self._fence(prefixes), FENCE_TIMEOUT_S) if prefixes else []
+
+    def write(self, changes: Sequence[Change]) -> int:
+        """Carry out ``changes``, in order for each key; how many requests that took. Returns after all are answered.
+
+        Nothing is begun while the lease is not held: a run that was paused for longer must not write where a later one
+        has deleted, with the key its fence.
+
+        Raises:
+            UnavailableError: the store did not answer, or the lease is not held; what of it was applied is unknown, and
+                may be sent again.
+            PenstockError: the store refused the token: a later run has written.
+        """
+        if not changes:
+            return 0
+        return self._run(self._write(collapse(changes)), WRITE_TIMEOUT_S + SLOW_CHANGE_S * len(changes))
+
+    def close(self) -> None:
+        """Give the lease back and disconnect. Never raises: the lease expires by itself."""
+        if self._thread is None:
+            return
+        with suppress(PenstockError, OSError):
+            self._run(self._close(), CLOSE_TIMEOUT_S)
+        self._thread.close()
+        self._thread = None
+
+    def _run(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        async def within() -> T:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return await work
+            except TimeoutError:
+                raise UnavailableError(
+                    f"the state store at {without_secret(self._broker)} did not answer within {timeout_s:g} s",
+                    why="the node is down or overloaded",
+                    do="start the node again; the pipeline repeats the batch",
+                ) from None
+
+        assert self._thread is not None, "connect() comes first"
+        return self._thread.run(within())
+
+    async def _connect(self) -> None:
+        client = StateStoreClient.connect(self._broker, client_id=f"pipeline-{self.pipeline}-{self.run_id}")
+        self._client = await client.__aenter__()
+
+    def _new_lease(self) -> Lease:
+        assert self._client is not None
+        return Lease(self._client, lease_key(self.pipeline), holder=self.run_id, ttl_ms=LEASE_MS)
+
+    async def _holder(self) -> Holder:
+        assert self._client is not None
+        return await read_holder(self._client, self.pipeline)
+
+    async def _try_acquire(self) -> Hlc | None:
+        lease = self._new_lease()
+        token = await lease.try_acquire()
+        return None if token is None else self._held(lease, token)
+
+    async def _acquire(self, timeout_s: float) -> Hlc:
+        lease = self._new_lease()
+        self._waited = True
+        return self._held(lease, await lease.acquire(timeout_s=timeout_s))
+
+    def _held(self, lease: Lease, token: Hlc) -> Hlc:
+        self._token = token
+        self._lease = lease
+        self._watches = [
+            asyncio.create_task(self._keep(lease), name="lease-watch"),
+            asyncio.create_task(self._tell_when_asked_to_stop(), name="stop-watch"),
+        ]
+        return token
+
+    async def _keep(self, lease: Lease) -> None:
+        while True:
+            await lease.lost.wait()
+            self._told(f"the lease was not renewed in time ({lease.lost_why}); taking it back")
+            if not await self._is_taken_back(lease):
+                self.lost.set()
+                return
+            self._told("the lease is held again, and no other run has had it")
+
+    async def _is_taken_back(self, lease: Lease) -> bool:
+        """Whether ``lease`` is ours again, with nobody in between.
+
+        The token stays that of the whole run. A run in between has written its record under a later one, so that the
+        store refuses ours.
+        """
+        assert self._client is not None
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + OUTAGE_S
+        record = self._record or RunRecord(self.run_id)
+        while loop.time() < give_up:
+            try:
+                if lease.token is None and await lease.try_acquire(timeout_s=TELL_TIMEOUT_S) is None:
+                    return False
+                await self._write_record(record)
+            except UnavailableError:
+                await asyncio.sleep(_ASK_AGAIN_S)
+            except PenstockError:
+                return False
+            else:
+                return True
+        return False
+
+    async def _tell_when_asked_to_stop(self) -> None:
+        """Observe the key by which others ask; a broken connection is the client's to mend."""
+        assert self._client is not None
+        mine = self.run_id.encode()
+        while not self.stop_asked.is_set():
+            try:
+                async with self._client.observe(stop_key(self.pipeline)) as changes:
+                    value = None if changes.entry is None else changes.entry.value
+                    if value != mine:
+                        async for change in changes:
+                            if change.value == mine:
+                                value = mine
+                                break
+                    if value == mine:
+                        self.stop_asked.set()
+            except PenstockError as error:
+                _log.warning("pipeline %s: cannot see requests to stop: %s", self.pipeline, error.what)
+            await asyncio.sleep(_OBSERVE_AGAIN_S)
+
+    async def _tell(self, record: RunRecord) -> None:
+        self._record = record
+        try:
+            await self._write_record(record)
+        except PenstockError as error:
+            # For people to look at; what the run writes for the pipeline has its own errors.
+            _log.debug("pipeline %s: status not written: %s", self.pipeline, error.what)
+
+    async def _write_record(self, record: RunRecord) -> None:
+        assert self._client is not None
+        await self._client.set(
+            run_key(self.pipeline), record.encode(), fencing_token=self._token, timeout_s=TELL_TIMEOUT_S
+        )
+
+    async def _fence(self, prefixes: Sequence[str]) -> list[str]:
+        assert self._client is not None
+        raised: list[str] = []
+        for prefix in prefixes:
+            try:
+                await self._client.set(
+                    f"penstock/pipeline/{self.pipeline}/fence",
+                    self.run_id,
+                    fencing_token=self.token,
+                    fence_prefix=prefix,
+                )
+            except InvalidRequestError:
+                continue
+            raised.append(prefix)
+        return raised
+
+    async def _write(self, by_key: dict[str | bytes, list[Change]]) -> int:
+        assert self._client is not None
+        assert self._lease is not None
+        if self._lease.token is not None:
+            writing = asyncio.create_task(write_changes(self._client, by_key, self.token))
+            losing = asyncio.create_task(self._lease.lost.wait())
+            try:
+                await asyncio.wait((writing, losing), return_when=asyncio.FIRST_COMPLETED)
+                if writing.done():
+                    return writing.result()
+            finally:
+                losing.cancel()
+                writing.cancel()
+                await asyncio.wait((writing, losing))
+        raise UnavailableError(
+            f"the run of {self.pipeline!r} does not hold its lease now: {self._lease.lost_why}",
+            why="another run may hold it, and what this one writes would be old",
+            do="wait: the lease is taken back where nobody had it; the pipeline repeats the batch",
+        )
+
+    async def _close(self) -> None:
+        for watch in self._watches:
+            watch.cancel()
+        if self._lease is not None:
+            await self._lease.release()
+        elif self._waited and self._client is not None:
+            # The wait may have been broken off between a SET and its answer.
+            await self._client.vdelete(lease_key(self.pipeline), self.run_id)
+        if self._client is not None:
+            await self._client.__aexit__(None, None, None)

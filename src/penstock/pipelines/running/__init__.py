@@ -1,1 +1,0 @@
-"""A run: queries built, started, watched and stopped; its progress, its metrics, its submission to a cluster."""

@@ -1,0 +1,241 @@
+"""What a pipeline will do, in words and as data, without Spark: `penstock pipeline plan`."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from penstock.pipelines.spec.pipeline import Pipeline
+from penstock.pipelines.spec.plan import SinkPlan, plan
+from penstock.pipelines.spec.sinks import Sink
+from penstock.pipelines.spec.sources import SOURCE, FilesSource, MqttSource, RateSource, Source, StateStoreSource
+from penstock.pipelines.spec.steps import Step, Window
+from penstock.pipelines.spec.values import lease_key, sink_letter
+from penstock.runtime.addresses import without_secret
+
+__all__ = ["as_data", "as_text", "way"]
+
+_WIDTH = 110
+
+
+def as_data(pipeline: Pipeline) -> dict[str, Any]:
+    """The plan: the source, and for each sink a query with its steps in order and what becomes of their records."""
+    return {
+        "pipeline": pipeline.name,
+        "sources": [{"name": name, **source.model_dump(exclude_none=True)} for name, source in pipeline.inputs.items()],
+        "trigger": pipeline.trigger,
+        "dead_letters": None if pipeline.dead_letters is None else pipeline.dead_letters.path,
+        "lease": {"broker": without_secret(pipeline.statestore.broker), "key": lease_key(pipeline.name)},
+        "queries": [_query(pipeline, sink_plan) for sink_plan in plan(pipeline)],
+    }
+
+
+def as_text(pipeline: Pipeline) -> str:
+    """The same for people."""
+    found = as_data(pipeline)
+    lines = [
+        f"pipeline {pipeline.name}, every {pipeline.trigger}",
+        *(f"  {_called(name)}: {_source(source)}" for name, source in pipeline.inputs.items()),
+        f"  dead letters: {found['dead_letters'] or 'counted, not kept'}",
+        f"  lease: {found['lease']['key']} at {found['lease']['broker']}",
+    ]
+    for sink_plan, query in zip(plan(pipeline), found["queries"], strict=True):
+        lines += ["", f"query {query['sink']}: {way(sink_plan)} -> sink"]
+        for step in query["steps"]:
+            lines += _wrapped(f"  {step['name']}: ", f"{step['kind']} {step['does']}")
+            lines += [f"      {what}: {fate}" for what, fate in step["leaves"].items()]
+        lines += _wrapped("  sink: ", f"{query['kind']} {query['does']}")
+        lines += [f"      {what}: {fate}" for what, fate in query["leaves"].items()]
+        lines += _wrapped("      delivery: ", query["delivery"])
+        lines += _wrapped("      a run that lost its lease: ", query["fencing"])
+    return "\n".join(lines) + "\n"
+
+
+def _called(name: str) -> str:
+    return "source" if name == SOURCE else f"source {name}"
+
+
+def _source(source: Source) -> str:
+    """A source in one line."""
+    if isinstance(source, FilesSource):
+        skip = f", without the first {source.skip_lines} lines" if source.skip_lines else ""
+        if source.content == "delta":
+            left_out = ", without versions that change rows" if source.changes == "skip" else ""
+            return f"Delta table {source.path}{left_out}, {source.max_files} files a batch"
+        return f"files {source.path}, {source.content}{skip}, {source.max_files} a batch"
+    if isinstance(source, RateSource):
+        return f"rate {f'{source.rows} records' if source.rows else f'{source.rows_per_second} records a second'}"
+    options = ", ".join(f"{name} {value}" for name, value in source.options.items())
+    wanted = f"messages {source.topic_filter} of " if isinstance(source, MqttSource) else ""
+    if isinstance(source, StateStoreSource):
+        wanted = f"changes{'' if source.deletes else ' but deletes'} of keys {source.keys} out of "
+    topics = f"{wanted}topics {', '.join(source.tube_topics())}"
+    return f"{source.format} {source.master}, {topics}" + (f" ({options})" if options else "")
+
+
+def way(sink_plan: SinkPlan) -> str:
+    """The steps of a query one after the other; a step that does not read the one before it says what it reads."""
+    sources = list(dict.fromkeys(sink_plan.ways))
+    shown = sources if len(sources) == 1 else [f"({', '.join(sources)})"]
+    before = (sources[0],)
+    for step, reads in sink_plan.nodes:
+        shown.append(step.name if reads == before else f"{step.name} ({' + '.join(reads)})")
+        before = (step.name,)
+    return " -> ".join(shown)
+
+
+def _wrapped(start: str, text: str) -> list[str]:
+    return textwrap.wrap(
+        " ".join(text.split()), _WIDTH, initial_indent=start, subsequent_indent=" " * 6, break_long_words=False
+    )
+
+
+def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
+    sink = sink_plan.sink
+    is_delta = sink.table is not None and sink.table.format == "delta"
+    delivery, fencing = _DELIVERY["delta" if is_delta else sink.kind]
+    if sink.statestore is not None and sink.statestore.fence_prefixes:
+        fencing += f", and under {', '.join(sink.statestore.fence_prefixes)}"
+    kept = pipeline.dead_letters is not None
+    leaves: dict[str, str] = {}
+    if sink.messages is not None:
+        if sink.messages.when != "true":
+            leaves[f"rows for which {sink.messages.when} is not true"] = (
+                "not sent" if sink_plan.windowed else f"counted as filtered by {sink_letter(sink.name)}"
+            )
+        leaves["rows that no message can be made of"] = _fate(sink_plan, sink_letter(sink.name), kept=kept)
+    return {
+        "sink": sink.name,
+        "sources": list(dict.fromkeys(sink_plan.ways)),
+        "kind": sink.kind,
+        "does": _sink(pipeline, sink),
+        "delivery": delivery,
+        "fencing": fencing,
+        "leaves": leaves,
+        "steps": [
+            {
+                "name": s.name,
+                "kind": s.kind,
+                "reads": list(reads),
+                "does": _does(s),
+                "leaves": _leaves(sink_plan, s, kept=kept),
+            }
+            for s, reads in sink_plan.nodes
+        ],
+    }
+
+
+def _does(step: Step) -> str:
+    """What a step does, after its kind."""
+    if step.parse is not None:
+        where = f" of {step.parse.schema_file}" if step.parse.schema_file else ""
+        return f"{step.parse.format}{where}: {step.parse.ddl}"
+    if step.enrich is not None:
+        policies = {"pass": "null", "fail": "an error of the run", "dead_letter": "a dead letter"}
+        match = " and ".join(f"{field} = {column}" for field, column in step.enrich.match.items())
+        what = f"the object with {match} under key" if match else "the value of key"
+        return (
+            f"with {what} {step.enrich.key} as {step.enrich.into} ({step.enrich.columns}), refreshed every "
+            f"{step.enrich.refresh}; a missing one is {policies[step.enrich.missing]}, while the store is away "
+            f"{policies[step.enrich.unavailable]}"
+        )
+    if step.dedupe is not None:
+        if step.dedupe.on == "event":
+            return f"by {step.dedupe.key}, in the time and watermark of the window"
+        return f"by {step.dedupe.key}, copies that arrive within {step.dedupe.within}"
+    if step.window is not None:
+        return _window(step.window)
+    if step.concat is not None:
+        return f"of {', '.join(step.concat)}"
+    if step.map is not None:
+        renamed = [f"{old} is called {new}" for old, new in step.map.rename.items()]
+        computed = [f"{path} = {expression}" for path, expression in step.map.compute.items()]
+        return ", ".join([*renamed, *computed, *(f"without {path}" for path in step.map.drop)])
+    return str(step.sql or step.filter)
+
+
+def _window(window: Window) -> str:
+    if window.gap is not None:
+        kind = f"sessions with gaps of {window.gap}"
+    elif window.slide is not None:
+        kind = f"sliding, {window.duration} every {window.slide}"
+    else:
+        kind = f"tumbling, {window.duration}"
+    by = f" by {', '.join(window.by)}" if window.by else ""
+    emit = "once, when closed" if window.only_closed else "whenever they change"
+    aggregates = ", ".join(f"{name} = {expression}" for name, expression in window.aggregates.items())
+    bounds = f"watermark {window.watermark}, ahead {window.ahead}"
+    return f"{kind}, in {window.time}{by}: {aggregates}; brought out {emit}; {bounds}"
+
+
+def _leaves(sink_plan: SinkPlan, step: Step, *, kept: bool) -> dict[str, str]:
+    """What of the records does not go on after the step, and where it is."""
+    found: dict[str, str] = {}
+    makes_letters = step.name in sink_plan.makes_dead_letters
+    if step.filter is not None:
+        found |= {"the other records": "counted as filtered"} if makes_letters else {"the other windows": "left out"}
+    if makes_letters:
+        what = {"parse": "broken records", "enrich": "broken records", "window": "events that no window can count"}
+        found[what.get(step.kind, "records on which it fails")] = _fate(sink_plan, step.name, kept=kept)
+    if step.dedupe is not None:
+        found["copies"] = "counted as duplicates" if not sink_plan.windowed else "left out"
+    if step.window is not None:
+        late = ", ".join(sink.name for sink in sink_plan.late_sinks)
+        found["late records"] = f"counted as late, and sent to {late}" if late else "counted as late"
+    return found
+
+
+def _fate(sink_plan: SinkPlan, name: str, *, kept: bool) -> str:
+    if not kept:
+        return "counted as dead, not kept"
+    if name in sink_plan.dead_letters_of:
+        return "counted as dead, kept as dead letters by this query"
+    return "counted as dead, kept as dead letters by another query"
+
+
+def _sink(pipeline: Pipeline, sink: Sink) -> str:
+    if sink.table is not None:
+        merged = f", merged by {', '.join(sink.table.keys)}" if sink.table.keys else ""
+        return f"{sink.table.format} {sink.table.path}{merged}"
+    if sink.statestore is not None:
+        entries = "; ".join(
+            entry.key if entry.when == "true" else f"{entry.key} while {entry.when}, else deleted"
+            for entry in sink.statestore.entries
+        )
+        order = f", in the order of {sink.statestore.order_by}" if sink.statestore.order_by else ""
+        return f"{without_secret(pipeline.statestore.broker)}: {entries}{order}"
+    if sink.tubemq is not None:
+        key = f", key {sink.tubemq.key}" if sink.tubemq.key else ""
+        return f"{sink.tubemq.master or pipeline.master}: topic {sink.tubemq.topic}{key}"
+    if sink.mqtt is not None:
+        retain = ", retained" if sink.mqtt.retain else ""
+        broker = without_secret(sink.mqtt.broker or pipeline.statestore.broker)
+        return f"{broker}: topic {sink.mqtt.topic}, QoS {sink.mqtt.qos}{retain}"
+    assert sink.console is not None
+    return f"the first {sink.console.rows} rows of each batch"
+
+
+_DELIVERY = {
+    "table": (
+        "exactly once for readers of its commit log",
+        "may still write its batch; a batch that is committed counts once",
+    ),
+    "delta": (
+        "exactly once, by transaction id",
+        "can write nothing: Delta has the transactions of its batches already, or refuses one of two at once",
+    ),
+    "statestore": (
+        "exactly once: a batch that is written again sets the same values",
+        "is refused on every key that a later run has written",
+    ),
+    "tubemq": (
+        "exactly once with penstock's brokers; at least once with others, where copies have the id of the first",
+        "is refused by penstock's brokers; what others still take are copies with the ids of the others",
+    ),
+    "mqtt": (
+        "at least once; copies have the user property id of the first",
+        "is not fenced: what it still sends are copies with the ids of the others",
+    ),
+    "console": ("for looking on", "may still print"),
+}
+"""For each kind of sink: what it promises, and what a run that was taken over can still do there."""

@@ -1,0 +1,81 @@
+"""A pipeline as data: what the YAML file may say, checked without Spark.
+
+``load`` gives a ``Pipeline`` whose references are known to hold: every step reads one that stands before it, names are
+unique, durations are durations. What only Spark can know (a column that an expression names) is found when the
+pipeline is built, before anything is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from penstock.pipelines.spec.sinks import Sink, TubeSink
+from penstock.pipelines.spec.sources import SOURCE, TUBE_FORMATS, Source, TubeOptions, as_texts
+from penstock.pipelines.spec.steps import Step
+from penstock.pipelines.spec.values import BROKER_VARIABLE, MASTER_VARIABLE, BrokerUrl, Duration, Name, Part, directory
+from penstock.runtime import config
+from penstock.runtime.document import Document, Value, read_document
+
+__all__ = ["DeadLetters", "Pipeline", "StateStore"]
+
+
+class StateStore(Part):
+    """The MQTT broker that the state store answers on."""
+
+    broker: BrokerUrl = Field(
+        default="mqtt://127.0.0.1:1883",
+        description="if left out, the variable PENSTOCK_BROKER counts before this default",
+    )
+
+
+class DeadLetters(Part):
+    """The Parquet table of records that could not be processed: reason, coordinates, headers, original bytes."""
+
+    path: str = Field(min_length=1)
+
+
+class Pipeline(Part):
+    """One pipeline file."""
+
+    name: Name
+    source: Source | None = Field(default=None, description="the only source; steps know it as `source`")
+    sources: dict[Name, Source] = Field(
+        default_factory=dict, description="several sources by name, instead; steps say which they read with `from`"
+    )
+    statestore: StateStore = StateStore()
+    trigger: Duration = Field(default="500 milliseconds", description="how often new records are looked for")
+    steps: list[Step] = Field(default_factory=list)
+    sinks: list[Sink] = Field(min_length=1)
+    dead_letters: DeadLetters | None = None
+
+    @property
+    def inputs(self) -> dict[str, Source]:
+        """The sources by the names that steps know them by."""
+        return dict(self.sources) if self.source is None else {SOURCE: self.source}
+
+    @property
+    def master(self) -> str | None:
+        """The tube masters of the first source that reads a tube: where sinks send to that name no other."""
+        return next((source.master for source in self.inputs.values() if isinstance(source, TubeOptions)), None)
+
+    def tube_options(self, sink: TubeSink) -> dict[str, str]:
+        """Where the tube of ``sink`` is, and who the pipeline is there: the same as at the source of that tube.
+
+        Without a master where neither the sink nor a source names one.
+        """
+        master = sink.master or self.master
+        same = (s.login() for s in self.inputs.values() if isinstance(s, TubeOptions) and s.master == master)
+        given = as_texts(sink.options) if sink.options else next(same, {})
+        return given if master is None else {"tubemq.master": master, **given}
+
+    @model_validator(mode="after")
+    def _one_way_to_name_sources(self) -> Pipeline:
+        if (self.source is None) == (not self.sources):
+            raise ValueError("expected exactly one of source, sources")
+        return self

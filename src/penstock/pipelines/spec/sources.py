@@ -1,0 +1,224 @@
+"""The sources of a pipeline file: where its records come from, one class for each format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from penstock.pipelines.spec.values import Part
+from penstock.spark.tube.options import OPTIONS
+
+__all__ = [
+    "SOURCE",
+    "SOURCE_FORMATS",
+    "TUBE_FORMATS",
+    "FilesSource",
+    "MqttSource",
+    "Options",
+    "RateSource",
+    "Source",
+    "StateStoreSource",
+    "TubeOptions",
+    "TubeSource",
+    "as_texts",
+    "named_options",
+]
+
+SOURCE = "source"
+"""The name by which a step refers to the records of the only source, as they come."""
+
+_MASTER = "127.0.0.1:8715"
+Options = dict[str, str | int | bool]
+_LOGIN = ("tubemq.user", "tubemq.passwordfile", "tubemq.tls")
+"""How the names of options begin that say who reads, and whom it trusts."""
+
+
+_DECIDED = ("tubemq.master", "subscribe", "subscribePattern", "assign", "includeHeaders", "columns")
+"""Options of the source that other parts of the file decide."""
+
+
+def named_options(known: Mapping[str, str]) -> dict[str, Any]:
+    """Names of options with their meaning, for the JSON Schema: editors complete them, errors know where they go."""
+    kinds = ["string", "integer", "boolean"]
+    return {"properties": {name: {"type": kinds, "description": meaning} for name, meaning in known.items()}}
+
+
+def as_texts(options: Options) -> dict[str, str]:
+    """``options`` as Spark takes them."""
+    return {name: str(v).lower() if isinstance(v, bool) else str(v) for name, v in options.items()}
+
+
+class TubeOptions(Part):
+    """What the sources that read a tube share."""
+
+    master: str = Field(
+        default=_MASTER,
+        description="tube masters, HOST:PORT[,HOST:PORT]; if left out, the variable PENSTOCK_TUBE_MASTER counts before "
+        "this default",
+    )
+    options: Options = Field(
+        default_factory=dict,
+        description="further options of the source, named as Kafka's connector names them",
+        json_schema_extra=named_options({name: text for name, text in OPTIONS.items() if name not in _DECIDED}),
+    )
+
+    def all_options(self) -> dict[str, str]:
+        """What the ``tubemq`` source is given: what the file says, and what every pipeline needs of it."""
+        given = as_texts(self.options)
+        # Unlike a bare stream: a pipeline that is set up after the first record came should have that one too.
+        starting = {} if "startingoffsets" in map(str.lower, given) else {"startingOffsets": "earliest"}
+        return {
+            **starting,
+            **given,
+            "tubemq.master": self.master,
+            "subscribe": ",".join(self.tube_topics()),
+            "includeHeaders": "true",
+        }
+
+    def login(self) -> dict[str, str]:
+        """Of its options those that say who it is at the tube, for others who go there."""
+        return {name: text for name, text in as_texts(self.options).items() if name.lower().startswith(_LOGIN)}
+
+    def tube_topics(self) -> list[str]:
+        """The topics of the tube that are read."""
+        raise NotImplementedError
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that rows have before anything is parsed."""
+        return ()
+
+
+class TubeSource(TubeOptions):
+    """Topics of a tube, with the options of the ``tubemq`` source."""
+
+    format: Literal["tubemq"] = "tubemq"
+    topics: list[str] = Field(min_length=1)
+
+    def tube_topics(self) -> list[str]:
+        """The topics of the tube that are read."""
+        return self.topics
+
+
+class MqttSource(TubeOptions):
+    """Messages of an MQTT broker, out of the tube topic that a rule of the node brings them to.
+
+    A broker keeps no history: the tube is what makes a batch repeatable. Rows have a column ``mqtt_topic``.
+    """
+
+    format: Literal["mqtt"]
+    tube_topic: str = Field(min_length=1, description="topic of the tube that a rule fills")
+    topic_filter: str = Field(default="#", description="which of the messages: an MQTT topic filter")
+
+    def tube_topics(self) -> list[str]:
+        """The topics of the tube that are read."""
+        return [self.tube_topic]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that rows have before anything is parsed."""
+        return ("mqtt_topic",)
+
+
+class StateStoreSource(TubeOptions):
+    """What changes in a state store, out of the tube topic that `statestore.capture_topic` of its node names.
+
+    Every change is a record, in the order of the versions; its payload is the new value. Rows have the columns
+    ``state_key`` (text), ``operation`` (SET, DELETE), ``version``, ``writer`` and ``expires_at``.
+    """
+
+    format: Literal["statestore"]
+    tube_topic: str = Field(min_length=1, description="topic of the tube that gets the changes")
+    keys: str = Field(default="*", min_length=1, description="which keys: a glob, as device/*/state")
+    deletes: bool = Field(
+        default=False,
+        description="deletes (and keys that expired) too: they have no payload, so `parse: json` makes them dead "
+        "letters; left out, they are counted as filtered",
+    )
+
+    def tube_topics(self) -> list[str]:
+        """The topics of the tube that are read."""
+        return [self.tube_topic]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that rows have before anything is parsed."""
+        return ("state_key", "operation", "version", "writer", "expires_at")
+
+
+class FilesSource(Part):
+    """Files of a directory, each read once, in the order in which they came: lines, whole files, rows of Parquet, or
+    the rows of a Delta table.
+
+    A file must be complete when it gets its name (write it elsewhere and rename it); one that changes after it was
+    read is an error when its batch is read again. Rows have a column ``file``. A Delta table is read out of its log:
+    first the rows that it holds, then what each version adds; no jar is needed for that.
+    """
+
+    format: Literal["files"]
+    path: str = Field(min_length=1, description="directory, or a pattern such as in/*.csv; on a cluster a shared one")
+    content: Literal["lines", "whole", "parquet", "delta"] = Field(
+        default="lines",
+        description="what a record is: a line (JSON, CSV), the file, or a row of Parquet or of a Delta table (as a "
+        "JSON object); path is then the directory of the table",
+    )
+    changes: Literal["fail", "skip"] = Field(
+        default="fail",
+        description="Delta: what becomes of a version that deleted or replaced rows: it ends the run, or is left out",
+    )
+    skip_lines: int = Field(default=0, ge=0, le=1_000, description="lines to leave out at the top: 1 for a CSV header")
+    max_files: int = Field(default=100, ge=1, description="how many new files one batch reads")
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """As of the others."""
+        return ("file",)
+
+    @model_validator(mode="after")
+    def _options_are_of_the_content(self) -> FilesSource:
+        if self.skip_lines and self.content != "lines":
+            raise ValueError(f"skip_lines is for content: lines, not for {self.content}")
+        if self.changes == "skip" and self.content != "delta":
+            raise ValueError(f"changes is for content: delta, not for {self.content}")
+        return self
+
+
+class RateSource(Part):
+    """Records of the clock, for trying things out: `{"value": 0, "timestamp": "2026-01-01T00:00:00.000Z"}` and on."""
+
+    format: Literal["rate"]
+    rows_per_second: int = Field(default=1, ge=1, le=1_000_000)
+    rows: int | None = Field(
+        default=None, ge=1, description="so many at once and no more; records of the clock, without end, when left out"
+    )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """As of the others."""
+        return ()
+
+
+TUBE_FORMATS = ("tubemq", "mqtt", "statestore")
+"""The formats that read a tube."""
+SOURCE_FORMATS = ("tubemq", "mqtt", "statestore", "files", "rate")
+
+
+def _format_of(given: object) -> str | None:
+    found = given.get("format", "tubemq") if isinstance(given, dict) else getattr(given, "format", "tubemq")
+    return found if found in SOURCE_FORMATS else None
+
+
+Source = Annotated[
+    Annotated[TubeSource, Tag("tubemq")]
+    | Annotated[MqttSource, Tag("mqtt")]
+    | Annotated[StateStoreSource, Tag("statestore")]
+    | Annotated[FilesSource, Tag("files")]
+    | Annotated[RateSource, Tag("rate")],
+    Discriminator(
+        _format_of,
+        custom_error_type="source_format",
+        custom_error_message=f"a source whose format is one of {', '.join(SOURCE_FORMATS)}",
+    ),
+]

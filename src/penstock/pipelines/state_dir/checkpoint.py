@@ -1,0 +1,177 @@
+"""What Spark's checkpoint of one query says: its id, and for each batch where it ends and which watermark it has.
+
+The layout is Spark's own (MicroBatchExecution, OffsetSeqLog, CommitLog; the same from 3.5 to 4.3):
+``metadata`` holds the query's id; ``offsets/<n>`` is written before batch n runs: a version line, a line of JSON with
+``batchWatermarkMs``, then one line for each source; ``commits/<n>`` is written after it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.errors import ConfigError, StorageError
+from penstock.pipelines.spec.pipeline import Pipeline
+from penstock.pipelines.spec.plan import SinkPlan, labels, plan
+from penstock.pipelines.spec.steps import Window
+from penstock.pipelines.state_dir import layout
+from penstock.pipelines.state_dir.durable import read_json, write_json
+
+__all__ = ["ANEW", "Checkpoint", "Offsets", "Planned", "check_shapes", "misfits", "parse_offsets", "shape_of"]
+
+Offsets = dict[str, dict[str, int]]
+"""Stream -> partition -> position; of a tube: topic -> ``<broker>:<partition>`` -> index position."""
+ONLY = "source"
+"""The label of the only source: its streams are not prefixed with it."""
+
+
+class Planned(NamedTuple):
+    """A batch as planned: its watermark in ms since 1970 (0: none yet), and where the ranges of the sources end."""
+
+    watermark_ms: int
+    end: Offsets
+
+
+def parse_offsets(text: str, labels: Sequence[str] = (ONLY,)) -> Planned:
+    """Read one entry of the offset log of a query whose sources have ``labels``, in the order of the query.
+
+    A source that has given no data yet has no entry in ``end``.
+
+    Raises:
+        ValueError: it is not one.
+    """
+    lines = text.splitlines()
+    if len(lines) != 2 + len(labels) or not lines[0].startswith("v"):
+        raise ValueError(f"expected a version line, a line of metadata and {len(labels)} lines for the sources")
+    metadata: dict[str, Any] = json.loads(lines[1])
+    end: Offsets = {}
+    for label, line in zip(labels, lines[2:], strict=True):
+        # "-" stands for a source that has given no data yet.
+        places: Offsets = {} if line == "-" else json.loads(line)
+        end |= {stream if label == ONLY else f"{label}/{stream}": named for stream, named in places.items()}
+    return Planned(int(metadata["batchWatermarkMs"]), end)
+
+
+class Checkpoint:
+    """The checkpoint of one query, read only; Spark is the one who writes it. ``labels``: see ``parse_offsets``."""
+
+    def __init__(self, path: Path, labels: Sequence[str] = (ONLY,)) -> None:
+        self.path = path
+        self._labels = tuple(labels)
+
+    def query_id(self) -> str:
+        """The id that stays the query's over restarts."""
+        return str(read_json(self.path / "metadata")["id"])
+
+    def planned(self, batch: int) -> Planned:
+        """What was planned for ``batch``.
+
+        Raises:
+            StorageError: Spark keeps no plan of this batch (any more), or in a form that is not known.
+        """
+        path = self.path / "offsets" / str(batch)
+        try:
+            return parse_offsets(path.read_text(encoding="utf-8"), self._labels)
+        except (OSError, ValueError, KeyError) as error:
+            raise StorageError(f"cannot read the plan of batch {batch}: {error}", path=str(path)) from error
+
+    def range(self, batch: int) -> tuple[Offsets | None, Offsets]:
+        """Where the range of ``batch`` starts and ends.
+
+        The start is None in the first batch: there the query started. A source that had given no data before this
+        batch is missing in it: that one starts where the query started, too.
+        """
+        end = self.planned(batch).end
+        return (self.planned(batch - 1).end or None) if batch else None, end
+
+    def late_watermark_ms(self, batch: int) -> int:
+        """The watermark by which ``batch`` drops events as late: that of the batch before it.
+
+        Since 3.5 Spark lets several stateful operators follow each other. So that what the first one emits at one
+        watermark is not late for the second, events are compared with the watermark of the batch before
+        (``inputWatermarkForLateEvents``), and only state is evicted by the batch's own. An event at the watermark
+        itself is dropped too.
+        """
+        return self.planned(batch - 1).watermark_ms if batch else 0
+
+    def is_committed(self, batch: int) -> bool:
+        """Whether Spark has finished ``batch``."""
+        return (self.path / "commits" / str(batch)).exists()
+
+
+ANEW = (
+    "give the sink a new name and a new table: it then begins with the first record that the log holds; or take the "
+    "change back"
+)
+"""What to do where a checkpoint cannot follow a change."""
+_NOTHING = "none"
+
+
+def shape_of(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, str]:
+    """What may not change of one query, by name, in words."""
+    inputs = pipeline.inputs
+    sources = [
+        f"{label} ({inputs[name].format})" for label, name in zip(labels(sink_plan.ways), sink_plan.ways, strict=True)
+    ]
+    dedupe = next((step.dedupe for step in sink_plan.steps if step.dedupe is not None), None)
+    return {
+        "sources": ", ".join(sources),
+        "dedupe": _NOTHING if dedupe is None else f"on {dedupe.on}",
+        # Apart from the above, which state of older versions has alone.
+        "dedupe's key": _NOTHING if dedupe is None else dedupe.key,
+        "window": _NOTHING if sink_plan.window is None else _window(sink_plan.window),
+    }
+
+
+def check_shapes(pipeline: Pipeline, state: Path) -> None:
+    """Compare each query with what its checkpoint was made by, and remember it where there is none yet.
+
+    Raises:
+        ConfigError: one has changed in a way that its checkpoint cannot follow.
+    """
+    for error in misfits(pipeline, state).values():
+        raise error
+    for sink_plan in plan(pipeline):
+        name = sink_plan.sink.name
+        if _before(state, name) is None:
+            write_json(layout.shape(state, name), shape_of(pipeline, sink_plan))
+
+
+def misfits(pipeline: Pipeline, state: Path) -> dict[str, ConfigError]:
+    """For each sink whose query has changed in a way that its checkpoint cannot follow: why."""
+    found = {}
+    for sink_plan in plan(pipeline):
+        name = sink_plan.sink.name
+        before = _before(state, name) or {}
+        for what, text in shape_of(pipeline, sink_plan).items():
+            if before.get(what, text) != text and name not in found:
+                found[name] = ConfigError(
+                    f"sink {name!r}: its {what} changed since its checkpoint was made, which cannot follow that",
+                    option=f"sinks.{name}",
+                    why=f"it was: {before[what]}; it is: {text}",
+                    do=ANEW,
+                )
+    return found
+
+
+def _before(state: Path, sink: str) -> dict[str, Any] | None:
+    """What the checkpoint of ``sink`` was made by; None where there is none, or nobody kept it."""
+    return _remembered(layout.shape(state, sink)) if layout.checkpoint(state, sink).exists() else None
+
+
+def _remembered(path: Path) -> dict[str, Any] | None:
+    try:
+        return dict(read_json(path))
+    except FileNotFoundError:
+        return None
+
+
+def _window(window: Window) -> str:
+    kind = f"gap {window.gap}" if window.gap is not None else f"duration {window.duration}"
+    slide = "" if window.slide is None else f", slide {window.slide}"
+    by = f", by {', '.join(window.by)}" if window.by else ""
+    aggregates = "; ".join(" ".join(expression.split()) for expression in window.aggregates.values())
+    emit = "closed" if window.only_closed else "changes"
+    return f"{kind}{slide}{by}, aggregates {aggregates}, emit {emit}"

@@ -1,0 +1,114 @@
+"""Where what is kept of a pipeline lies in its state directory.
+
+<state>/checkpoints/<sink>/             Spark's checkpoint of the sink's query
+<state>/ledger/<sink>/<batch>.json      what became of the records of each batch
+<state>/starts/<sink>.json              where each query began; beside it the ends of a replay
+<state>/files/<sink>-<source>.jsonl     which files a query has found, in order
+<state>/clocks/<sink>-<source>.json     since when a source makes records
+<state>/inbox/<source>/                 dead letters of files, put there to be read again
+<state>/shapes/<sink>.json              what the checkpoint of the sink's query depends on
+<state>/pipeline.json                   whose state it is
+<state>/plan.json                       what the last run did, in words
+<state>/replay.json                     what a replay was asked for
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.errors import ConfigError
+from penstock.pipelines.state_dir.durable import create_json, read_json
+
+__all__ = [
+    "check_owner",
+    "checkpoint",
+    "claim",
+    "clock",
+    "file_log",
+    "inbox",
+    "ledger",
+    "owner",
+    "plan",
+    "replay",
+    "shape",
+    "starts",
+]
+
+
+def checkpoint(state: Path, sink: str) -> Path:
+    """Spark's checkpoint of the query of ``sink``."""
+    return state / "checkpoints" / sink
+
+
+def ledger(state: Path) -> Path:
+    """What became of the records of each batch."""
+    return state / "ledger"
+
+
+def starts(state: Path) -> Path:
+    """Where each query began."""
+    return state / "starts"
+
+
+def file_log(state: Path, query: str, source: str) -> Path:
+    """Which files of ``source`` the ``query`` has found."""
+    return state / "files" / f"{query}-{source}.jsonl"
+
+
+def clock(state: Path, query: str, source: str) -> Path:
+    """Since when ``source`` makes records for ``query``."""
+    return state / "clocks" / f"{query}-{source}.json"
+
+
+def inbox(state: Path, source: str) -> Path:
+    """Where dead letters of the files of ``source`` are put to be read again."""
+    return state / "inbox" / source
+
+
+def shape(state: Path, sink: str) -> Path:
+    """What the checkpoint of the query of ``sink`` depends on."""
+    return state / "shapes" / f"{sink}.json"
+
+
+def owner(state: Path) -> Path:
+    """Whose state it is."""
+    return state / "pipeline.json"
+
+
+def plan(state: Path) -> Path:
+    """What the last run did, in words."""
+    return state / "plan.json"
+
+
+def replay(state: Path) -> Path:
+    """What a replay was asked for."""
+    return state / "replay.json"
+
+
+def claim(state: Path, pipeline: str) -> None:
+    """Make the directory ``state`` that of the pipeline ``pipeline``, if it is nobody's yet.
+
+    Raises:
+        ConfigError: it is another's.
+    """
+    create_json(owner(state), {"pipeline": pipeline})
+    check_owner(state, pipeline)
+
+
+def check_owner(state: Path, pipeline: str) -> None:
+    """Refuse the directory ``state`` where it is known to be another pipeline's.
+
+    Raises:
+        ConfigError: it is.
+    """
+    try:
+        found = read_json(owner(state))["pipeline"]
+    except FileNotFoundError:
+        return
+    if owner != pipeline:
+        raise ConfigError(
+            f"{str(state)!r} is the state directory of the pipeline {owner!r}, not of {pipeline!r}",
+            option="state-dir",
+            why="it holds the checkpoints and the ledger of that pipeline",
+            do=f"name another directory; or where this is that pipeline, call it {owner!r} again in its file",
+        )

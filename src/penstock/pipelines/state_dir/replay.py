@@ -1,0 +1,182 @@
+"""A stretch of the log once more, into new tables: what ``run --from --to --into`` means.
+
+    <into>/tables/<sink>     what the pipeline's table sinks would hold
+    <into>/dead_letters      its dead letters
+    <into>/state             checkpoints, ledger, and the range, decided once
+
+A replay reads the same pipeline file. It holds a lease of its own, so that the live run goes on, and leaves out the
+sinks that others look at (state store, messages), unless it is told to write there too. Then it is the pipeline's run,
+under the pipeline's own lease: two of them would fence each other off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.errors import ConfigError
+from penstock.pipelines.spec.pipeline import Pipeline
+from penstock.pipelines.state_dir import layout
+from penstock.pipelines.state_dir.durable import read_json, write_json
+from penstock.spark.tube.offsets import Times, Wanted, parse_wanted
+
+__all__ = ["Begun", "Replay", "Span", "begun", "place", "plan_replay", "retargeted", "state_of_replay"]
+
+
+class Span(NamedTuple):
+    """Where a replay begins and ends, as it was asked for; the end is not part of it."""
+
+    begin: Wanted
+    end: Wanted
+
+
+class Replay(NamedTuple):
+    """A replay that can be run: the pipeline with its new targets, where its state is, and under which lease."""
+
+    pipeline: Pipeline
+    span: Span
+    state: Path
+    lease: str
+    left_out: tuple[str, ...]
+
+
+class Begun(NamedTuple):
+    """A replay that was begun: the pipeline with its new targets, where its state is, and under which lease."""
+
+    pipeline: Pipeline
+    state: Path
+    lease: str
+
+
+def place(text: str, option: str) -> Wanted:
+    """A place in the log: ``earliest``, ``latest``, offsets as JSON, or a time at which the tube took records.
+
+    Times are ISO 8601 (a date is its midnight, UTC where no zone is given), or milliseconds since 1970.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    given = text.strip()
+    if given.lower() in {"earliest", "latest"} or given.startswith("{"):
+        return parse_wanted(given, option, earliest=option == "--from", latest=option == "--to")
+    if given.isascii() and given.isdecimal() and len(given) > len("20240501"):
+        return Times(int(given), or_latest=True)
+    try:
+        at = datetime.fromisoformat(given)
+    except ValueError:
+        raise ConfigError(
+            f"{option} {text!r} is no place in the log",
+            option=option,
+            do="write a time (2024-05-01, 2024-05-01T06:00Z, ms since 1970), "
+            'offsets ({"topic": {"<brokerId>:<partitionId>": position}}), earliest or latest',
+        ) from None
+    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    return Times(round(at.timestamp() * 1000), or_latest=True)
+
+
+def retargeted(pipeline: Pipeline, into: Path, *, live: bool = False) -> tuple[Pipeline, tuple[str, ...]]:
+    """``pipeline`` with its tables and dead letters under ``into``, and the names of the sinks left out.
+
+    Raises:
+        ConfigError: nothing is left.
+    """
+    sinks, left_out = [], []
+    for sink in pipeline.sinks:
+        if sink.table is not None:
+            table = sink.table.model_copy(update={"path": str(into / "tables" / sink.name)})
+            sinks.append(sink.model_copy(update={"table": table}))
+        elif live or sink.console is not None:
+            sinks.append(sink)
+        else:
+            left_out.append(sink.name)
+    if not sinks:
+        raise ConfigError(
+            f"pipeline {pipeline.name!r} has no table to replay into",
+            why=f"its sinks ({', '.join(left_out)}) write where others look",
+            do="say --live to write there again, after stopping the pipeline's run",
+        )
+    dead = None
+    if pipeline.dead_letters is not None:
+        dead = pipeline.dead_letters.model_copy(update={"path": str(into / "dead_letters")})
+    return pipeline.model_copy(update={"sinks": sinks, "dead_letters": dead}), tuple(left_out)
+
+
+def state_of_replay(into: Path) -> Path:
+    """Where the replay into ``into`` keeps its state."""
+    return into / "state"
+
+
+def plan_replay(pipeline: Pipeline, into: Path, begin: str | None, end: str | None, *, live: bool) -> Replay:
+    """The replay of ``[begin, end)`` (default: all that the log holds) into ``into``, begun or to be gone on with.
+
+    Raises:
+        ConfigError: a place cannot be understood, ``into`` holds another replay, or a live target lies there.
+    """
+    into = into.resolve()
+    span = Span(place(begin or "earliest", "--from"), place(end or "latest", "--to"))
+    times = [wanted.at for wanted in span if isinstance(wanted, Times) and isinstance(wanted.at, int)]
+    if len(times) == 2 and times[0] >= times[1]:
+        raise ConfigError(
+            f"--to {end!r} is not after --from {begin!r}",
+            option="--to",
+            why="the end is not part of the stretch, so it would be empty",
+            do="name a later end, or leave --to out",
+        )
+    for sink in pipeline.sinks:
+        if sink.table is not None and _is_within(Path(sink.table.path).resolve(), into):
+            raise ConfigError(
+                f"--into {str(into)!r}: sink {sink.name!r} of the pipeline itself writes there",
+                option="--into",
+                why="a replay must not touch what the pipeline has written",
+                do="name a directory of its own, a new one",
+            )
+    changed, left_out = retargeted(pipeline, into, live=live)
+    state = state_of_replay(into)
+    _remember(state, {"pipeline": pipeline.name, "from": begin, "to": end, "live": live})
+    return Replay(changed, span, state, _lease(pipeline, into, live=live), left_out)
+
+
+def begun(pipeline: Pipeline, into: Path) -> Begun:
+    """The replay that was begun in ``into``.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    into = into.resolve()
+    try:
+        asked = read_json(layout.replay(state_of_replay(into)))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{str(into)!r} holds no replay", option="--into", do="name the directory that run --into was given"
+        ) from None
+    live = bool(asked.get("live"))
+    return Begun(retargeted(pipeline, into, live=live)[0], state_of_replay(into), _lease(pipeline, into, live=live))
+
+
+def _lease(pipeline: Pipeline, into: Path, *, live: bool) -> str:
+    """Under which name a replay holds its lease: it may run beside the pipeline, unless it writes where that does."""
+    digest = hashlib.sha256(str(into).encode()).hexdigest()[:12]
+    return pipeline.name if live else f"{pipeline.name}-replay-{digest}"
+
+
+def _is_within(path: Path, directory: Path) -> bool:
+    return path == directory or directory in path.parents or path in directory.parents
+
+
+def _remember(state: Path, asked: dict[str, object]) -> None:
+    """Keep what was asked for; the same again goes on, anything else would mix two replays in one table."""
+    path = layout.replay(state)
+    try:
+        before = read_json(path)
+    except FileNotFoundError:
+        write_json(path, asked)
+        return
+    if before != asked:
+        raise ConfigError(
+            f"{str(state.parent)!r} holds another replay: {json.dumps(before)}",
+            option="--into",
+            do="name a new directory, or repeat the same options to go on where that replay ended",
+        )

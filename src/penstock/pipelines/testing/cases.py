@@ -1,0 +1,218 @@
+"""Cases of a pipeline: records that go in, and what each sink must get. The file beside the pipeline's, as data.
+
+cases:
+  - name: a low flow raises the alarm
+    keys: {water/limits/main: {low: 70.0, high: 108.0}}
+    input:
+      - value: {branch: main, time: "2022-03-20T10:00:00Z", flow: 12.5}
+      - value: not JSON
+    expect:
+      readings: [{branch: main, abnormal: low}]
+      alarms: {water/alarm/main: {kind: low}, water/alarm/other: null}
+    dead_letters: [{step: readings}]
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from penstock.errors import ConfigError
+from penstock.pipelines.spec.pipeline import Pipeline
+from penstock.runtime import config
+
+__all__ = ["Case", "Cases", "Difference", "Input", "Rows", "cases_beside", "compare", "lines", "load_cases"]
+
+Rows = list[dict[str, Any]]
+Keys = dict[str, Any]
+
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)")
+_CLOSE = 1e-9
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Input(_Part):
+    """One record of the source. ``value``: text as it is, anything else as JSON; or bytes in ``base64``."""
+
+    value: Any = None
+    base64: str | None = None
+    key: str | None = None
+    id: str | None = Field(default=None, description="the record's id; one of its own when left out")
+    headers: dict[str, str] = Field(default_factory=dict)
+    source: str | None = Field(default=None, description="the source that gives it; every source when left out")
+    topic: str | None = Field(default=None, description="the first topic of the source when left out")
+    at: str | None = Field(
+        default=None, description="when the tube took it, ISO 8601; a second after the one before, the first one now"
+    )
+
+    @model_validator(mode="after")
+    def _usable(self) -> Input:
+        if self.base64 is not None:
+            if self.value is not None:
+                raise ValueError("expected value or base64, not both")
+            try:
+                base64.b64decode(self.base64, validate=True)
+            except binascii.Error:
+                raise ValueError("expected base64") from None
+        if self.at is not None and _TIME.fullmatch(self.at) is None:
+            raise ValueError("expected at to be a time with its zone, such as 2024-05-01T06:00:00Z")
+        return self
+
+    @property
+    def payload(self) -> bytes:
+        """The bytes of the record."""
+        if self.base64 is not None:
+            return base64.b64decode(self.base64)
+        if self.value is None:
+            return b""
+        text = self.value if isinstance(self.value, str) else json.dumps(self.value, ensure_ascii=False)
+        return text.encode()
+
+    @property
+    def taken_at(self) -> datetime | None:
+        """``at`` as a time."""
+        return None if self.at is None else datetime.fromisoformat(self.at).astimezone(UTC)
+
+
+class Case(_Part):
+    """What goes in and what must come out.
+
+    A sink that ``expect`` does not name is not looked at; dead letters always are. Of a row, a message, a JSON value or
+    a letter, only the fields that are named are compared. Rows may come in any order.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    keys: Keys = Field(default_factory=dict, description="what the state store holds for enrich steps")
+    input: list[Input] = Field(min_length=1)
+    expect: dict[str, Rows | Keys] = Field(default_factory=dict)
+    dead_letters: Rows = Field(default_factory=list)
+
+
+class Cases(_Part):
+    """A file of cases."""
+
+    cases: list[Case] = Field(min_length=1)
+
+
+class Difference(BaseModel):
+    """What was expected and not found (``missing``), or found and not expected (``more``), as lines of text."""
+
+    where: str
+    missing: list[str]
+    more: list[str]
+
+
+def cases_beside(file: Path) -> Path:
+    """Where the cases of the pipeline in ``file`` are: ``pipeline.test.yaml`` beside ``pipeline.yaml``."""
+    return file.with_name(f"{file.stem}.test.yaml")
+
+
+def load_cases(path: Path, pipeline: Pipeline) -> list[Case]:
+    """The cases in ``path``, whose sinks are those of ``pipeline``.
+
+    Raises:
+        ConfigError: the file cannot be read or used; names a sink that is none, or says keys of one that has rows.
+    """
+    found = config.load(path, Cases).cases
+    sinks = {sink.name: sink for sink in pipeline.sinks}
+    names: set[str] = set()
+    for case in found:
+        if case.name in names:
+            raise ConfigError(f"{path}: two cases are called {case.name!r}", do="give each case a name of its own")
+        names.add(case.name)
+        for name, expected in case.expect.items():
+            if name not in sinks:
+                raise ConfigError(
+                    f"{path}: case {case.name!r} expects something of {name!r}, which is no sink",
+                    do=f"name one of {', '.join(sinks)}",
+                )
+            has_keys = sinks[name].statestore is not None
+            if has_keys != isinstance(expected, dict):
+                raise ConfigError(
+                    f"{path}: case {case.name!r}: sink {name!r} has {'keys' if has_keys else 'rows'}",
+                    do="write {key: value, other: null}" if has_keys else "write a list of rows",
+                )
+    return found
+
+
+def compare(where: str, expected: Rows | Keys, found: Rows | Keys) -> Difference | None:
+    """What is not as expected; None where all is."""
+    if isinstance(expected, dict):
+        assert isinstance(found, dict)
+        missing, more = _keys(expected, found)
+    else:
+        assert isinstance(found, list)
+        missing, more = _rows(expected, found)
+    return Difference(where=where, missing=missing, more=more) if missing or more else None
+
+
+def _rows(expected: Rows, found: Rows) -> tuple[list[str], list[str]]:
+    left = list(found)
+    missing = []
+    # The most demanding rows choose first, so that a vague one does not take what only they can have.
+    for row in sorted(expected, key=len, reverse=True):
+        match = next((other for other in left if _fits(row, other)), None)
+        if match is None:
+            missing.append(_text(row))
+        else:
+            left.remove(match)
+    return missing, [_text(row) for row in left]
+
+
+def _keys(expected: Keys, found: Keys) -> tuple[list[str], list[str]]:
+    missing, more = [], []
+    for key in sorted(expected.keys() | found.keys()):
+        wanted, value = expected.get(key), found.get(key)
+        if key in expected and _fits(wanted, value):
+            continue
+        if wanted is None and value is None:
+            continue
+        if key in expected:
+            missing.append(f"{key}: {_text(wanted)}")
+        more.append(f"{key}: {_text(value)}")
+    return missing, more
+
+
+def _fits(expected: object, found: object) -> bool:
+    """Whether ``found`` is ``expected``, or an object that has all of its fields."""
+    if isinstance(expected, Mapping):
+        return isinstance(found, Mapping) and all(
+            name in found and _fits(value, found[name]) for name, value in expected.items()
+        )
+    if isinstance(expected, Sequence) and not isinstance(expected, str):
+        return (
+            isinstance(found, Sequence)
+            and not isinstance(found, str)
+            and len(expected) == len(found)
+            and all(map(_fits, expected, found))
+        )
+    if isinstance(expected, bool) or isinstance(found, bool):
+        return expected is found
+    if isinstance(expected, int | float) and isinstance(found, int | float):
+        return math.isclose(expected, found, rel_tol=_CLOSE)
+    if isinstance(expected, str) and isinstance(found, str) and _TIME.fullmatch(expected) and _TIME.fullmatch(found):
+        return datetime.fromisoformat(expected) == datetime.fromisoformat(found)
+    return expected == found
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=False)
+
+
+def lines(difference: Difference) -> Iterator[str]:
+    """A difference as a diff: what was expected with ``-``, what was found with ``+``."""
+    yield f"{difference.where}:"
+    yield from (f"  - {line}" for line in difference.missing)
+    yield from (f"  + {line}" for line in difference.more)

@@ -1,0 +1,179 @@
+"""Cases run in one local Spark session, in batch form, through the stages that a run has.
+
+A batch has no watermark: no event is late in it, a dedupe drops every copy, and a window comes out once, as it is when
+all of the input is in it. What the pipeline would read or write elsewhere is in memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from penstock.errors import ConfigError
+from penstock.pipelines.rows import alive, data_columns, windows_as_rows
+from penstock.pipelines.sinks.delivery import changes_of, marked
+from penstock.pipelines.sinks.messages import as_messages
+from penstock.pipelines.sources.rows import source_rows
+from penstock.pipelines.spec.pipeline import Pipeline
+from penstock.pipelines.spec.plan import SinkPlan, plan
+from penstock.pipelines.spec.sources import Source, TubeOptions
+from penstock.pipelines.steps.lookups import lookups_in
+from penstock.pipelines.steps.stages import Lookup, WithLookup, flow, into_window
+from penstock.pipelines.testing.cases import Case, Difference, Rows, compare
+from penstock.spark import session
+
+__all__ = ["Outcome", "session_for_cases", "try_case"]
+
+_SOURCE = (
+    "topic string, broker int, partition int, offset long, timestamp timestamp, key binary, value binary, "
+    "headers array<struct<key: string, value: binary>>"
+)
+_NULLS = {"ignoreNullFields": "false"}
+
+
+@contextmanager
+def session_for_cases(name: str) -> Iterator[SparkSession]:
+    """A local session for cases: small, and stopped at the end."""
+    conf = {
+        "spark.sql.shuffle.partitions": "1",
+        # A short life: Java's second compiler would cost more time than its code gives back.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
+    spark = session(f"penstock-test-{name}", "local[1]", conf, log_level="OFF")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+class Outcome(NamedTuple):
+    """What came out of one case, and what of it was not expected."""
+
+    case: str
+    found: dict[str, Any]
+    dead_letters: Rows
+    differences: list[Difference]
+
+
+def try_case(spark: SparkSession, pipeline: Pipeline, case: Case) -> Outcome:
+    """Run ``case`` through ``pipeline``.
+
+    Raises:
+        ConfigError: a step or a sink cannot be built, or an expression fails.
+    """
+    sources = {name: _records(spark, name, source, case).persist() for name, source in pipeline.inputs.items()}
+    try:
+        found: dict[str, Any] = {}
+        letters: Rows = []
+        for sink_plan in plan(pipeline):
+            # No event is late in a batch.
+            found |= {sink.name: [] for sink in sink_plan.late_sinks}
+            try:
+                found[sink_plan.sink.name] = _run(sources, pipeline, sink_plan, _lookup(case), letters)
+            except PySparkException as error:
+                raise ConfigError(
+                    f"case {case.name!r}: sink {sink_plan.sink.name!r} fails",
+                    why=(error.getMessage() or str(error)).split("\n\n")[0].strip(),
+                ) from error
+    finally:
+        for source in sources.values():
+            source.unpersist()
+    differences = [compare(f"sink {name}", expected, found[name]) for name, expected in case.expect.items()]
+    differences.append(compare("dead letters", case.dead_letters, letters))
+    return Outcome(case.name, found, letters, [difference for difference in differences if difference is not None])
+
+
+def _records(spark: SparkSession, name: str, source: Source, case: Case) -> DataFrame:
+    """The input of the source ``name`` as rows: that which names it, or no source."""
+    rows = []
+    # A record is taken after its event; what must be dated ahead of that says `at`.
+    at = datetime.now(UTC).replace(microsecond=0)
+    for number, record in enumerate(case.input):
+        at = record.taken_at or at + timedelta(seconds=1)
+        if (record.source or name) != name:
+            continue
+        headers = [(header, value.encode()) for header, value in record.headers.items()]
+        headers.append(("id", (record.id or f"record-{number}").encode()))
+        key = None if record.key is None else record.key.encode()
+        first = source.tube_topics()[0] if isinstance(source, TubeOptions) else name
+        rows.append((record.topic or first, 1, 0, 28 * number, at, key, record.payload, headers))
+    return source_rows(name, source, spark.createDataFrame(rows, _SOURCE).coalesce(1))
+
+
+def _lookup(case: Case) -> WithLookup:
+    """The keys of the case in place of the store's."""
+    values = {key: _bytes(value) for key, value in case.keys.items() if value is not None}
+
+    def get(keys: list[str | None], _lookup: Lookup) -> list[bytes | None]:
+        return [None if key is None else values.get(key) for key in keys]
+
+    return lookups_in(get, f"case {case.name}")
+
+
+def _bytes(value: object) -> bytes:
+    return (value if isinstance(value, str) else json.dumps(value)).encode()
+
+
+def _run(
+    sources: Mapping[str, DataFrame], pipeline: Pipeline, sink_plan: SinkPlan, with_lookup: WithLookup, letters: Rows
+) -> object:
+    """What the sink gets; dead letters of the query are added to ``letters``."""
+    sink = sink_plan.sink
+    rows = flow(sources.__getitem__, sink_plan.nodes, sink_plan.reads, with_lookup, sink=sink.name)
+    if sink_plan.windowed:
+        letters += _dead(into_window(sources.__getitem__, sink_plan.nodes, with_lookup), sink_plan)
+        rows = windows_as_rows(rows, sink_plan.window_name)
+    rows = marked(rows, sink).persist()
+    letters += _dead(rows, sink_plan)
+    rows = rows.where(alive())
+    if sink.statestore is not None:
+        written: dict[str, Any] = {}
+        for change in changes_of(rows, sink.statestore):
+            written[str(change.key)] = None if change.value is None else json.loads(change.value)
+        return written
+    if sink.messages is not None:
+        return list(_messages(as_messages(rows, sink, pipeline, batch=0 if sink_plan.windowed else None)))
+    return _collect(rows, data_columns(rows))
+
+
+def _dead(rows: DataFrame, sink_plan: SinkPlan) -> Rows:
+    mine = rows.where(sf.col("_dead.step").isin(*sorted(sink_plan.dead_letters_of)) & ~sf.col("_dead.again"))
+    value = sf.col("_source.value").alias("value")
+    chosen = mine.select("_dead.step", "_dead.reason", sf.col("_id").alias("id"), value)
+    return [{**row.asDict(), "value": _plain(row["value"])} for row in chosen.collect()]
+
+
+def _messages(made: DataFrame) -> Iterator[dict[str, Any]]:
+    """Messages with their value as JSON where it is, headers or properties by name."""
+    for row in made.collect():
+        message: dict[str, Any] = row.asDict()
+        body = "payload" if "payload" in message else "value"
+        message[body] = _value(message[body])
+        for named in ("headers", "properties"):
+            if named in message:
+                message[named] = {pair["key"]: _plain(pair["value"]) for pair in message[named]}
+        yield message
+
+
+def _value(value: bytes | bytearray | str) -> object:
+    text = _plain(value)
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _plain(value: bytes | bytearray | str) -> str:
+    return value if isinstance(value, str) else bytes(value).decode(errors="replace")
+
+
+def _collect(rows: DataFrame, columns: Sequence[str]) -> Rows:
+    made = rows.select(sf.to_json(sf.struct(*columns), _NULLS).alias("line"))
+    return [json.loads(row["line"]) for row in made.collect()]
