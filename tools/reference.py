@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from penstock.cli.main import COMMANDS, app
 from penstock.node import config as node
-from penstock.pipelines import model as pipeline
+from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.spark.mqtt import options as mqtt_spark
 from penstock.spark.statestore import options as store
 from penstock.spark.tube import options as spark
@@ -142,7 +142,7 @@ def pipeline_file() -> str:
         ),
         "",
     ]
-    return "\n".join([*lines, *model_tables(pipeline.Pipeline, "The file")])
+    return "\n".join([*lines, *model_tables(Pipeline, "The file")])
 
 
 def record_table() -> str:

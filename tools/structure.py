@@ -1,6 +1,9 @@
-"""Describe the structure of the source tree in figures.
+"""Describe the structure of the source tree: figures per package, and the diagram of ARCHITECTURE.md.
 
-Usage: python -m tools.structure [SOURCE]
+Usage: python -m tools.structure [SOURCE] [--diagram] [--write]
+
+``--diagram`` prints the packages and their imports as Mermaid text; ``--write`` puts it into ARCHITECTURE.md, where a
+test compares it with the imports.
 
 An import inside a function or below ``if TYPE_CHECKING`` counts as an import. The level of a module is the length of
 the longest chain of run-time imports that ends at it; an import is upward if its target is not on a lower level.
@@ -11,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +24,11 @@ from pathlib import Path
 SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 GENERATED = "penstock.tube.codec.proto"
+
+ARCHITECTURE = SOURCE.parent / "ARCHITECTURE.md"
+FENCE = re.compile(r"(?<=```mermaid\n).*?(?=```)", re.DOTALL)
+OPEN_TO_ALL = frozenset({"errors", "__init__"})
+"""Modules that every package may import: left out of the diagram, where they would only add arrows."""
 
 PACKAGES = (
     "penstock.runtime", "penstock.security", "penstock.mqtt.codec", "penstock.mqtt.engine", "penstock.mqtt",
@@ -161,11 +170,61 @@ def importers(modules: Mapping[str, Module]) -> Counter[str]:
     return Counter(target for m in modules.values() for target in m.imports)
 
 
+def package_imports(modules: Mapping[str, Module]) -> dict[str, set[str]]:
+    """Each package or module directly below the root to those that it imports."""
+    found: dict[str, set[str]] = {}
+    for name, module in modules.items():
+        own = _part(name)
+        if own in OPEN_TO_ALL:
+            continue
+        targets = {_part(target) for target in module.imports} - {own} - OPEN_TO_ALL
+        found.setdefault(own, set()).update(targets)
+    return found
+
+
+def _part(name: str) -> str:
+    return [*name.split("."), "__init__"][1]
+
+
+def without_shortcuts(imports: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """Leave out each import that a longer chain of imports implies (the transitive reduction)."""
+    reach: dict[str, set[str]] = {}
+    for name in imports:
+        seen: set[str] = set()
+        waiting = [name]
+        while waiting:
+            new = imports.get(waiting.pop(), set()) - seen
+            seen |= new
+            waiting.extend(new)
+        reach[name] = seen
+    return {
+        name: {target for target in targets if not any(target in reach[other] for other in targets - {target})}
+        for name, targets in imports.items()
+    }
+
+
+def diagram(modules: Mapping[str, Module]) -> str:
+    """The packages as Mermaid text: an arrow points to what is imported; implied imports are left out."""
+    lines = ["flowchart TD"]
+    reduced = without_shortcuts(package_imports(modules))
+    lines += [f"    {name} --> {target}" for name in sorted(reduced) for target in sorted(reduced[name])]
+    return "\n".join(lines) + "\n"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", nargs="?", type=Path, default=SOURCE, help="the tree (default: %(default)s)")
+    parser.add_argument("--diagram", action="store_true", help="print the diagram of the packages instead")
+    parser.add_argument("--write", action="store_true", help="write the diagram into ARCHITECTURE.md")
     options = parser.parse_args()
     modules = read(options.source)
+    if options.write:
+        text = ARCHITECTURE.read_text(encoding="utf-8")
+        ARCHITECTURE.write_text(FENCE.sub(lambda _: diagram(modules), text), encoding="utf-8")
+        return 0
+    if options.diagram:
+        print(diagram(modules), end="")
+        return 0
     print("| package | modules | lines | levels | imports | upward | circles |")
     print("| --- | --: | --: | --: | --: | --: | --- |")
     for package in PACKAGES:

@@ -95,42 +95,35 @@ RULES = [
         Rule(f"penstock.pipelines.{layer}", (*(f"pipelines.{below}" for below in (layer, *lower)), *public), never)
         for layer, lower, public, never in (
             (
-                "model",
-                ("checks.pipeline",),
+                "spec",
+                (),
                 # The tables of options, whose names the JSON Schema has.
                 (
-                    *("mqtt.url", "runtime.addresses", "runtime.config", "runtime.document"),
-                    *("spark.login_options", "spark.tube.options"),
+                    *("mqtt.url", "runtime.addresses", "runtime.config", "runtime.document", "spark.login_options"),
+                    *("spark.mqtt.options", "spark.tube.options", "spark.tube.sink_options"),
                 ),
                 SPARK | IO,
             ),
+            ("state_dir", ("spec",), ("spark.tube.offsets",), SPARK | IO),
+            ("rows", ("spec",), (), IO),
+            ("steps", ("spec", "rows"), ("spark",), IO),
+            ("sources", ("spec", "rows", "state_dir"), ("spark",), IO),
+            ("sinks", ("spec", "rows", "state_dir", "steps"), ("spark",), IO),
+            ("ledger", ("spec", "sinks.table", "sources", "state_dir"), ("spark", "tube.producer", "tube.record"), IO),
+            ("testing", ("spec", "rows", "sinks", "sources", "steps"), ("spark", "runtime.config"), IO),
             (
-                "checks",
-                ("model",),
-                ("spark.login_options", "spark.mqtt.options", "spark.tube.options", "spark.tube.sink_options"),
-                SPARK | IO,
-            ),
-            ("state", ("model",), ("spark.tube.offsets",), SPARK | IO),
-            (
-                "store",
-                ("model",),
-                (*STORE, "runtime.addresses", "runtime.loop_thread", "spark.statestore.writes"),
-                SPARK,
-            ),
-            ("rows", ("model",), (), IO),
-            ("steps", ("model", "rows"), ("spark",), IO),
-            ("sources", ("model", "rows", "state"), ("spark",), IO),
-            ("sinks", ("model", "rows", "state", "steps", "store"), ("spark",), IO),
-            ("books", ("model", "sinks.table", "sources", "state"), ("spark", "tube.producer", "tube.record"), IO),
-            ("trial", ("model", "rows", "sinks", "sources", "steps"), ("spark", "runtime.config"), IO),
-            (
-                "running",
-                ("books", "model", "rows", "sinks", "sources", "state", "steps", "store"),
-                ("spark", "runtime.clock", "runtime.metrics", "runtime.scrape", "statestore.hlc"),
+                "run",
+                ("ledger", "spec", "rows", "sinks", "sources", "state_dir", "steps"),
+                (
+                    *("spark", "runtime.addresses", "runtime.clock", "runtime.loop_thread", "runtime.metrics"),
+                    *("runtime.scrape", *STORE),
+                ),
                 IO,
             ),
         )
     ),
+    # The lease is renewed in an event loop of its own; nothing else of a pipeline has one.
+    Rule("penstock.pipelines.run.lease", ("pipelines.spec", "runtime.addresses", *STORE), SPARK),
     Rule("penstock.pipelines", ("pipelines",)),
     Rule(
         "penstock.demo",

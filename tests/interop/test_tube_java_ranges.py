@@ -20,8 +20,8 @@ from penstock.pipelines.ledger.reconcile import reconcile, source_count
 from penstock.pipelines.run import errors
 from penstock.pipelines.run import run as running
 from penstock.pipelines.sinks.table import read as read_table
+from penstock.pipelines.spec import loader
 from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.runtime import config
 from penstock.spark.tube.client import Peer
 from penstock.spark.tube.cluster import Tube, count_rows
 from penstock.spark.tube.offsets import Bounds, Partition, Slice
@@ -307,7 +307,7 @@ def _spark_job(peer: Peer, spark: Any, directory: Path) -> None:
 def _pipeline(peer: Peer, node: Node, spark: Any, directory: Path) -> None:
     lake = directory / "lake"
     text = PIPELINE.format(master=peer.masters, http=peer.http, broker=node.mqtt, lake=lake)
-    pipeline: Pipeline = config.parse(text, Pipeline, name="p.yaml")
+    pipeline: Pipeline = loader.parse(text, name="p.yaml")
     events: list[dict[str, Any]] = []
     emit: Callable[[dict[str, Any]], None] = events.append
 

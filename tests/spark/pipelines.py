@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.run import run as running
 from penstock.pipelines.sinks.table import files
+from penstock.pipelines.spec import loader
 from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.runtime import config
 from penstock.tube.record import Record
 from tests.spark.node import Node
 
@@ -39,7 +39,7 @@ class Setup:
         self.state = directory / "state"
         self.lake = directory / "lake"
         filled = text.format(name=topic, topic=topic, master=node.master, broker=node.mqtt, lake=self.lake)
-        self.pipeline: Pipeline = config.parse(filled, Pipeline, name="p.yaml")
+        self.pipeline: Pipeline = loader.parse(filled, name="p.yaml")
         self.ledger = Ledger(self.state / "ledger")
         self.events: list[dict[str, Any]] = []
 

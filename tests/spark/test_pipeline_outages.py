@@ -16,8 +16,7 @@ import pytest
 from penstock.pipelines.ledger import dead_letters
 from penstock.pipelines.ledger.reconcile import Account, reconcile, source_count
 from penstock.pipelines.sinks.table import files
-from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.runtime import config
+from penstock.pipelines.spec import loader
 from penstock.tube.record import Record
 from tests.end_to_end.nodes import RunningNode
 from tests.spark.pipelines import Setup
@@ -108,7 +107,7 @@ def test_poison_every_thousand_records_is_kept_and_goes_through_once_mended(setu
     changed["steps"][0]["parse"]["schema"] = "place STRING NOT NULL, n STRING NOT NULL"
     # The table keeps its types.
     changed["steps"][3]["map"]["compute"] = {"share": "limits.high", "n": "CAST(n AS INT)"}
-    setup.pipeline = config.parse(json.dumps(changed), Pipeline, name="p.yaml")
+    setup.pipeline = loader.parse(json.dumps(changed), name="p.yaml")
     assert asyncio.run(dead_letters.redrive(setup.lake / "dead", letters, setup.pipeline.inputs, setup.state)) == 11
     setup.run()
     assert setup.rows() == sorted(f"m{n}" for n in range(5_000))

@@ -22,10 +22,10 @@ from penstock.pipelines.run import run as running
 from penstock.pipelines.run.lease import lease_holder
 from penstock.pipelines.run.write_back import Change, WriteBack
 from penstock.pipelines.sinks.table import files, read
+from penstock.pipelines.spec import loader
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.values import REDRIVE, REDRIVE_STEP, lease_key
 from penstock.pipelines.state_dir.replay import begun, plan_replay
-from penstock.runtime import config
 from penstock.tube.record import Record
 from tests.spark.node import Node
 from tests.spark.pipelines import Setup, Shared
@@ -129,7 +129,7 @@ def test_a_file_that_changed_is_followed_or_refused(setup: Setup, node: Node, ne
         for old, new in changes:
             assert old in text
             text = text.replace(old, new)
-        setup.pipeline = config.parse(text, Pipeline, name="p.yaml")
+        setup.pipeline = loader.parse(text, name="p.yaml")
         setup.run()
 
     setup.send(*(message(f"m{n}", n) for n in range(3)))
@@ -386,7 +386,7 @@ def test_a_topic_that_is_not_there_is_told_before_spark_starts(
     text = FILE.format(name="early", topic="nowhere", master=node.master, broker=node.mqtt, lake=tmp_path)
     with pytest.raises(ConfigError, match="topic 'nowhere' does not exist"):
         running.run(
-            config.parse(text, Pipeline, name="p.yaml", environment={}),
+            loader.parse(text, name="p.yaml", environment={}),
             state=tmp_path / "state",
             emit=lambda _: None,
             stop=threading.Event(),

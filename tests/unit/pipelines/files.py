@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from penstock.pipelines.spec import loader
 from penstock.pipelines.spec.pipeline import Pipeline
-from penstock.runtime import config
 
 __all__ = ["FILE", "parse"]
 
@@ -34,4 +34,4 @@ sinks:
 
 def parse(text: str = FILE, **environment: str) -> Pipeline:
     """``text`` as a pipeline file called ``p.yaml``."""
-    return config.parse(text, Pipeline, name="p.yaml", environment=environment)
+    return loader.parse(text, name="p.yaml", environment=environment)

@@ -1,1 +1,1 @@
-"""run."""
+"""Run a pipeline: start its queries, process batches, report progress, hold the lease, write back under its token."""

@@ -1,1 +1,1 @@
-"""Where rows go: tables, Delta, messages; each batch once, or honest about what it is."""
+"""Write rows to Parquet and Delta tables, MQTT, TubeMQ and the state store; each says what it guarantees."""

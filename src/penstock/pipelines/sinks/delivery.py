@@ -12,13 +12,13 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as sf
 
 from penstock.pipelines.rows import data_columns, key_column, mark_dead, too_large
-from penstock.pipelines.run.write_back import Change
 from penstock.pipelines.sinks.delta import DeltaSink
 from penstock.pipelines.sinks.messages import Write, failures, send
 from penstock.pipelines.sinks.table import Table
 from penstock.pipelines.spec.sinks import Sink, StateStoreSink
 from penstock.pipelines.spec.values import sink_letter
 from penstock.pipelines.steps.expressions import condition, conditions, sure
+from penstock.spark.statestore.writes import Change
 
 if TYPE_CHECKING:
     from penstock.pipelines.spec.pipeline import Pipeline

@@ -1,1 +1,1 @@
-"""Where records come from: streams for the queries, any batch of them again, counts and lag."""
+"""Read records as streams, read any range of them again, count them, and report the lag."""

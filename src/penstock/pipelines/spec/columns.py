@@ -1,4 +1,7 @@
-"""One thing wrong with a pipeline file."""
+"""Columns of each step of a pipeline file, as far as they are known without Spark: DDL schemas and column names.
+
+A step that runs SQL or an expression may have columns that only Spark knows; checks end there.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,16 @@ from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.plan import reads_of, sink_reads
 from penstock.pipelines.spec.sinks import Sink
 from penstock.pipelines.spec.steps import Map, Parse, Step, Window
-from penstock.pipelines.spec.validation import RESERVED
 from penstock.pipelines.spec.values import late_of, pieces
 
-__all__ = ["SIMPLE", "Column", "Problem", "column_names", "parse_ddl"]
+__all__ = ["RESERVED", "SIMPLE", "Column", "Problem", "column_names", "parse_ddl"]
+
+RESERVED = "_"
+"""Prefix of the column names that belong to the pipeline."""
 
 
 class Problem(NamedTuple):
-    """Where in the file, what stands there, and what was expected instead."""
+    """One mistake in a pipeline file: its location, the value there, and what was expected instead."""
 
     location: tuple[str | int, ...]
     value: object

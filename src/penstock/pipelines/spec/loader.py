@@ -18,9 +18,9 @@ from penstock.pipelines.spec.sources import TUBE_FORMATS
 from penstock.pipelines.spec.validation import problems_as_error
 from penstock.pipelines.spec.values import BROKER_VARIABLE, MASTER_VARIABLE, directory
 from penstock.runtime import config
-from penstock.runtime.document import Document, Value, read_document
+from penstock.runtime.document import Document, Value, parse_document, read_document
 
-__all__ = ["json_schema", "load"]
+__all__ = ["json_schema", "load", "parse"]
 
 
 def load(path: Path | str, environment: Mapping[str, str] | None = None) -> Pipeline:
@@ -33,9 +33,19 @@ def load(path: Path | str, environment: Mapping[str, str] | None = None) -> Pipe
         ConfigError: names file, line, column and option, what stands there and what is accepted.
     """
     environment = os.environ if environment is None else environment
-    before = directory.set(Path(path).parent)
+    return _validated(read_document(Path(path), environment), Path(path).parent, environment)
+
+
+def parse(text: str, *, name: str, environment: Mapping[str, str] | None = None) -> Pipeline:
+    """As :func:`load`, from text in memory; messages call the file ``name``."""
+    environment = os.environ if environment is None else environment
+    return _validated(parse_document(text, name, environment), Path(), environment)
+
+
+def _validated(document: Document, parent: Path, environment: Mapping[str, str]) -> Pipeline:
+    """The pipeline in ``document``; other files that it names are relative to ``parent``."""
+    before = directory.set(parent)
     try:
-        document = read_document(Path(path), environment)
         _fill_addresses(document, environment)
         return config.validate(document, Pipeline, problems_as_error)
     finally:

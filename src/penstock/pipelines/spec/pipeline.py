@@ -7,20 +7,12 @@ pipeline is built, before anything is read.
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 from pydantic import Field, model_validator
 
 from penstock.pipelines.spec.sinks import Sink, TubeSink
-from penstock.pipelines.spec.sources import SOURCE, TUBE_FORMATS, Source, TubeOptions, as_texts
+from penstock.pipelines.spec.sources import SOURCE, Source, TubeOptions, as_texts
 from penstock.pipelines.spec.steps import Step
-from penstock.pipelines.spec.values import BROKER_VARIABLE, MASTER_VARIABLE, BrokerUrl, Duration, Name, Part, directory
-from penstock.runtime import config
-from penstock.runtime.document import Document, Value, read_document
+from penstock.pipelines.spec.values import BrokerUrl, Duration, Name, Part
 
 __all__ = ["DeadLetters", "Pipeline", "StateStore"]
 

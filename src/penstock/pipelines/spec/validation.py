@@ -1,4 +1,4 @@
-"""What a pipeline file must hold beyond the type of each value: names, references, what may follow what."""
+"""Validate a pipeline file beyond the type of each value: names, references, and the order of steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import InitErrorDetails
 
 from penstock.errors import ConfigError
-from penstock.pipelines.spec.columns import Column, Problem, column_names, parse_ddl
+from penstock.pipelines.spec.columns import RESERVED, Column, Problem, column_names, parse_ddl
 from penstock.pipelines.spec.pipeline import Pipeline
 from penstock.pipelines.spec.plan import SinkPlan, plan, reads_of
 from penstock.pipelines.spec.sinks import MqttSink, TubeSink
@@ -22,7 +22,7 @@ from penstock.spark.mqtt.options import MqttReadOptions, MqttWriteOptions
 from penstock.spark.tube.options import SourceOptions
 from penstock.spark.tube.sink_options import SinkOptions
 
-__all__ = ["RESERVED", "fence_prefixes", "message_sinks", "problems", "problems_as_error", "read_in", "step_texts"]
+__all__ = ["fence_prefixes", "message_sinks", "problems", "problems_as_error", "read_in", "step_texts"]
 
 _SET_BY_THE_PIPELINE = {
     "tubemq.master": "source.master to name the masters",
@@ -204,8 +204,6 @@ def _paths(pipeline: Pipeline) -> Iterator[Problem]:
             yield Problem(where, sink.table.path, f"expected a directory of its own, {other} writes there")
 
 
-RESERVED = "_"
-"""Names that start with it belong to the pipeline."""
 _SELECT = re.compile(r"\s*select\b(?!\s+distinct\b)", re.IGNORECASE)
 _SQL = re.compile(
     r"(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(?P<note>--[^\n]*|/\*.*?\*/)|(?P<name>`(?:[^`]|``)*`)"

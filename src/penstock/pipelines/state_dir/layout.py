@@ -105,10 +105,10 @@ def check_owner(state: Path, pipeline: str) -> None:
         found = read_json(owner(state))["pipeline"]
     except FileNotFoundError:
         return
-    if owner != pipeline:
+    if found != pipeline:
         raise ConfigError(
-            f"{str(state)!r} is the state directory of the pipeline {owner!r}, not of {pipeline!r}",
+            f"{str(state)!r} is the state directory of the pipeline {found!r}, not of {pipeline!r}",
             option="state-dir",
             why="it holds the checkpoints and the ledger of that pipeline",
-            do=f"name another directory; or where this is that pipeline, call it {owner!r} again in its file",
+            do=f"name another directory; or where this is that pipeline, call it {found!r} again in its file",
         )

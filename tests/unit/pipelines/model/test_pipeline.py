@@ -71,7 +71,7 @@ def test_secrets_come_out_of_files_and_into_no_message(tmp_path: Path) -> None:
 
 
 def test_a_file_is_checked_without_spark() -> None:
-    code = f"import sys; from penstock.pipelines.model import load; load({str(example('pipeline.yaml'))!r})"
+    code = f"import sys; from penstock.pipelines.spec.loader import load; load({str(example('pipeline.yaml'))!r})"
     code += "; sys.exit(bool({'pyspark', 'pyarrow', 'asyncio'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -73,10 +73,11 @@ def test_an_object_of_a_dataset(name: str | None, value: bytes | None) -> None:
 
 def test_a_dataset_is_indexed_again_when_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[bytes] = []
+    index = lookups.index
 
     def counted(data: bytes, fields: Sequence[str]) -> lookups.Index:
         made.append(data)
-        return lookups.index(data, fields)
+        return index(data, fields)
 
     monkeypatch.setattr(lookups, "index", counted)
     for data in (LINES, LINES, LINES + b'\n{"id":"c"}'):
