@@ -187,7 +187,7 @@ def _part(name: str) -> str:
 
 
 def without_shortcuts(imports: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Leave out each import that a longer chain of imports implies (the transitive reduction)."""
+    """Leave out each import that a longer chain of imports implies; imports inside a circle are all kept."""
     reach: dict[str, set[str]] = {}
     for name in imports:
         seen: set[str] = set()
@@ -198,7 +198,11 @@ def without_shortcuts(imports: Mapping[str, set[str]]) -> dict[str, set[str]]:
             waiting.extend(new)
         reach[name] = seen
     return {
-        name: {target for target in targets if not any(target in reach[other] for other in targets - {target})}
+        name: {
+            target
+            for target in targets
+            if not any(target in reach[other] for other in targets - {target} if name not in reach[other])
+        }
         for name, targets in imports.items()
     }
 

@@ -122,8 +122,18 @@ RULES = [
             ),
         )
     ),
-    # The lease is renewed in an event loop of its own; nothing else of a pipeline has one.
-    Rule("penstock.pipelines.run.lease", ("pipelines.spec", "runtime.addresses", *STORE), SPARK),
+    # Lease and write-back are clients of the state store in an event loop of their own; nothing else of a run is.
+    *(
+        Rule(
+            f"penstock.pipelines.run.{module}",
+            (
+                *("pipelines.run.lease", "pipelines.spec", "runtime.addresses", "runtime.loop_thread"),
+                *("spark.statestore.writes", *STORE),
+            ),
+            SPARK,
+        )
+        for module in ("lease", "write_back")
+    ),
     Rule("penstock.pipelines", ("pipelines",)),
     Rule(
         "penstock.demo",
@@ -136,7 +146,6 @@ RULES = [
             "spark",
             "pipelines",
             "runtime",
-            "cli.output",
         ),
     ),
     Rule("penstock.cli", ("",)),

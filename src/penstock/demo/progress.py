@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
-
-from penstock.cli.output import print_json
 
 __all__ = ["Display", "Hops", "JsonDisplay", "LineDisplay", "LiveDisplay", "display"]
 
@@ -116,6 +115,12 @@ class LineDisplay(_Quiet):
             self.say(text)
 
 
+def _emit(event: dict[str, object]) -> None:
+    """Print one JSON object as a line and flush, since the reader of a pipe waits for it."""
+    sys.stdout.write(json.dumps(event, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
 class JsonDisplay(_Quiet):
     """One JSON object a line on standard output; the demo's last line follows them."""
 
@@ -125,20 +130,18 @@ class JsonDisplay(_Quiet):
 
     def say(self, text: str) -> None:
         """An event ``step`` [Display]."""
-        print_json({"event": "step", "text": text})
+        _emit({"event": "step", "text": text})
 
     def alarm(self, text: str) -> None:
         """An event ``alarm`` [Display]."""
-        print_json({"event": "alarm", "text": text})
+        _emit({"event": "alarm", "text": text})
 
     def show(self, hops: Hops, *, at_once: bool = False) -> None:
         """An event ``progress`` every few seconds, where something moved [Display]."""
         now, rows = time.monotonic(), hops.rows()
         if (at_once or now - self._last >= LINE_EVERY_S) and rows != self._shown:
             self._last, self._shown = now, rows
-            print_json(
-                {"event": "progress", "hops": {name: {"messages": count, "lag": lag} for name, count, lag in rows}}
-            )
+            _emit({"event": "progress", "hops": {name: {"messages": count, "lag": lag} for name, count, lag in rows}})
 
 
 class LiveDisplay(_Quiet):

@@ -1,4 +1,4 @@
-"""The figures of a tree: levels, upward imports, circles, importers."""
+"""The figures of a tree: levels, upward imports, circles, importers; its diagram."""
 
 from __future__ import annotations
 
@@ -33,3 +33,14 @@ def test_imports_for_types_count(tmp_path: Path) -> None:
     # Modules, lines, levels, imports, upward imports, modules of each circle.
     assert structure.figures(modules, "penstock") == (4, 8, 3, 3, 1, "2")
     assert structure.importers(modules)["penstock.middle"] == 1
+
+
+def test_implied_imports_are_not_drawn() -> None:
+    imports = {"top": {"middle", "low"}, "middle": {"low"}, "low": set[str](), "a": {"b", "low"}, "b": {"a"}}
+    assert structure.without_shortcuts(imports) == {
+        "top": {"middle"},
+        "middle": {"low"},
+        "low": set(),
+        "a": {"b", "low"},
+        "b": {"a"},
+    }

@@ -1,0 +1,87 @@
+"""ARCHITECTURE.md is what the source is: its diagram, the files that it names, and one of its lists followed."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools import structure
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+
+CIRCLES = [24, 6, 4, 3, 2]
+"""Modules in each circle of imports, imports for type checking included. They may only get fewer and smaller."""
+
+NEW_LIMIT = '''\
+    max_tested: int = 7
+    """A limit that this test adds."""
+'''
+
+
+@pytest.fixture(scope="module")
+def modules() -> dict[str, structure.Module]:
+    return structure.read()
+
+
+def test_the_diagram_shows_the_imports(modules: dict[str, structure.Module]) -> None:
+    drawn = structure.FENCE.search(TEXT)
+    assert drawn is not None
+    assert drawn.group() == structure.diagram(modules), "run: python -m tools.structure --write"
+
+
+def test_packages_do_not_import_each_other_in_circles(modules: dict[str, structure.Module]) -> None:
+    imports = structure.package_imports(modules)
+    order: set[str] = set()
+    while ready := {name for name, targets in imports.items() if name not in order and targets <= order}:
+        order |= ready
+    assert order == set(imports)
+
+
+def test_there_are_no_more_circles_of_modules(modules: dict[str, structure.Module]) -> None:
+    assert [len(circle) for circle in structure.circles(modules)] == CIRCLES
+
+
+def test_the_files_to_touch_exist() -> None:
+    table = TEXT[TEXT.index("<!-- places:") :].split("\n## ")[0]
+    named = re.findall(r"`((?:[a-z_0-9]+/)+[a-z_0-9]*(?:\.py)?)`", table)
+    assert len(named) > 15
+    bases = (ROOT / "src" / "penstock", ROOT)
+    assert [name for name in named if not any((base / name).exists() for base in bases)] == []
+
+
+def test_a_limit_is_one_field(tmp_path: Path) -> None:
+    """A field of ``BrokerLimits`` is an option of the node with bounds and a description, and is in the reference."""
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "tools", tmp_path / "tools", ignore=shutil.ignore_patterns("__pycache__"))
+    limits = tmp_path / "src" / "penstock" / "mqtt" / "engine" / "limits.py"
+    head, fields = limits.read_text(encoding="utf-8").split("    max_connections:", 1)
+    limits.write_text(f"{head}{NEW_LIMIT}    max_connections:{fields}", encoding="utf-8")
+    program = (
+        "import pydantic\n"
+        "from penstock.node.mqtt_config import MqttLimits\n"
+        "from tools import reference\n"
+        "print(MqttLimits().max_tested, MqttLimits(max_tested=8).max_tested)\n"
+        "try:\n"
+        "    MqttLimits(max_tested=-1)\n"
+        "except pydantic.ValidationError as error:\n"
+        "    print(error.error_count())\n"
+        "print(next(line for line in reference.configuration().splitlines() if 'max_tested' in line))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={"PYTHONPATH": f"{tmp_path / 'src'}:{tmp_path}", "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout.splitlines()
+    assert shown[:2] == ["7 8", "1"]
+    assert "A limit that this test adds." in shown[2]
