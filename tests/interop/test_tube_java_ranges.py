@@ -96,7 +96,7 @@ def left_behind(peer: Peer, stem: str) -> set[str]:
 
 def shown_by_and_by(peer: Peer, group: str, expected: dict[tuple[str, int], int]) -> None:
     """The broker tells of a group's position when it has written it down, which it does every 10 s or so."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while positions(peer, group) != expected:
         assert time.monotonic() < deadline, positions(peer, group)
         time.sleep(0.2)
@@ -224,7 +224,7 @@ def test_spark_and_a_pipeline_read_from_apaches_servers(
         monkeypatch.setattr(errors, "session", lambda *_args, **_options: _Unstopped(spark))
         _pipeline(peer, node, spark, tmp_path)
         # Committed offsets are shown as the group's, batch by batch; Apache's broker writes them down a while later.
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while time.monotonic() < deadline:
             shown = positions(peer, "lake")
             if len(shown) == 3 and all(400 * ENTRY <= position <= 600 * ENTRY for position in shown.values()):
