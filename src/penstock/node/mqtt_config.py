@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-_CHOICES: Final[dict[str, Any]] = {"refused_subscription": Literal[0x87, 0x80]}
+_CHOICES: Final[dict[str, Any]] = {"subscription_denied_code": Literal[0x87, 0x80]}
 _BOUNDS: Final[dict[str, tuple[int, int | None]]] = {
     "max_connections": (1, None),
     "max_sessions": (1, None),
@@ -54,7 +54,7 @@ _BOUNDS: Final[dict[str, tuple[int, int | None]]] = {
     "max_topic_levels": (1, None),
     "max_topic_bytes": (1, 65_535),
     "max_topic_aliases": (0, 65_535),
-    "max_topic_aliases_out": (0, 65_535),
+    "server_topic_alias_maximum": (0, 65_535),
     "max_session_expiry_s": (0, 0xFFFFFFFF),
     "max_keep_alive_s": (0, 65_535),
 }

@@ -63,7 +63,7 @@ NODE_TOPICS: Final = ("clients/statestore/",)
 SOURCES_KEPT: Final = 10_000
 """Publishers of retained messages whose rights are remembered."""
 
-_READ_ONCE: Final = ("max_retained_messages", "max_retained_bytes", "when_queue_full")
+_READ_ONCE: Final = ("max_retained_messages", "max_retained_bytes", "queue_overflow")
 """Limits that the engine takes into its own books at the start."""
 
 EXPIRY_WARNING_S: Final = 14 * 86_400

@@ -221,7 +221,7 @@ def test_publish_by_qos_and_retain_is_asked_once_each() -> None:
 @pytest.mark.parametrize("refusal", [0x87, 0x80])
 def test_subscribe(refusal: int) -> None:
     gate = Gate(("u", "subscribe", "#"), ("u", "subscribe", "$share/g/x"))
-    bench = Bench(access=gate, limits=BrokerLimits(refused_subscription=refusal))
+    bench = Bench(access=gate, limits=BrokerLimits(subscription_denied_code=refusal))
     peer = bench.connect("c", username="u")
     assert peer.subscribe("a", "#", "$share/g/x", "$share/g/y") == [1, refusal, refusal, 1]
     assert bench.broker.measure().subscriptions == 2

@@ -15,7 +15,7 @@ def figures(peer: Peer) -> dict[str, str]:
 
 
 def test_a_subscriber_gets_the_figures_of_the_moment_and_then_what_changes() -> None:
-    bench = Bench(limits=BrokerLimits(figures_interval_s=10))
+    bench = Bench(limits=BrokerLimits(sys_interval_s=10))
     bench.connect("other")
     bench.advance(5_000)
     peer = bench.connect("s")
@@ -52,7 +52,7 @@ def test_nothing_runs_when_nobody_is_subscribed(topic_filter: str) -> None:
 
 
 def test_they_can_be_turned_off() -> None:
-    bench = Bench(limits=BrokerLimits(figures_interval_s=0))
+    bench = Bench(limits=BrokerLimits(sys_interval_s=0))
     peer = bench.connect("s")
     peer.subscribe("$SYS/#")
     bench.advance(60_000)

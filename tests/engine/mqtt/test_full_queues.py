@@ -12,16 +12,16 @@ from penstock.mqtt.codec.packets import (
     Will,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.limits import BrokerLimits, QueueFull
+from penstock.mqtt.engine.limits import BrokerLimits, QueueOverflowPolicy
 from tests.engine.mqtt.harness import Bench
 from tests.engine.mqtt.test_access import Gate
 
 URGENT = Properties(user_properties=[("$high_priority", "")])
 
 
-@pytest.mark.parametrize("policy", [QueueFull.DROP_NEWEST, QueueFull.DROP_OLDEST])
-def test_qos_0_makes_room_for_qos_1(policy: QueueFull) -> None:
-    bench = Bench(limits=BrokerLimits(max_queued_messages=2, when_queue_full=policy))
+@pytest.mark.parametrize("policy", [QueueOverflowPolicy.DROP_NEWEST, QueueOverflowPolicy.DROP_OLDEST])
+def test_qos_0_makes_room_for_qos_1(policy: QueueOverflowPolicy) -> None:
+    bench = Bench(limits=BrokerLimits(max_queued_messages=2, queue_overflow=policy))
     peer = bench.connect("s")
     peer.subscribe("a", Subscription("b", 0))
     peer.connection.pause(bench.now)
@@ -33,9 +33,9 @@ def test_qos_0_makes_room_for_qos_1(policy: QueueFull) -> None:
     assert bench.broker.stats.dropped_queue_full == 2
 
 
-@pytest.mark.parametrize("policy", [QueueFull.DROP_NEWEST, QueueFull.DROP_OLDEST])
-def test_qos_1_makes_no_room_for_qos_0(policy: QueueFull) -> None:
-    bench = Bench(limits=BrokerLimits(max_queued_messages=2, when_queue_full=policy))
+@pytest.mark.parametrize("policy", [QueueOverflowPolicy.DROP_NEWEST, QueueOverflowPolicy.DROP_OLDEST])
+def test_qos_1_makes_no_room_for_qos_0(policy: QueueOverflowPolicy) -> None:
+    bench = Bench(limits=BrokerLimits(max_queued_messages=2, queue_overflow=policy))
     peer = bench.connect("s")
     peer.subscribe("a", Subscription("b", 0))
     peer.connection.pause(bench.now)
@@ -47,7 +47,7 @@ def test_qos_1_makes_no_room_for_qos_0(policy: QueueFull) -> None:
 
 
 def test_a_message_larger_than_the_queue_costs_no_other() -> None:
-    bench = Bench(limits=BrokerLimits(max_queued_bytes=1_000, when_queue_full=QueueFull.DROP_OLDEST))
+    bench = Bench(limits=BrokerLimits(max_queued_bytes=1_000, queue_overflow=QueueOverflowPolicy.DROP_OLDEST))
     peer = bench.connect("s", expiry=100)
     peer.subscribe("a")
     peer.drop()
@@ -62,7 +62,7 @@ def numbered(count: int, size: int = 1) -> list[Publish]:
 
 
 def test_a_full_queue_may_refuse_the_publisher() -> None:
-    bench = Bench(limits=BrokerLimits(max_queued_messages=2, when_queue_full=QueueFull.REFUSE))
+    bench = Bench(limits=BrokerLimits(max_queued_messages=2, queue_overflow=QueueOverflowPolicy.REFUSE))
     full, other = bench.connect("s", expiry=100), bench.connect("o")
     for peer in (full, other):
         peer.subscribe("a")
@@ -76,7 +76,7 @@ def test_a_full_queue_may_refuse_the_publisher() -> None:
 
 
 def test_refusing_counts_a_shared_subscription_as_full_when_all_its_members_are() -> None:
-    bench = Bench(limits=BrokerLimits(max_queued_messages=1, when_queue_full=QueueFull.REFUSE))
+    bench = Bench(limits=BrokerLimits(max_queued_messages=1, queue_overflow=QueueOverflowPolicy.REFUSE))
     members = [bench.connect(f"m{n}", expiry=100) for n in range(2)]
     for peer in members:
         peer.subscribe("$share/g/a")
@@ -88,7 +88,7 @@ def test_refusing_counts_a_shared_subscription_as_full_when_all_its_members_are(
 
 
 def test_a_full_queue_may_end_the_connection_of_the_slow_client() -> None:
-    bench = Bench(limits=BrokerLimits(max_queued_messages=2, when_queue_full=QueueFull.DISCONNECT))
+    bench = Bench(limits=BrokerLimits(max_queued_messages=2, queue_overflow=QueueOverflowPolicy.DISCONNECT))
     slow, other = bench.connect("s", expiry=100, receive_maximum=1), bench.connect("o")
     for peer in (slow, other):
         peer.subscribe("a")
@@ -103,7 +103,7 @@ def test_a_full_queue_may_end_the_connection_of_the_slow_client() -> None:
 
 
 def test_nothing_follows_the_disconnect_of_a_publisher_whose_own_queue_is_full() -> None:
-    bench = Bench(limits=BrokerLimits(max_queued_messages=1, when_queue_full=QueueFull.DISCONNECT))
+    bench = Bench(limits=BrokerLimits(max_queued_messages=1, queue_overflow=QueueOverflowPolicy.DISCONNECT))
     peer = bench.connect("c", receive_maximum=1)
     peer.subscribe(Subscription("t", 1))
     peer.send(*[Publish("t", b"", 1, packet_id=n) for n in (1, 2, 3)])
@@ -111,7 +111,7 @@ def test_nothing_follows_the_disconnect_of_a_publisher_whose_own_queue_is_full()
 
 
 def test_a_session_that_ends_while_a_message_is_on_its_way_holds_nothing() -> None:
-    bench = Bench(limits=BrokerLimits(max_queued_messages=1, when_queue_full=QueueFull.DISCONNECT))
+    bench = Bench(limits=BrokerLimits(max_queued_messages=1, queue_overflow=QueueOverflowPolicy.DISCONNECT))
     for name, will in (("a", Will("t", b"will", 1)), ("b", None)):
         bench.connect(name, receive_maximum=1, will=will).subscribe(Subscription("t", 1))
     sender = bench.connect("p")
@@ -126,7 +126,7 @@ def test_a_session_that_ends_while_a_message_is_on_its_way_holds_nothing() -> No
     [
         (BrokerLimits(max_total_queued_messages=3), 3),
         (BrokerLimits(max_total_queued_bytes=3 * 104), 3),
-        (BrokerLimits(max_total_queued_messages=3, when_queue_full=QueueFull.DROP_OLDEST), 3),
+        (BrokerLimits(max_total_queued_messages=3, queue_overflow=QueueOverflowPolicy.DROP_OLDEST), 3),
     ],
     ids=["messages", "bytes", "drop oldest"],
 )
@@ -156,11 +156,13 @@ def test_the_sizes_are_given_back_when_a_session_ends() -> None:
     assert (bench.broker.measure().queued, bench.broker.measure().queued_bytes) == (0, 0)
 
 
-@pytest.mark.parametrize("policy", list(QueueFull))
+@pytest.mark.parametrize("policy", list(QueueOverflowPolicy))
 @pytest.mark.parametrize("allowed", [True, False])
-def test_a_message_that_may_hurry_passes_the_bounds_of_a_full_queue(policy: QueueFull, *, allowed: bool) -> None:
+def test_a_message_that_may_hurry_passes_the_bounds_of_a_full_queue(
+    policy: QueueOverflowPolicy, *, allowed: bool
+) -> None:
     gate = Gate() if allowed else Gate(("hasty", "high_priority", "t"))
-    bench = Bench(limits=BrokerLimits(max_queued_messages=3, when_queue_full=policy), access=gate)
+    bench = Bench(limits=BrokerLimits(max_queued_messages=3, queue_overflow=policy), access=gate)
     sender = bench.connect("p", username="hasty")
     bench.connect("r", expiry=100, username="r").subscribe(Subscription("t", 1))
     bench.peers[bench.broker.sessions["r"].connection].drop()  # type: ignore[index]
@@ -168,11 +170,11 @@ def test_a_message_that_may_hurry_passes_the_bounds_of_a_full_queue(policy: Queu
     sender.send(*(Publish("t", b"!%d" % n, 1, packet_id=n, properties=URGENT) for n in range(4, 9)))
     codes = [packet.reason_code for packet in sender.take() if isinstance(packet, PubAck)]
     got = [p.payload.decode() for p in bench.connect("r", expiry=100, clean_start=False, username="r").publishes()]
-    if policy is QueueFull.DROP_OLDEST:
+    if policy is QueueOverflowPolicy.DROP_OLDEST:
         assert got == ["!6", "!7", "!8"]
     elif allowed:
         assert got == ["1", "2", "3", "!4", "!5", "!6"], "twice the bound, and no further"
     else:
         assert got == ["1", "2", "3"]
-    refused = 0 if policy is not QueueFull.REFUSE else 2 if allowed else 5
+    refused = 0 if policy is not QueueOverflowPolicy.REFUSE else 2 if allowed else 5
     assert codes == [0] * (8 - refused) + [0x97] * refused

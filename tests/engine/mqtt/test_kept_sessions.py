@@ -16,7 +16,7 @@ from penstock.mqtt.codec.packets import (
     Unsubscribe,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.limits import BrokerLimits, QueueFull
+from penstock.mqtt.engine.limits import BrokerLimits, QueueOverflowPolicy
 
 from .harness import RecordingService
 from .kept import HOUR, KeptBench, back, reader
@@ -221,7 +221,7 @@ def test_a_message_for_many_is_stored_once(bench: KeptBench) -> None:
 
 
 def test_what_a_full_queue_drops_is_dropped_on_disk_too(tmp_path: Path) -> None:
-    limits = BrokerLimits(max_queued_messages=2, when_queue_full=QueueFull.DROP_OLDEST)
+    limits = BrokerLimits(max_queued_messages=2, queue_overflow=QueueOverflowPolicy.DROP_OLDEST)
     bench = KeptBench(tmp_path, limits=limits)
     reader(bench)
     writer = bench.connect("writer")

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from penstock.mqtt.codec.packets import Disconnect, PubAck, Publish, Subscription
-from penstock.mqtt.engine.limits import BrokerLimits, QueueFull
+from penstock.mqtt.engine.limits import BrokerLimits, QueueOverflowPolicy
 from tests.engine.mqtt.harness import Bench, Peer
 from tests.engine.mqtt.kept import HOUR, KeptBench
 
-POLICIES = [policy for policy in QueueFull if policy is not QueueFull.DISCONNECT]
+POLICIES = [policy for policy in QueueOverflowPolicy if policy is not QueueOverflowPolicy.DISCONNECT]
 
 
 def notify(bench: Bench, *changes: str, client_id: str = "observer") -> None:
@@ -39,9 +39,9 @@ def payloads(peer: Peer) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("policy", QueueFull)
-def test_the_newest_notification_arrives_however_many_there_were(policy: QueueFull) -> None:
-    bench = Bench(limits=BrokerLimits(max_queued_messages=100, when_queue_full=policy))
+@pytest.mark.parametrize("policy", QueueOverflowPolicy)
+def test_the_newest_notification_arrives_however_many_there_were(policy: QueueOverflowPolicy) -> None:
+    bench = Bench(limits=BrokerLimits(max_queued_messages=100, queue_overflow=policy))
     peer = stalled(bench)
     notify(bench, *(f"k={n}" for n in range(15_000)))
     arrived = [int(payload.removeprefix("k=")) for payload in payloads(peer)]
@@ -82,8 +82,8 @@ def test_a_client_that_reads_and_does_not_acknowledge_gets_the_newest_one() -> N
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_messages_of_subscriptions_are_not_merged_and_fall_under_the_policy(policy: QueueFull) -> None:
-    bench = Bench(limits=BrokerLimits(max_queued_messages=4, when_queue_full=policy))
+def test_messages_of_subscriptions_are_not_merged_and_fall_under_the_policy(policy: QueueOverflowPolicy) -> None:
+    bench = Bench(limits=BrokerLimits(max_queued_messages=4, queue_overflow=policy))
     peer = bench.connect("observer")
     peer.subscribe("topic")
     peer.connection.pause(bench.now)
@@ -96,7 +96,7 @@ def test_messages_of_subscriptions_are_not_merged_and_fall_under_the_policy(poli
 
 
 def test_the_oldest_message_makes_room_but_a_notification_does_not() -> None:
-    bench = Bench(limits=BrokerLimits(max_queued_messages=2, when_queue_full=QueueFull.DROP_OLDEST))
+    bench = Bench(limits=BrokerLimits(max_queued_messages=2, queue_overflow=QueueOverflowPolicy.DROP_OLDEST))
     peer = bench.connect("observer")
     peer.subscribe("topic")
     peer.connection.pause(bench.now)
@@ -106,9 +106,9 @@ def test_the_oldest_message_makes_room_but_a_notification_does_not() -> None:
     assert bench.broker.stats.dropped_queue_full == 1
 
 
-@pytest.mark.parametrize("policy", QueueFull)
-def test_more_keys_than_the_queue_holds_end_the_connection(policy: QueueFull) -> None:
-    bench = Bench(limits=BrokerLimits(max_queued_messages=5, when_queue_full=policy))
+@pytest.mark.parametrize("policy", QueueOverflowPolicy)
+def test_more_keys_than_the_queue_holds_end_the_connection(policy: QueueOverflowPolicy) -> None:
+    bench = Bench(limits=BrokerLimits(max_queued_messages=5, queue_overflow=policy))
     peer = bench.connect("observer", request_problem_information=1)
     peer.connection.pause(bench.now)
     notify(bench, *(f"{key}=1" for key in "abcdef"))

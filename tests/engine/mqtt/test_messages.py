@@ -21,7 +21,7 @@ from penstock.mqtt.codec.packets import (
     Unsubscribe,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.limits import BrokerLimits, QueueFull
+from penstock.mqtt.engine.limits import BrokerLimits, QueueOverflowPolicy
 from tests.engine.mqtt.harness import Bench, RecordingService
 
 
@@ -137,10 +137,11 @@ def test_a_smaller_receive_maximum_after_the_reconnect() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "kept"), [(QueueFull.DROP_NEWEST, [b"1", b"2"]), (QueueFull.DROP_OLDEST, [b"3", b"4"])]
+    ("policy", "kept"),
+    [(QueueOverflowPolicy.DROP_NEWEST, [b"1", b"2"]), (QueueOverflowPolicy.DROP_OLDEST, [b"3", b"4"])],
 )
-def test_a_full_queue(policy: QueueFull, kept: list[bytes]) -> None:
-    bench = Bench(limits=BrokerLimits(max_queued_messages=2, when_queue_full=policy))
+def test_a_full_queue(policy: QueueOverflowPolicy, kept: list[bytes]) -> None:
+    bench = Bench(limits=BrokerLimits(max_queued_messages=2, queue_overflow=policy))
     bench.connect("s", expiry=100).subscribe("a")
     bench.peers[next(iter(bench.peers))].drop()
     bench.connect("p").send(*(Publish("a", str(n).encode(), 1, packet_id=n) for n in range(1, 5)))

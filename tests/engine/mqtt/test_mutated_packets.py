@@ -33,7 +33,7 @@ from penstock.mqtt.codec.packets import (
 )
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.client import ClientEngine, ClientState
-from penstock.mqtt.engine.limits import BrokerLimits, QueueFull
+from penstock.mqtt.engine.limits import BrokerLimits, QueueOverflowPolicy
 from tests.engine.mqtt.harness import Bench, Peer, RecordingService
 from tests.mutations import mutated
 from tests.unit.mqtt.codec.vectors import ROUND_TRIP_FILES, load
@@ -109,7 +109,7 @@ def broker_run(seed: int) -> None:
         receive_maximum=rng.choice((2, 10)),
         max_topic_aliases=rng.choice((3, 65_535)),
         max_queued_messages=rng.choice((5, 1000)),
-        when_queue_full=rng.choice(list(QueueFull)),
+        queue_overflow=rng.choice(list(QueueOverflowPolicy)),
     )
     bench = Bench(service, limits=limits)
     aliases, largest = rng.choice((None, 2)), rng.choice((None, 30, 100))

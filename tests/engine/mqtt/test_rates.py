@@ -14,7 +14,7 @@ from penstock.mqtt.codec.packets import (
     Subscription,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.limits import BrokerLimits, TooFast
+from penstock.mqtt.engine.limits import BrokerLimits, RateLimitPolicy
 from tests.engine.mqtt.harness import Bench
 
 
@@ -37,14 +37,14 @@ def test_a_client_that_publishes_too_fast_is_slowed_down_and_loses_nothing() -> 
     assert bench.broker.stats.rate_exceeded == 3
 
 
-@pytest.mark.parametrize("policy", [TooFast.REFUSE, TooFast.DISCONNECT])
-def test_a_client_that_publishes_too_fast_is_refused_or_ended(policy: TooFast) -> None:
-    bench = Bench(limits=BrokerLimits(max_publish_rate=10, max_publish_burst=2, when_too_fast=policy))
+@pytest.mark.parametrize("policy", [RateLimitPolicy.REFUSE, RateLimitPolicy.DISCONNECT])
+def test_a_client_that_publishes_too_fast_is_refused_or_ended(policy: RateLimitPolicy) -> None:
+    bench = Bench(limits=BrokerLimits(max_publish_rate=10, max_publish_burst=2, rate_limit_action=policy))
     peer = bench.connect("c")
     peer.send(*burst(3), Publish("a", b""), PingReq())
     packets = peer.take()
     assert packets[:2] == [PubAck(1, 0x10), PubAck(2, 0x10)]
-    if policy is TooFast.REFUSE:
+    if policy is RateLimitPolicy.REFUSE:
         assert packets[2:] == [PubAck(3, 0x97), PingResp()]
         bench.advance(100)
         assert peer.send(*burst(2)).take() == [PubAck(1, 0x10), PubAck(2, 0x97)]
@@ -54,7 +54,7 @@ def test_a_client_that_publishes_too_fast_is_refused_or_ended(policy: TooFast) -
 
 
 def test_high_priority_passes_the_rate() -> None:
-    bench = Bench(limits=BrokerLimits(max_publish_rate=1, when_too_fast=TooFast.REFUSE))
+    bench = Bench(limits=BrokerLimits(max_publish_rate=1, rate_limit_action=RateLimitPolicy.REFUSE))
     peer = bench.connect("c")
     urgent = Properties(user_properties=[("$high_priority", "")])
     peer.send(*burst(2), *(Publish("a", b"", 1, packet_id=n, properties=urgent) for n in (7, 8, 9)))

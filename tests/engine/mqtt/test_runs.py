@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.mqtt.codec.packets import Packet, PubAck, Publish, PubRel, Subscribe, Subscription
-from penstock.mqtt.engine.limits import BrokerLimits, QueueFull
+from penstock.mqtt.engine.limits import BrokerLimits, QueueOverflowPolicy
 from tests.engine.mqtt.harness import Bench, Peer, RecordingService
 
 
@@ -105,19 +105,19 @@ def test_identifiers_go_round_within_a_run() -> None:
     assert list(session.inflight)[:7] == [65_531, 65_532, 65_533, 65_534, 65_535, 1, 2]
 
 
-@pytest.mark.parametrize("policy", list(QueueFull))
-def test_a_queue_that_overflows_within_a_run(policy: QueueFull) -> None:
-    bench = Bench(limits=BrokerLimits(max_queued_messages=5, when_queue_full=policy))
+@pytest.mark.parametrize("policy", list(QueueOverflowPolicy))
+def test_a_queue_that_overflows_within_a_run(policy: QueueOverflowPolicy) -> None:
+    bench = Bench(limits=BrokerLimits(max_queued_messages=5, queue_overflow=policy))
     publisher, slow, quick = bench.connect("p"), bench.connect("slow", receive_maximum=3), bench.connect("quick")
     slow.subscribe(Subscription("t", 1))
     quick.subscribe(Subscription("t", 1))
     publisher.send(*burst(20))
     answers = publisher.take()
-    refusing = policy is QueueFull.REFUSE
+    refusing = policy is QueueOverflowPolicy.REFUSE
     refused = [n for n in range(20) if n >= 8] if refusing else []
     assert answers == [PubAck(n + 1, 0x97 if n in refused else 0) for n in range(20)]
     assert payloads(quick.publishes()) == [n for n in range(20) if n not in refused]
-    assert slow.closed is (policy is QueueFull.DISCONNECT)
+    assert slow.closed is (policy is QueueOverflowPolicy.DISCONNECT)
 
 
 def test_services_and_the_publisher_itself_take_messages_one_by_one() -> None:

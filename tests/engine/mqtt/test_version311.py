@@ -23,7 +23,7 @@ from penstock.mqtt.codec.packets import (
     Will,
 )
 from penstock.mqtt.codec.properties import Properties
-from penstock.mqtt.engine.limits import BrokerLimits, TooFast
+from penstock.mqtt.engine.limits import BrokerLimits, RateLimitPolicy
 from tests.engine.mqtt.harness import Bench, Peer, RecordingService
 
 
@@ -243,7 +243,9 @@ def test_it_was_told_no_receive_maximum() -> None:
 
 
 def test_a_refused_message_is_answered_as_usual() -> None:
-    bench = Bench(limits=BrokerLimits(max_retained_messages=0, max_publish_rate=2, when_too_fast=TooFast.REFUSE))
+    bench = Bench(
+        limits=BrokerLimits(max_retained_messages=0, max_publish_rate=2, rate_limit_action=RateLimitPolicy.REFUSE)
+    )
     peer = old(bench)
     peer.send(*(Publish("a", b"x", 1, retain=True, packet_id=n) for n in range(1, 4)))
     assert peer.take() == [PubAck(1), PubAck(2), PubAck(3)]

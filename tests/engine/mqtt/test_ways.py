@@ -13,7 +13,7 @@ from penstock.mqtt.codec.packets import Packet, PubAck, Publish, PubRec, PubRel,
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.version311 import encode_311
 from penstock.mqtt.engine.carrying import carry
-from penstock.mqtt.engine.limits import BrokerLimits, QueueFull
+from penstock.mqtt.engine.limits import BrokerLimits, QueueOverflowPolicy
 from penstock.mqtt.engine.ways import MOST, MOST_RECEIVERS
 from tests.engine.mqtt.harness import Bench, Peer, RecordingService
 from tests.engine.mqtt.kept import KeptBench
@@ -258,7 +258,7 @@ def test_most_are_forgotten_and_many_receivers_not_kept() -> None:
 
 def test_services_and_full_queues_that_refuse_are_asked_each_time() -> None:
     service = RecordingService("s")
-    bench = Bench(service, limits=BrokerLimits(when_queue_full=QueueFull.REFUSE, max_queued_messages=2))
+    bench = Bench(service, limits=BrokerLimits(queue_overflow=QueueOverflowPolicy.REFUSE, max_queued_messages=2))
     publisher, receiver, _ = pair(bench)
     receiver.subscribe("s")
     assert not any(carried(publisher, message(n, topic)) for topic in "st" for n in (1, 2, 3))

@@ -20,10 +20,10 @@ def test_limits_are_those_of_the_code() -> None:
     assert broker_limits(section) == BrokerLimits()
     assert admission_limits(section) == AdmissionLimits()
     changed = NodeConfig.model_validate(
-        {"mqtt": {"limits": {"max_packet_size": 5000, "when_queue_full": "drop_oldest", "max_unauthenticated": 5}}}
+        {"mqtt": {"limits": {"max_packet_size": 5000, "queue_overflow": "drop_oldest", "max_unauthenticated": 5}}}
     ).mqtt.limits
     assert broker_limits(changed).max_packet_size == 5000
-    assert broker_limits(changed).when_queue_full == "drop_oldest"
+    assert broker_limits(changed).queue_overflow == "drop_oldest"
     assert admission_limits(changed).max_unauthenticated == 5
     texts = {name: field.description for name, field in MqttLimits.model_fields.items()}
     assert str(texts["max_packet_size"]).startswith("Announced in CONNACK; a larger packet is answered 0x95.")
@@ -54,7 +54,7 @@ def test_client_certificates_are_asked_for_where_there_is_an_authority() -> None
         ({"mqtt": {"listeners": {"x": {"bind": "a:1", "advertise": "0.0.0.0:1"}}}}, "no client can connect"),
         ({"mqtt": {"limits": {"max_conections": 1}}}, "max_conections"),
         ({"mqtt": {"limits": {"max_connections": 0}}}, "max_connections"),
-        ({"mqtt": {"limits": {"refused_subscription": 1}}}, "refused_subscription"),
+        ({"mqtt": {"limits": {"subscription_denied_code": 1}}}, "subscription_denied_code"),
     ],
 )
 def test_settings_that_cannot_be(config: dict[str, Any], words: str) -> None:

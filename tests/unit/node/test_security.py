@@ -238,7 +238,7 @@ rules:
       - {method: Subscribe, topics: ["#"], exceptTopics: ["test/nosubscribe"]}
 """
     )
-    limits = {"refused_subscription": 0x80}
+    limits = {"subscription_denied_code": 0x80}
     async with (
         serving(mqtt={"limits": limits}, security={"policies": str(policies)}) as (_security, bound),
         MqttClient(*bound["mqtt"]) as client,

@@ -26,7 +26,7 @@ from penstock.mqtt.engine.encoded import send_encoded
 from penstock.mqtt.engine.figures import Figures
 from penstock.mqtt.engine.journal import Journal, Source
 from penstock.mqtt.engine.lifecycle import Lifecycle
-from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueFull
+from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueOverflowPolicy
 from penstock.mqtt.engine.message import Message, Notification
 from penstock.mqtt.engine.outbound import Outbound, Output
 from penstock.mqtt.engine.retained import Allows, Retained
@@ -77,7 +77,7 @@ class Broker:
         self.waiting_totals = WaitingTotals()
         self.figures = Figures(
             self.timers,
-            self.limits.figures_interval_s * 1000,
+            self.limits.sys_interval_s * 1000,
             wanted=lambda: self.router.figures_wanted,
             measure=self.measure,
             publish=self._publish_figure,
@@ -91,7 +91,7 @@ class Broker:
         self._new_client_id = new_client_id
         self.services: list[Service] = []
         self._routes = self.router.routes
-        self.refusing = self.limits.when_queue_full is QueueFull.REFUSE
+        self.refusing = self.limits.queue_overflow is QueueOverflowPolicy.REFUSE
         self.out_of_space = ""
         """Why messages that must be stored are refused; empty: they are not."""
         self.recall: Callable[[str, str], Rights | None] | None = None

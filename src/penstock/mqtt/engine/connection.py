@@ -250,7 +250,7 @@ class BrokerConnection(Pacing):
         keep_alive = packet.keep_alive
         if self.version == 5:
             if properties.topic_alias_maximum:
-                self.aliases_out = AliasesOut(min(properties.topic_alias_maximum, limits.max_topic_aliases_out))
+                self.aliases_out = AliasesOut(min(properties.topic_alias_maximum, limits.server_topic_alias_maximum))
             longest = limits.max_keep_alive_s
             if longest and (keep_alive > longest or (keep_alive == 0 and limits.require_keep_alive)):
                 keep_alive = longest

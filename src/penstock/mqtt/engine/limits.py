@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["BrokerLimits", "BrokerStats", "QueueFull", "TooFast"]
+__all__ = ["BrokerLimits", "BrokerStats", "QueueOverflowPolicy", "RateLimitPolicy"]
 
 
-class QueueFull(StrEnum):
+class QueueOverflowPolicy(StrEnum):
     """What happens to a QoS 1 or 2 message for a session whose queue is full. ``dropped_queue_full`` counts it.
 
     Notifications of the state store are merged in any case [waiting].
@@ -27,7 +27,7 @@ class QueueFull(StrEnum):
     """The client that does not keep up is disconnected (0x97); its session keeps what waits, as far as it lasts."""
 
 
-class TooFast(StrEnum):
+class RateLimitPolicy(StrEnum):
     """What happens to a client that publishes faster than it may. ``rate_exceeded`` counts its messages."""
 
     SLOW_DOWN = "slow_down"
@@ -70,12 +70,12 @@ class BrokerLimits:
     """Messages that wait in all sessions; the policy is the same, for the session that would add one."""
     max_total_queued_bytes: int = 1024 * 1024 * 1024
     """Bytes of them."""
-    when_queue_full: QueueFull = QueueFull.DROP_NEWEST
+    queue_overflow: QueueOverflowPolicy = QueueOverflowPolicy.DROP_NEWEST
     max_subscriptions: int = 10_000
     """Of one session; beyond it SUBACK 0x97."""
     max_total_subscriptions: int = 1_000_000
     """Of all sessions; beyond it SUBACK 0x97."""
-    refused_subscription: int = 0x87
+    subscription_denied_code: int = 0x87
     """The code in SUBACK where access control refuses: 0x87 (not authorized) or 0x80 (failure)."""
     max_topic_levels: int = 128
     """Of a topic name (PUBACK or CONNACK 0x90; dropped at QoS 0) or filter (SUBACK 0x8F): each costs memory."""
@@ -85,13 +85,13 @@ class BrokerLimits:
     """Of a topic name or filter; the answers are those of ``max_topic_levels``."""
     max_topic_aliases: int = 64
     """Announced in CONNACK: aliases that a client may set; a higher one ends its connection (0x94). 0: none."""
-    max_topic_aliases_out: int = 64
+    server_topic_alias_maximum: int = 64
     """Aliases that we set towards a client that allows them; its own maximum may lower it."""
     max_publish_rate: int = 0
     """Messages a second of one client; 0: as fast as it can."""
     max_publish_burst: int = 0
     """Messages that it may send at once after a pause; 0: those of one second."""
-    when_too_fast: TooFast = TooFast.SLOW_DOWN
+    rate_limit_action: RateLimitPolicy = RateLimitPolicy.SLOW_DOWN
     max_retained_messages: int = 100_000
     """A retained PUBLISH to a new topic beyond it is answered 0x97 and not stored."""
     max_retained_bytes: int = 256 * 1024 * 1024
@@ -102,7 +102,7 @@ class BrokerLimits:
     """A longer Keep Alive is lowered to this by Server Keep Alive. 0: the client's holds. MQTT 3.1.1 cannot be told."""
     require_keep_alive: bool = False
     """Whether a client without a Keep Alive gets ``max_keep_alive_s`` as well."""
-    figures_interval_s: int = 10
+    sys_interval_s: int = 10
     """How often what stands below ``$SYS/`` is renewed while somebody is subscribed to it; 0: never there."""
     response_information: str = ""
     """Response Information in CONNACK for clients that ask for it; ``{clientId}`` is filled in. Empty: none."""

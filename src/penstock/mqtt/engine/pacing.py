@@ -11,7 +11,7 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.access import may_hurry
 from penstock.mqtt.engine.answers import Answers
-from penstock.mqtt.engine.limits import TooFast
+from penstock.mqtt.engine.limits import RateLimitPolicy
 from penstock.mqtt.engine.rate import Rate
 
 if TYPE_CHECKING:
@@ -131,10 +131,10 @@ class Pacing(Answers):
             rate.give_back()
             return 0
         self.stats.rate_exceeded += 1
-        policy = self.broker.limits.when_too_fast
-        if policy is TooFast.DISCONNECT:
+        policy = self.broker.limits.rate_limit_action
+        if policy is RateLimitPolicy.DISCONNECT:
             self.disconnect(ReasonCode.MESSAGE_RATE_TOO_HIGH, now)
-        elif policy is TooFast.REFUSE:
+        elif policy is RateLimitPolicy.REFUSE:
             rate.give_back()
             return ReasonCode.QUOTA_EXCEEDED
         elif not self._resume_at:

@@ -17,7 +17,7 @@ from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.access import Rights
 from penstock.mqtt.engine.bulk import Bulk
 from penstock.mqtt.engine.inflight import Inflight
-from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueFull
+from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueOverflowPolicy
 from penstock.mqtt.engine.message import Message, Notification
 from penstock.mqtt.engine.pending import PendingAnswer
 from penstock.mqtt.engine.replays import Replays
@@ -231,7 +231,7 @@ class Session(Timed):
             if connection is not None:  # without one there is no observation any more
                 self._stats.observers_disconnected += 1
                 connection.disconnect(ReasonCode.QUOTA_EXCEEDED, now, NOTIFICATIONS_LOST)
-        elif self._limits.when_queue_full is QueueFull.DISCONNECT:
+        elif self._limits.queue_overflow is QueueOverflowPolicy.DISCONNECT:
             connection = self.connection
             if connection is not None:
                 connection.disconnect(ReasonCode.QUOTA_EXCEEDED, now, "too many messages wait for this client")

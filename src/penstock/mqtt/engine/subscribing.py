@@ -60,7 +60,7 @@ def _subscribe(broker: Broker, session: Session, wanted: Subscription, identifie
         return ReasonCode.TOPIC_FILTER_INVALID
     if session.rights is not None and not session.rights.may_subscribe(topic_filter, wanted.qos):
         broker.stats.refused_unauthorized += 1
-        return limits.refused_subscription
+        return limits.subscription_denied_code
     new = topic_filter not in session.subscriptions
     if new and (
         len(session.subscriptions) >= limits.max_subscriptions or len(broker.router) >= limits.max_total_subscriptions

@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from penstock.mqtt.codec.packets import Publish
-from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueFull
+from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueOverflowPolicy
 from penstock.mqtt.engine.message import Message, Notification
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Waiting:
         """
         limits = self._limits
         size = delivery[0].size
-        drops_oldest = limits.when_queue_full is QueueFull.DROP_OLDEST
+        drops_oldest = limits.queue_overflow is QueueOverflowPolicy.DROP_OLDEST
         share = URGENT_SHARE if delivery[0].urgent and delivery[1] and not drops_oldest else 1
         if size > limits.max_queued_bytes:
             self._stats.dropped_queue_full += 1

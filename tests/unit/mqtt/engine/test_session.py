@@ -8,7 +8,7 @@ import pytest
 
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.engine.broker import Broker
-from penstock.mqtt.engine.limits import BrokerLimits, QueueFull
+from penstock.mqtt.engine.limits import BrokerLimits, QueueOverflowPolicy
 from penstock.mqtt.engine.message import Message
 from penstock.mqtt.engine.session import Session
 
@@ -24,10 +24,11 @@ def put(session: Session, *payloads: bytes, qos: int = 1) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "kept"), [(QueueFull.DROP_NEWEST, [b"1", b"2"]), (QueueFull.DROP_OLDEST, [b"2", b"3"])]
+    ("policy", "kept"),
+    [(QueueOverflowPolicy.DROP_NEWEST, [b"1", b"2"]), (QueueOverflowPolicy.DROP_OLDEST, [b"2", b"3"])],
 )
-def test_a_full_queue_and_its_bytes(policy: QueueFull, kept: list[bytes]) -> None:
-    session = offline(max_queued_messages=2, when_queue_full=policy)
+def test_a_full_queue_and_its_bytes(policy: QueueOverflowPolicy, kept: list[bytes]) -> None:
+    session = offline(max_queued_messages=2, queue_overflow=policy)
     put(session, b"1", b"2", b"3")
     assert [delivery[0].payload for delivery in session.waiting.reliable] == kept
     assert session.waiting.bytes == sum(delivery[0].size for delivery in session.waiting.reliable)
