@@ -1,1 +1,1 @@
-"""Pipelines: one YAML file from the tube log to lake tables and the state store, compiled to Structured Streaming."""
+"""Pipelines: one YAML file, compiled to Structured Streaming, from the log to lake tables and the state store."""

@@ -1,4 +1,4 @@
-"""What a row of a pipeline carries beside its data: where it came from and what became of it.
+"""Metadata columns of a row in a pipeline: its origin, and whether it is alive, filtered or dead.
 
 In columns that start with ``_``:
 

@@ -1,4 +1,4 @@
-"""The ``spark-submit`` line of a pipeline: for a standalone cluster, YARN or Kubernetes. Pure text."""
+"""The ``spark-submit`` command of a pipeline for a standalone cluster, YARN or Kubernetes, as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dead letters: what is in the table of a pipeline, and sending letters to their source again.
+"""Read the dead letters in the table of a pipeline, and send them to their source again.
 
 A letter keeps the record as it was: value, key and headers. Sent again it has the same id, and a header that counts, so
 that a dedupe lets it through once more. A record of a tube goes into its topic again; one of a file into a file of the

@@ -1,4 +1,4 @@
-"""What became of every record: one small file for each batch of each query, written after the batch's sink.
+"""The ledger: counts of every batch of each query, one small file per batch, written after the batch's sink.
 
     <state>/ledger/<sink>/<batch>.json
 

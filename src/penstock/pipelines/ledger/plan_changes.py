@@ -1,4 +1,4 @@
-"""What a run of a pipeline file would change, compared with the run before it: ``penstock pipeline plan``.
+"""Compare a pipeline file with the run before it: the changes that ``penstock pipeline plan`` shows.
 
 Each run keeps the plan that it carries out in its state directory. Against that, and against what the checkpoints can
 follow, the file is compared, without Spark.

@@ -1,4 +1,4 @@
-"""Whether the books of a pipeline balance: the ledger beside the tube, the tables and the checkpoints.
+"""Reconcile a pipeline: compare its ledger with the log, the tables and the checkpoints.
 
 Nothing is taken from what a run reported: how many records a range holds is asked of the brokers, how many rows a table
 has is read from its files. A run that is under way is between two batches somewhere; what it has not finished is not

@@ -1,5 +1,6 @@
-"""What happens to each micro-batch: its rows into the sink, its broken ones into the dead letters, its counts into
-the ledger. Called by Spark (``foreachBatch``), again with the same batch id and the same rows after a failure.
+"""Process a micro-batch: write its rows to the sink, its broken rows to the dead letters, its counts to the ledger.
+
+Spark calls it (``foreachBatch``), and calls it again with the same batch id and the same rows after a failure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The error that ended a query, out of Spark's stack of tracebacks."""
+"""Errors of queries, found in Spark's stack of tracebacks; the driver's session, signals and log lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a run from outside, and how it is told to stop: three keys in the state store.
+"""The state store keys of a run: its lease, its status, and the request to stop.
 
     penstock/pipeline/<name>/lease   the id of the run that may write; expires where nobody renews it
     penstock/pipeline/<name>/run     JSON of that run: where it runs, since when, how far it is, how it ended

@@ -1,4 +1,4 @@
-"""How far a run is: for each sink rows a second, lag of each hop in records and in seconds, batch time, state size."""
+"""Progress of a run: per sink rows per second, lag in records and seconds, batch time, state size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pipeline compiled: one streaming query for each sink, built but not started."""
+"""Compile a pipeline: build one streaming query per sink, not started yet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks at a run while it works: measures once a second, tells the state store and whoever looks on."""
+"""Monitor a run: measure it once a second and report to the state store and to observers."""
 
 from __future__ import annotations
 

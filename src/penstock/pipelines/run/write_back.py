@@ -1,4 +1,4 @@
-"""The state store as a running pipeline uses it: one lease held, and writes fenced with the version that took it.
+"""Fenced write-back: hold one lease, and write to the state store with its version as the fencing token.
 
 The driver's callbacks are plain threads of Spark's, the clients are asyncio: a loop in a thread of its own joins them.
 """

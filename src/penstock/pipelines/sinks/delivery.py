@@ -1,4 +1,4 @@
-"""Rows of a batch into a sink, and dead letters into their table: each idempotent by the number of the batch."""
+"""Write the rows of a batch to a sink and its dead letters to their table, idempotent by batch number."""
 
 from __future__ import annotations
 

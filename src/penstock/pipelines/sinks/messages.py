@@ -1,4 +1,4 @@
-"""Rows as messages of a broker: the tubemq and mqtt sinks of a pipeline.
+"""Send rows as messages to a broker: the ``tubemq`` and ``mqtt`` sinks of a pipeline.
 
 A batch is sent inside the batch and again after a failure. Penstock's tube brokers take it once: the write is named by
 the query of the checkpoint, the sink and the batch, and ordered by the run's lease. Elsewhere delivery is at least

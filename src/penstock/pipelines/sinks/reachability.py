@@ -1,4 +1,4 @@
-"""Whether the sinks of a pipeline can be written to, asked before Spark is started: it may take a minute to find out.
+"""Check that the sinks of a pipeline can be written to, before Spark takes a minute to find out.
 
 What will stay wrong (a topic that does not exist, a password, a file where a directory should be) is an error now. A
 broker that does not answer may be back when there is something to send, and its query tries again: that is told.

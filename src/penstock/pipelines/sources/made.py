@@ -1,4 +1,4 @@
-"""Sources that need no broker: files of a directory, and records of the clock."""
+"""Sources without a broker: files of a directory, and records generated at a rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a source of a pipeline must be able to do while it runs: a stream, any batch of it again, and counts."""
+"""The interface of a source while a pipeline runs: a stream, any range of it again, and counts."""
 
 from __future__ import annotations
 

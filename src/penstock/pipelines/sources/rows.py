@@ -1,4 +1,4 @@
-"""The records of each kind of source as rows: what columns they have before anything is parsed."""
+"""Columns of the records of each kind of source, before a payload is parsed."""
 
 from __future__ import annotations
 

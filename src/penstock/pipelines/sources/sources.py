@@ -1,4 +1,4 @@
-"""The sources of a pipeline as its queries see them: streams for each way, ranges read again, counts.
+"""The sources of a pipeline as its queries use them: streams for each input, ranges read again, counts.
 
 The offsets of a query are those of all its ways in one mapping: stream -> partition -> position. The streams of the
 only source have their own names (topics); those of others are ``<label>/<name>``. Where records of a source go several

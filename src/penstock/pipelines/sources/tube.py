@@ -1,4 +1,4 @@
-"""Tubes as sources of a pipeline: topics, and the messages of an MQTT broker that a rule brings to one."""
+"""TubeMQ topics as sources of a pipeline, including MQTT messages that a rule copies to one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pipeline will do, in words and as data, without Spark: `penstock pipeline plan`."""
+"""Describe a pipeline as text and as data, without Spark: ``penstock pipeline plan``."""
 
 from __future__ import annotations
 

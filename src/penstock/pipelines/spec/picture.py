@@ -1,4 +1,4 @@
-"""The graph of a pipeline as a picture: SVG that stands alone, for pages, reviews and tickets. Pure text.
+"""Draw the graph of a pipeline as a self-contained SVG.
 
 Sources stand left, sinks right; each step as far right as its longest way from a source is long. A line that goes over
 columns has a place of its own in each of them. Columns are sorted so that lines cross little: each box stands where the

@@ -1,4 +1,4 @@
-"""A pipeline as data: what the YAML file may say, checked without Spark.
+"""The model of a pipeline file, checked without Spark.
 
 ``load`` gives a ``Pipeline`` whose references are known to hold: every step reads one that stands before it, names are
 unique, durations are durations. What only Spark can know (a column that an expression names) is found when the

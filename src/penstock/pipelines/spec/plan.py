@@ -1,4 +1,4 @@
-"""What runs for each sink: the steps from its sources to it, and which query answers for which dead letters."""
+"""Plan the queries: the steps from the sources to each sink, and which query reports which dead letters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every part of a pipeline file is: a frozen model that refuses names it does not know."""
+"""Shared parts of the models: a frozen base that refuses unknown names; durations, keys, paths."""
 
 from __future__ import annotations
 

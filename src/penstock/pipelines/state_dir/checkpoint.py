@@ -1,4 +1,4 @@
-"""What Spark's checkpoint of one query says: its id, and for each batch where it ends and which watermark it has.
+"""Read Spark's checkpoint of one query: its id, and the end offsets and watermark of each batch.
 
 The layout is Spark's own (MicroBatchExecution, OffsetSeqLog, CommitLog; the same from 3.5 to 4.3):
 ``metadata`` holds the query's id; ``offsets/<n>`` is written before batch n runs: a version line, a line of JSON with

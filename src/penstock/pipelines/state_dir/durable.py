@@ -1,4 +1,4 @@
-"""Small JSON files that are there whole or not at all, also after a crash."""
+"""Small JSON files that are written atomically and survive a crash whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where what is kept of a pipeline lies in its state directory.
+"""Paths inside the state directory of a pipeline, and the pipeline that owns it.
 
 <state>/checkpoints/<sink>/             Spark's checkpoint of the sink's query
 <state>/ledger/<sink>/<batch>.json      what became of the records of each batch

@@ -1,4 +1,4 @@
-"""A stretch of the log once more, into new tables: what ``run --from --to --into`` means.
+"""Replay a range of the log into new tables: ``run --from --to --into``.
 
     <into>/tables/<sink>     what the pipeline's table sinks would hold
     <into>/dead_letters      its dead letters

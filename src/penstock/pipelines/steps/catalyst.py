@@ -1,4 +1,4 @@
-"""Spark's plans and expressions as nodes: all that we use of classes that Spark does not offer to others.
+"""Spark's plans and expressions as nodes: the only use of Spark classes that are not public.
 
 SQL has a ``try_`` function for some expressions and none for any: a column of a user's own can only be tried in the
 plan that Spark has made of it. Everything that such a plan needs goes through here, and through nothing else, so that a

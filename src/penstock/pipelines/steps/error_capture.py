@@ -1,4 +1,4 @@
-"""Expressions that fail on single rows, in Spark's plans: which may, and how they are tried.
+"""Find expressions in Spark plans that can fail on single rows, and evaluate them without ending the query.
 
 SQL has a try_ function for some expressions only; the expression that Spark makes of those takes any, so it is put
 around each one in the plan (``catalyst`` says how).

@@ -1,4 +1,4 @@
-"""Expressions of the file on rows: sql, map and filter steps, and conditions of sinks.
+"""Expressions of the pipeline file on rows: sql, map and filter steps, and conditions of sinks.
 
 An expression may fail on one row: a cast of a text that is no number, a division by zero. In Spark that ends the query,
 and one poisoned record would stop the pipeline for good. So each expression is tried (``trying``), and a row on which

@@ -1,4 +1,4 @@
-"""A dataset under one key of the state store, indexed by fields: a JSON array of objects, or one object a line."""
+"""Look up values in the state store: keys, and datasets (a JSON array, or one object per line) indexed by fields."""
 
 from __future__ import annotations
 

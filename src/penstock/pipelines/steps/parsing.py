@@ -1,4 +1,4 @@
-"""Payloads as columns: the parse step, and the JSON of values that are looked up.
+"""Parse payloads into columns: the parse step, and the JSON of looked-up values.
 
 Whatever is not exactly what the schema says is a dead letter with a code: Spark's own parsers are lenient in ways that
 would change data without a word (the first of two values, the last of two equal names).

@@ -1,4 +1,4 @@
-"""The steps of a pipeline on rows: each node of the graph as a function of the streams that it reads."""
+"""The steps of a pipeline on rows: each node of the graph as a function of its input streams."""
 
 from __future__ import annotations
 

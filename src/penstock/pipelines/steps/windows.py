@@ -1,4 +1,4 @@
-"""What remembers rows: dedupe and window steps, in arrival or event time.
+"""Stateful steps: dedupe and window, by arrival time or event time.
 
 A window has no place for a record that it cannot count, so ``countable`` marks those before: one without a time, one
 that is dated so far ahead that it would move the watermark past all others, and one on which an aggregate fails.

@@ -1,4 +1,4 @@
-"""Cases of a pipeline: records that go in, and what each sink must get. The file beside the pipeline's, as data.
+"""Test cases of a pipeline file as data: input records, and the rows that each sink must get.
 
 cases:
   - name: a low flow raises the alarm

@@ -1,4 +1,4 @@
-"""Cases run in one local Spark session, in batch form, through the stages that a run has.
+"""Run test cases in one local Spark session, in batch form, through the stages of a run.
 
 A batch has no watermark: no event is late in it, a dedupe drops every copy, and a window comes out once, as it is when
 all of the input is in it. What the pipeline would read or write elsewhere is in memory.
