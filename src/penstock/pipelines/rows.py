@@ -43,7 +43,7 @@ __all__ = [
 
 INTERNAL = ("_id", "_source", "_dead", "_filtered", "_path")
 MARKS = ("_source", "_dead", "_filtered")
-"""What :func:`windows_as_rows` adds."""
+"""Columns that :func:`windows_as_rows` adds."""
 SOURCE_FIELDS = ("topic", "broker", "partition", "offset", "timestamp", "headers", "key", "value")
 """Columns of the ``tubemq`` source, which the other sources have too."""
 
@@ -105,7 +105,7 @@ def alive() -> Column:
 
 
 def internal_columns(rows: DataFrame) -> list[str]:
-    """Which of the internal columns ``rows`` has."""
+    """The internal columns of ``rows``."""
     return [column for column in INTERNAL if column in rows.columns]
 
 

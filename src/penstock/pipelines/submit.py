@@ -22,7 +22,7 @@ _K8S = re.compile(r"k8s://(https?://)?[^/:]+:\d+/?")
 
 
 class Line(NamedTuple):
-    """What to run: variables set for it, and its words; an option and its value are one piece."""
+    """A command: environment variables and arguments; an option and its value are one element."""
 
     environment: dict[str, str]
     pieces: list[list[str]]

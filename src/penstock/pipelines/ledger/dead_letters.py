@@ -61,7 +61,7 @@ class Letter(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Where the record stands in the tube."""
+        """Topic, partition and offset of the record."""
         return self.topic, self.broker, self.partition, self.offset
 
 

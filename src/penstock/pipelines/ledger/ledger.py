@@ -53,7 +53,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What became of the records of several batches of a query."""
+    """Sums of the ledger entries of several batches of a query."""
 
     batches: int = 0
     read: int = 0

@@ -24,7 +24,7 @@ ADDED, CHANGED, REMOVED, REFUSED, KEPT = "+", "~", "-", "!", "="
 
 
 class Change(NamedTuple):
-    """What happens to one part of a pipeline. ``mark`` is one of the constants above, ``what`` names the part."""
+    """Change of one part of a pipeline. ``mark`` is one of the constants above, ``what`` names the part."""
 
     mark: str
     what: str

@@ -26,11 +26,11 @@ from penstock.spark.made.delta_log import DeltaLog
 __all__ = ["Account", "Count", "reconcile", "source_count"]
 
 Count = Callable[[str, Offsets, Offsets], int]
-"""How many records the sources of a sink's query have in ``[start, end)``."""
+"""Counts the records of a query's sources in ``[start, end)``."""
 
 
 class Account(NamedTuple):
-    """What one sink's query did, and what of it does not add up (``off``) or cannot be looked at (``unknown``)."""
+    """Sums of one query, with the differences (``off``) and what cannot be checked (``unknown``)."""
 
     sink: str
     sums: Sums
@@ -89,7 +89,7 @@ def _chain(entries: list[Entry]) -> Iterator[str]:
 
 
 def _balance(sink_plan: SinkPlan, entries: list[Entry]) -> Iterator[str]:
-    """What was read went somewhere."""
+    """Check that every record read has an outcome."""
     if sink_plan.windowed:
         return
     for entry in entries:
@@ -147,7 +147,7 @@ def _tables(sink_plan: SinkPlan, entries: list[Entry], sums: Sums, dead: Path | 
 
 
 def _written(sink_plan: SinkPlan, sink: Sink, entries: list[Entry]) -> dict[int, int]:
-    """How many rows each batch wrote into ``sink``, by the ledger."""
+    """Rows that each batch wrote to ``sink``, according to the ledger."""
     rows = {entry.batch: entry.out if sink is sink_plan.sink else entry.late for entry in entries}
     return {batch: count for batch, count in rows.items() if count}
 

@@ -65,7 +65,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What the queries of one run share. ``report`` is told of each finished batch."""
+    """State shared by the queries of one run. ``report`` is called after each finished batch."""
 
     source: Sources
     ledger: Ledger
@@ -76,7 +76,7 @@ class Context:
 
 
 class _Counts(NamedTuple):
-    """How many rows of a batch are in which state, in the rows that the sink gets."""
+    """Number of rows of a batch in each state, among the rows for the sink."""
 
     out: int
     dead: int
@@ -167,7 +167,7 @@ class SinkBatches:
     def _into_windows(
         self, spark: SparkSession, batch: int, start: Offsets, end: Offsets, refused: list[DataFrame]
     ) -> tuple[_Counts, int, int]:
-        """What this batch put into the windows, how many of its events were too late for them, and its dead letters.
+        """Count the rows that this batch added to windows, its late events, and its dead letters.
 
         The windows do not say, and Spark's own count is of partial aggregates, so the batch's records are read once
         more and compared with the watermark that Spark compared them with. ``refused``: windows, dead ones among them.

@@ -51,7 +51,7 @@ _BUSY = re.compile(r"Python worker failed to connect back|\[CANNOT_OPEN_SOCKET\]
 _FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _OTHER_STATE = re.compile(r"\[STATE_STORE_\w*(SCHEMA|FORMAT)\w*\]")
 _CALLING = "An error occurred while calling"
-"""How Py4J begins, of a call that is known to nobody else."""
+"""Beginning of Py4J's message about a failed call; it says nothing about the cause."""
 _PYTHONS = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception): \S.*", re.MULTILINE)
 
 
@@ -74,7 +74,7 @@ def cause(text: str) -> tuple[str, str]:
 
 
 def whole(error: BaseException) -> str:
-    """What an error of Spark's says, and what each of its causes in the JVM says: its own text leaves those out."""
+    """The text of a Spark error with the texts of its causes in the JVM, which Spark's own text omits."""
     texts = [str(error)]
     # Spark keeps the causes of a query's error here and nowhere else.
     while (deeper := getattr(error, "_cause", None)) is not None and len(texts) < CAUSES_SHOWN:
@@ -97,7 +97,7 @@ class Passing(NamedTuple):
 
 
 AWAY = Passing(120.0, "start the node, then the run")
-"""What the query needs is away."""
+"""Something that the query needs is unavailable."""
 FULL = Passing(120.0, "make room where its state and tables are, then start it: it goes on where its checkpoints end")
 """A disk is full."""
 BUSY = Passing(600.0, "give the machine more room, or fewer pipelines and sinks, then start the run", 5.0)
@@ -106,7 +106,7 @@ are a part of the load."""
 
 
 def passing(kind: str, words: str, text: str) -> Passing | None:
-    """Whether the failure of a query may pass by itself; ``kind`` and ``words`` are the cause of its whole ``text``."""
+    """Classify a failure that may pass by itself; ``kind`` and ``words`` are the cause in its whole ``text``."""
     if kind == UnavailableError.__name__:
         return AWAY
     if _FULL.search(text) is not None:
@@ -115,20 +115,20 @@ def passing(kind: str, words: str, text: str) -> Passing | None:
 
 
 def is_of_other_state(words: str) -> bool:
-    """Whether the words of a cause are that a query's state has columns of other types than the query."""
+    """Return True if a cause says that a query's state has columns of other types than the query."""
     return _OTHER_STATE.match(words) is not None
 
 
 def is_named_by_spark(words: str) -> bool:
-    """Whether the words of a cause are an error condition of Spark's: mostly one of data or SQL."""
+    """Return True if a cause is a Spark error condition, which is mostly about data or SQL."""
     return _SPARKS.match(words) is not None
 
 
 DRAIN_S = 60.0
-"""How long a batch may take to finish when the run is told to stop."""
+"""Seconds that a batch may take to finish after a request to stop."""
 
 BROKEN = (Py4JError, ConnectionError)
-"""What a call to Spark may raise that Java did not answer; :func:`has_ended` tells."""
+"""Exceptions of a call to Spark that Java did not answer; see :func:`has_ended`."""
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 
@@ -197,7 +197,7 @@ def _is_not_of_a_lease(record: logging.LogRecord) -> bool:
 
 
 def has_ended(error: BaseException) -> bool:
-    """Whether ``error``, one of ``BROKEN``, means that Spark's Java process is gone."""
+    """Return True if ``error``, one of ``BROKEN``, means that Spark's Java process has ended."""
     # A call that the process went under gets an error without any trace of Java's.
     return isinstance(error, (Py4JNetworkError, ConnectionError)) or (
         type(error) is Py4JError and "Trace:" not in str(error)
@@ -205,7 +205,7 @@ def has_ended(error: BaseException) -> bool:
 
 
 def ended() -> UnavailableError:
-    """What that means to whoever runs a pipeline."""
+    """The same as an error for the user of a pipeline."""
     return UnavailableError(
         "Spark's Java process has ended",
         why="it was killed, or the machine ran out of memory",

@@ -36,7 +36,7 @@ LAST_WORDS_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What a run says of itself. ``since`` and ``at`` (when it was written) are ISO 8601, UTC.
+    """Status that a run publishes. ``since`` and ``at`` (time of writing) are ISO 8601, UTC.
 
     ``progress`` is the newest ``progress`` event of the run, ``why`` the error that ended it.
     """
@@ -66,7 +66,7 @@ class RunRecord:
 
 
 class Holder(NamedTuple):
-    """Which run holds the lease; None: none does.
+    """The run that holds the lease; None: no run.
 
     ``left_ms``: until the lease expires, where the store tells. ``record``: what the holder says of itself, or where
     nobody holds the lease, what the last run said; None where nothing is there.
@@ -87,7 +87,7 @@ class Holder(NamedTuple):
 
 
 class Stopped(NamedTuple):
-    """How a request to stop ended: ``run`` is who was asked, None where no run holds the lease.
+    """Result of a request to stop: ``run`` is the run that was asked; None if no run holds the lease.
 
     ``known``: whether the store has heard of the pipeline.
     """
@@ -99,7 +99,7 @@ class Stopped(NamedTuple):
 
 
 def lease_holder(broker: str, pipeline: str, timeout_s: float) -> Holder:
-    """Who holds the lease of ``pipeline`` now.
+    """The current holder of the lease of ``pipeline``.
 
     Raises:
         UnavailableError: the store does not answer within ``timeout_s``.
@@ -113,7 +113,7 @@ def lease_holder(broker: str, pipeline: str, timeout_s: float) -> Holder:
 
 
 async def read_holder(client: StateStoreClient, pipeline: str) -> Holder:
-    """Who holds the lease of ``pipeline``, asked through ``client``."""
+    """The holder of the lease of ``pipeline``, read through ``client``."""
     key = lease_key(pipeline)
     entry, said = await client.get(key), await client.get(run_key(pipeline))
     record = None if said is None else RunRecord.decode(said.value)
@@ -172,7 +172,7 @@ def stop_run(
 
 
 async def _last_words(client: StateStoreClient, pipeline: str, run: str) -> Stopped:
-    """How ``run`` ended. One that died says nothing any more: its record still says that it runs."""
+    """The outcome of ``run``. The status of a run that died still says that it is running."""
     record: RunRecord | None = None
     with suppress(TimeoutError):
         async with asyncio.timeout(LAST_WORDS_S), client.observe(run_key(pipeline)) as changes:

@@ -72,7 +72,7 @@ MEANINGS: Final = {
     "state_rows": "Rows that Spark keeps for dedupes and windows.",
     "state_bytes": "Memory that these rows take.",
 }
-"""What each figure counts, for those who see its name only."""
+"""Help text of each metric."""
 
 
 def figures(sink: SinkProgress) -> dict[str, int | float]:

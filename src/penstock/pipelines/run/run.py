@@ -65,21 +65,21 @@ MEND = "mend the cause and start the pipeline again: it goes on where its checkp
 LEASE_WAIT_S = 60.0
 """A driver that died keeps the lease until it expires; one that lives keeps it for ever."""
 NAMED_TRIES = 3
-"""How often in a row an error is tried again that Spark has a name for: mostly one of data or SQL, which stays."""
+"""Consecutive retries of an error condition of Spark, which is mostly about data or SQL and does not pass."""
 STRANGE_TRIES = 8
 """The same for any other error of Spark's own: half a minute, since such a state may pass."""
 PROGRESS_S = 10.0
-"""How often progress is told, unless somebody looks on."""
+"""Seconds between progress reports without an observer."""
 LONGEST_WAIT_S = 1e8
 LONGEST_PAUSE_S = 5.0
 POLL_S = 0.1
 UNTOLD = frozenset({"start", "end", "table", "letters_table"})
-"""What of an entry of the ledger is for the books alone."""
+"""Fields of a ledger entry that are not reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to run a pipeline; see :func:`run`."""
+    """Options of a run; see :func:`run`."""
 
     spark_master: str = "local[2]"
     spark_conf: Mapping[str, str] | None = None
@@ -90,7 +90,7 @@ class Options:
     span: Span | None = None
     lease: str | None = None
     warnings: Sequence[str] = ()
-    """What the caller found and the run tells."""
+    """Facts that the caller found and the run reports."""
 
 
 class _Run:
@@ -295,7 +295,7 @@ class _Run:
         return self._was_asked() or all(running.ended for running in self._queries.values())
 
     def _was_asked(self) -> bool:
-        """Whether the run was told to stop, here or through the state store."""
+        """True after a request to stop, by signal or through the state store."""
         return self._stop.is_set() or self._store.stop_asked.is_set()
 
     def _look_after(self, running: RunningQuery) -> None:
@@ -395,7 +395,7 @@ class _Run:
 
     @staticmethod
     def _is_settled(running: RunningQuery, query: StreamingQuery) -> bool:
-        """Whether Spark has committed the last batch that went through the gate, or never will."""
+        """True if Spark has committed the last finished batch, or never will."""
         last = running.built.batches.last_finished
         return last is None or running.built.checkpoint.is_committed(last) or not query.isActive
 

@@ -24,9 +24,9 @@ __all__ = ["Watch", "now_text"]
 
 MEASURE_S = 1.0
 ANSWER_S = 0.3
-"""What is asked of the tube is mostly there after this; else what it said before is shown."""
+"""Seconds to wait for answers about the log; after that the previous values are shown."""
 TELL_S = 5.0
-"""How often the record in the state store is written."""
+"""Seconds between writes of the status in the state store."""
 
 
 def now_text() -> str:
@@ -116,7 +116,7 @@ class Watch:
         return replace(self.record, at=now_text(), state=state, why=why, progress=_as_data(self.latest))
 
     def _hear(self, queries: Mapping[str, StreamingQuery | None]) -> None:
-        """What Spark says now, beside what it said last of that which it does not mention."""
+        """Spark's current progress, completed with the last known values that it omits."""
         self._said |= {name: self._said.get(name, {}) | _said_by_spark(query) for name, query in queries.items()}
 
     def _take(self, now: float, under_way: Mapping[str, UnderWay]) -> Mapping[str, SinkProgress]:

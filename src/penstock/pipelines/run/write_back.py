@@ -34,7 +34,7 @@ _log = logging.getLogger("penstock.pipelines")
 _OBSERVE_AGAIN_S = 1.0
 
 LEASE_MS = 10_000
-"""How long a driver that died keeps others out."""
+"""Seconds until another run may take the lease of a driver that died."""
 CONNECT_TIMEOUT_S = 30.0
 FENCE_TIMEOUT_S = 60.0
 WRITE_TIMEOUT_S = 60.0
@@ -43,7 +43,7 @@ SLOW_CHANGE_S = 0.01
 """More for each change: a batch that a slow store takes longer for would be cut off and repeated for ever."""
 CLOSE_TIMEOUT_S = 5.0
 OUTAGE_S = 600.0
-"""How long the store may be away. Nobody else gets the lease there meanwhile, unless the network is cut in two."""
+"""Seconds that the state store may be unavailable; no other run gets the lease, unless the network is partitioned."""
 _ASK_AGAIN_S = 0.5
 TELL_TIMEOUT_S = 5.0
 
@@ -108,7 +108,7 @@ class WriteBack:
         self._run(self._connect(), CONNECT_TIMEOUT_S)
 
     def holder(self) -> Holder:
-        """Which run holds the lease now.
+        """The run that holds the lease now.
 
         Raises:
             UnavailableError: the store does not answer.
@@ -238,7 +238,7 @@ class WriteBack:
             self._told("the lease is held again, and no other run has had it")
 
     async def _is_taken_back(self, lease: Lease) -> bool:
-        """Whether ``lease`` is ours again, with nobody in between.
+        """Return True if ``lease`` was regained and no other run held it in between.
 
         The token stays that of the whole run. A run in between has written its record under a later one, so that the
         store refuses ours.

@@ -45,7 +45,7 @@ class FencedStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What the sinks of a run write to; ``show`` gets the rows of console sinks: sink, batch, lines of JSON."""
+    """Targets of the sinks of a run; ``show`` gets the rows of console sinks: sink, batch, lines of JSON."""
 
     pipeline: Pipeline
     store: FencedStore
@@ -54,7 +54,7 @@ class Targets:
 
 
 class Delivery:
-    """What one query writes, and where."""
+    """Writes of one query to its targets."""
 
     def __init__(self, plan: SinkPlan, checkpoint: Checkpoint, targets: Targets) -> None:
         self._plan = plan
@@ -126,7 +126,7 @@ class Delivery:
 
 
 def changes_of(rows: DataFrame, sink: StateStoreSink) -> list[Change]:
-    """What ``rows`` do in the state store, in order."""
+    """The changes of ``rows`` in the state store, in order."""
     if sink.order_by is not None:
         rows = rows.orderBy(sink.order_by)
     values = [entry_value(rows, entry) for entry in sink.entries]

@@ -107,7 +107,7 @@ def identity(rows: DataFrame) -> list[str]:
 
 
 def failures(rows: DataFrame, sink: Sink, messages: Messages) -> list[tuple[str, Column]]:
-    """Why a row can be no message: codes and reasons, which are null where it can."""
+    """Reasons why a row cannot be a message: codes and texts, null if it can."""
     topic = key_column(rows, messages.topic)
     reasons = [("sink.topic", sf.when(topic.isNull(), sf.lit(f"the topic {messages.topic} has a null in it")))]
     if sink.mqtt is not None:

@@ -20,7 +20,7 @@ from penstock.spark.tube.sink_options import SinkOptions
 __all__ = ["LOOK_S", "check_sinks"]
 
 LOOK_S = 10.0
-"""How long a broker may take to answer."""
+"""Seconds that a broker may take to answer."""
 
 
 def check_sinks(pipeline: Pipeline) -> list[str]:
@@ -62,7 +62,7 @@ def _check_directory(whose: str, path: Path) -> None:
 
 
 def _doubt(pipeline: Pipeline, sink: Sink) -> str | None:
-    """Why nothing may be written to ``sink`` at the moment."""
+    """The reason why nothing can be written to ``sink`` at the moment."""
     try:
         if sink.tubemq is not None:
             named = {"topic": topic} if (topic := _fixed(sink.tubemq.topic)) is not None else {}

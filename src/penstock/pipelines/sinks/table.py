@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Commit", "Table", "check_columns", "commits", "files", "read"]
 
 _SPARKS_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
-"""Where Spark keeps the types of the columns in a Parquet file, as it calls them."""
+"""Key of Spark's own column types in the metadata of a Parquet file."""
 _COMMIT_NAME = re.compile(r"(?P<writer>.+)-(?P<batch>[0-9]+)\.json")
 
 

@@ -29,7 +29,7 @@ class Way(NamedTuple):
 
 
 class Meter(Protocol):
-    """How far queries are behind, measured when asked: see ``lag.LagMeter``."""
+    """Lag of the queries, measured on request."""
 
     def start(self) -> None:
         """Begin; ``end`` ends it."""
@@ -53,7 +53,7 @@ class Reader(Protocol):
         """Look whether it can be read, before Spark is started."""
 
     def start(self, way: Way) -> Offsets:
-        """Where a query that begins now begins."""
+        """Offsets at which a new query begins."""
 
     def stream(self, spark: SparkSession, way: Way, start: Offsets) -> DataFrame:
         """The rows (``rows.rows_of``) from ``start`` on; a query with a checkpoint goes on from there."""
@@ -65,7 +65,7 @@ class Reader(Protocol):
         """No rows, with the columns that there are otherwise."""
 
     def count(self, way: Way, start: Offsets, end: Offsets) -> int:
-        """How many records are in ``[start, end)``, told by the source itself."""
+        """Number of records in ``[start, end)``, counted by the source."""
 
     def meter(self, clock: Callable[[], int]) -> Meter:
         """Measures how far queries are behind this source; ``clock`` gives ms since 1970."""

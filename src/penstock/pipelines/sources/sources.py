@@ -53,7 +53,7 @@ class Sources:
 
     @property
     def doubts(self) -> list[str]:
-        """What a replay may lack, found when it begins."""
+        """Data that a replay may lack, found when it begins."""
         return [text for reader in self._readers.values() for text in reader.doubts]
 
     def check(self) -> None:
@@ -121,7 +121,7 @@ class Sources:
         return batch
 
     def count(self, query: str, start: Offsets, end: Offsets) -> int:
-        """How many records all ways have in ``[start, end)``, told by the sources themselves."""
+        """Number of records of all inputs in ``[start, end)``, counted by the sources."""
         return sum(
             self._readers[name].count(self._way(query, name), _of(label, start), _of(label, end))
             for name, label in self._labelled(query)

@@ -40,7 +40,7 @@ class TubeReader:
         self.options = canonical_names(source.all_options())
         self.checked = SourceOptions.parse(self.options)
         self.doubts: list[str] = []
-        """What a replay may lack, found when it begins."""
+        """Data that a replay may lack, found when it begins."""
         self._name = name
         self._source = source
         self._starts = starts
@@ -64,7 +64,7 @@ class TubeReader:
                 tube.partitions(self.checked.topics)
 
     def start(self, way: Way) -> Offsets:
-        """Where ``startingOffsets``, or the span, points now."""
+        """Offsets that ``startingOffsets``, or the span, means now."""
         with Tube.of(self.checked) as tube:
             bounds = tube.bounds(tube.partitions(self.checked.topics))
             wanted = self.checked.for_stream() if self._span is None else self._span.begin
@@ -92,7 +92,7 @@ class TubeReader:
         return end
 
     def bounds(self, tube: Tube) -> dict[Partition, Bounds]:
-        """What there is to read now: from the oldest record kept to the end of the log, or of the span."""
+        """The readable range now: from the earliest stored offset to the end of the log, or of the span."""
         bounds = tube.bounds(tube.partitions(self.checked.topics, max_age_s=TIMEOUT_MS / 1000))
         end = self.end()
         if end is None:
@@ -138,7 +138,7 @@ class TubeReader:
         return self._rows(spark.createDataFrame([], spark_schema(WITH_HEADERS)))
 
     def count(self, way: Way, start: Offsets, end: Offsets) -> int:
-        """How many records are in ``[start, end)``, counted by the brokers."""
+        """Number of records in ``[start, end)``, counted by the brokers."""
         return count_rows(self.options, start, end)
 
     def meter(self, clock: Callable[[], int]) -> LagMeter:

@@ -209,7 +209,7 @@ Location = tuple[str | int, ...]
 Columns = dict[str, str] | None
 """Names as Spark compares them (lower case) to names as they were written; None where only Spark knows them."""
 Named = tuple[Location, str]
-"""Where in a step or sink a column is named, and what stands there."""
+"""Location of a column name in a step or sink, and the text there."""
 
 
 def column_names(pipeline: Pipeline) -> Iterator[Problem]:

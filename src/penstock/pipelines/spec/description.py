@@ -126,7 +126,7 @@ def _query(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, Any]:
 
 
 def _does(step: Step) -> str:
-    """What a step does, after its kind."""
+    """Details of a step, without its kind."""
     if step.parse is not None:
         where = f" of {step.parse.schema_file}" if step.parse.schema_file else ""
         return f"{step.parse.format}{where}: {step.parse.ddl}"
@@ -169,7 +169,7 @@ def _window(window: Window) -> str:
 
 
 def _leaves(sink_plan: SinkPlan, step: Step, *, kept: bool) -> dict[str, str]:
-    """What of the records does not go on after the step, and where it is."""
+    """Records that do not continue after the step, and their destination."""
     found: dict[str, str] = {}
     makes_letters = step.name in sink_plan.makes_dead_letters
     if step.filter is not None:

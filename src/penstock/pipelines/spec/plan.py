@@ -55,7 +55,7 @@ class SinkPlan(NamedTuple):
 
     @property
     def changes_windows(self) -> bool:
-        """Whether a window comes out again whenever it changed."""
+        """True if a window is emitted whenever it changed."""
         return self.window is not None and not self.window.only_closed
 
     @property
@@ -68,7 +68,7 @@ class SinkPlan(NamedTuple):
 
     @property
     def windowed(self) -> bool:
-        """Whether rows are windows, so that the single records never reach the sink."""
+        """True if rows are windows, so that single records never reach the sink."""
         return self.window is not None
 
 
@@ -83,7 +83,7 @@ def labels(ways: Sequence[str]) -> tuple[str, ...]:
 
 
 def reads_of(pipeline: Pipeline, index: int) -> tuple[str, ...]:
-    """What step ``index`` reads: the names it gives, else the step before it, else the only source."""
+    """Inputs of step ``index``: those it names, else the step before it, else the only source."""
     step = pipeline.steps[index]
     if step.concat is not None:
         return tuple(step.concat)

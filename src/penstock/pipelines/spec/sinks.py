@@ -55,7 +55,7 @@ class TableSink(Part):
 
 
 class Entry(Part):
-    """What one row does in the state store: SET where ``when`` holds, DEL where it does not."""
+    """Write of one row to the state store: SET if ``when`` holds, DEL if it does not."""
 
     key: KeyTemplate
     when: Expression = "true"
@@ -81,7 +81,7 @@ class StateStoreSink(Part):
 
 
 class Messages(Part):
-    """What rows are as messages, for sinks of brokers. At least once: every copy of a message has the same id.
+    """Rows as messages of a broker. At least once: every copy of a message has the same id.
 
     The id is that of the source's record and ``<pipeline>.<sink>``; of a window: group, window, sink and batch.
     """
@@ -145,7 +145,7 @@ SINK_KINDS = ("table", "statestore", "tubemq", "mqtt", "console")
 
 
 class Sink(Part):
-    """Where rows go: a name, what it reads (default: the last step), and exactly one of the kinds."""
+    """A sink: a name, its input (default: the last step), and exactly one kind."""
 
     name: Name
     source: Annotated[Stream | None, Field(alias="from")] = Field(
@@ -159,7 +159,7 @@ class Sink(Part):
 
     @property
     def kind(self) -> str:
-        """Which of the kinds this sink is."""
+        """The kind of this sink."""
         return next(kind for kind in SINK_KINDS if getattr(self, kind) is not None)
 
     @property
@@ -169,7 +169,7 @@ class Sink(Part):
 
     @property
     def refuses(self) -> bool:
-        """Whether there are rows that it can do nothing with."""
+        """True if some rows can be refused by this sink."""
         return self.messages is not None or self.statestore is not None
 
     @model_validator(mode="after")

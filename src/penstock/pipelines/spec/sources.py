@@ -32,7 +32,7 @@ SOURCE = "source"
 _MASTER = "127.0.0.1:8715"
 Options = dict[str, str | int | bool]
 _LOGIN = ("tubemq.user", "tubemq.passwordfile", "tubemq.tls")
-"""How the names of options begin that say who reads, and whom it trusts."""
+"""Prefixes of the options for credentials and trust."""
 
 
 _DECIDED = ("tubemq.master", "subscribe", "subscribePattern", "assign", "includeHeaders", "columns")
@@ -51,7 +51,7 @@ def as_texts(options: Options) -> dict[str, str]:
 
 
 class TubeOptions(Part):
-    """What the sources that read a tube share."""
+    """Options shared by the sources that read TubeMQ."""
 
     master: str = Field(
         default=_MASTER,
@@ -65,7 +65,7 @@ class TubeOptions(Part):
     )
 
     def all_options(self) -> dict[str, str]:
-        """What the ``tubemq`` source is given: what the file says, and what every pipeline needs of it."""
+        """Options for the ``tubemq`` source: those in the file, and those that every pipeline needs."""
         given = as_texts(self.options)
         # Unlike a bare stream: a pipeline that is set up after the first record came should have that one too.
         starting = {} if "startingoffsets" in map(str.lower, given) else {"startingOffsets": "earliest"}

@@ -134,7 +134,7 @@ class Window(Part):
 
     @property
     def only_closed(self) -> bool:
-        """Whether each window comes out once, when it is complete."""
+        """True if each window is emitted once, when it is complete."""
         return self.emit == "closed" or self.gap is not None
 
     @model_validator(mode="after")
@@ -194,7 +194,7 @@ class Step(Part):
 
     @property
     def kind(self) -> str:
-        """Which of the kinds this step is."""
+        """The kind of this step."""
         return next(kind for kind in STEP_KINDS if getattr(self, kind) is not None)
 
     @model_validator(mode="after")

@@ -143,7 +143,7 @@ def _or(names: list[str]) -> str:
 
 
 def _chains(pipeline: Pipeline) -> Iterator[Problem]:
-    """What may follow what. A problem of a shared step is reported once."""
+    """Check the order of steps. A problem of a shared step is reported once."""
     index_of = {step.name: index for index, step in enumerate(pipeline.steps)}
     reported: set[str] = set()
     plans = plan(pipeline)
@@ -213,7 +213,7 @@ _SQL = re.compile(
 
 
 def step_texts(pipeline: Pipeline) -> Iterator[Problem]:
-    """What is wrong with schemas, statements and names of columns."""
+    """Problems of schemas, statements and column names."""
     for index, step in enumerate(pipeline.steps):
         where = ("steps", index, step.kind)
         if step.parse is not None:
@@ -311,7 +311,7 @@ _ID = "id"
 
 
 def message_sinks(pipeline: Pipeline) -> Iterator[Problem]:
-    """What is wrong with the tubemq and mqtt sinks."""
+    """Problems of the tubemq and mqtt sinks."""
     for index, sink in enumerate(pipeline.sinks):
         where = ("sinks", index, sink.kind)
         if sink.tubemq is not None:
@@ -339,7 +339,7 @@ def fence_prefixes(pipeline: Pipeline) -> Iterator[Problem]:
 
 
 def _start(template: str) -> str:
-    """What every key of ``template`` starts with."""
+    """The prefix that every key of ``template`` starts with."""
     first = pieces(template)[0]
     return "" if first.column else first.text
 

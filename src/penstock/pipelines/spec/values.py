@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 directory: ContextVar[Path] = ContextVar("directory of the pipeline file", default=Path())
-"""Where the file stands that is being read: schema files are found from there."""
+"""Directory of the file that is being read; paths of schema files are relative to it."""
 
 
 class Part(BaseModel):
@@ -122,12 +122,12 @@ def lease_key(pipeline: str) -> str:
 
 
 def run_key(pipeline: str) -> str:
-    """Where the run that holds the lease of ``pipeline`` says where it runs and how far it is."""
+    """Key of the status that the run with the lease of ``pipeline`` publishes."""
     return f"penstock/pipeline/{pipeline}/run"
 
 
 def stop_key(pipeline: str) -> str:
-    """Where a run of ``pipeline`` is asked to stop."""
+    """Key of the request to stop a run of ``pipeline``."""
     return f"penstock/pipeline/{pipeline}/stop"
 
 
@@ -138,7 +138,7 @@ def late_of(stream: str) -> str | None:
 
 
 def sink_letter(sink: str) -> str:
-    """What stands for the step in the dead letters of a sink: no step can have this name."""
+    """Step name in the dead letters of a sink; no step can have this name."""
     return f"sink:{sink}"
 
 

@@ -97,7 +97,7 @@ class Checkpoint:
         return self.planned(batch - 1).watermark_ms if batch else 0
 
     def is_committed(self, batch: int) -> bool:
-        """Whether Spark has finished ``batch``."""
+        """True if Spark has finished ``batch``."""
         return (self.path / "commits" / str(batch)).exists()
 
 
@@ -105,12 +105,12 @@ ANEW = (
     "give the sink a new name and a new table: it then begins with the first record that the log holds; or take the "
     "change back"
 )
-"""What to do where a checkpoint cannot follow a change."""
+"""Remedy for a change that a checkpoint cannot follow."""
 _NOTHING = "none"
 
 
 def shape_of(pipeline: Pipeline, sink_plan: SinkPlan) -> dict[str, str]:
-    """What may not change of one query, by name, in words."""
+    """Properties of a query that must not change, by name, as text."""
     inputs = pipeline.inputs
     sources = [
         f"{label} ({inputs[name].format})" for label, name in zip(labels(sink_plan.ways), sink_plan.ways, strict=True)

@@ -41,47 +41,47 @@ def checkpoint(state: Path, sink: str) -> Path:
 
 
 def ledger(state: Path) -> Path:
-    """What became of the records of each batch."""
+    """Ledger entries of a query, one file per batch."""
     return state / "ledger"
 
 
 def starts(state: Path) -> Path:
-    """Where each query began."""
+    """Start offsets of each query."""
     return state / "starts"
 
 
 def file_log(state: Path, query: str, source: str) -> Path:
-    """Which files of ``source`` the ``query`` has found."""
+    """Files of ``source`` that ``query`` has found."""
     return state / "files" / f"{query}-{source}.jsonl"
 
 
 def clock(state: Path, query: str, source: str) -> Path:
-    """Since when ``source`` makes records for ``query``."""
+    """Time since which ``source`` generates records for ``query``."""
     return state / "clocks" / f"{query}-{source}.json"
 
 
 def inbox(state: Path, source: str) -> Path:
-    """Where dead letters of the files of ``source`` are put to be read again."""
+    """Directory of dead letters from the files of ``source`` that are to be read again."""
     return state / "inbox" / source
 
 
 def shape(state: Path, sink: str) -> Path:
-    """What the checkpoint of the query of ``sink`` depends on."""
+    """Properties that the checkpoint of ``sink`` depends on."""
     return state / "shapes" / f"{sink}.json"
 
 
 def owner(state: Path) -> Path:
-    """Whose state it is."""
+    """Name of the pipeline that owns the directory."""
     return state / "pipeline.json"
 
 
 def plan(state: Path) -> Path:
-    """What the last run did, in words."""
+    """Description of the last run's plan."""
     return state / "plan.json"
 
 
 def replay(state: Path) -> Path:
-    """What a replay was asked for."""
+    """Options of a replay."""
     return state / "replay.json"
 
 

@@ -27,7 +27,7 @@ __all__ = ["Begun", "Replay", "Span", "begun", "place", "plan_replay", "retarget
 
 
 class Span(NamedTuple):
-    """Where a replay begins and ends, as it was asked for; the end is not part of it."""
+    """Begin and end of a replay as requested; the end is exclusive."""
 
     begin: Wanted
     end: Wanted
@@ -105,7 +105,7 @@ def retargeted(pipeline: Pipeline, into: Path, *, live: bool = False) -> tuple[P
 
 
 def state_of_replay(into: Path) -> Path:
-    """Where the replay into ``into`` keeps its state."""
+    """State directory of the replay into ``into``."""
     return into / "state"
 
 

@@ -27,7 +27,7 @@ class Catalyst:
         return self._jvm.org.apache.spark.sql.catalyst.expressions.TryEval(expression)
 
     def widens(self, cast: Any) -> bool:
-        """Whether a cast takes every value."""
+        """True if a cast accepts every value."""
         casts = self._jvm.org.apache.spark.sql.catalyst.expressions.Cast
         return bool(casts.canUpCast(cast.child().dataType(), cast.dataType()))
 
@@ -74,7 +74,7 @@ def kind(expression: Any) -> str:
 
 
 def each(sequence: Any) -> Iterator[Any]:
-    """What a sequence of Spark's holds."""
+    """Elements of a Scala sequence."""
     return _all(sequence.iterator())
 
 

@@ -140,7 +140,7 @@ class _Attempts(Catalyst):
         return analyzed(packing).projectList().apply(0).child()
 
     def may_fail(self, expression: Any) -> bool:
-        """Whether ``expression`` may fail on some row."""
+        """True if ``expression`` may fail on some row."""
         name = kind(expression)
         if name == "Cast":
             if not self.widens(expression):
@@ -170,7 +170,7 @@ class _Attempts(Catalyst):
 
 
 def _arguments(expression: Any) -> Iterator[Any]:
-    """What the aggregates in ``expression`` are given for each row, their filters among it."""
+    """Inputs of the aggregates in ``expression`` for each row, including their filters."""
     children = list(each(expression.children()))
     if kind(expression) != "AggregateExpression":
         for child in children:

@@ -105,7 +105,7 @@ Get = Callable[[list[str | None], Lookup], list[bytes | None]]
 
 
 def lookups(broker: str) -> WithLookup:
-    """How enrich steps look keys up at ``broker``."""
+    """Look-up function of enrich steps for the state store at ``broker``."""
 
     def get(keys: list[str | None], lookup: Lookup) -> list[bytes | None]:
         import pyarrow as pa
@@ -118,7 +118,7 @@ def lookups(broker: str) -> WithLookup:
 
 
 def lookups_in(get: Get, name: str) -> WithLookup:
-    """How enrich steps look keys up with ``get``, which runs in workers; ``name`` is unique to what it reads."""
+    """Look-up function of enrich steps with ``get``, which runs in workers; ``name`` identifies its data."""
 
     def look_up(rows: DataFrame, lookup: Lookup) -> DataFrame:
         import pyarrow as pa

@@ -212,7 +212,7 @@ def _is_not_one_value(text: Column) -> Column:
 
 
 def _has_half_a_character(text: Column) -> Column:
-    """Whether JSON escapes one half of a surrogate pair: Spark 4.1 makes another character of it, 4.2 refuses it."""
+    """True if JSON escapes half a surrogate pair: Spark 4.1 changes the character, 4.2 refuses it."""
     without_backslashes = sf.replace(text, sf.lit("\\\\"), sf.lit(" "))
     pair = "\\\\u[dD][89abAB][0-9a-fA-F]{2}\\\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     return sf.regexp_replace(without_backslashes, pair, " ").rlike("\\\\u[dD][89a-fA-F]")

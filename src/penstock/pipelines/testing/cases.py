@@ -107,7 +107,7 @@ class Cases(_Part):
 
 
 class Difference(BaseModel):
-    """What was expected and not found (``missing``), or found and not expected (``more``), as lines of text."""
+    """Rows expected and not found (``missing``), or found and not expected (``more``), as lines of text."""
 
     where: str
     missing: list[str]
@@ -115,7 +115,7 @@ class Difference(BaseModel):
 
 
 def cases_beside(file: Path) -> Path:
-    """Where the cases of the pipeline in ``file`` are: ``pipeline.test.yaml`` beside ``pipeline.yaml``."""
+    """Path of the cases of the pipeline in ``file``: ``pipeline.test.yaml`` next to ``pipeline.yaml``."""
     return file.with_name(f"{file.stem}.test.yaml")
 
 
@@ -148,7 +148,7 @@ def load_cases(path: Path, pipeline: Pipeline) -> list[Case]:
 
 
 def compare(where: str, expected: Rows | Keys, found: Rows | Keys) -> Difference | None:
-    """What is not as expected; None where all is."""
+    """Differences from the expectation; None if there are none."""
     if isinstance(expected, dict):
         assert isinstance(found, dict)
         missing, more = _keys(expected, found)
@@ -186,7 +186,7 @@ def _keys(expected: Keys, found: Keys) -> tuple[list[str], list[str]]:
 
 
 def _fits(expected: object, found: object) -> bool:
-    """Whether ``found`` is ``expected``, or an object that has all of its fields."""
+    """True if ``found`` equals ``expected`` or is an object with all of its fields."""
     if isinstance(expected, Mapping):
         return isinstance(found, Mapping) and all(
             name in found and _fits(value, found[name]) for name, value in expected.items()

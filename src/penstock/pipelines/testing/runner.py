@@ -54,7 +54,7 @@ def session_for_cases(name: str) -> Iterator[SparkSession]:
 
 
 class Outcome(NamedTuple):
-    """What came out of one case, and what of it was not expected."""
+    """Output of one case, and the differences from its expectation."""
 
     case: str
     found: dict[str, Any]
@@ -124,7 +124,7 @@ def _bytes(value: object) -> bytes:
 def _run(
     sources: Mapping[str, DataFrame], pipeline: Pipeline, sink_plan: SinkPlan, with_lookup: WithLookup, letters: Rows
 ) -> object:
-    """What the sink gets; dead letters of the query are added to ``letters``."""
+    """Rows for the sink; dead letters of the query are added to ``letters``."""
     sink = sink_plan.sink
     rows = flow(sources.__getitem__, sink_plan.nodes, sink_plan.reads, with_lookup, sink=sink.name)
     if sink_plan.windowed:
