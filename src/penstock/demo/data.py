@@ -28,7 +28,7 @@ LATE = Reading(datetime(2022, 3, 29, 2, tzinfo=UTC), 101.9)
 
 
 class Message(NamedTuple):
-    """What is published: the id travels as user property, the event time in the payload."""
+    """A published message: the id is a user property, the event time is in the payload."""
 
     id: str
     payload: bytes
@@ -41,21 +41,21 @@ class Branch(NamedTuple):
 
     @property
     def topic(self) -> str:
-        """Where its meter publishes."""
+        """Topic of its meter."""
         return f"water/{self.name}/flow"
 
     @property
     def limits_key(self) -> str:
-        """Where its limits stand in the state store."""
+        """State store key of its limits."""
         return f"water/limits/{self.name}"
 
     @property
     def alarm_key(self) -> str:
-        """Where its alarm stands while there is one."""
+        """State store key of its current alarm."""
         return f"water/alarm/{self.name}"
 
     def window_key(self, start: datetime) -> str:
-        """Where the alarm of the window that starts at ``start`` stands."""
+        """State store key of the alarm of the window that starts at ``start``."""
         return f"water/alarms/{self.name}/{iso(start)}"
 
     def messages(self, readings: Sequence[Reading]) -> list[Message]:

@@ -37,12 +37,12 @@ class LogReader:
         self._tube.close()
 
     def end(self) -> Offsets:
-        """Where the log ends now."""
+        """Current end offsets of the log."""
         bounds = self._tube.bounds(self._tube.partitions([self._topic]))
         return to_json({partition: bound.end for partition, bound in bounds.items()})
 
     def count(self, start: Offsets) -> int:
-        """How many records the log has from ``start`` on."""
+        """Number of records in the log from ``start`` on."""
         return sum(self._tube.count(piece) for piece in self._pieces(start))
 
     def records(self, start: Offsets) -> list[Logged]:

@@ -65,7 +65,7 @@ class Child:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and has not ended."""
+        """True if it was started and has not ended."""
         return self._process is not None and self._process.returncode is None
 
     async def ended(self) -> int:
@@ -98,7 +98,7 @@ class Child:
         return self._process.returncode
 
     def failure(self) -> UnavailableError:
-        """What to raise where it ended and should not have."""
+        """Error for a process that ended unexpectedly."""
         status = self._process.returncode if self._process is not None else None
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines() if self._log.exists() else []
         said = "\n       ".join(lines[-TAIL_LINES:]) or "it said nothing"

@@ -1,4 +1,4 @@
-"""How far the messages are, hop by hop: a live table on a terminal, plain lines elsewhere."""
+"""Progress of the messages hop by hop: a live table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LINE_EVERY_S = 2.0
 
 @dataclass(slots=True)
 class Hops:
-    """How many messages each hop has seen. ``batches`` holds the newest counts of each batch of the pipeline."""
+    """Messages seen by each hop. ``batches`` holds the newest counts of each batch of the pipeline."""
 
     total: int
     sent: int = 0
@@ -63,7 +63,7 @@ def _before(counts: list[int]) -> list[int]:
 
 
 class Display(Protocol):
-    """Where the demo speaks while it runs."""
+    """Output of the demo while it runs."""
 
     def __enter__(self) -> Self: ...
     def __exit__(

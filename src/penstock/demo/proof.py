@@ -63,7 +63,7 @@ class Proof(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether every check does."""
+        """True if every check holds."""
         return all(check.holds for check in self.checks)
 
 
@@ -163,7 +163,7 @@ def _ledger_checks(e: Evidence, redelivered: int, rows: int) -> list[Check]:
 
 
 def _holes(entries: Sequence[Entry]) -> list[str]:
-    """Where a batch does not begin at the end of the one before it."""
+    """Batches that do not begin at the end of the previous one."""
     return [
         f"batch {after.batch}"
         for before, after in itertools.pairwise(entries)

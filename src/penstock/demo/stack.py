@@ -1,4 +1,4 @@
-"""What the demo runs on: a node and a pipeline, as child processes that can be killed and started again."""
+"""The processes of the demo: a node and a pipeline, which can be killed and restarted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LISTENERS = ("mqtt", "tube_master", "tube_broker", "tube_broker_http", "http")
 
 
 class Addresses(NamedTuple):
-    """Where a node is: URL of its MQTT broker, HOST:PORT of its tube master."""
+    """Addresses of a node: URL of its MQTT broker, HOST:PORT of its TubeMQ master."""
 
     broker: str
     tube_master: str
@@ -35,7 +35,7 @@ class Addresses(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says. ``attach`` is the node to use; None: one of the demo's own."""
+    """Options of the command. ``attach`` is the node to use; None: the demo starts one."""
 
     directory: Path
     attach: Addresses | None = None
@@ -63,7 +63,7 @@ class Stack:
 
     @property
     def addresses(self) -> Addresses:
-        """Where the node is."""
+        """Addresses of the node."""
         assert self._addresses is not None
         return self._addresses
 

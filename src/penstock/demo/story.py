@@ -44,7 +44,7 @@ POLL_S = 0.1
 
 
 class Outcome(NamedTuple):
-    """What the demo found, and where it is kept."""
+    """Result of the demo and its files."""
 
     proof: Proof
     segments: list[Segment]
@@ -55,7 +55,7 @@ class Outcome(NamedTuple):
 
 
 class _Story:
-    """What the acts of one telling share."""
+    """State shared by the steps of one demo."""
 
     def __init__(self, options: Options, screen: Display) -> None:
         self.readings = data.read(data.example("water-flow.csv"))

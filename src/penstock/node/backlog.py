@@ -32,7 +32,7 @@ class Backlog:
         self._max_bytes = max_bytes
         self._held: deque[Change] = deque()
         self._left = 0
-        """How many are in the log alone."""
+        """Number of changes that only the log holds."""
         self._through = last
         """Every change up to this version came into memory, or was before ``last``."""
         self._newest = last
@@ -40,12 +40,12 @@ class Backlog:
         self._asked = last
 
     def __len__(self) -> int:
-        """How many changes wait, in memory or in the log alone."""
+        """Number of waiting changes, in memory or only in the log."""
         return len(self._held) + self._left
 
     @property
     def is_behind(self) -> bool:
-        """Whether there are changes that the log alone has."""
+        """True if only the log holds some changes."""
         return self._through.position < self._newest.position
 
     def resume(self, tail: LogTail) -> None:

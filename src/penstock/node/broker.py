@@ -80,7 +80,7 @@ class BrokerSettings:
 
 @dataclass(frozen=True, slots=True)
 class ReadyBroker:
-    """Where a running broker answers."""
+    """Addresses of a running broker."""
 
     broker_id: int
     tube_broker: str
@@ -88,7 +88,7 @@ class ReadyBroker:
     data_dir: str
     durability: str
     tube_broker_tls: str | None = None
-    """Where it listens with TLS; None where it does not."""
+    """Address of the TLS listener; None if there is none."""
 
     def as_json(self) -> dict[str, object]:
         """The line of ``penstock tube broker --json``; without what there is not."""

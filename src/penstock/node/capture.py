@@ -128,13 +128,13 @@ class ChangeCapture:
         self._moved_at = 0.0
         """When there was something to do at last after there was not, or some of it was done."""
         self._error: PenstockError | None = None
-        """Why it does not go on; None while it does."""
+        """Reason why it is stopped; None while it works."""
         self._read: ReadLog = _no_log
         self._trim: Callable[[Hlc], None] = lambda _: None
 
     @property
     def waiting(self) -> int:
-        """How many changes wait for the tube, in memory or in the log alone."""
+        """Number of changes that wait for the TubeMQ log, in memory or only in the write-ahead log."""
         return len(self._backlog)
 
     def figures(self) -> dict[str, int | float]:
@@ -150,7 +150,7 @@ class ChangeCapture:
         }
 
     def warning(self) -> str | None:
-        """What an operator should know: that nothing has moved for a while, and why; None where all is well."""
+        """Warning for the operator that nothing has moved for a while, with the reason; None if all is well."""
         stuck_s = self._now() - self._moved_at
         if not self._busy or stuck_s < _STUCK_S:
             return None

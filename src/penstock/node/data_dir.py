@@ -54,32 +54,32 @@ class DataDirectory:
 
     @property
     def statestore(self) -> Path:
-        """Where the state store keeps its environment."""
+        """Directory of the state store."""
         return self.path / "statestore"
 
     @property
     def mqtt(self) -> Path:
-        """Where the MQTT broker keeps sessions and retained messages."""
+        """Directory of MQTT sessions and retained messages."""
         return self.path / "mqtt"
 
     @property
     def tube(self) -> Path:
-        """Where the tube keeps its stores and offsets."""
+        """Directory of the TubeMQ log and its offsets."""
         return self.path / "tube"
 
     @property
     def admin_token(self) -> Path:
-        """Where the administration token is."""
+        """File of the administration token."""
         return self.tube / "admin-token"
 
     @property
     def audit(self) -> Path:
-        """Where the audit trail is."""
+        """File of the audit trail."""
         return self.path / "audit"
 
     @property
     def tube_master(self) -> Path:
-        """Where the tube's master keeps topics and settings."""
+        """Directory of the TubeMQ master's topics and settings."""
         return self.tube / "master"
 
     def keep(self, environments: Iterable[Path]) -> None:

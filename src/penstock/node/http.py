@@ -51,7 +51,7 @@ TLS_HANDSHAKE_S = 10.0
 ACCEPT_AGAIN_S = 0.1
 
 REQUEST_S = 10.0
-"""How long a connection may take to the end of a request, head and body, after it was made or the answer before."""
+"""Seconds from the connection, or the previous response, to the end of a request, head and body."""
 
 _PLACES: Final = {
     "/livez": "the event loop turns",
@@ -62,7 +62,7 @@ _PLACES: Final = {
     "/webapi.htm?method=admin_query_broker_run_status": "brokers",
     "/webapi.htm?method=admin_query_sub_info": "consumer groups",
 }
-"""What the first page leads to."""
+"""Links of the first page."""
 
 _CALLBACK = re.compile(r"[_A-Za-z0-9]{1,128}")
 

@@ -70,7 +70,7 @@ class Ready:
     tube_broker_http: str
     http: str
     tube_master_tls: str | None = None
-    """Where the master listens with TLS; None where it does not."""
+    """Address of the master's TLS listener; None if there is none."""
     tube_broker_tls: str | None = None
     http_tls: bool | None = None
     """True: HTTPS; None: plain HTTP."""
@@ -107,7 +107,7 @@ class Node:
         self._tube_user = (f"penstock-broker-{config.tube.broker_id}", secrets.token_urlsafe(24))
 
     def problems(self) -> Sequence[str]:
-        """Why the node is not ready, or not fully; empty when it is."""
+        """Reasons why the node is not ready, or not fully; empty if it is ready."""
         if self._state != "ready":
             return [self._state]
         failures = [(part, tell()) for part, tell in self._failures.items()]
@@ -117,7 +117,7 @@ class Node:
         )
 
     def warnings(self) -> Sequence[str]:
-        """What works, but not as it was told to; empty where there is nothing."""
+        """Warnings about parts that work, but not as configured; empty if there are none."""
         failure = self.security.failure
         broken = [] if failure is None else [f"the last reload changed nothing: {failure}"]
         late = [] if self._tube_broker is None else self._tube_broker.upkeep.undecided.late
@@ -461,7 +461,7 @@ class Node:
 
 
 def _listener_option(name: str) -> str:
-    """What errors call the setting of an MQTT listener."""
+    """Name of an MQTT listener's setting in errors."""
     return name if name == DEFAULT_LISTENER else f"mqtt.listeners.{name}"
 
 
@@ -481,7 +481,7 @@ def _store_figures(store: StateStoreService) -> dict[str, int | float]:
 
 
 def _reachable(address: Address) -> Address:
-    """Where this process connects to a listener of its own."""
+    """Address at which this process connects to its own listener."""
     if not address.is_wildcard:
         return address
     return Address("::1" if address.host == "::" else "127.0.0.1", address.port)

@@ -361,7 +361,7 @@ class RuleService:
 
 
 def _for_now(error: PenstockError) -> bool:
-    """Whether the same append may succeed later, and was certainly not carried out."""
+    """True if the append was certainly not carried out and may succeed later."""
     if isinstance(error, RefusedError):
         return error.code == ErrCode.SERVER_RECEIVE_OVERFLOW
     return isinstance(error, UnavailableError) and error.applied is False

@@ -58,7 +58,7 @@ _log = logging.getLogger("penstock.security")
 DEFAULT_LISTENER: Final = "mqtt"
 
 NODE_TOPICS: Final = ("clients/statestore/",)
-"""Where the state store sends notifications, to the observer alone, who may read the key."""
+"""Topics of state store notifications, which only the observer may receive, if it may read the key."""
 
 SOURCES_KEPT: Final = 10_000
 """Publishers of retained messages whose rights are remembered."""
@@ -87,7 +87,7 @@ class NodeSecurity:
         """
         self.config = config
         self.failure: str | None = None
-        """Why the last reload changed nothing; None where it did, or there was none."""
+        """Error of the last reload; None if it succeeded, or there was none."""
         self.reloads = 0
         self.failed_reloads = 0
         self.stats = GateStats()
@@ -107,7 +107,7 @@ class NodeSecurity:
 
     @property
     def enforced(self) -> bool:
-        """Whether anything limits who comes in or what a client may do."""
+        """True if any authentication or authorization is configured."""
         return any(keeper is not None for keeper in self._keepers.values())
 
     @property
@@ -117,7 +117,7 @@ class NodeSecurity:
         return policy is not None and policy.overheard
 
     def acting_as(self, user: str | None, bridge: str) -> MqttAccess | None:
-        """What a bridge may do that acts for ``user``; None where it may do everything."""
+        """Permissions of a bridge that acts for ``user``; None if it may do everything."""
         if user is None:
             return None
         return self._part_gate(user, bridge_client_id(bridge))
@@ -133,7 +133,7 @@ class NodeSecurity:
         return server
 
     def http_access(self, token: str, listener: AnyListener) -> HttpAccess:
-        """Who may use an HTTP listener; ``token`` is the administration token."""
+        """Access rules of an HTTP listener; ``token`` is the administration token."""
         return HttpAccess(
             token,
             self.checks,
@@ -182,7 +182,7 @@ class NodeSecurity:
         return None
 
     def _may_still_publish(self, source: Source, topic: str, qos: int) -> bool:
-        """Whether the publisher of a retained message may publish it by the policies of now."""
+        """True if the current policies allow the publisher of a retained message to publish it."""
         if self.rulebook.policy is None or not self.config.security.check_retain_source:
             return True
         if source not in self._sources:
@@ -203,7 +203,7 @@ class NodeSecurity:
         return Rights(gate, gate.client(owner))
 
     def settings(self, name: str) -> ListenerSettings:
-        """How the listener of that name listens."""
+        """The transport of the listener with that name."""
         return self._settings(name, _entries(self.config)[name])
 
     @property
@@ -370,7 +370,7 @@ class StorePolicy:
         return self._security.overheard
 
     def may_access(self, context: Context, access: KeyAccess, key: bytes) -> bool:
-        """Whether the requester may do all of that with the key."""
+        """True if the requester has these permissions for the key."""
         permissions = _permissions(context)
         return permissions is None or (
             (not access & KeyAccess.READ or permissions.may_read(key))

@@ -1,4 +1,4 @@
-"""How a server process is told to end: by SIGTERM or SIGINT, also while it starts; told twice, it ends at once."""
+"""Stop a server process on SIGTERM or SIGINT, also while it starts; a second signal ends it at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def told_to_end() -> asyncio.Event:
-    """What SIGTERM and SIGINT set from now on, in the running loop. A second signal ends the process at once."""
+    """Event that SIGTERM and SIGINT set from now on, in the running loop. A second signal ends the process at once."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -83,7 +83,7 @@ class Template:
 
     @property
     def is_topic(self) -> bool:
-        """Whether it is just ``{topic}``, so that the caller can take the short way."""
+        """True if it is just ``{topic}``, which the caller can handle without formatting."""
         return self._parts == [(_PLAIN["topic"], "", "")]
 
     def expand(self, message: Inbound) -> str:

@@ -35,6 +35,6 @@ def rights_of(policy: Policy | None, part: tuple[str, str] | None = None) -> Rig
 
 
 def may_administer(rights: RightsOf | None, user: str) -> bool:
-    """Whether ``user`` may change the cluster."""
+    """True if ``user`` may change the cluster."""
     granted = None if rights is None else rights(user)
     return granted is None or granted.may_administer()

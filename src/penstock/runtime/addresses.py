@@ -23,12 +23,12 @@ class Address(NamedTuple):
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether the host means every interface, which no client can connect to."""
+        """True if the host means every interface, which no client can connect to."""
         return self.host in {"0.0.0.0", "::", ""}  # noqa: S104 - a comparison, nothing is bound here
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches it. A name other than ``localhost`` counts as reachable from elsewhere."""
+        """True if only this machine can reach it. Names other than ``localhost`` count as reachable from elsewhere."""
         if self.host == "localhost":
             return True
         try:
@@ -74,7 +74,7 @@ def without_secret(url: str) -> str:
 
 
 def bind_error(error: OSError, option: str, address: Address) -> PenstockError:
-    """What to tell the operator when ``address``, set by ``option``, cannot be listened on."""
+    """Error for an ``address``, set by ``option``, on which the process cannot listen."""
     why = error.strerror or str(error)
     do = f"choose another address: --{option} HOST:PORT"
     if error.errno == errno.EADDRINUSE:
@@ -93,7 +93,7 @@ def bind_error(error: OSError, option: str, address: Address) -> PenstockError:
 
 
 def in_use(address: Address) -> bool:
-    """Whether another process listens on ``address``, by an attempt to bind it."""
+    """True if another process listens on ``address``, found by an attempt to bind it."""
     try:
         found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, where = found[0]

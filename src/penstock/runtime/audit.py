@@ -40,7 +40,7 @@ class AuditTrail:
         """Requests that had no valid credential: they change nothing and are not in the trail."""
         self.failures = 0
         self.failure: StorageError | None = None
-        """Why the last row could not be written; None where it was."""
+        """Error of the last row that could not be written; None if it was."""
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Append ``row``; it is durable when this returns.
@@ -66,7 +66,7 @@ class AuditTrail:
         return {"rows": self.rows, "refused_requests": self.refused, "failed_writes": self.failures}
 
     def warning(self) -> str | None:
-        """Why rows are missing at present; None while they are written."""
+        """Reason why rows are missing at present; None while they are written."""
         return None if self.failure is None else self.failure.what
 
     def _append(self, line: bytes) -> None:

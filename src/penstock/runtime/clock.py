@@ -31,7 +31,7 @@ def steady_clock() -> Callable[[], int]:
 
 
 def boot_id() -> str | None:
-    """What this boot of the machine is called; None where the system does not tell (not Linux)."""
+    """Identifier of this boot of the machine; None if the system has none (not Linux)."""
     try:
         return _BOOT_ID.read_text(encoding="ascii").strip() or None
     except OSError:

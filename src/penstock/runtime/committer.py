@@ -74,7 +74,7 @@ class GroupCommitter(Generic[Op]):
         self._clock = clock
         self.failure: StorageError | None = None
         self.stalled: StorageError | None = None
-        """Why the running commit waits for disk space; None while none does."""
+        """Reason why the running commit waits for disk space; None if it does not."""
         self._retry: asyncio.TimerHandle | None = None
         self._gives_up = False
         self.started = 0

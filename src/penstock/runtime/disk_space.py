@@ -84,7 +84,7 @@ class DiskSpace:
         file_system: Callable[[Path], FileSystem] = file_system_of,
     ) -> None:
         self.reason = ""
-        """Why what needs space is refused, with the action; "" = it is not."""
+        """Reason why requests that need space are refused, with the action; "" = they are accepted."""
         self.used_bytes = 0
         self.free_bytes = 0
         self._path = path

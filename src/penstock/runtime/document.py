@@ -340,7 +340,7 @@ class _Builder:
 
 
 def path_text(location: Location) -> str:
-    """How an option is called in messages: ``rules[0].filter``."""
+    """Name of an option in messages: ``rules[0].filter``."""
     text = ""
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part

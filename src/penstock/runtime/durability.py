@@ -8,7 +8,7 @@ __all__ = ["Durability"]
 
 
 class Durability(StrEnum):
-    """What an acknowledgement promises. The operator chooses; ``DURABLE`` is the default everywhere."""
+    """Durability that an acknowledgement guarantees. The operator chooses; ``DURABLE`` is the default everywhere."""
 
     DURABLE = "durable"
     """After fsync: survives loss of power."""

@@ -256,7 +256,7 @@ class Environment:
 
 
 def _has_space(path: Path, size: int) -> bool:
-    """Whether the file system has space for ``size`` bytes; also where it does not tell."""
+    """True if the file system has space for ``size`` bytes, or does not report its space."""
     try:
         found = os.statvfs(path)
     except OSError:

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 __all__ = ["NO_SPACE", "SECTOR", "DirectFile", "DirectFiles", "DiskFullError", "File", "Files", "room"]
 
 SECTOR: Final = 512
-"""What a disk writes whole or not at all; unbuffered writes begin and end at a multiple of it."""
+"""Bytes that a disk writes atomically; unbuffered writes begin and end at a multiple of it."""
 
 _UNBUFFERED_BYTES: Final = 64 << 10
 """The largest unbuffered write; beyond it, whole pages are most of what is written anyway."""

@@ -22,7 +22,7 @@ __all__ = ["JsonFormatter", "LogFormat", "LogLevel", "LogLimiter", "TextFormatte
 
 
 class LogFormat(StrEnum):
-    """How lines are written."""
+    """Format of log lines."""
 
     TEXT = "text"
     JSON = "json"
@@ -46,7 +46,7 @@ class LogLimiter:
         self._count = 0
 
     def admit(self, now_ms: int, count: int = 1) -> int:
-        """How many events to log now, the suppressed ones included; 0: log nothing yet."""
+        """Number of events to log now, including suppressed ones; 0: log nothing yet."""
         self._count += count
         if self._next_ms is not None and now_ms < self._next_ms:
             return 0

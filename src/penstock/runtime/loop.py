@@ -42,7 +42,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 def joins_writes(loop: asyncio.AbstractEventLoop) -> bool:
-    """Whether the loop's transports collect what is written to them until the end of the turn, and send it as one."""
+    """True if the loop's transports collect writes until the end of the turn and send them as one."""
     return type(loop).__module__ == "uvloop"
 
 

@@ -16,7 +16,7 @@ __all__ = ["LoopThread"]
 T = TypeVar("T")
 
 _STOP_S = 5.0
-"""How long tasks that were cancelled may take to end."""
+"""Seconds that cancelled tasks may take to end."""
 
 
 class LoopThread:

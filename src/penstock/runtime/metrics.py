@@ -20,7 +20,7 @@ CONTENT_TYPE: str = CONTENT_TYPE_LATEST
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """What a figure means, for its HELP line, and whether it can fall (a gauge) or only grow (a counter)."""
+    """Description of a metric for its HELP line, and its type: gauge or counter."""
 
     text: str
     gauge: bool

@@ -16,7 +16,7 @@ __all__ = ["page_at"]
 _log = logging.getLogger("penstock.metrics")
 
 CLIENT_S = 10.0
-"""How long a client may say nothing: each has a thread."""
+"""Seconds that a client may be silent: each has a thread."""
 PATHS = frozenset({"/", "/metrics"})
 
 

@@ -84,7 +84,7 @@ class SteppedClock:
 
     @property
     def offset_ms(self) -> int:
-        """How far the system clock is ahead of this one; negative where it is behind."""
+        """Lead of the system clock over this one; negative if it is behind."""
         return self._wall() // 1_000_000 - self.now()
 
     def start(self) -> None:
@@ -126,7 +126,7 @@ class SteppedClock:
                 tell()
 
     def problem(self) -> str | None:
-        """What an operator should know: that a step is held, and what to do; None where all is well."""
+        """Warning for the operator that a clock step is held, with the action; None if all is well."""
         if self._step is None:
             return None
         size, noticed = self._step

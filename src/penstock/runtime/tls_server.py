@@ -26,7 +26,7 @@ _NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROX
 
 
 def handshake_failure(error: Exception) -> str:
-    """Why a handshake failed, for the server's log."""
+    """Reason of a failed handshake, for the server's log."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the client certificate was rejected: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and error.reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":

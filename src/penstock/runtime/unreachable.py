@@ -1,4 +1,4 @@
-"""Why a client got no connection, in words: what the resolver, the kernel, TLS and the event loop raise."""
+"""Error messages for failed connections: errors of the resolver, the kernel, TLS and the event loop as text."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def unreachable(error: OSError, host: str, *, tls: bool, certificate: str | None
 
 
 def unanswered(*, tls: bool) -> Unreachable:
-    """What it may mean that a connection, with TLS or without, was ended by the peer before its first answer."""
+    """Possible causes of a connection, with TLS or without, that the peer closed before its first answer."""
     if tls:
         # TLS 1.3 checks the client's certificate after the client's handshake, and some servers send no alert.
         return Unreachable(
@@ -120,5 +120,5 @@ def unanswered(*, tls: bool) -> Unreachable:
 
 
 def _all_refused(error: OSError) -> bool:
-    """Whether a host with several addresses refused on each: asyncio then makes one error of all."""
+    """True if a host refused on each of its addresses: asyncio combines these errors into one."""
     return error.errno is None and "Multiple exceptions" in str(error) and "refused" in str(error).lower()

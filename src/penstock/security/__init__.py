@@ -1,1 +1,1 @@
-"""Who a client is and what it may do: passwords, certificates, tokens, policies. Everything here is pure or a file."""
+"""Authentication and authorization: passwords, certificates, tokens, policies. No IO except files."""

@@ -9,7 +9,7 @@ __all__ = ["CertificateName", "name_in_certificate"]
 
 
 class CertificateName(StrEnum):
-    """Which part of a client certificate names its holder."""
+    """The part of a client certificate that names its holder."""
 
     COMMON_NAME = "common_name"
     """CN of the subject."""

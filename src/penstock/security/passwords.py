@@ -51,7 +51,7 @@ _HEAD: Final = (
 
 
 class ScramVerifier(NamedTuple):
-    """What a SCRAM server keeps of a password: it proves nothing to another server."""
+    """SCRAM credentials derived from a password: they prove nothing to another server."""
 
     iterations: int
     salt: bytes

@@ -50,7 +50,7 @@ class BoundTopic:
         self._exceptions = exceptions
 
     def matches(self, levels: list[str]) -> bool:
-        """Whether the topic name, split into levels, is one of those meant [MQTT 5.0 section 4.7]."""
+        """True if the pattern matches the topic name, split into levels [MQTT 5.0 section 4.7]."""
         mine = self._levels
         if len(levels) < len(mine) or (len(levels) > len(mine) and not self._rest):
             return False
@@ -111,7 +111,7 @@ class TopicPattern:
                 self._levels.append(_pieces(level))
         self.text = text
         self.personal = any(_personal(level) for level in self._levels if level is not None)
-        """Whether it says something else for each principal."""
+        """True if the pattern differs between principals."""
         if any(exception.personal for exception in exceptions):
             raise ValueError("expected exceptions without placeholders")
         bound = [exception.bind(_NOBODY) for exception in exceptions]
@@ -158,7 +158,7 @@ class BoundGlob:
         self._last = _Part(parts[-1]) if self._open else self._first
 
     def matches(self, text: str) -> bool:
-        """Whether it matches all of ``text``. Linear: the earliest place of each part in turn is the best one."""
+        """True if it matches all of ``text``. Linear: the earliest position of each part in turn is the best one."""
         if not self._open:
             return len(text) == self._first.length and self._first.at(text, 0)
         end = len(text) - self._last.length
@@ -187,13 +187,13 @@ class _Part:
             self._regex = re.compile("".join(map(_regex, tokens)), re.DOTALL)
 
     def at(self, text: str, position: int) -> bool:
-        """Whether it stands in ``text`` at ``position``."""
+        """True if ``text`` has it at ``position``."""
         if self._literal is not None:
             return text.startswith(self._literal, position)
         return self._regex is not None and self._regex.match(text, position) is not None
 
     def find(self, text: str, start: int, end: int) -> int:
-        """Where it first stands between ``start`` and ``end``; -1 where it does not."""
+        """First position between ``start`` and ``end``; -1 if there is none."""
         if self._literal is not None:
             return text.find(self._literal, start, end)
         found = None if self._regex is None else self._regex.search(text, start, end)
@@ -224,7 +224,7 @@ class Glob:
         for is_name, piece in pieces:
             self._parts.append(piece if is_name else _tokens(_as_bytes(piece) if keys else piece))
         self.personal = any(is_name for is_name, _ in pieces)
-        """Whether it says something else for each principal."""
+        """True if the pattern differs between principals."""
 
     @classmethod
     def exactly(cls, key: bytes) -> Glob:

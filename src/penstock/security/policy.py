@@ -31,7 +31,7 @@ class Consumption(NamedTuple):
 
     @property
     def personal(self) -> bool:
-        """Whether it differs between principals."""
+        """True if it differs between principals."""
         return self.topic.personal or self.group.personal
 
     def bind(self, principal: Principal) -> tuple[BoundGlob, BoundGlob] | None:
@@ -41,7 +41,7 @@ class Consumption(NamedTuple):
 
 
 class Grants:
-    """What one rule allows. Every list is a list of alternatives; an empty one allows nothing."""
+    """Permissions of one rule. Every list is a list of alternatives; an empty one allows nothing."""
 
     __slots__ = (
         "administer",
@@ -75,7 +75,7 @@ class Grants:
 
     @property
     def personal(self) -> bool:
-        """Whether a placeholder makes it differ between principals."""
+        """True if a placeholder makes it differ between principals."""
         return any(pattern.personal for name in self.__slots__ for pattern in getattr(self, name))
 
 
@@ -106,12 +106,12 @@ class Who:
 
     @property
     def includes_everyone(self) -> bool:
-        """Whether a pattern of ``client_ids`` matches every client identifier."""
+        """True if a pattern of ``client_ids`` matches every client identifier."""
         nobody = Principal("\0")  # which no client can be called
         return any(_matches(glob, nobody, nobody.client_id) for glob in self.client_ids)
 
     def includes(self, principal: Principal) -> bool:
-        """Whether the rule is for this principal."""
+        """True if the rule applies to this principal."""
         if self.anonymous and principal.anonymous:
             return True
         if not self.groups.isdisjoint(principal.groups):
@@ -141,7 +141,7 @@ class Rule:
 
 
 class Profile:
-    """What the policy file says of a user or a certificate beside its name."""
+    """Attributes of a user or certificate in the policy file."""
 
     __slots__ = ("attributes", "groups")
 
@@ -221,7 +221,7 @@ class Permissions:
         return decision
 
     def may_pass_first(self, topic: str) -> bool:
-        """Whether ``$high_priority`` on a message to this topic counts."""
+        """True if ``$high_priority`` on a message to this topic is honoured."""
         levels = topic.split("/")
         return any(allowed.matches(levels) for allowed in self._high_priority)
 

@@ -112,7 +112,7 @@ class Principals(_Part):
 
 
 class BrokerResource(_Part):
-    """What a rule allows at the broker."""
+    """Permissions of a rule at the MQTT broker."""
 
     method: BrokerMethod = Field(description="what is allowed")
     clientIds: list[GlobText] = Field(
@@ -155,7 +155,7 @@ class BrokerResource(_Part):
 
 
 class StateStoreResource(_Part):
-    """What a rule allows in the state store."""
+    """Permissions of a rule in the state store."""
 
     method: StoreMethod = Field(description="Read: GET, KEYNOTIFY, SCAN; Write: SET, DEL, VDEL")
     keyType: KeyType = Field(
@@ -192,7 +192,7 @@ class StateStoreResource(_Part):
 
 
 class TubeResource(_Part):
-    """What a rule allows in the tube."""
+    """Permissions of a rule in TubeMQ."""
 
     method: TubeMethod = Field(description="what is allowed")
     topics: list[GlobText] = Field(
@@ -244,7 +244,7 @@ class PolicyRule(_Part):
 
 
 class Known(_Part):
-    """What is known of a user or a certificate beside its name."""
+    """Attributes of a user or a certificate."""
 
     groups: list[str] = Field(default_factory=list, description="groups it belongs to")
     attributes: dict[str, str] = Field(default_factory=dict, description="attributes, for `principals` and patterns")

@@ -41,17 +41,17 @@ class Principal:
 
     @property
     def proved(self) -> str | None:
-        """What ``{user}`` stands for: the user, else the name in the certificate."""
+        """Value of ``{user}``: the user, else the name in the certificate."""
         return self.certificate if self.user is None else self.user
 
     @property
     def anonymous(self) -> bool:
-        """Whether it proved nothing: neither a user nor a certificate."""
+        """True if the client proved nothing: neither a user nor a certificate."""
         return self.user is None and self.certificate is None
 
     @property
     def name(self) -> str:
-        """Whose a session is; two connections with the same name may resume each other's sessions."""
+        """Owner of a session; connections with the same owner may resume each other's sessions."""
         if self.user is not None:
             return f"user:{self.user}"
         if self.certificate is not None:

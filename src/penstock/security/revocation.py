@@ -26,7 +26,7 @@ _VERSION: Final = 0xA0
 
 
 class Revocations(NamedTuple):
-    """What revocation lists say together."""
+    """The union of several revocation lists."""
 
     identities: frozenset[bytes]
     """Of the certificates that are revoked, as :func:`certificate_identity` gives them."""

@@ -39,7 +39,7 @@ class ScramExchange:
         self._users = users
         self.secret = secret
         self.user: Credential | None = None
-        """Who it is, for certain once :meth:`final` gave an answer."""
+        """The user; verified once :meth:`final` returned an answer."""
         self._server = _MECHANISM.make_server(self._verifier, s_nonce=nonce)
 
     def first(self, message: bytes) -> bytes | None:

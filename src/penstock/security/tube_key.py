@@ -19,11 +19,11 @@ ITERATIONS: Final = 10_000
 """Of PBKDF2: some 4 ms for each process that signs."""
 LONGEST_NAME: Final = 64
 TUBE_KEY: Final = re.compile(r"tube1\.[A-Za-z0-9_-]{43}")
-"""What a key looks like."""
+"""Format of a key."""
 
 
 def can_sign(user: str) -> bool:
-    """Whether the protocol can carry the name: 1 to 64 characters and no blank."""
+    """True if the protocol can carry the name: 1 to 64 characters and no blank."""
     return 0 < len(user) <= LONGEST_NAME and " " not in user
 
 

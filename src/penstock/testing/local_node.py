@@ -68,17 +68,17 @@ class LocalNode:
 
     @property
     def host(self) -> str:
-        """Where it listens."""
+        """Address of the listener."""
         return HOST
 
     @property
     def port(self) -> int:
-        """Where it listens; 0 before the first start."""
+        """Port of the listener; 0 before the first start."""
         return self._port
 
     @property
     def url(self) -> str:
-        """What clients connect to."""
+        """URL for clients."""
         return f"mqtt://{HOST}:{self._port}"
 
     @property
@@ -93,7 +93,7 @@ class LocalNode:
 
     @property
     def keys(self) -> int:
-        """How many keys the store holds."""
+        """Number of keys in the store."""
         return 0 if self._store is None else self._store.keys
 
     @property

@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class _State(NamedTuple):
-    """How far LMDB got. Kept in ``meta``, written with what it is about."""
+    """Last commit that LMDB contains. Stored in ``meta`` in the same transaction as its rows."""
 
     identity: bytes
     epoch: int
@@ -194,7 +194,7 @@ class LoggedEnvironment:
         return self._environment.reusable_bytes()
 
     def may_wait(self) -> bool:
-        """Whether the next commit may have to wait for LMDB."""
+        """True if the next commit may have to wait for LMDB."""
         return self._thread is not None and self._segments.is_scarce()
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ class _Segment:
     def __init__(self, file: File) -> None:
         self.file = file
         self.end = 0
-        """Where the next frame goes."""
+        """Position of the next frame."""
         self.last = 0
         """Sequence of the last frame in it."""
 
@@ -111,7 +111,7 @@ class Segments:
         self._full = [segment for segment in self._full if segment.last > self._released]
 
     def is_scarce(self) -> bool:
-        """Whether the next frames may not find a place: the last segment is half full."""
+        """True if a new segment is needed soon: the last one is half full."""
         return not self._free and (self._current is None or self._current.end > self._size // 2)
 
     def grow(self) -> None:
@@ -137,7 +137,7 @@ class Segments:
             self._free.append(_Segment(file))
 
     def exist(self) -> bool:
-        """Whether there are any files."""
+        """True if any segment file exists."""
         return bool(self._paths())
 
     def remove(self) -> None:
