@@ -17,9 +17,6 @@ __all__ = ["pytest_collection_modifyitems", "pytest_configure", "pytest_sessions
 
 _SKIPPED = {
     "tests/unit/mqtt/engine/test_timers.py": "interpreted classes cannot inherit from compiled ones",
-    "tests/engine/statestore/test_quick_way.py::test_plain_requests_in_a_row_do_take_the_quick_way": (
-        "it counts in place of a method, which compiled code calls directly"
-    ),
 }
 """By the beginning of their names."""
 _SUFFIXES = tuple(EXTENSION_SUFFIXES)

@@ -29,7 +29,6 @@ COMPILED = (
     "statestore/hlc.py",
     "statestore/binding.py",
     "statestore/engine/*.py",
-    "statestore/service/prepared.py",
     "statestore/service/waiting.py",
     "tube/codec/*.py",
     "tube/engine/*.py",
@@ -37,9 +36,6 @@ COMPILED = (
 """What is compiled, inside the package; packages' own ``__init__.py`` hold nothing that would gain by it."""
 
 INTERPRETED = {
-    "mqtt/codec/properties.py": "attributes that were never set come from __getattr__, which native classes do not ask",
-    "mqtt/engine/message.py": "a message makes its PUBLISH in __getattr__, when somebody asks for it",
-    "mqtt/engine/encoded.py": "a message that makes all of itself in __getattr__",
     "mqtt/engine/limits.py": "the reference pages and the help take the options' words from its source",
     "mqtt/engine/client_events.py": "mypyc does not find the type of a dataclass field that is an object",
 }

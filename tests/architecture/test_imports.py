@@ -56,7 +56,6 @@ RULES = [
     Rule(
         "penstock.statestore.binding", ("statestore.codec", "statestore.engine", "statestore.hlc", "mqtt.codec"), IMPURE
     ),
-    Rule("penstock.statestore.service.prepared", ("statestore", "mqtt.codec", "mqtt.service"), IMPURE),
     Rule("penstock.statestore.service.storage", ("statestore", "runtime"), IO | SPARK),
     Rule(
         "penstock.statestore",

@@ -78,11 +78,9 @@ def pub_command(
     client = _client(access)
 
     async def publish() -> None:
-        from dataclasses import replace
-
         async with access.opened(client):
             async for data in payloads:
-                code = await client.publish(topic, data, qos=qos, retain=retain, properties=replace(properties))
+                code = await client.publish(topic, data, qos=qos, retain=retain, properties=properties.copy())
                 if as_json:
                     print_json({"topic": topic, "bytes": len(data), "qos": qos, "reason_code": code})
                 elif code == 0x10:

@@ -15,7 +15,6 @@ from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode, reason_name
 from penstock.mqtt.engine.access import Access, Origin, Rights
 from penstock.mqtt.engine.broker import Broker
-from penstock.mqtt.engine.carrying import carry
 from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.journal import Recovered
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats
@@ -25,7 +24,7 @@ from penstock.mqtt.engine.session import NOTIFICATIONS_LOST
 from penstock.mqtt.gatekeeper import Certificate, Client
 from penstock.mqtt.inside import InsideLink
 from penstock.mqtt.persistence import Persistence
-from penstock.mqtt.service import Encoded, Service
+from penstock.mqtt.service import Service
 from penstock.mqtt.transport.admission import Admission, AdmissionLimits, AdmissionStats
 from penstock.mqtt.transport.link import CLOSE_GRACE_S, Link
 from penstock.mqtt.transport.listener import Listener, ListenerSettings
@@ -252,10 +251,6 @@ class MqttServer:
         """
         return self._broker.respond(client_id, message, self.now(), acknowledge)
 
-    def respond_encoded(self, client_id: str, message: Encoded, acknowledge: Callable[[], None] | None = None) -> bool:
-        """The same with a message that is written already."""
-        return self._broker.respond_encoded(client_id, message, self.now(), acknowledge)
-
     def unheard(self, client_id: str, topic: str) -> str:
         """Why :meth:`respond` did not reach the client."""
         return self._broker.unheard(client_id, topic)
@@ -312,17 +307,15 @@ class MqttServer:
         """Bytes came in. A failure of ours ends this connection and no other."""
         now = int(self._time() * 1000)
         try:
-            carried = carry(connection, data, now)
-            if carried < len(data):
-                outbound = self._broker.outbound
-                if not link.stranger:
-                    outbound.reading = connection
-                connection.receive(data[carried:] if carried else data, now, self._clock())
-                outbound.end_read()
-                if self._broker.timers.sooner:
-                    self._arm()
-                if connection.holds and not link.held:
-                    link.hold()
+            outbound = self._broker.outbound
+            if not link.stranger:
+                outbound.reading = connection
+            connection.receive(data, now, self._clock())
+            outbound.end_read()
+            if self._broker.timers.sooner:
+                self._arm()
+            if connection.holds and not link.held:
+                link.hold()
         except Exception:
             logger.exception("internal error; closing %r", connection)
             self._broker.outbound.reading = None
@@ -359,10 +352,7 @@ class MqttServer:
 
     def received_inside(self, connection: BrokerConnection, data: bytes) -> None:
         """Bytes of a part of the node."""
-        now = self.now()
-        carried = carry(connection, data, now)
-        if carried < len(data):
-            connection.receive(data[carried:] if carried else data, now, self._clock())
+        connection.receive(data, self.now(), self._clock())
 
     def lost_inside(self, connection: BrokerConnection) -> None:
         """A connection inside the process is gone."""

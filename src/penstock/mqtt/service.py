@@ -11,27 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 from penstock.mqtt.codec.packets import Publish
-from penstock.mqtt.codec.primitives import Reader, length_size
-from penstock.mqtt.codec.property_blocks import decode_properties
-from penstock.mqtt.codec.reasons import PacketType
-from penstock.mqtt.codec.shapes import Form, LikePublish
 
 __all__ = [
     "NO_ANSWER",
     "OTHERS_TOPIC",
     "SHARED_TOPIC",
     "Connection",
-    "Encoded",
     "Inbound",
-    "Later",
     "Outlet",
-    "Requester",
     "Service",
-    "Taker",
-    "published",
 ]
-
-_CONTEXT: Final = 1 << PacketType.PUBLISH
 
 NO_ANSWER: Final = -1
 """With which the broker is told that a message gets no answer: its publisher keeps it, and sends it again."""
@@ -67,69 +56,6 @@ class Connection(Protocol):
     def release(self) -> None:
         """Undo one :meth:`hold`."""
         ...
-
-
-Encoded = tuple[str, bytes, tuple[bytes, ...], int | None, int]
-"""A message of the node itself as it is written, of QoS 1: its topic; the packet up to the identifier; what follows it,
-in pieces; the message expiry in seconds that is among the properties; and how many bytes the whole packet has."""
-
-
-def published(message: Encoded) -> Publish:
-    """The message as a packet."""
-    topic, head, pieces, _, _ = message
-    rest = b"".join(pieces)
-    reader = Reader(rest, 0, len(rest))
-    length = reader.varint()
-    end = reader.position + length
-    publish = Publish(topic, rest[end:], 1, properties=decode_properties(rest, reader.position, end, _CONTEXT))
-    publish.topic_wire, publish.properties_wire = head[1 + length_size(head[1:]) :], rest[:end]
-    return publish
-
-
-class Later(Protocol):
-    """An acknowledgement that is still to come; the later ones of the connection wait for it."""
-
-    def settle(self, reason_code: int = 0, reason_string: str = "") -> None:
-        """As :meth:`Inbound.settle`; exactly once."""
-        ...
-
-
-class Requester(Connection, Protocol):
-    """The network connection of a client whose requests a :data:`Taker` takes."""
-
-    @property
-    def principal(self) -> object:
-        """Who the client is for the policies, as :attr:`Inbound.principal`."""
-        ...
-
-    def form(self, head: bytes) -> Form | None:
-        """The form of messages that begin so, if somebody expects it."""
-        ...
-
-    def expect(self, form: Form) -> None:
-        """Hand the next messages of that form to its ``take``, in parts."""
-        ...
-
-    def accept_later(self, packet_id: int) -> Later:
-        """The taker works on the QoS 1 message and settles it later."""
-        ...
-
-    def answer(self, packet_id: int, message: Encoded, now: int) -> bool:
-        """The taker is done with the QoS 1 message: acknowledge it, then :meth:`Outlet.respond_encoded` to the session
-        of this connection; ``now`` is the taker's. False: it was neither acknowledged nor answered."""
-        ...
-
-
-Taker = Callable[[LikePublish, Requester, int, int], bool]
-"""Takes a message of QoS 1; the broker's ``now`` and the wall clock at its arrival follow. False, before anything was
-done with it: it is to go the way of every message.
-
-A service that was handed a message whose properties are :class:`~penstock.mqtt.codec.shapes.LikeProperties` may make
-itself the ``taker`` of their shape, which is that of one network connection and one topic. Then it gets the like
-messages without an :class:`Inbound`, as long as no other service wants them; rate and rights of the client have been
-looked at. With a :class:`~penstock.mqtt.codec.shapes.Form` that it :meth:`Requester.expect`s it gets the next ones cut
-up and at once, through the form's ``take``: their parts, the requester, the broker's ``now``.
-"""
 
 
 class Inbound:
@@ -255,10 +181,6 @@ class Outlet(Protocol):
         No Local and shared subscriptions do not apply. ``acknowledge`` is called before the message is sent. False, and
         not acknowledged, if the client has no session or none of its subscriptions matches: :meth:`unheard` says why.
         """
-        ...
-
-    def respond_encoded(self, client_id: str, message: Encoded, acknowledge: Callable[[], None] | None = None) -> bool:
-        """As :meth:`respond`, with a message that is written already."""
         ...
 
     def unheard(self, client_id: str, topic: str) -> str:

@@ -32,7 +32,7 @@ from typing import Final, NamedTuple
 
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.primitives import encode_varint
-from penstock.mqtt.codec.properties import Properties, SparseProperties
+from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.statestore.codec.dialects import DIALECTS, OLDER, PUBLISHED, SDK, Dialect
 from penstock.statestore.codec.errors import StoreError
@@ -361,8 +361,6 @@ def _message(
 
 _OK: Final = AnswerKind.OK
 _VALUE: Final = AnswerKind.VALUE
-_NO_PROPERTIES: Final = Properties()
-_NO_IDENTIFIERS: Final[list[int]] = []
 _STATUS: Final = [("__stat", "200"), ("__protVer", PROTOCOL_VERSION)]
 
 
@@ -381,14 +379,9 @@ def _answer(ask: Ask, dialect: Dialect, payload: bytes, version: Hlc | None, now
         user.append((dialect.timestamp_property, text))
         stamp = text.encode()
     before, after = answer_parts(dialect, left, len(correlation), len(stamp))
-    properties = SparseProperties.__new__(SparseProperties)
-    properties.model = _NO_PROPERTIES
-    properties.message_expiry_interval = left
-    properties.content_type = CONTENT_TYPE
-    properties.correlation_data = correlation
-    properties.user_properties = user
-    properties.topic_alias = None
-    properties.subscription_identifiers = _NO_IDENTIFIERS
+    properties = Properties(
+        message_expiry_interval=left, content_type=CONTENT_TYPE, correlation_data=correlation, user_properties=user
+    )
     message = Publish(ask.response_topic, payload, 1, properties=properties)
     block = b"".join((before, correlation, after, stamp))
     message.properties_wire = encode_varint(len(block)) + block

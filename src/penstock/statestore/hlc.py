@@ -19,8 +19,6 @@ __all__ = [
     "PADDED",
     "PLAIN",
     "Hlc",
-    "StampReader",
-    "StampWriter",
     "parse",
 ]
 
@@ -149,71 +147,6 @@ def parse(text: str) -> Hlc | None:
     if wall is None or counter is None:
         return None
     return Hlc(wall, counter, parts[2])
-
-
-class StampReader:
-    """Reads the time stamps of one client, written as the SDKs do: 15 and 5 digits and always the same node id."""
-
-    __slots__ = ("_node", "_tail")
-
-    def __init__(self, node: str) -> None:
-        self._node = node
-        self._tail = b":" + node.encode()
-
-    def fits(self, text: bytes) -> bool:
-        """Whether the text is written so, but for the digits themselves: wall clock at 0 to 15, counter at 16 to 21."""
-        return text[15:16] == b":" and text[21:] == self._tail
-
-    def read(self, wall: bytes, counter: bytes, now_ms: int) -> Hlc | None:
-        """What :func:`parse` makes of a text that fits, with these digits; None where they are none, or too far ahead
-        of ``now_ms``."""
-        if not wall.isdigit() or not counter.isdigit():
-            return None
-        wall_ms = int(wall)
-        return None if wall_ms - now_ms > MAX_DRIFT_MS else _new(Hlc, (wall_ms, int(counter), self._node))
-
-
-class StampWriter:
-    """Writes versions of one node as :data:`PLAIN` or :data:`PADDED` does, in a fifth of the time.
-
-    Most versions that are written in a second were made in a few others, and have one of few counters: what stands
-    before the last three digits of the wall clock, and what behind them, is written once.
-    """
-
-    __slots__ = ("_form", "_heads", "_node", "_tails")
-
-    def __init__(self, form: str, node: str) -> None:
-        self._form = form
-        self._node = node
-        self._heads: dict[int, bytes] = {}
-        self._tails: dict[int, bytes] = {}
-
-    def write(self, version: Hlc) -> bytes:
-        """The version as text."""
-        wall_ms, counter, node = version
-        head = self._heads.get(wall_ms // 1000)
-        tail = self._tails.get(counter)
-        if head is None or tail is None or node != self._node:
-            return self._learn(version)
-        return head + _THOUSANDTHS[wall_ms % 1000] + tail
-
-    def _learn(self, version: Hlc) -> bytes:
-        """:meth:`write` for one whose parts are not there yet."""
-        text = self._form % version
-        if version.node == self._node and version.wall_ms >= 1000:
-            colon = text.index(":")
-            for parts, number, part in (
-                (self._heads, version.wall_ms // 1000, text[: colon - 3]),
-                (self._tails, version.counter, text[colon:]),
-            ):
-                if len(parts) >= _PARTS_KEPT:
-                    parts.clear()
-                parts[number] = part.encode()
-        return text.encode()
-
-
-_PARTS_KEPT: Final = 1024
-_THOUSANDTHS: Final = tuple(b"%03d" % number for number in range(1000))
 
 
 def _number(digits: str) -> int | None:

@@ -12,7 +12,6 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.version311 import encode_311
 from penstock.mqtt.engine.access import Access
 from penstock.mqtt.engine.broker import Broker
-from penstock.mqtt.engine.carrying import carry
 from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.limits import BrokerLimits
 from penstock.mqtt.service import Inbound
@@ -58,9 +57,7 @@ class Peer:
         return self
 
     def send_bytes(self, data: bytes) -> Peer:
-        carried = carry(self.connection, data, self.bench.now)
-        if carried < len(data):
-            self.connection.receive(data[carried:], self.bench.now, 1_000_000 + self.bench.now)
+        self.connection.receive(data, self.bench.now, 1_000_000 + self.bench.now)
         return self
 
     def take(self) -> list[Packet]:

@@ -363,14 +363,12 @@ def test_packet_identifiers_go_round() -> None:
     assert [p.packet_id for p in subscriber.publishes()] == [65_535, 1, 2, 3]
 
 
-def test_an_answer_that_the_node_has_written_waits_like_any_message() -> None:
-    """Written ones are another class of message: they must know how to wait, and to be sent again."""
+def test_an_answer_of_the_node_waits_like_any_message() -> None:
     bench = Bench()
     peer = bench.connect("c", expiry=100, receive_maximum=1)
     peer.subscribe(Subscription("answers/c", 1))
     for n in range(3):
-        encoded = ("answers/c", b"\x32\x0f\x00\x09answers/c", (b"\x00", b"%d" % n), None, 17)
-        assert bench.broker.respond_encoded("c", encoded, bench.now)
+        assert bench.broker.respond("c", Publish("answers/c", b"%d" % n, 1), bench.now)
     (first,) = peer.publishes()
     peer.drop()
     back = bench.connect("c", expiry=100, clean_start=False)

@@ -10,7 +10,7 @@ from penstock.errors import StorageError
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.topics import validate_topic_name
-from penstock.mqtt.service import Encoded, Inbound, published
+from penstock.mqtt.service import Inbound
 from penstock.runtime.committer import GroupCommitter
 from penstock.runtime.durability import Durability
 from penstock.statestore.binding import INVOKE
@@ -83,9 +83,6 @@ class FakeOutlet:
             acknowledge()
         self.deliveries.append(Delivery(None, message, client_id))
         return True
-
-    def respond_encoded(self, client_id: str, message: Encoded, acknowledge: Callable[[], None] | None = None) -> bool:
-        return self.respond(client_id, published(message), acknowledge)
 
     def unheard(self, client_id: str, topic: str) -> str:
         return f"{client_id} does not hear {topic}"
@@ -268,11 +265,10 @@ async def open_service(
     dialect: str = "auto",
     policy: Policy | None = None,
     options: StoreOptions | None = None,
-    quick: bool = True,
 ) -> StateStoreService:
     """A started service; with ``memory`` answers leave at once, which spares most tests the waiting."""
     service = StateStoreService(
-        path, durability, clock, options=options or StoreOptions(dialect=dialect), policy=policy, quick=quick
+        path, durability, clock, options=options or StoreOptions(dialect=dialect), policy=policy
     )
     if committer is not None:
         committer.on_failure = service._failed

@@ -13,11 +13,7 @@ from penstock.statestore.hlc import (
     MAX_COUNTER,
     MAX_DRIFT_MS,
     MAX_LEAD_MS,
-    PADDED,
-    PLAIN,
     Hlc,
-    StampReader,
-    StampWriter,
     parse,
 )
 from tests.vectors.statestore import vectors
@@ -154,47 +150,6 @@ def test_following_is_greater_than_both_and_stays_printable(own: Hlc, other: Hlc
     assert version.wall_ms >= now_ms
     assert version.counter <= MAX_COUNTER
     assert version.node == own.node
-
-
-@pytest.mark.parametrize(
-    ("text", "read"),
-    [
-        ("001696374425000:00001:client", True),
-        ("999999999999999:99999:client", True),
-        ("1696374425000:1:client", False),
-        ("001696374425000:00001:other", False),
-        ("001696374425000:00001:clien", False),
-        ("+01696374425000:00001:client", False),
-        ("001696374425000: 0001:client", False),
-        ("001696374425000;00001:client", False),
-        ("001696374425000:00001;client", False),
-        ("0016963744250\u0665:00001:client", False),
-        ("", False),
-    ],
-)
-def test_a_stamp_as_the_sdks_write_it_is_read_as_any_other(text: str, *, read: bool) -> None:
-    wire, reader = text.encode(), StampReader("client")
-    value = reader.read(wire[:15], wire[16:21], 10**15) if reader.fits(wire) else None
-    assert value == (parse(text) if read else None)
-
-
-@pytest.mark.parametrize("form", [PLAIN, PADDED])
-def test_a_writer_gives_what_the_form_gives(form: str) -> None:
-    writer = StampWriter(form, "StateStore")
-    walls = [0, 7, 999, 1000, 1001, NOW, NOW + 1, NOW + 999, NOW + 1000, 10**15, 2**64 - 1]
-    versions = [Hlc(wall, counter, "StateStore") for wall in walls for counter in (0, 1, 12, 99_999, 100_000, 2**31)]
-    versions += [Hlc(NOW, 1, "another"), Hlc(NOW + 5, 1, "StateStore")]
-    for version in versions * 2:
-        assert writer.write(version) == (form % version).encode()
-
-
-def test_a_writer_keeps_a_bounded_number_of_parts() -> None:
-    writer = StampWriter(PADDED, "StateStore")
-    for number in range(5000):
-        version = Hlc(NOW + number * 1000, number, "StateStore")
-        assert writer.write(version) == version.padded().encode()
-    assert len(writer._heads) <= 1024
-    assert len(writer._tails) <= 1024
 
 
 def test_the_position_is_wall_clock_and_counter_whoever_asks() -> None:

@@ -6,7 +6,7 @@ Everything here is pure.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -86,9 +86,8 @@ def outgoing_properties(message: Publish) -> Properties:
     """The properties with which a message goes on: its own, without what belongs to the connection, one hop more."""
     given = message.optional_properties or Properties()
     user = [pair for pair in given.user_properties if pair[0] != HOPS]
-    return replace(
-        given,
-        topic_alias=None,
-        subscription_identifiers=[],
-        user_properties=[*user, (HOPS, str(hops_of(message) + 1))],
-    )
+    properties = given.copy()
+    properties.topic_alias = None
+    properties.subscription_identifiers = []
+    properties.user_properties = [*user, (HOPS, str(hops_of(message) + 1))]
+    return properties

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final, Protocol
 
 from penstock.errors import LocalProtocolError, UnavailableError
@@ -109,9 +108,9 @@ class Requests:
     ) -> Publish:
         """Publish a request and wait for its response."""
         response_topic = await self._subscribe()
-        given = properties if properties is not None else Properties()
+        asked = properties.copy() if properties is not None else Properties()
         correlation, future = self.pending.begin()
-        asked = replace(given, response_topic=response_topic, correlation_data=correlation)
+        asked.response_topic, asked.correlation_data = response_topic, correlation
         try:
             async with asyncio.timeout(timeout):
                 code = await self._client.publish(topic, payload, qos=qos, properties=asked)
@@ -136,12 +135,13 @@ class Requests:
         asked = request.optional_properties
         if asked is None or asked.response_topic is None:
             raise LocalProtocolError(f"mqtt: the message to {request.topic!r} asks for no response")
-        given = properties if properties is not None else Properties()
+        given = properties.copy() if properties is not None else Properties()
+        given.correlation_data = asked.correlation_data
         return await self._client.publish(
             asked.response_topic,
             payload,
             qos=max(1, request.qos),
-            properties=replace(given, correlation_data=asked.correlation_data),
+            properties=given,
         )
 
     async def _subscribe(self) -> str:

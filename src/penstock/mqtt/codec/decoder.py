@@ -9,29 +9,22 @@ bytes received, however they are split: pieces of an unfinished packet are joine
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Final, cast
+from typing import Final
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.bodies import BODIES
 from penstock.mqtt.codec.packets import Connect, Disconnect, Packet, PubAck, PubComp, Publish, PubRec, PubRel
 from penstock.mqtt.codec.primitives import MAX_VARINT, Reader, malformed, protocol_error, quoted
-from penstock.mqtt.codec.properties import LikeProperties, Properties, message_properties
-from penstock.mqtt.codec.property_blocks import decode_properties
+from penstock.mqtt.codec.property_blocks import decode_publish_properties
 from penstock.mqtt.codec.reasons import CLIENT_DISCONNECT, PacketType, reason_name
-from penstock.mqtt.codec.runs import PubAckRun, PublishRun, puback_run, publish_run
-from penstock.mqtt.codec.shapes import LONGEST, Learner, LikePublish, Shape
 from penstock.mqtt.codec.topics import has_wildcard
 from penstock.mqtt.codec.version311 import BODIES_311
 
-__all__ = ["LARGEST_PACKET", "Decoded", "Decoder", "Role", "TopicNames"]
-
-Decoded = Packet | PublishRun | PubAckRun
-"""What a decoder gives: packets, and where it was asked for them runs of packets."""
+__all__ = ["LARGEST_PACKET", "Decoder", "Role", "TopicNames"]
 
 LARGEST_PACKET: Final = MAX_VARINT + 5
 """The largest packet that the protocol can express, in bytes with its header."""
 
-_PUBLISH_CONTEXT: Final = 1 << PacketType.PUBLISH
 _NO_PROPERTIES: Final = b"\x00"
 _ACKNOWLEDGEMENTS: Final[dict[int, type[PubRec | PubRel | PubComp]]] = {5: PubRec, 6: PubRel, 7: PubComp}
 """Those that come in their short form nearly always, beside PUBACK."""
@@ -91,25 +84,21 @@ class Decoder:
     ``max_packet_size`` is our own limit in bytes, header included: a larger packet is refused with 0x95 as soon as its
     length is known. ``max_connect_size`` bounds what comes before a CONNECT was decoded, CONNECT included. ``topics``
     may be shared between decoders of one thread. ``version`` is the protocol level of what comes in, 5 or 4 (MQTT
-    3.1.1); a CONNECT that comes in changes it to its own. Once ``runs`` is set, PUBLISHes in a row that are alike come
-    as one :class:`PublishRun`, PUBACKs as one :class:`PubAckRun`.
+    3.1.1); a CONNECT that comes in changes it to its own.
     """
 
     __slots__ = (
         "_largest",
-        "_learner",
         "_needed",
         "_pieces",
         "_refused",
         "_role",
-        "_shape",
         "_topics",
         "buffered",
         "error",
         "max_packet_size",
         "protocol_level",
         "protocol_name",
-        "runs",
         "version",
     )
 
@@ -139,21 +128,8 @@ class Decoder:
         self.buffered = 0
         """Bytes of a packet that is not complete."""
         self._needed = 1
-        self._learner: Learner | None = None
-        self.runs = False
-        """Whether what is alike and in a row comes as one, from the next bytes on."""
-        self._shape: Shape | None = None
-        """What the client's last messages have in common; learned by servers only, whose messages nobody changes."""
 
     def feed(self, data: bytes) -> list[Packet]:
-        """As :meth:`decode`, of a decoder without runs: packets alone.
-
-        Raises:
-            RemoteProtocolError: with the reason code to answer with; and again on every later call.
-        """
-        return cast(list[Packet], self.decode(data))
-
-    def decode(self, data: bytes) -> list[Decoded]:
         """Decode what is complete with ``data``; the rest is kept for the next call.
 
         When packets come before an error in the same bytes, they are returned, ``error`` is set, and the next call
@@ -172,7 +148,7 @@ class Decoder:
             data = b"".join(self._pieces)
             self._pieces.clear()
             self.buffered = 0
-        packets: list[Decoded] = []
+        packets: list[Packet] = []
         try:
             used = self._decode(data, packets)
         except RemoteProtocolError as e:
@@ -191,14 +167,12 @@ class Decoder:
         self._pieces.clear()
         self.buffered = 0
 
-    def _decode(self, data: bytes, packets: list[Decoded]) -> int:
+    def _decode(self, data: bytes, packets: list[Packet]) -> int:
         """Append the packets that are complete; return how many bytes they took. Sets ``_needed`` for the rest."""
         position = 0
         size = len(data)
         refused = self._refused
         largest = self._largest
-        runs = self.runs
-        publish = self._publish if self.version == 5 else self._publish_311
         while position < size:
             first = data[position]
             kind = _KINDS[first]
@@ -226,21 +200,11 @@ class Decoder:
                 self._needed = end - position
                 return position
             if kind == 3:
-                message = publish(data, first, start, end)
-                if end < size and data[end] == first and runs and not first & 13 and type(message) is not LikePublish:
-                    run = self._run(data, position, start, end, message)
-                    if run is not None:
-                        packets.append(run)
-                        position += len(run.wire)
-                        continue
-                packets.append(message)
+                if self.version == 5:
+                    packets.append(self._publish(data, first, start, end))
+                else:
+                    packets.append(self._publish_311(data, first, start, end))
             elif kind == 4 and length == 2 and (data[start] or data[start + 1]):
-                if end < size and data[end] == 0x40 and runs:
-                    found = puback_run(data, position)
-                    if len(found) > 1:
-                        packets.append(PubAckRun(found))
-                        position += 4 * len(found)
-                        continue
                 packets.append(PubAck(data[start] << 8 | data[start + 1]))
             elif kind in _ACKNOWLEDGEMENTS and length == 2 and (data[start] or data[start + 1]):
                 packets.append(_ACKNOWLEDGEMENTS[kind](data[start] << 8 | data[start + 1]))
@@ -248,35 +212,12 @@ class Decoder:
                 packets.append(self._other(data, kind, start, end))
                 if kind == 1:
                     largest = self._largest
-                    publish = self._publish if self.version == 5 else self._publish_311
             position = end
         self._needed = 1
         return position
 
-    def _run(self, data: bytes, begin: int, start: int, end: int, message: Publish) -> PublishRun | None:
-        """The messages like ``message`` from ``begin`` on; None where the next is of another topic or properties vary.
-
-        At QoS 0 or 1, without DUP and RETAIN.
-        """
-        topic = message.topic_wire
-        follower = end + start - begin
-        if data[follower : follower + len(topic)] != topic:
-            return None
-        given = message.optional_properties
-        if type(given) is LikeProperties and given.shape.varies:
-            return None
-        properties = message.properties_wire if self.version == 5 else b""
-        return publish_run(data, begin, end, message, properties, self._largest)
-
     def _publish(self, data: bytes, first: int, start: int, end: int) -> Publish:
         """PUBLISH: topic, identifier (QoS 1, 2), properties, payload to the end [MQTT 5.0 section 3.3]."""
-        shape = self._shape
-        if shape is not None and start + shape.size <= end and (first & 6 != 0) is shape.has_identifier:
-            parts = shape.cut(data, start)
-            if parts[::2] == shape.fixed and parts[1] != 0:
-                if shape.taker is not None:
-                    return LikePublish(first, data[start:end], shape, parts[1] or 0)
-                return _publish_like(shape, parts, data, first, start, end)
         position = start + 2
         if position > end:
             raise malformed("the packet ends within a field")
@@ -307,15 +248,11 @@ class Decoder:
             properties_end = block + length
             if properties_end > end:
                 raise malformed("the property length goes beyond the packet")
-            server = self._role is Role.SERVER
-            properties = message_properties() if server else Properties()
-            decode_properties(data, block, properties_end, _PUBLISH_CONTEXT, properties)
-            if server and properties.subscription_identifiers:
+            properties = decode_publish_properties(data, block, properties_end)
+            if properties.subscription_identifiers and self._role is Role.SERVER:
                 raise protocol_error("Subscription Identifier in a PUBLISH of a client [MQTT-3.3.4-6]")
             publish = Publish(topic, data[properties_end:end], qos, properties=properties)
             publish.properties_wire = data[properties_start:properties_end]
-            if server and properties_end - start <= LONGEST:
-                self._learn(data[start:properties_end], position - start, topic, properties, has_identifier=qos > 0)
         if not topic and (publish.optional_properties is None or publish.optional_properties.topic_alias is None):
             raise protocol_error("PUBLISH with neither a topic nor a Topic Alias")
         publish.packet_id = packet_id
@@ -324,15 +261,6 @@ class Decoder:
             publish.retain = first & 1 == 1
             publish.dup = first & 8 == 8
         return publish
-
-    def _learn(self, wire: bytes, topic_end: int, topic: str, properties: Properties, *, has_identifier: bool) -> None:
-        """The next PUBLISH may be like this one."""
-        learner = self._learner
-        if learner is None:
-            learner = self._learner = Learner()
-        shape = learner.see(wire, topic_end, topic, properties, has_identifier=has_identifier)
-        if shape is not None:
-            self._shape = shape
 
     def _publish_311(self, data: bytes, first: int, start: int, end: int) -> Publish:
         """PUBLISH of MQTT 3.1.1: topic, identifier (QoS 1, 2), payload to the end."""
@@ -385,19 +313,6 @@ class Decoder:
             raise protocol_error("a client does not send Server Reference")
         if not from_client and properties.session_expiry_interval is not None:
             raise protocol_error("a server does not send Session Expiry Interval on DISCONNECT [MQTT-3.14.2-2]")
-
-
-def _publish_like(shape: Shape, parts: tuple[Any, ...], data: bytes, first: int, start: int, end: int) -> Publish:
-    """A PUBLISH that was cut up by the shape it has."""
-    properties_end = start + shape.size
-    publish = Publish(shape.topic, data[properties_end:end], first >> 1 & 3, properties=shape.properties(parts))
-    publish.packet_id = parts[1] or 0
-    publish.topic_wire = shape.topic_wire
-    publish.properties_wire = data[start + shape.properties_at : properties_end]
-    if first & 9:
-        publish.retain = first & 1 == 1
-        publish.dup = first & 8 == 8
-    return publish
 
 
 def _long_length(data: bytes, position: int, size: int) -> tuple[int, int] | None:

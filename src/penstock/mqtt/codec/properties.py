@@ -8,64 +8,119 @@ Source: MQTT 5.0 section 2.2.2 and the property list in each packet's section.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Final, NamedTuple, final
 
 from penstock.mqtt.codec.reasons import PacketType
-
-if TYPE_CHECKING:
-    from penstock.mqtt.codec.shapes import Shape
 
 __all__ = [
     "ALLOWED_IN",
     "BY_IDENTIFIER",
     "PROPERTIES",
     "WILL",
-    "LikeProperties",
     "Properties",
     "PropertySpec",
-    "SparseProperties",
     "WireType",
     "context_of",
-    "message_properties",
 ]
 
 
-@dataclass(slots=True, kw_only=True, repr=False)
+@final
 class Properties:
     """The properties of one packet (or of a will); None or an empty list where absent.
 
-    User properties keep order and repeats. Which packet may carry what is checked by decoder and encoder.
+    User properties keep order and repeats. Which packet may carry what is checked by decoder and encoder. Written out
+    instead of a dataclass: compiled, its constructor is then a call of C.
     """
 
-    payload_format_indicator: int | None = None
-    message_expiry_interval: int | None = None
-    content_type: str | None = None
-    response_topic: str | None = None
-    correlation_data: bytes | None = None
-    subscription_identifiers: list[int] = field(default_factory=list)
-    session_expiry_interval: int | None = None
-    assigned_client_identifier: str | None = None
-    server_keep_alive: int | None = None
-    authentication_method: str | None = None
-    authentication_data: bytes | None = None
-    request_problem_information: int | None = None
-    will_delay_interval: int | None = None
-    request_response_information: int | None = None
-    response_information: str | None = None
-    server_reference: str | None = None
-    reason_string: str | None = None
-    receive_maximum: int | None = None
-    topic_alias_maximum: int | None = None
-    topic_alias: int | None = None
-    maximum_qos: int | None = None
-    retain_available: int | None = None
-    user_properties: list[tuple[str, str]] = field(default_factory=list)
-    maximum_packet_size: int | None = None
-    wildcard_subscription_available: int | None = None
-    subscription_identifier_available: int | None = None
-    shared_subscription_available: int | None = None
+    __slots__ = (
+        "assigned_client_identifier",
+        "authentication_data",
+        "authentication_method",
+        "content_type",
+        "correlation_data",
+        "maximum_packet_size",
+        "maximum_qos",
+        "message_expiry_interval",
+        "payload_format_indicator",
+        "reason_string",
+        "receive_maximum",
+        "request_problem_information",
+        "request_response_information",
+        "response_information",
+        "response_topic",
+        "retain_available",
+        "server_keep_alive",
+        "server_reference",
+        "session_expiry_interval",
+        "shared_subscription_available",
+        "subscription_identifier_available",
+        "subscription_identifiers",
+        "topic_alias",
+        "topic_alias_maximum",
+        "user_properties",
+        "wildcard_subscription_available",
+        "will_delay_interval",
+    )
+
+    def __init__(
+        self,
+        *,
+        payload_format_indicator: int | None = None,
+        message_expiry_interval: int | None = None,
+        content_type: str | None = None,
+        response_topic: str | None = None,
+        correlation_data: bytes | None = None,
+        subscription_identifiers: list[int] | None = None,
+        session_expiry_interval: int | None = None,
+        assigned_client_identifier: str | None = None,
+        server_keep_alive: int | None = None,
+        authentication_method: str | None = None,
+        authentication_data: bytes | None = None,
+        request_problem_information: int | None = None,
+        will_delay_interval: int | None = None,
+        request_response_information: int | None = None,
+        response_information: str | None = None,
+        server_reference: str | None = None,
+        reason_string: str | None = None,
+        receive_maximum: int | None = None,
+        topic_alias_maximum: int | None = None,
+        topic_alias: int | None = None,
+        maximum_qos: int | None = None,
+        retain_available: int | None = None,
+        user_properties: list[tuple[str, str]] | None = None,
+        maximum_packet_size: int | None = None,
+        wildcard_subscription_available: int | None = None,
+        subscription_identifier_available: int | None = None,
+        shared_subscription_available: int | None = None,
+    ) -> None:
+        self.payload_format_indicator = payload_format_indicator
+        self.message_expiry_interval = message_expiry_interval
+        self.content_type = content_type
+        self.response_topic = response_topic
+        self.correlation_data = correlation_data
+        self.subscription_identifiers: list[int] = [] if subscription_identifiers is None else subscription_identifiers
+        self.session_expiry_interval = session_expiry_interval
+        self.assigned_client_identifier = assigned_client_identifier
+        self.server_keep_alive = server_keep_alive
+        self.authentication_method = authentication_method
+        self.authentication_data = authentication_data
+        self.request_problem_information = request_problem_information
+        self.will_delay_interval = will_delay_interval
+        self.request_response_information = request_response_information
+        self.response_information = response_information
+        self.server_reference = server_reference
+        self.reason_string = reason_string
+        self.receive_maximum = receive_maximum
+        self.topic_alias_maximum = topic_alias_maximum
+        self.topic_alias = topic_alias
+        self.maximum_qos = maximum_qos
+        self.retain_available = retain_available
+        self.user_properties: list[tuple[str, str]] = [] if user_properties is None else user_properties
+        self.maximum_packet_size = maximum_packet_size
+        self.wildcard_subscription_available = wildcard_subscription_available
+        self.subscription_identifier_available = subscription_identifier_available
+        self.shared_subscription_available = shared_subscription_available
 
     def user_property(self, name: str) -> str | None:
         """The value of the first user property called ``name``, or None."""
@@ -74,59 +129,24 @@ class Properties:
                 return value
         return None
 
-    def __repr__(self) -> str:
-        given = ((f.name, getattr(self, f.name)) for f in fields(self))
-        return f"Properties({', '.join(f'{name}={value!r}' for name, value in given if value not in (None, []))})"
-
-
-class SparseProperties(Properties):
-    """Properties of which some were set; the others are those of ``model``. For hot paths: made with ``__new__``.
-
-    Setting all attributes costs a microsecond for each message, and nobody asks for most of them.
-    """
-
-    __slots__ = ("model",)
-
-    model: Properties
-
-    def __getattr__(self, name: str) -> Any:
-        """Called for an attribute that was not set."""
-        if name == "model":  # a copy, which has all attributes of its own
-            raise AttributeError(name)
-        return getattr(self.model, name)
+    def copy(self) -> Properties:
+        """Properties of the same values; the lists are copies too."""
+        other = Properties()
+        for spec in PROPERTIES:
+            value = getattr(self, spec.attribute)
+            setattr(other, spec.attribute, list(value) if isinstance(value, list) else value)
+        return other
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Properties):
             return NotImplemented
-        return all(getattr(self, field.name) == getattr(other, field.name) for field in fields(Properties))
+        return all(getattr(self, spec.attribute) == getattr(other, spec.attribute) for spec in PROPERTIES)
 
+    __hash__ = None  # type: ignore[assignment]
 
-class LikeProperties(SparseProperties):
-    """Properties that differ from those of ``shape.model`` in correlation data and user properties alone."""
-
-    __slots__ = ("shape",)
-
-    shape: Shape
-
-
-_NONE: Final = Properties()
-
-
-def message_properties() -> SparseProperties:
-    """Properties of a PUBLISH that a server decodes, with none set: what a message seldom has is not even made."""
-    properties = _new(SparseProperties)
-    properties.model = _NONE
-    properties.payload_format_indicator = None
-    properties.message_expiry_interval = None
-    properties.response_topic = None
-    properties.correlation_data = None
-    properties.topic_alias = None
-    properties.subscription_identifiers = []
-    properties.user_properties = []
-    return properties
-
-
-_new = SparseProperties.__new__
+    def __repr__(self) -> str:
+        given = ((spec.attribute, getattr(self, spec.attribute)) for spec in PROPERTIES)
+        return f"Properties({', '.join(f'{name}={value!r}' for name, value in given if value not in (None, []))})"
 
 
 class WireType(Enum):

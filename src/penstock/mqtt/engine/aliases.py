@@ -5,18 +5,11 @@ Source: MQTT 5.0 section 3.3.2.3.4.
 
 from __future__ import annotations
 
-from typing import Final
-
 from penstock.errors import RemoteProtocolError
-from penstock.mqtt.codec.encoder import publish_head
 from penstock.mqtt.codec.packets import Publish
-from penstock.mqtt.codec.primitives import Reader, encode_varint, length_size, protocol_error
-from penstock.mqtt.service import Encoded
+from penstock.mqtt.codec.primitives import Reader, encode_varint, protocol_error
 
 __all__ = ["AliasesIn", "AliasesOut", "with_alias"]
-
-ENCODED_HEADS: Final = 64
-"""Beginnings of encoded answers that a connection keeps in their form with an alias; forgotten together when full."""
 
 
 def with_alias(properties: bytes, alias: int) -> bytes:
@@ -60,13 +53,11 @@ class AliasesOut:
     None is taken away again: with more topics than aliases that would cost as many bytes as it saves.
     """
 
-    __slots__ = ("_heads", "_maximum", "_numbers")
+    __slots__ = ("_maximum", "_numbers")
 
     def __init__(self, maximum: int) -> None:
         self._maximum = maximum
         self._numbers: dict[bytes, int] = {}
-        self._heads: dict[tuple[bytes, bytes], tuple[bytes, bytes, int]] = {}
-        """By the two pieces in which an encoded answer begins: the same with its alias, and how many bytes it saves."""
 
     def find(self, topic_wire: bytes) -> tuple[int, bool]:
         """The topic's number and whether the client knows it; 0 where there is none. A new one is not set by this."""
@@ -78,28 +69,3 @@ class AliasesOut:
     def set(self, topic_wire: bytes, number: int) -> None:
         """The message that tells the client is on its way."""
         self._numbers[topic_wire] = number
-
-    def encoded(self, message: Encoded) -> tuple[bytes, tuple[bytes, ...], int] | None:
-        """An encoded answer with its alias: the packet up to the identifier, what follows, its size in bytes.
-
-        None where the client does not know the alias yet: it has to go the way of other messages once.
-        """
-        _, head, rest, _, size = message
-        found = self._heads.get((head, rest[0]))
-        if found is None:
-            header = 1 + length_size(head[1:])
-            number, known = self.find(head[header:])
-            if number and not known:
-                return None
-            if not number:
-                found = head, rest[0], 0
-            else:
-                start = with_alias(rest[0], number)
-                remaining = size - len(head) + 2 + len(start) - len(rest[0])
-                aliased = publish_head(head[0], remaining) + b"\x00\x00"
-                found = aliased, start, size - len(aliased) + 2 - remaining
-            if len(self._heads) >= ENCODED_HEADS:
-                self._heads.clear()
-            self._heads[head, rest[0]] = found
-        aliased, start, saved = found
-        return aliased, (start, *rest[1:]), size - saved

@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.codec.shapes import Form
-from penstock.mqtt.engine.encoded import send_encoded
-from penstock.mqtt.engine.expected import Expected
 from penstock.mqtt.engine.kept import TAKEN
 from penstock.mqtt.engine.output import Output
 from penstock.mqtt.engine.pending import PendingAnswer
-from penstock.mqtt.service import Encoded
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
@@ -26,16 +22,13 @@ __all__ = ["Answers"]
 
 _NO_ANSWERS: Final[deque[PendingAnswer]] = deque(maxlen=0)
 _NO_IDENTIFIERS: Final[set[int]] = set()
-_NO_FORMS: Final[dict[bytes, Expected]] = {}
-"""Shared by the connections that never had any, since their own would take a kilobyte; never added to."""
-FORMS_KEPT: Final = 64
-"""Forms of one connection; forgotten together when there are more."""
+"""Both are shared by the connections that never had any, since their own would take a kilobyte; never added to."""
 
 
 class Answers(Output):
     """What a connection owes its client for the messages that it brought."""
 
-    __slots__ = ("_crowded", "forms", "holds", "open_qos2", "pending", "receive_maximum", "session")
+    __slots__ = ("_crowded", "holds", "open_qos2", "pending", "receive_maximum", "session")
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker)
@@ -46,8 +39,6 @@ class Answers(Output):
         """Answers to messages that cannot leave yet, in the order of the messages."""
         self.open_qos2 = _NO_IDENTIFIERS
         """QoS 2 messages that this connection brought and that have no PUBREL yet."""
-        self.forms = _NO_FORMS
-        """Messages that takers have asked for in parts, by the first three bytes."""
         self.receive_maximum = broker.limits.receive_maximum
         self.holds = 0
         """While it is not 0 the shell reads nothing: a service cannot take more, or the client waits for a decision."""
@@ -148,51 +139,3 @@ class Answers(Output):
         waiting_qos1 = sum(answer.qos == 1 for answer in self.pending)
         if waiting_qos1 + len(self.open_qos2) >= self.receive_maximum:
             raise RemoteProtocolError("mqtt: more messages without an answer than Receive Maximum", reason_code=0x93)
-
-    # For takers of messages
-
-    @property
-    def principal(self) -> object:
-        """Who the client is for the policies [Requester]."""
-        session = self.session
-        return None if session is None or session.rights is None else session.rights.principal
-
-    def form(self, head: bytes) -> Form | None:
-        """The form of messages that begin so, if somebody expects it [Requester]."""
-        expected = self.forms.get(head)
-        return None if expected is None else expected.form
-
-    def expect(self, form: Form) -> None:
-        """Cut up the next messages of that form, for who takes them [Requester]."""
-        if self.forms is _NO_FORMS:
-            self.forms = {}
-        elif len(self.forms) >= FORMS_KEPT:
-            self.forms.clear()
-        self.forms[form.head] = Expected(form)
-
-    def accept_later(self, packet_id: int) -> PendingAnswer:
-        """Acknowledge a QoS 1 message once it is settled [Requester]."""
-        answer = PendingAnswer(self, packet_id, 1, 0, 1)
-        self.line_up(answer)
-        return answer
-
-    def answer(self, packet_id: int, message: Encoded, now: int) -> bool:
-        """Acknowledge a QoS 1 message, and send one of the node to the client if it subscribes to it [Requester]."""
-        session = self.session
-        if session is None:
-            return False
-        router, topic = self.broker.router, message[0]
-        for target in (router.routes.get(topic) or router.route(topic)).targets:  # written out: it runs once a request
-            if target.session is session:
-                break
-        else:
-            return False
-        if self.pending:
-            self.accept_later(packet_id).settle(0, "")
-        else:
-            self.out.append((0x40020000 | packet_id).to_bytes(4, "big"))
-            self.stats.answers_sent += 1
-            if not self.dirty:
-                self.mark()
-        send_encoded(session, target, message, now)
-        return True

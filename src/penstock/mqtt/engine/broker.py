@@ -17,12 +17,9 @@ from penstock.errors import LocalProtocolError
 from penstock.mqtt.codec.decoder import TopicNames
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.codec.runs import PublishRun
 from penstock.mqtt.codec.topics import validate_topic_filter, validate_topic_name
 from penstock.mqtt.engine.access import LOCAL, Access, Origin, Rights, may_hurry
-from penstock.mqtt.engine.bulk import Bulk
 from penstock.mqtt.engine.connection import BrokerConnection
-from penstock.mqtt.engine.encoded import send_encoded
 from penstock.mqtt.engine.figures import Figures
 from penstock.mqtt.engine.journal import Journal, Source
 from penstock.mqtt.engine.lifecycle import Lifecycle
@@ -36,8 +33,7 @@ from penstock.mqtt.engine.shared import SharedGroup
 from penstock.mqtt.engine.sharing import deliver_shared, take_over
 from penstock.mqtt.engine.timers import Timers
 from penstock.mqtt.engine.waiting import WaitingTotals
-from penstock.mqtt.engine.ways import NO_WAYS
-from penstock.mqtt.service import Encoded, Inbound, Service
+from penstock.mqtt.service import Inbound, Service
 
 __all__ = ["Broker"]
 
@@ -152,10 +148,6 @@ class Broker:
 
         MQTT 3.1.1 has no code for it: there the publisher's connection ends without an acknowledgement.
         """
-        if reason and not self.out_of_space:
-            for session in self.sessions.values():
-                if session.connection is not None:
-                    session.connection.ways = NO_WAYS
         self.out_of_space = reason
 
     def storage_failed(self, now: int) -> None:
@@ -254,21 +246,6 @@ class Broker:
                 return True
         return False
 
-    def respond_encoded(
-        self, client_id: str, encoded: Encoded, now: int, acknowledge: Callable[[], None] | None = None
-    ) -> bool:
-        """The same with a message that is written already; its topic has been checked."""
-        session = self.sessions.get(client_id)
-        if session is None:
-            return False
-        target = self.router.target(session, encoded[0])
-        if target is None:
-            return False
-        if acknowledge is not None:
-            acknowledge()
-        send_encoded(session, target, encoded, now)
-        return True
-
     def unheard(self, client_id: str, topic: str) -> str:
         """Why :meth:`respond` did not reach the client."""
         if client_id not in self.sessions:
@@ -364,39 +341,6 @@ class Broker:
         if given is not None and given.user_properties:
             message.urgent = may_hurry(publish, publisher.rights)
         return message
-
-    def route_run(self, run: PublishRun, version: int, publisher: Session, now: int) -> bool:
-        """Route a client's messages in a row to subscribers, each of whom gets all of them before the next does.
-
-        False where somebody must look at them one by one, and nothing was done: services, a receiver that is the
-        publisher itself, a queue that is not to overflow, or nobody to receive them.
-        """
-        model = run.model
-        route = self._routes.get(model.topic)
-        if route is None:
-            route = self.router.route(model.topic)
-        if not route.forwards or self.refusing or self.out_of_space:
-            return False
-        targets = route.targets
-        for target in targets:
-            if target.session is publisher:
-                return False
-        for shared in route.shared:
-            if any(member.session is publisher for member in shared.members):
-                return False
-        given = model.optional_properties
-        urgent = given is not None and may_hurry(model, publisher.rights)
-        bulk = Bulk(run, version, now, many=route.many, urgent=urgent)
-        qos = model.qos
-        for target in targets:
-            granted = target.qos
-            target.session.deliver_bulk(bulk, min(qos, granted), target.identifiers, now)  # [MQTT-3.8.4-8]
-        for shared in route.shared:
-            for message in bulk.messages:
-                member = shared.group.choose(message.publish, shared.members)
-                if member is not None:
-                    deliver_shared(member, shared.group, message, now)
-        return True
 
     def services_for(self, publish: Publish) -> list[Service]:
         """The services that take a message whose subscribers have it already."""

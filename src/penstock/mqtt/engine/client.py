@@ -125,11 +125,9 @@ class ClientEngine:
         if self._connected_before:
             self.connect = replace(self.connect, clean_start=False)
         if self._authentication is not None:
-            properties = replace(
-                self.connect.properties,
-                authentication_method=self._authentication.method,
-                authentication_data=self._authentication.start(),
-            )
+            properties = self.connect.properties.copy()
+            properties.authentication_method = self._authentication.method
+            properties.authentication_data = self._authentication.start()
             self.connect = replace(self.connect, properties=properties)
         self._decoder = Decoder(self._max_packet_size, role=Role.CLIENT, topics=self._topics)
         self._outbox.pieces.clear()

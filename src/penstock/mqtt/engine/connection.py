@@ -30,18 +30,15 @@ from penstock.mqtt.codec.packets import (
 )
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ALLOWED, PacketType, ReasonCode
-from penstock.mqtt.codec.runs import PubAckRun, PublishRun
-from penstock.mqtt.codec.shapes import LikePublish
 from penstock.mqtt.engine.access import LOCAL, Access, Credentials, Granted, Origin, Principal, Rights
 from penstock.mqtt.engine.aliases import AliasesIn, AliasesOut
 from penstock.mqtt.engine.handshake import Handshake, Reauthentication, check_method
 from penstock.mqtt.engine.output import diagnosis
 from penstock.mqtt.engine.pacing import Pacing
 from penstock.mqtt.engine.rate import Rate
-from penstock.mqtt.engine.receiving import take_like, take_publish, take_pubrel, take_run
+from penstock.mqtt.engine.receiving import take_publish, take_pubrel
 from penstock.mqtt.engine.session import Session
 from penstock.mqtt.engine.subscribing import as_bridge, subscribe, subscribed, unsubscribe
-from penstock.mqtt.engine.ways import NO_WAYS
 from penstock.mqtt.engine.words import OF_SUBSCRIPTIONS
 
 if TYPE_CHECKING:
@@ -67,7 +64,6 @@ class BrokerConnection(Pacing):
         "name",
         "resumed",
         "send_maximum",
-        "ways",
     )
 
     def __init__(
@@ -102,8 +98,6 @@ class BrokerConnection(Pacing):
         self.resumed = False
         """Whether its CONNECT found a session."""
         self.send_maximum = 65_535
-        self.ways = NO_WAYS
-        """Where the messages of its topics go, topics as on the wire."""
 
     # Input
 
@@ -118,7 +112,7 @@ class BrokerConnection(Pacing):
         stats = self.stats
         stats.bytes_received += len(data)
         try:
-            packets = self.decoder.decode(data)
+            packets = self.decoder.feed(data)
             stats.packets_received += len(packets)
             session = self.session
             packet: Any  # `kind is` narrows nothing for a type checker; asking by isinstance() costs each packet more
@@ -129,16 +123,8 @@ class BrokerConnection(Pacing):
                     session = self.session
                 elif kind is Publish:
                     take_publish(self, session, packet, now, wall_ms)
-                elif kind is LikePublish:
-                    take_like(self, session, packet, now, wall_ms)
                 elif kind is PubAck:
                     session.acknowledge(packet.packet_id, now)
-                elif kind is PublishRun:
-                    stats.packets_received += len(packet) - 1
-                    take_run(self, session, packet, now, wall_ms)
-                elif kind is PubAckRun:
-                    stats.packets_received += len(packet) - 1
-                    session.acknowledge_run(packet.packet_ids, now)
                 else:
                     self._other(session, packet, now)
                 if self.closing:
@@ -259,7 +245,6 @@ class BrokerConnection(Pacing):
         if limits.max_publish_rate:
             self.checked = True
             self.rate = Rate(limits.max_publish_rate, limits.max_publish_burst or limits.max_publish_rate, now)
-        self.decoder.runs = True
         self.broker.lifecycle.connect(self, handshake, granted, keep_alive, now)
         if self.session is None:
             return
@@ -275,8 +260,6 @@ class BrokerConnection(Pacing):
                 if self.closing or session is None:
                     return
                 if isinstance(packet, Publish):
-                    if isinstance(packet, LikePublish):
-                        packet.complete()
                     take_publish(self, session, packet, now, wall_ms)
                 else:
                     self._other(session, packet, now)

@@ -30,11 +30,3 @@ class Inflight(dict[int, T]):
             packet_id = packet_id + 1 if packet_id < 65_535 else 1
         self._last = packet_id
         return packet_id
-
-    def free_ids(self, count: int) -> int:
-        """The first of ``count`` free identifiers in a row, which are taken; 0 where they do not follow each other."""
-        first = self._last + 1
-        if first + count > 65_536 or (self and not self.keys().isdisjoint(range(first, first + count))):
-            return 0
-        self._last = first + count - 1
-        return first

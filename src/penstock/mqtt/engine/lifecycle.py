@@ -5,7 +5,6 @@ Source: MQTT 5.0 sections 3.1, 3.14, 4.1.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.mqtt.codec.packets import ConnAck, Connect, Publish
@@ -216,13 +215,9 @@ class Lifecycle:
         if rights is not None and not rights.may_publish(will.topic, will.qos, retain=will.retain):
             self._stats.refused_unauthorized += 1
             return
-        publish = Publish(
-            will.topic,
-            will.payload,
-            will.qos,
-            retain=will.retain,
-            properties=replace(will.properties, will_delay_interval=None),
-        )
+        properties = will.properties.copy()
+        properties.will_delay_interval = None
+        publish = Publish(will.topic, will.payload, will.qos, retain=will.retain, properties=properties)
         services, _ = self._broker.route(publish, session, now)
         for service in services:
             service.receive(

@@ -7,13 +7,11 @@ length, the property block with its length, the payload. A receiver adds the fix
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from penstock.mqtt.codec.encoder import encode_properties
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.primitives import encode_string, encode_varint, length_size
-from penstock.mqtt.codec.property_blocks import decode_properties
 from penstock.mqtt.codec.reasons import PacketType
 
 __all__ = ["Message", "Notification", "identifier_block"]
@@ -29,7 +27,7 @@ def identifier_block(identifiers: Iterable[int]) -> bytes:
 class Message:
     """One accepted application message. ``expires_at``: instant in ms, 0 = never. ``qos`` as published.
 
-    ``publish`` has its topic and properties; of a run it is the first one's, and ``payload`` is each message's own.
+    ``publish`` has its topic and properties.
     ``urgent``: it passes the first bound of a queue that is full, since its publisher may have it hurry.
     ``stored`` and ``receivers`` are the journal's: 0 = stored with each delivery, -1 = to be stored once for all, else
     the number under which it is stored, and for how many deliveries.
@@ -67,47 +65,12 @@ class Message:
         if properties.message_expiry_interval is not None:
             self.expires_at = now + properties.message_expiry_interval * 1000
         if properties.topic_alias is not None or properties.subscription_identifiers:
-            properties = replace(properties, topic_alias=None, subscription_identifiers=[])  # they end here
+            properties = properties.copy()
+            properties.topic_alias = None  # both end here
+            properties.subscription_identifiers = []
             self.properties_wire = encode_properties(properties, _CONTEXT)
         else:
             self.properties_wire = publish.properties_wire or encode_properties(properties, _CONTEXT)
-
-    def like(self, payload: bytes, now: int, properties_wire: bytes = b"") -> Message:
-        """A message like this one that came at ``now``; it has not been stored.
-
-        ``properties_wire``: where they differ, in nothing that the broker looks at; its ``publish`` is made when
-        somebody asks.
-        """
-        message = _new(Message)
-        if properties_wire:
-            message.properties_wire = properties_wire
-        else:
-            message.properties_wire = self.properties_wire
-            message.publish = self.publish
-        message.qos = self.qos
-        message.retain = self.retain
-        message.payload = payload
-        message.topic_wire = self.topic_wire
-        message.accepted_at = now
-        message.expires_at = self.expires_at and self.expires_at - self.accepted_at + now
-        message.stored = 0
-        message.receivers = 0
-        message.urgent = self.urgent
-        return message
-
-    def complete(self) -> None:
-        """Make whole what was left out until it is needed; nothing, here."""
-
-    def __getattr__(self, name: str) -> Any:
-        """Called for an attribute that was not set."""
-        if name != "publish":
-            raise AttributeError(name)
-        wire = self.properties_wire
-        properties = decode_properties(wire, length_size(wire), len(wire), _CONTEXT)
-        publish = Publish(self.topic_wire[2:].decode(), self.payload, self.qos, properties=properties)
-        publish.topic_wire, publish.properties_wire = self.topic_wire, wire
-        self.publish = publish
-        return publish
 
     @property
     def size(self) -> int:
@@ -124,10 +87,11 @@ class Message:
         if self.expires_at and now - self.accepted_at >= 1000:
             properties = self.publish.properties
             left = max(0, (properties.message_expiry_interval or 0) - (now - self.accepted_at) // 1000)
-            wire = encode_properties(  # [MQTT-3.3.2-6]
-                replace(properties, message_expiry_interval=left, topic_alias=None, subscription_identifiers=[]),
-                _CONTEXT,
-            )
+            properties = properties.copy()
+            properties.message_expiry_interval = left  # [MQTT-3.3.2-6]
+            properties.topic_alias = None
+            properties.subscription_identifiers = []
+            wire = encode_properties(properties, _CONTEXT)
         if identifiers:
             header = length_size(wire)
             wire = encode_varint(len(wire) - header + len(identifiers)) + wire[header:] + identifiers
@@ -146,6 +110,3 @@ class Notification(Message):
     def __init__(self, publish: Publish, now: int, *, deletes: bool) -> None:
         super().__init__(publish, now)
         self.deletes = deletes
-
-
-_new = Message.__new__

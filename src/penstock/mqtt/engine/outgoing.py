@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from penstock.errors import LocalProtocolError, PenstockError, UnavailableError
@@ -314,7 +313,8 @@ class Outgoing:
             self._give_up(operation, _expired(publish, operation))
             return False
         if left < (publish.properties.message_expiry_interval or 0):
-            publish.optional_properties = replace(publish.properties, message_expiry_interval=left)
+            publish.optional_properties = publish.properties.copy()
+            publish.optional_properties.message_expiry_interval = left
         return True
 
     def _find_next_expiry(self) -> None:
@@ -336,7 +336,8 @@ class Outgoing:
             data = encode(publish)
         else:
             number = len(self._aliases) + 1 if alias is None else alias
-            given = publish.optional_properties or _NO_PROPERTIES
+            properties = Properties() if publish.optional_properties is None else publish.optional_properties.copy()
+            properties.topic_alias = number
             data = encode(
                 Publish(
                     publish.topic if new else "",
@@ -345,7 +346,7 @@ class Outgoing:
                     retain=publish.retain,
                     dup=publish.dup,
                     packet_id=publish.packet_id,
-                    properties=replace(given, topic_alias=number),
+                    properties=properties,
                 )
             )
         self._check_announced(publish, len(data))

@@ -5,7 +5,6 @@ Source: MQTT 5.0 sections 3.1.2.11, 3.3.2.3.4; MQTT 3.1.1.
 
 from __future__ import annotations
 
-from struct import pack
 from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.mqtt.codec.decoder import LARGEST_PACKET
@@ -14,7 +13,6 @@ from penstock.mqtt.codec.packets import Packet, PubAck, PubComp, PubRec, PubRel
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.version311 import encode_311
 from penstock.mqtt.engine.aliases import AliasesOut, with_alias
-from penstock.mqtt.engine.bulk import Form
 from penstock.mqtt.engine.message import Message
 from penstock.mqtt.engine.timers import Timed
 from penstock.mqtt.engine.words import OF_IDENTIFIERS, OF_MESSAGES
@@ -38,11 +36,7 @@ def diagnosis(text: str) -> Properties:
 
 
 class Sink(Protocol):
-    """The transport of a connection, where it sends what it is given in a turn as one. What closes takes nothing."""
-
-    def send(self, data: bytes) -> None:
-        """Write at the end of the turn."""
-        ...
+    """The transport of a connection. One that closes takes nothing."""
 
     def send_now(self, data: bytes) -> None:
         """Write at once, so that the client goes on while the broker works for others."""
@@ -129,7 +123,7 @@ class Output(Timed):
         False when it is larger than the client takes: then it counts as delivered [MQTT-3.1.2-24], [MQTT-3.1.2-25].
         """
         if not self.plain:
-            return self._send_shaped(message, packet_id, first, identifiers, now)
+            return self._send_other_form(message, packet_id, first, identifiers, now)
         if message.expires_at or identifiers:
             properties = message.properties_for(identifiers, now)
         else:
@@ -161,45 +155,7 @@ class Output(Timed):
             self.mark()
         return True
 
-    def send_encoded(self, pieces: tuple[bytes, ...], size: int) -> None:
-        """Queue a PUBLISH of ``size`` bytes that the node has encoded in the form that this client accepts."""
-        self.out += pieces
-        self.out_bytes += size
-        if self.out_bytes > self._max_output:
-            self.throttled = True
-            self.writable = False
-        self.stats.publishes_sent += 1
-        if not self.dirty:
-            self.mark()
-
-    def puback_now(self, packet_id: int) -> bool:
-        """Acknowledge a QoS 1 message before its receivers have it; False where something else has to leave first."""
-        sink = self.sink
-        if sink is None or self.dirty or self.gate:
-            return False
-        sink.send_now((0x40020000 | packet_id).to_bytes(4, "big"))
-        stats = self.stats
-        stats.answers_sent += 1
-        stats.bytes_sent += 4
-        return True
-
-    def takes_run(self, form: Form) -> bool:
-        """Whether a run can go as a whole: no topic aliases, all packets in the client's bounds, and in this turn's."""
-        return (
-            self.aliases_out is None
-            and form.largest <= self.maximum_out
-            and self.out_bytes + len(form.data) <= self._max_output
-        )
-
-    def send_run(self, form: Form, packet_id: int) -> None:
-        """Queue a run of PUBLISHes that is taken, with packet identifiers from ``packet_id`` on; 0 at QoS 0."""
-        self.out.append(form.numbered(packet_id) if packet_id else form.data)
-        self.out_bytes += len(form.data)
-        self.stats.publishes_sent += form.count
-        if not self.dirty:
-            self.mark()
-
-    def _send_shaped(self, message: Message, packet_id: int, first: int, identifiers: bytes, now: int) -> bool:
+    def _send_other_form(self, message: Message, packet_id: int, first: int, identifiers: bytes, now: int) -> bool:
         """The same for MQTT 3.1.1, which has no properties, and for a client that allows Topic Aliases."""
         aliases = self.aliases_out
         topic = message.topic_wire
@@ -238,13 +194,6 @@ class Output(Timed):
                 self.mark()
         else:
             self.send(PubAck(packet_id, code, self.explained(reason_string or OF_MESSAGES.get(code, ""))))
-
-    def pubacks(self, packet_ids: list[int]) -> None:
-        """Answer QoS 1 messages with success."""
-        self.out.append(pack(f">{len(packet_ids)}I", *[0x40020000 | packet_id for packet_id in packet_ids]))
-        self.stats.answers_sent += len(packet_ids)
-        if not self.dirty:
-            self.mark()
 
     def pubrec(self, packet_id: int, code: int, reason_string: str = "") -> None:
         """Answer a QoS 2 message."""

@@ -13,18 +13,15 @@ from typing import TYPE_CHECKING
 from penstock.mqtt.codec.packets import Publish, PubRel
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.codec.runs import PublishRun
-from penstock.mqtt.codec.shapes import LikePublish
 from penstock.mqtt.engine.kept import ROUTED, TAKEN
 from penstock.mqtt.engine.pending import PendingAnswer
-from penstock.mqtt.engine.ways import learn
 from penstock.mqtt.service import Inbound, Service
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.connection import BrokerConnection
     from penstock.mqtt.engine.session import Session
 
-__all__ = ["is_text", "take_like", "take_publish", "take_pubrel", "take_run"]
+__all__ = ["is_text", "take_publish", "take_pubrel"]
 
 
 def is_text(payload: bytes) -> bool:
@@ -78,8 +75,6 @@ def take_publish(connection: BrokerConnection, session: Session, publish: Publis
             if broker.out_of_space and code == ReasonCode.QUOTA_EXCEEDED and qos and connection.version != 5:
                 connection.disconnect(code, now, broker.out_of_space)
                 return
-            if not (code or taken or qos == 2 or publish.retain or publish.dup or connection.rate is not None):
-                learn(connection, session, publish, now)
     if qos == 0:
         for service in taken:
             service.receive(_inbound(connection, session, publish, wall_ms))
@@ -136,78 +131,6 @@ def _keep_identifier(connection: BrokerConnection, session: Session, packet_id: 
             session.kept.incoming(packet_id, TAKEN)
     else:
         connection.open_qos2.discard(packet_id)
-
-
-def take_run(connection: BrokerConnection, session: Session, run: PublishRun, now: int, wall_ms: int) -> None:
-    """Messages of the client that came in a row: together where nothing asks for one by one.
-
-    Raises:
-        RemoteProtocolError: as :func:`take_publish`.
-    """
-    broker = connection.broker
-    journal = broker.journal
-    promises = journal.promises
-    if not _together(connection, session, run) or not broker.route_run(run, connection.version, session, now):
-        for publish in run:
-            take_publish(connection, session, publish, now, wall_ms)
-            if connection.closing:
-                return
-        return
-    broker.stats.publishes_received += len(run)
-    if run.packet_ids and not connection.closing:
-        if journal.promises != promises:
-            connection.gate = journal.number
-        connection.pubacks(run.packet_ids)
-
-
-def _together(connection: BrokerConnection, session: Session, run: PublishRun) -> bool:
-    """Whether what holds for the first message of a run holds for all of them."""
-    model = run.model
-    if connection.rate is not None or connection.pending or connection.open_qos2 or not model.topic:
-        return False
-    properties = model.optional_properties
-    if properties is not None and (properties.topic_alias is not None or properties.payload_format_indicator):
-        return False
-    rights = session.rights
-    return not connection.checked or rights is None or rights.may_publish(model.topic, model.qos, retain=False)
-
-
-def take_like(connection: BrokerConnection, session: Session, publish: LikePublish, now: int, wall_ms: int) -> None:
-    """A message came in that looks like those before it: for the taker of its shape, if nothing speaks against it.
-
-    Raises:
-        RemoteProtocolError: as :func:`take_publish`.
-    """
-    shape = publish.shape
-    taker = shape.taker
-    if (
-        taker is not None
-        and publish.first == 0x32
-        and _is_free(connection, session, shape.topic, publish.packet_id, now)
-        and taker(publish, connection, now, wall_ms)
-    ):
-        connection.stats.publishes_received += 1
-        if connection.rate is not None:
-            connection.rate.take(now)
-        return
-    publish.complete()
-    take_publish(connection, session, publish, now, wall_ms)
-
-
-def _is_free(connection: BrokerConnection, session: Session, topic: str, packet_id: int, now: int) -> bool:
-    """Whether a message of QoS 1, sent once and not to be retained, may go to the taker of its topic alone.
-
-    Raises:
-        RemoteProtocolError: more messages are open than allowed.
-    """
-    if (connection.pending or connection.open_qos2) and packet_id not in connection.open_qos2:
-        connection.check_open()
-    router, rate, rights = connection.broker.router, connection.rate, session.rights
-    return (
-        (router.routes.get(topic) or router.route(topic)).for_one
-        and (rate is None or rate.ready_at(now) <= now)
-        and (rights is None or rights.may_publish(topic, 1, retain=False))
-    )
 
 
 def _check(connection: BrokerConnection, session: Session, publish: Publish, now: int) -> int:

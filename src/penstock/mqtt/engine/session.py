@@ -15,7 +15,6 @@ from penstock.mqtt.codec.packets import Will
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.access import Rights
-from penstock.mqtt.engine.bulk import Bulk
 from penstock.mqtt.engine.inflight import Inflight
 from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueOverflowPolicy
 from penstock.mqtt.engine.message import Message, Notification
@@ -184,38 +183,6 @@ class Session(Timed):
             if len(message.payload) >= LARGE:
                 inflight.bytes += len(message.payload)
 
-    def deliver_bulk(self, bulk: Bulk, qos: int, identifiers: bytes, now: int) -> None:
-        """:meth:`deliver` for each message of a run: all at once where all can leave at once."""
-        connection = self.connection
-        if connection is not None and connection.writable:
-            form = bulk.form(qos, identifiers, connection.version)
-            if form.largest < LARGE and connection.takes_run(form):
-                if qos == 0:
-                    connection.send_run(form, 0)
-                    return
-                inflight = self.inflight
-                room = len(inflight) + bulk.count <= connection.send_maximum and not self.waiting.reliable
-                room = room and inflight.bytes < self._limits.max_inflight_bytes
-                first = inflight.free_ids(bulk.count) if room else 0
-                if first:
-                    connection.send_run(form, first)
-                    self._in_flight(bulk, first, identifiers)
-                    return
-        for message in bulk.messages:
-            self.deliver(message, qos, 0, identifiers, now)
-
-    def _in_flight(self, bulk: Bulk, first: int, identifiers: bytes) -> None:
-        """The messages of the run were sent at QoS 1, with packet identifiers from ``first`` on."""
-        kept = self.kept
-        if kept is None:
-            deliveries = bulk.deliveries(identifiers)
-        else:
-            deliveries = [
-                (message, 1, 0, identifiers, None, kept.queue(message, 1, 0, identifiers, None, packet_id))
-                for packet_id, message in enumerate(bulk.messages, first)
-            ]
-        self.inflight.update(zip(range(first, first + bulk.count), deliveries, strict=True))
-
     def _wait(self, delivery: Delivery, now: int) -> None:
         waiting = self.waiting
         added = waiting.add(delivery)
@@ -282,29 +249,6 @@ class Session(Timed):
         if self.waiting.reliable or self.resend or self.replays is not None:
             self.send_waiting(now)
         return True
-
-    def acknowledge_run(self, packet_ids: list[int], now: int) -> None:
-        """:meth:`acknowledge` for PUBACKs in a row; what waits for the room that they make leaves together.
-
-        Raises:
-            RemoteProtocolError: one of the messages was sent at QoS 2.
-        """
-        inflight, kept, resend = self.inflight, self.kept, self.resend
-        for packet_id in packet_ids:
-            delivery = inflight.pop(packet_id, None)
-            if delivery is None:
-                continue
-            if delivery[1] != 1:
-                inflight[packet_id] = delivery
-                raise protocol_error("PUBACK for a message sent at QoS 2")
-            if inflight.bytes:
-                self._landed(delivery)
-            if kept is not None:
-                kept.done(delivery)
-            if resend and packet_id in resend:
-                resend.remove(packet_id)
-        if self.waiting.reliable or resend or self.replays is not None:
-            self.send_waiting(now)
 
     def received(self, packet_id: int, reason_code: int, now: int) -> int:
         """A PUBREC came in: the reason code for PUBREL, or -1 where a refusal ended the exchange.
@@ -382,7 +326,6 @@ class Session(Timed):
         self.resend = deque() if self.inflight else _NOTHING
         for packet_id, delivery in self.inflight.items():
             if delivery[0] is not RELEASED:
-                delivery[0].complete()
                 self.resend.append(packet_id)
             elif connection is not None:
                 connection.pubrel(packet_id)

@@ -154,12 +154,6 @@ class Link(asyncio.Protocol):
         if self.connection is not None and not self._lingering:
             self._server.received(self.connection, self, data)
 
-    def send(self, data: bytes) -> None:
-        """Write at the end of the turn, with what else is written [Sink]."""
-        transport = self.transport
-        if transport is not None and not transport.is_closing():
-            self.write(data)
-
     def send_now(self, data: bytes) -> None:
         """Write at once, past the transport where it has nothing to write [Sink].
 

@@ -41,7 +41,6 @@ __all__ = [
     "encode_bulk",
     "encode_error",
     "encode_integer",
-    "plain_places",
 ]
 
 OK: Final = b"+OK\r\n"
@@ -139,32 +138,6 @@ def decode_array(payload: bytes) -> list[bytes]:
         elements.append(payload[start:end])
     _check_end(payload, position)
     return elements
-
-
-def plain_places(payload: bytes) -> list[tuple[int, int]]:
-    """Where the key and the value of a plain SET stand, or the key of a GET, as every client writes them; else nothing.
-
-    What it takes, :func:`decode_array` takes with the same result, whatever bytes stand there; it leaves long ones to
-    that, and all errors.
-    """
-    head = payload[:13]
-    if head == _GET_LINES:
-        sizes = 1
-    elif head == _SET_LINES:
-        sizes = 2
-    else:
-        return []
-    places: list[tuple[int, int]] = []
-    end = 13
-    for _ in range(sizes):
-        start = payload.find(b"\n", end, end + 7) + 1
-        size = _SIZES.get(payload[end:start]) if start else None
-        if size is None or payload[start + size : start + size + 2] != b"\r\n":
-            return []
-        places.append((start, start + size))
-        end = start + size + 2
-    no_key = places[0][0] == places[0][1]
-    return [] if no_key or end != len(payload) else places
 
 
 def decode_reply(payload: bytes) -> Reply:
@@ -269,8 +242,6 @@ _SIZES: Final = {head: size for size, head in enumerate(_BULK_HEADS)}
 """The lines of short elements, which most are: one look-up instead of reading digits."""
 _COUNTS: Final = {b"*%d\r\n" % count: count for count in range(1, 10)}
 """The same for the lines of short arrays."""
-_GET_LINES: Final = b"*2\r\n$3\r\nGET\r\n"
-_SET_LINES: Final = b"*3\r\n$3\r\nSET\r\n"
 
 
 def _header(payload: bytes, position: int, kind: int) -> tuple[int, int]:

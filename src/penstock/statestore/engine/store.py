@@ -33,7 +33,7 @@ from penstock.statestore.engine.record import RECORD_BYTES, Change, Record
 from penstock.statestore.engine.scanning import Scanner
 from penstock.statestore.hlc import Hlc
 
-__all__ = ["UNUSUAL", "Answer", "AnswerKind", "Authorise", "Context", "Engine"]
+__all__ = ["Answer", "AnswerKind", "Authorise", "Context", "Engine"]
 
 Authorise = Callable[[Context, Access, bytes], bool]
 """Whether a client may do this to a key; of several flags all must be granted. Asked once a key, before any look-up."""
@@ -48,8 +48,6 @@ _SET: Final = Verb.SET
 _VALUE: Final = AnswerKind.VALUE
 
 _NEVER: Final = Hlc(0, 0, "")
-UNUSUAL: Final = Record(b"", b"", _NEVER)
-"""Stands for what a plain GET is not enough for."""
 _DONE: Final = Answer(AnswerKind.OK)
 _MISSING: Final = Answer(AnswerKind.MISSING)
 _NONE_DELETED: Final = Answer(AnswerKind.COUNT, count=0)
@@ -361,43 +359,6 @@ class Engine:
         if self.history is not None:
             self.history.add(change, record)
         return change
-
-    # The quick way: what a plain GET or SET comes to where nothing is out of the ordinary
-
-    def get_plainly(self, key: bytes, timestamp: Hlc) -> Record | None:
-        """What :meth:`execute` finds for a GET of ``key`` by somebody who may read it; :data:`UNUSUAL`: ask that.
-
-        ``timestamp`` is not too far ahead.
-        """
-        record = self._records.get(key)
-        if record is not None and record.expires_at:
-            return UNUSUAL
-        clock = self.clock
-        if timestamp > clock:
-            self.clock = clock.raised_to(timestamp)
-        return record
-
-    def set_plainly(
-        self, key: bytes, value: bytes, timestamp: Hlc, now_ms: int, writer: str, owner: str = ""
-    ) -> Change | None:
-        """What :meth:`execute` does for a SET without options and token by somebody who may write it; None: ask that.
-
-        ``timestamp`` is not too far ahead, and the store not read-only.
-        """
-        record = self._records.get(key)
-        if record is None:
-            grown = RECORD_BYTES + len(key) + len(value)
-        elif record.expires_at or record.fence is not None:
-            return None
-        else:
-            grown = len(value) - len(record.value)
-            owner = record.owner
-        if self.fences.floors or self.out_of_space:
-            return None
-        if grown > 0 and self.quotas.limited and self._is_over_quota(record, grown, owner):
-            return None
-        version = self.clock = self.clock.following(timestamp, now_ms)
-        return self._put(Record(key, value, version, owner=owner), record, grown, writer)
 
     def _is_over_quota(self, record: Record | None, grown: int, owner: str) -> bool:
         keys = int(record is None)

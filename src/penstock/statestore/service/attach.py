@@ -23,7 +23,7 @@ from penstock.errors import ConfigError, PenstockError, RefusedError
 from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.service import Encoded, Inbound, published
+from penstock.mqtt.service import Inbound
 from penstock.runtime.clock import monotonic_ms
 from penstock.runtime.logs import LogLimiter
 from penstock.statestore.binding import INVOKE, dialect_of, request, status_response
@@ -189,10 +189,6 @@ class Attachment:
             acknowledge()
         self._send(message, "")
         return True
-
-    def respond_encoded(self, client_id: str, message: Encoded, acknowledge: Callable[[], None] | None = None) -> bool:
-        """Send an answer that is written already."""
-        return self.respond(client_id, published(message), acknowledge)
 
     def unheard(self, _client_id: str, _topic: str) -> str:
         """Nothing: the broker says with its PUBACK whether anybody subscribes."""

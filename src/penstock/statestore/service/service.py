@@ -46,7 +46,6 @@ from penstock.statestore.hlc import MAX_DRIFT_MS, Hlc
 from penstock.statestore.options import StoreOptions
 from penstock.statestore.service.changelog import ChangeLog
 from penstock.statestore.service.ports import Capture, Policy, Stats
-from penstock.statestore.service.prepared import QuickWay
 from penstock.statestore.service.recent import RecentWrites
 from penstock.statestore.service.storage import NODE, Recovered, Storage
 from penstock.statestore.service.voice import Voice
@@ -88,7 +87,6 @@ class StateStoreService:
         options: what an operator can choose.
         policy: what clients may do; None = everything.
         capture: takes every change, in order; None = nobody does.
-        quick: whether plain requests go the quick way; the answers are the same.
     """
 
     filters: Sequence[str] = (INVOKE, OLDER_INVOKE)
@@ -105,7 +103,6 @@ class StateStoreService:
         options: StoreOptions = DEFAULTS,
         policy: Policy | None = None,
         capture: Capture | None = None,
-        quick: bool = True,
     ) -> None:
         self.stats = Stats()
         self.recovered: Recovered | None = None
@@ -153,19 +150,6 @@ class StateStoreService:
         self._armed_for: int | None = None
         self._waiting = Waiting()
         self._recent = RecentWrites()
-        self._prepares = quick
-        self._quick = QuickWay(
-            engine=self._engine,
-            writer=self._writer,
-            waiting=self._waiting,
-            recent=self._recent,
-            stats=self.stats,
-            policy=policy,
-            clock=self._clock,
-            notify=self._notify,
-            unanswered=self._voice.unanswered,
-            max_waiting=options.max_waiting,
-        )
 
     @property
     def failure(self) -> StorageError | None:
@@ -273,7 +257,7 @@ class StateStoreService:
         self.stats.quarantined = len(recovered.quarantined)
         for name in recovered.quarantined:
             _log.error("quarantined path=%s name=%s: checksum does not match", self._storage.path, name)
-        self._voice.outlet = self._quick.outlet = outlet
+        self._voice.outlet = outlet
         self._writer.start(recovered.records)
         if self._stepped_clock is not None:
             self._stepped_clock.on_followed.append(self._clock_stepped)
@@ -288,12 +272,8 @@ class StateStoreService:
             _log.warning("%s", problem)
 
     def policies_changed(self) -> None:
-        """Ask the policies anew whether anybody may overhear; then nothing goes the quick way, which tells nobody."""
+        """Ask the policies anew whether anybody may overhear."""
         self._voice.overheard = self._policy is not None and self._policy.overheard
-        self._choose_way()
-
-    def _choose_way(self) -> None:
-        self._quick.serving = self._serving and not self._voice.overheard and not self._engine.read_only
 
     def _keep_time(self, recovered: Recovered) -> None:
         """Go on with the clock that the stored expiry instants were measured on, if the machine has run since.
@@ -325,13 +305,12 @@ class StateStoreService:
             self._own_clock.close()
         if self._stepped_clock is not None and self._clock_stepped in self._stepped_clock.on_followed:
             self._stepped_clock.on_followed.remove(self._clock_stepped)
-        self._choose_way()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         await self._writer.close()
         await self._changelog.close()
-        self._voice.outlet = self._quick.outlet = None
+        self._voice.outlet = None
         await asyncio.to_thread(self._storage.close)
 
     def receive(self, message: Inbound) -> None:
@@ -369,8 +348,6 @@ class StateStoreService:
             self.stats.refused += 1
             message.settle(ReasonCode.QUOTA_EXCEEDED, "the disk does not keep up with the requests")
             return
-        if self._prepares:
-            self._quick.prepare(message, ask, self._is_asked_to_keep)
         command = parse_payload(message.publish.payload, self.options.extensions)
         if isinstance(command, StoreError):
             self._answer(message, ask, Answer(AnswerKind.ERROR, error=command), 0)
@@ -439,7 +416,6 @@ class StateStoreService:
 
     def _failed(self, failure: StorageError) -> None:
         self._engine.read_only = True
-        self._choose_way()
         _log.critical("read-only path=%s: %s", self._storage.path, failure)
 
     def _answer(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None, wait_for: int) -> None:

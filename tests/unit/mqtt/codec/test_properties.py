@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Callable
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.properties import (
     ALLOWED_IN,
     BY_IDENTIFIER,
@@ -13,13 +17,14 @@ from penstock.mqtt.codec.properties import (
     WireType,
     context_of,
 )
+from penstock.mqtt.codec.property_blocks import decode_properties, decode_publish_properties
 from penstock.mqtt.codec.reasons import PacketType
 
 
 def test_there_are_27_and_each_has_an_attribute() -> None:
     assert len(PROPERTIES) == len(BY_IDENTIFIER) == 27
     assert [spec.identifier for spec in PROPERTIES] == sorted(BY_IDENTIFIER)
-    assert {spec.attribute for spec in PROPERTIES} == {f.name for f in fields(Properties)}
+    assert {spec.attribute for spec in PROPERTIES} == set(Properties.__slots__)
 
 
 def test_user_properties_go_everywhere_but_with_ping() -> None:
@@ -47,3 +52,48 @@ def test_for_people() -> None:
     assert repr(properties) == "Properties(content_type='text/plain', user_properties=[('a', '1'), ('a', '2')])"
     assert properties.user_property("a") == "1"
     assert properties.user_property("b") is None
+
+
+_PUBLISH = context_of(PacketType.PUBLISH)
+_TEXTS = st.sampled_from(["", "a", "clients/c/response", "a+b", "#", "\N{SNOWMAN}", "application/json", "x" * 200])
+
+
+@st.composite
+def _blocks(draw: st.DrawFn) -> bytes:
+    """Property blocks of a PUBLISH: right ones, repeated, out of range, cut off, with bytes changed."""
+    out = bytearray()
+    for identifier in draw(st.lists(st.sampled_from([0x01, 0x02, 0x03, 0x08, 0x09, 0x0B, 0x23, 0x26, 0x11, 0x7F]))):
+        out.append(identifier)
+        if identifier == 0x01:
+            out.append(draw(st.integers(0, 2)))
+        elif identifier == 0x02:
+            out += draw(st.integers(0, 2**32 - 1)).to_bytes(4, "big")
+        elif identifier == 0x23:
+            out += draw(st.integers(0, 65_535)).to_bytes(2, "big")
+        elif identifier == 0x0B:
+            out += draw(st.sampled_from([b"\x00", b"\x01", b"\xff\x7f", b"\x80\x00", b"\xff\xff\xff\xff\x01"]))
+        else:
+            for _ in range(2 if identifier == 0x26 else 1):
+                raw = draw(st.one_of(_TEXTS.map(str.encode), st.binary(max_size=6)))
+                out += len(raw).to_bytes(2, "big") + raw
+    if out and draw(st.booleans()):
+        del out[draw(st.integers(0, len(out) - 1)) :]
+    if out and draw(st.booleans()):
+        out[draw(st.integers(0, len(out) - 1))] = draw(st.integers(0, 255))
+    return bytes(out)
+
+
+def _decoded(decode: Callable[[bytes], Properties], block: bytes) -> Properties | int:
+    try:
+        return decode(block)
+    except RemoteProtocolError as e:
+        return e.reason_code
+
+
+@given(_blocks())
+@settings(max_examples=400)
+def test_properties_of_a_publish_are_those_that_the_table_gives(block: bytes) -> None:
+    data = b"\xff" + block + b"\xff"
+    end = len(data) - 1
+    plain = _decoded(lambda data: decode_properties(data, 1, end, _PUBLISH), data)
+    assert _decoded(lambda data: decode_publish_properties(data, 1, end), data) == plain

@@ -16,10 +16,8 @@ class _Sink:
     def __init__(self) -> None:
         self.sent: list[bytes] = []
 
-    def send(self, data: bytes) -> None:
+    def send_now(self, data: bytes) -> None:
         self.sent.append(data)
-
-    send_now = send
 
 
 def _connected() -> tuple[Broker, BrokerConnection, _Sink, list[str]]:

@@ -24,7 +24,6 @@ from penstock.statestore.codec.resp3 import (
     encode_bulk,
     encode_error,
     encode_integer,
-    plain_places,
 )
 from tests.vectors.statestore import vectors
 
@@ -222,28 +221,3 @@ def test_what_are_no_replies_of_a_batch(payload: bytes) -> None:
 def test_what_is_no_page_of_scan(payload: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_page(payload)
-
-
-@given(
-    st.sampled_from([b"GET", b"SET", b"get", b"DEL"]),
-    st.lists(st.sampled_from([b"", b"k", b"\r\n", b"x" * 1023, b"x" * 1024]), max_size=3),
-    st.integers(0, 60),
-    st.sampled_from([None, b"", b"0", b"\r", b"\n", b"$", b"9"]),
-)
-def test_what_is_read_plainly_is_what_the_array_holds(
-    verb: bytes, arguments: list[bytes], at: int, patch: bytes | None
-) -> None:
-    payload = encode_array((verb, *arguments))
-    if patch is not None:
-        payload = payload[:at] + patch + payload[at + 1 :]
-    places = plain_places(payload)
-    if places:
-        elements = [payload[start:end] for start, end in places]
-        assert decode_array(payload) == [b"GET" if len(places) == 1 else b"SET", *elements]
-        assert elements[0]
-        # Whatever stands there instead: lengths rule.
-        for start, end in places:
-            payload = payload[:start] + b"\n" * (end - start) + payload[end:]
-        assert decode_array(payload)[1:] == [b"\n" * len(element) for element in elements]
-    elif patch is None and verb in (b"GET", b"SET") and len(arguments) == (1 if verb == b"GET" else 2):
-        assert not arguments[0] or max(map(len, arguments)) == 1024

@@ -488,7 +488,6 @@ def test_without_disk_space_only_writes_that_need_some_are_refused() -> None:
     store.engine.out_of_space = True
     assert store.error("SET c 1") is StoreError.QUOTA
     assert store.error("SET a 123") is StoreError.QUOTA
-    assert store.engine.set_plainly(b"c", b"1", Hlc(NOW, 0, "c"), NOW, "c") is None
     # A lease is renewed, keys are deleted and expire.
     assert store.ask("SET a 34 PX 1000").kind is AnswerKind.OK
     assert store.ask("DEL b").count == 1
@@ -533,7 +532,6 @@ def test_one_principal_has_a_share_of_the_bytes_also_after_a_restart() -> None:
     assert owned(store, "user:a", "SET ab 12345678") is None
     assert owned(store, "user:a", "SET ab 123456789") is StoreError.QUOTA
     assert owned(store, "user:b", "SET ab 123456789") is StoreError.QUOTA, "it grows what is a's"
-    assert store.engine.set_plainly(b"ac", b"1", Hlc(NOW, 0, "c"), NOW, "c", "user:a") is None
     records = [decode_record(encode_record(record)) for record in store.engine._records.values()]
     again = Store(Engine(max_bytes=2 * limit, share=50))
     again.engine.restore([record for record in records if record is not None], None)
