@@ -17,10 +17,11 @@ from penstock.mqtt.engine.access import Access, Origin, Rights
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.journal import Recovered
-from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats
+from penstock.mqtt.engine.limits import BrokerLimits
 from penstock.mqtt.engine.recovery import restore
 from penstock.mqtt.engine.retained import Allows
 from penstock.mqtt.engine.session import NOTIFICATIONS_LOST
+from penstock.mqtt.engine.stats import BrokerStats
 from penstock.mqtt.gatekeeper import Certificate, Client
 from penstock.mqtt.inside import InsideLink
 from penstock.mqtt.persistence import Persistence

@@ -28,7 +28,8 @@ from __future__ import annotations
 
 from binascii import unhexlify
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final, final
 
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.primitives import encode_varint
@@ -80,16 +81,20 @@ SOURCE: Final = "StateStore"
 _MAX_TOPIC: Final = 65_535
 
 
-class Ask(NamedTuple):
+@final
+class Ask:
     """A request that may be executed: where the answer goes and how it is written, and what the engine must know.
 
     ``expires_at`` is the wall clock in ms at which nobody wants the answer any more; 0 = never.
     """
 
-    response_topic: str
-    correlation: bytes
-    context: Context
-    expires_at: int
+    __slots__ = ("context", "correlation", "expires_at", "response_topic")
+
+    def __init__(self, response_topic: str, correlation: bytes, context: Context, expires_at: int) -> None:
+        self.response_topic = response_topic
+        self.correlation = correlation
+        self.context = context
+        self.expires_at = expires_at
 
     @property
     def dialect(self) -> Dialect:
@@ -97,7 +102,8 @@ class Ask(NamedTuple):
         return self.context.dialect
 
 
-class Refusal(NamedTuple):
+@dataclass(slots=True)
+class Refusal:
     """A request that is not executed.
 
     ``reason_code`` and ``reason`` settle the request; with ``disconnect`` they end the connection instead.
@@ -154,8 +160,11 @@ def read_request(
         expires_at = received_ms + properties.message_expiry_interval * 1000
         if expires_at <= now_ms:
             return Refusal()
-    user = _Given(properties.user_properties)
-    dialect = forced or dialect_of(publish.topic, user.protocol_version is not None)
+    user: dict[str, str] = {}
+    for name, value in properties.user_properties:
+        user[name] = value if name not in user else ""  # one that is repeated is malformed
+    protocol_version = user.get("__protVer")
+    dialect = forced or dialect_of(publish.topic, protocol_version is not None)
     correlation = properties.correlation_data
     if publish.qos != 1:
         reason = "state store requests must be published with QoS 1"
@@ -167,16 +176,16 @@ def read_request(
     if correlation is None:
         fields = [("__stMsg", "correlation data is missing"), ("__propName", "Correlation Data")]
         return Refusal(0, "", status_response(response_topic, None, dialect, expires_at, now_ms, 400, fields))
-    if dialect.status and user.protocol_version is not None and not _is_supported(user.protocol_version):
+    if dialect.status and protocol_version is not None and not _is_supported(protocol_version):
         fields = [
             ("__stMsg", "the protocol version is not supported"),
             ("__supProtMajVer", "1"),
-            ("__requestProtVer", user.protocol_version),
+            ("__requestProtVer", protocol_version),
         ]
         return Refusal(0, "", status_response(response_topic, correlation, dialect, expires_at, now_ms, 505, fields))
-    timestamp = user.values.get(dialect.timestamp_property)
-    token = user.values.get(dialect.fence_property)
-    context = Context(client_id, dialect, timestamp, token, username, principal, user.values)
+    timestamp = user.get(dialect.timestamp_property)
+    token = user.get(dialect.fence_property)
+    context = Context(client_id, dialect, timestamp, token, username, principal, user)
     return Ask(response_topic, correlation, context, expires_at)
 
 
@@ -306,18 +315,6 @@ def request(
         user_properties=user,
     )
     return Publish(INVOKE, encode_array(args), 1, properties=properties)
-
-
-class _Given:
-    """The user properties that matter, each once: one that is repeated becomes the empty text, which is malformed."""
-
-    __slots__ = ("protocol_version", "values")
-
-    def __init__(self, user_properties: list[tuple[str, str]]) -> None:
-        self.values: dict[str, str] = {}
-        for name, value in user_properties:
-            self.values[name] = value if name not in self.values else ""
-        self.protocol_version = self.values.get("__protVer")
 
 
 def _is_forbidden(response_topic: str) -> bool:

@@ -8,7 +8,7 @@ Source: state store protocol, "Versioning and hybrid logical clocks"; Kulkarni e
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final, final
 
 from penstock.errors import RemoteProtocolError
 
@@ -16,8 +16,6 @@ __all__ = [
     "MAX_COUNTER",
     "MAX_DRIFT_MS",
     "MAX_LEAD_MS",
-    "PADDED",
-    "PLAIN",
     "Hlc",
     "parse",
 ]
@@ -31,33 +29,67 @@ MAX_COUNTER: Final = 2**31 - 1
 MAX_LEAD_MS: Final = 8
 """How far versions of the store may lead its wall clock, so that each has a millisecond of its own."""
 
-PLAIN: Final = "%d:%d:%s"
-"""How the document prints a value, ``1696374425000:1:StateStore``."""
-PADDED: Final = "%015d:%05d:%s"
-"""How the SDKs print it, 15 and 5 digits: ``001696374425000:00001:StateStore``."""
-
 _MAX_NUMBER: Final = 2**64 - 1
 _MAX_NUMBER_DIGITS: Final = 20
 
 
-class Hlc(NamedTuple):
-    """One value of a hybrid logical clock.
+@final
+class Hlc:
+    """One value of a hybrid logical clock: wall clock in ms since the epoch, counter, node id. Never changed.
 
-    A tuple, so that comparing, hashing and sorting are the tuple's own and cost nothing: text compares by code point,
-    which for UTF-8 is byte by byte.
+    Values compare by wall clock, then counter, then node id; text compares by code point, which for UTF-8 is byte by
+    byte. A class of its own, since compiled code makes and compares one in a tenth of the time of a named tuple.
     """
 
-    wall_ms: int
-    counter: int
-    node: str
+    __slots__ = ("counter", "node", "wall_ms")
+
+    def __init__(self, wall_ms: int, counter: int, node: str) -> None:
+        self.wall_ms = wall_ms
+        self.counter = counter
+        self.node = node
+
+    def is_before(self, other: Hlc) -> bool:
+        """``self < other``, as a method that compiled code calls directly."""
+        if self.wall_ms != other.wall_ms:
+            return self.wall_ms < other.wall_ms
+        if self.counter != other.counter:
+            return self.counter < other.counter
+        return self.node < other.node
+
+    def __lt__(self, other: Hlc) -> bool:
+        return self.is_before(other)
+
+    def __gt__(self, other: Hlc) -> bool:
+        return other.is_before(self)
+
+    def __le__(self, other: Hlc) -> bool:
+        return not other.is_before(self)
+
+    def __ge__(self, other: Hlc) -> bool:
+        return not self.is_before(other)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Hlc):
+            return NotImplemented
+        return self.wall_ms == other.wall_ms and self.counter == other.counter and self.node == other.node
+
+    def __hash__(self) -> int:
+        return hash((self.wall_ms, self.counter, self.node))
+
+    def __reduce__(self) -> tuple[type[Hlc], tuple[int, int, str]]:
+        return Hlc, (self.wall_ms, self.counter, self.node)
+
+    def __repr__(self) -> str:
+        return f"Hlc(wall_ms={self.wall_ms}, counter={self.counter}, node={self.node!r})"
 
     def __str__(self) -> str:
-        """As the document prints it."""
-        return PLAIN % self
+        """As the document prints it: ``1696374425000:1:StateStore``."""
+        return f"{self.wall_ms}:{self.counter}:{self.node}"
 
     def padded(self) -> str:
-        """As the SDKs print it."""
-        return PADDED % self
+        """As the SDKs print it, with 15 and 5 digits: ``001696374425000:00001:StateStore``."""
+        wall, counter = str(self.wall_ms), str(self.counter)
+        return _ZEROS[len(wall) :] + wall + ":" + _ZEROS[10 + len(counter) :] + counter + ":" + self.node
 
     @property
     def position(self) -> tuple[int, int]:
@@ -65,7 +97,7 @@ class Hlc(NamedTuple):
 
         The node id of who asks with a version does not matter.
         """
-        return self[:2]
+        return self.wall_ms, self.counter
 
     def drift_ms(self, now_ms: int) -> int:
         """How far this value is ahead of ``now_ms``; negative where it is behind."""
@@ -84,18 +116,18 @@ class Hlc(NamedTuple):
         wall clock by at most ``MAX_LEAD_MS``; in a burst, and behind a clock that is ahead, the counter counts. Where
         it would overflow the wall clock moves on instead.
         """
-        wall, counter, node = self
-        if other is not None and other > self:
-            wall, counter, _ = other
+        wall, counter = self.wall_ms, self.counter
+        if other is not None and self.is_before(other):
+            wall, counter = other.wall_ms, other.counter
         if now_ms > wall:
-            return _new(Hlc, (now_ms, 1, node))
+            return Hlc(now_ms, 1, self.node)
         if counter and (wall < now_ms + MAX_LEAD_MS or counter >= MAX_COUNTER):
-            return _new(Hlc, (wall + 1, 1, node))
-        return _new(Hlc, (wall, counter + 1, node))
+            return Hlc(wall + 1, 1, self.node)
+        return Hlc(wall, counter + 1, self.node)
 
     def raised_to(self, other: Hlc) -> Hlc:
         """This clock once it has seen ``other``, which is greater."""
-        return _new(Hlc, (other[0], other[1], self[2]))
+        return Hlc(other.wall_ms, other.counter, self.node)
 
     def ticked(self, now_ms: int) -> Hlc:
         """This node's clock when it sends something: the rule of the clients for their time stamps."""
@@ -114,7 +146,7 @@ class Hlc(NamedTuple):
             return self
         if now_ms > self.wall_ms and now_ms > other.wall_ms:
             return Hlc(now_ms, 0, self.node)
-        winner = max(self, other)
+        winner = other if self.is_before(other) else self
         if winner.is_too_far_ahead(now_ms):
             raise RemoteProtocolError(
                 f"clock value {winner} is {winner.drift_ms(now_ms)} ms ahead of the local clock",
@@ -126,8 +158,7 @@ class Hlc(NamedTuple):
         return Hlc(winner.wall_ms, winner.counter + 1, self.node)
 
 
-_new = tuple.__new__
-"""Makes a value in half the time: for what is made once a request."""
+_ZEROS: Final = "0" * 15
 
 
 def parse(text: str) -> Hlc | None:

@@ -50,7 +50,7 @@ class Outbox:
         self.asked: list[tuple[Hlc, Callable[[LogPage | StorageError], None]]] = []
 
     def after(self, version: Hlc) -> LogTail:
-        rest = [change for change in self.changes if change.version[:2] > version[:2]]
+        rest = [change for change in self.changes if change.version.position > version.position]
         return LogTail(len(rest), rest[-1].version if rest else version)
 
     def read(self, version: Hlc, done: Callable[[LogPage | StorageError], None]) -> None:
@@ -62,7 +62,7 @@ class Outbox:
         if error is not None:
             done(error)
             return
-        rest = [change for change in self.changes if change.version[:2] > version[:2]]
+        rest = [change for change in self.changes if change.version.position > version.position]
         found = rest[: self.page]
         done(LogPage(found, found[-1].version if found else version, len(rest) <= self.page))
 

@@ -87,7 +87,7 @@ def encode_properties(properties: Properties | None, context: int) -> bytes:
     out: list[bytes] = []
     for spec in ALLOWED_IN[context]:
         value = getattr(properties, spec.attribute)
-        if value is not None and value != []:
+        if value is not None and (value or type(value) is not list):
             _encode_property(out, spec, value, context)
     if context != _PUBLISH_CONTEXT:
         _refuse_misplaced(properties, context)

@@ -23,7 +23,7 @@ from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.figures import Figures
 from penstock.mqtt.engine.journal import Journal, Source
 from penstock.mqtt.engine.lifecycle import Lifecycle
-from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueOverflowPolicy
+from penstock.mqtt.engine.limits import BrokerLimits, QueueOverflowPolicy
 from penstock.mqtt.engine.message import Message, Notification
 from penstock.mqtt.engine.outbound import Outbound, Output
 from penstock.mqtt.engine.retained import Allows, Retained
@@ -31,6 +31,7 @@ from penstock.mqtt.engine.routes import Route, Router
 from penstock.mqtt.engine.session import Session
 from penstock.mqtt.engine.shared import SharedGroup
 from penstock.mqtt.engine.sharing import deliver_shared, take_over
+from penstock.mqtt.engine.stats import BrokerStats
 from penstock.mqtt.engine.timers import Timers
 from penstock.mqtt.engine.waiting import WaitingTotals
 from penstock.mqtt.service import Inbound, Service

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 import penstock
-from penstock.mqtt.engine.limits import BrokerStats
+from penstock.mqtt.engine.stats import BrokerStats
 from penstock.mqtt.engine.timers import Timed, Timers
 
 __all__ = ["FIGURES_PREFIX", "Figures", "belongs_to_broker", "figures_of"]

@@ -100,18 +100,18 @@ class Kept:
     def sent(self, delivery: Delivery, packet_id: int) -> None:
         """A message that waited leaves."""
         # The client may answer a QoS 2 message at once; after a crash it must find the same identifier.
-        promised = self.promised and delivery[1] == 2
-        self.journal.sent(self.number, delivery[5], packet_id, promised=promised)
+        promised = self.promised and delivery.qos == 2
+        self.journal.sent(self.number, delivery.number, packet_id, promised=promised)
 
     def released(self, delivery: Delivery, packet_id: int) -> None:
         """PUBREC came: PUBREL alone is owed."""
-        self.journal.released(self.number, delivery[5], packet_id, delivery[0], promised=self.promised)
+        self.journal.released(self.number, delivery.number, packet_id, delivery.message, promised=self.promised)
 
     def done(self, delivery: Delivery) -> None:
         """A delivery is over, dropped, or another session's."""
-        number = delivery[5]
+        number = delivery.number
         if number:
-            self.journal.done(number, None if delivery[0] is RELEASED else delivery[0])
+            self.journal.done(number, None if delivery.message is RELEASED else delivery.message)
 
     def incoming(self, packet_id: int, state: int) -> None:
         """A QoS 2 message of the client: :data:`ROUTED` or :data:`TAKEN`."""

@@ -300,7 +300,7 @@ class Outgoing:
 
     def _give_up(self, operation: _Operation, error: PenstockError) -> None:
         """Answer a message that is not sent (any more)."""
-        self._inflight.pop(operation.packet.packet_id, None)
+        self._inflight.pop(operation.packet.packet_id)
         if operation.token is not None:
             self._events.append(Answered(operation.token, (), "", error))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.mqtt.codec.decoder import LARGEST_PACKET
-from penstock.mqtt.codec.encoder import PUBLISH_HEADS, encode_within, publish_head
+from penstock.mqtt.codec.encoder import PUBLISH_HEADS, encode, encode_within, publish_head
 from penstock.mqtt.codec.packets import Packet, PubAck, PubComp, PubRec, PubRel
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.version311 import encode_311
@@ -27,12 +27,20 @@ LONGEST_REASON: Final = 500
 """Characters of a Reason String; the rest is cut, since texts of services may quote what clients sent."""
 
 
+_NO_SUBSCRIBERS: Final = 0x10
+
+
 def diagnosis(text: str) -> Properties:
     """A Reason String that can be sent, whatever the text."""
     if not text:
         return Properties()
     sendable = text[:LONGEST_REASON].encode(errors="replace").replace(b"\0", b"?").decode()
     return Properties(reason_string=sendable)
+
+
+_NO_SUBSCRIBERS_PACKET: Final = encode(PubAck(1, _NO_SUBSCRIBERS, diagnosis(OF_MESSAGES.get(_NO_SUBSCRIBERS, ""))))
+_NO_SUBSCRIBERS_SHORT: Final = encode(PubAck(1, _NO_SUBSCRIBERS))
+"""PUBACK of a message without a receiver, with and without its Reason String; the packet identifier is filled in."""
 
 
 class Sink(Protocol):
@@ -139,13 +147,22 @@ class Output(Timed):
             if remaining + len(head) > self.maximum_out:
                 stats.dropped_too_large += 1
                 return False
-            self.out += (head, topic, packet_id.to_bytes(2, "big"), properties, payload)
+            out = self.out
+            out.append(head)
+            out.append(topic)
+            out.append(packet_id.to_bytes(2, "big"))
+            out.append(properties)
+            out.append(payload)
         else:
             head = heads[remaining] if heads is not None and remaining < 2048 else publish_head(first, remaining)
             if remaining + len(head) > self.maximum_out:
                 stats.dropped_too_large += 1
                 return False
-            self.out += (head, topic, properties, payload)
+            out = self.out
+            out.append(head)
+            out.append(topic)
+            out.append(properties)
+            out.append(payload)
         self.out_bytes += remaining
         if self.out_bytes > self._max_output:
             self.throttled = True
@@ -189,6 +206,13 @@ class Output(Timed):
         """Answer a QoS 1 message."""
         if code == 0 or self.version != 5:
             self.out.append((0x40020000 | packet_id).to_bytes(4, "big"))
+            self.stats.answers_sent += 1
+            if not self.dirty:
+                self.mark()
+        elif code == _NO_SUBSCRIBERS and not reason_string and self.maximum_out > len(_NO_SUBSCRIBERS_PACKET):
+            # The answer to every message that nobody wants.
+            packet = _NO_SUBSCRIBERS_PACKET if self._problem_information else _NO_SUBSCRIBERS_SHORT
+            self.out.append(packet[:2] + packet_id.to_bytes(2, "big") + packet[4:])
             self.stats.answers_sent += 1
             if not self.dirty:
                 self.mark()

@@ -93,7 +93,7 @@ class _Deliveries:
                 self._delivery(session, row, row.packet_id if known is None else known.packet_id)
 
     def _released(self, session: Session, row: ProgressRow) -> None:
-        delivery: Delivery = (RELEASED, 2, 0, b"", None, row.number)
+        delivery = Delivery(RELEASED, 2, 0, b"", None, row.number)
         if row.stage == Stage.RELEASED:
             session.inflight[row.packet_id] = delivery
         elif session.kept is not None:  # its message was damaged and is in the quarantine
@@ -103,7 +103,7 @@ class _Deliveries:
         message = self._message(row.message)
         subscription = session.subscriptions.get(row.share) if row.share else None
         group = None if subscription is None else subscription.group
-        delivery = (message, row.qos, row.retain, row.identifiers, group, row.number)
+        delivery = Delivery(message, row.qos, row.retain, row.identifiers, group, row.number)
         if packet_id:
             session.inflight[packet_id] = delivery
             if len(message.payload) >= LARGE:

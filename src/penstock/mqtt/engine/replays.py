@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock.mqtt.engine.message import Message
 from penstock.mqtt.engine.subscription import SessionSubscription
+from penstock.mqtt.engine.waiting import Delivery
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.connection import BrokerConnection
@@ -64,7 +65,7 @@ class Replays:
                 if message.expired(now) or not retained.delivers(topic, message) or not session.may_receive(topic):
                     continue
                 if qos:
-                    session.start((message, qos, 1, subscription.identifier, None, 0), connection, now)
+                    session.start(Delivery(message, qos, 1, subscription.identifier, None, 0), connection, now)
                 else:
                     connection.send_publish(message, 0, 0x31, subscription.identifier, now)
             self._found = None

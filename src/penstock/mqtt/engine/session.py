@@ -16,10 +16,11 @@ from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.access import Rights
 from penstock.mqtt.engine.inflight import Inflight
-from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueOverflowPolicy
+from penstock.mqtt.engine.limits import BrokerLimits, QueueOverflowPolicy
 from penstock.mqtt.engine.message import Message, Notification
 from penstock.mqtt.engine.pending import PendingAnswer
 from penstock.mqtt.engine.replays import Replays
+from penstock.mqtt.engine.stats import BrokerStats
 from penstock.mqtt.engine.subscription import SessionSubscription
 from penstock.mqtt.engine.timers import Timed
 from penstock.mqtt.engine.waiting import RELEASED, Delivery, Waiting
@@ -156,7 +157,7 @@ class Session(Timed):
             elif connection.writable:
                 connection.send_publish(message, 0, 0x30 | retain, identifiers, now)
             else:
-                self._wait((message, 0, retain, identifiers, group, 0), now)
+                self._wait(Delivery(message, 0, retain, identifiers, group, 0), now)
             return
         kept = self.kept
         inflight = self.inflight  # holds what is to be sent again, too: then it is full, or the connection is
@@ -170,7 +171,7 @@ class Session(Timed):
             if self.ending:
                 return  # it ended while the message was on its way to others
             number = 0 if kept is None else kept.queue(message, qos, retain, identifiers, group, 0)
-            self._wait((message, qos, retain, identifiers, group, number), now)
+            self._wait(Delivery(message, qos, retain, identifiers, group, number), now)
             return
         packet_id = inflight.free_id()
         if connection.send_publish(message, packet_id, 0x30 | qos << 1 | retain, identifiers, now):
@@ -179,7 +180,7 @@ class Session(Timed):
                 number = kept.queue(message, qos, retain, identifiers, group, packet_id)
                 if qos == 2:
                     kept.hold_back(connection)
-            inflight[packet_id] = (message, qos, retain, identifiers, group, number)
+            inflight[packet_id] = Delivery(message, qos, retain, identifiers, group, number)
             if len(message.payload) >= LARGE:
                 inflight.bytes += len(message.payload)
 
@@ -193,7 +194,7 @@ class Session(Timed):
             return
         if self.kept is not None:
             self.kept.done(delivery)
-        if type(delivery[0]) is Notification:
+        if type(delivery.message) is Notification:
             connection = self.connection
             if connection is not None:  # without one there is no observation any more
                 self._stats.observers_disconnected += 1
@@ -224,7 +225,7 @@ class Session(Timed):
 
     def _landed(self, delivery: Delivery) -> None:
         """What was in flight is not any more; called where there are large ones."""
-        size = len(delivery[0].payload)
+        size = len(delivery.message.payload)
         if size >= LARGE:
             self.inflight.bytes -= size
 
@@ -234,10 +235,10 @@ class Session(Timed):
         Raises:
             RemoteProtocolError: the message was sent at QoS 2.
         """
-        delivery = self.inflight.pop(packet_id, None)
+        delivery = self.inflight.pop(packet_id)
         if delivery is None:
             return False
-        if delivery[1] != 1:
+        if delivery.qos != 1:
             self.inflight[packet_id] = delivery
             raise protocol_error("PUBACK for a message sent at QoS 2")
         if self.inflight.bytes:
@@ -259,7 +260,7 @@ class Session(Timed):
         delivery = self.inflight.get(packet_id)
         if delivery is None:
             return ReasonCode.PACKET_IDENTIFIER_NOT_FOUND if reason_code < 0x80 else -1  # [MQTT-4.3.3-4]
-        if delivery[1] != 2:
+        if delivery.qos != 2:
             raise protocol_error("PUBREC for a message sent at QoS 1")
         if self.inflight.bytes:
             self._landed(delivery)  # from here on without its payload
@@ -267,10 +268,10 @@ class Session(Timed):
             self.resend.remove(packet_id)
         kept = self.kept
         if reason_code < 0x80:
-            if delivery[0] is not RELEASED:
+            if delivery.message is not RELEASED:
                 if kept is not None:
                     kept.released(delivery, packet_id)
-                self.inflight[packet_id] = (RELEASED, 2, 0, b"", None, delivery[5])
+                self.inflight[packet_id] = Delivery(RELEASED, 2, 0, b"", None, delivery.number)
             if kept is not None and self.connection is not None:
                 # A PUBREL that a crash forgets would let the message come a second time.
                 kept.hold_back(self.connection)
@@ -290,7 +291,7 @@ class Session(Timed):
         delivery = self.inflight.get(packet_id)
         if delivery is None:
             return False
-        if delivery[0] is not RELEASED:
+        if delivery.message is not RELEASED:
             raise protocol_error("PUBCOMP before PUBREL")
         if self.kept is not None:
             self.kept.done(delivery)
@@ -301,8 +302,8 @@ class Session(Timed):
 
     def withdraw(self, deliveries: list[Delivery]) -> None:
         """Others deliver these, which came by shared subscriptions."""
-        gone = {(delivery[0], delivery[4]) for delivery in deliveries}
-        for packet_id in [packet_id for packet_id, sent in self.inflight.items() if (sent[0], sent[4]) in gone]:
+        gone = {(delivery.message, delivery.group) for delivery in deliveries}
+        for packet_id in [packet_id for packet_id, sent in self.inflight.items() if (sent.message, sent.group) in gone]:
             if self.inflight.bytes:
                 self._landed(self.inflight[packet_id])
             del self.inflight[packet_id]
@@ -325,7 +326,7 @@ class Session(Timed):
         connection = self.connection
         self.resend = deque() if self.inflight else _NOTHING
         for packet_id, delivery in self.inflight.items():
-            if delivery[0] is not RELEASED:
+            if delivery.message is not RELEASED:
                 self.resend.append(packet_id)
             elif connection is not None:
                 connection.pubrel(packet_id)
@@ -340,8 +341,8 @@ class Session(Timed):
         while resend and connection.writable and len(inflight) - len(resend) < connection.send_maximum:
             packet_id = resend.popleft()
             delivery = inflight[packet_id]
-            message, qos, retain, identifiers, _, _ = delivery
-            if not connection.send_publish(message, packet_id, 0x38 | qos << 1 | retain, identifiers, now):
+            first = 0x38 | delivery.qos << 1 | delivery.retain
+            if not connection.send_publish(delivery.message, packet_id, first, delivery.identifiers, now):
                 if inflight.bytes:
                     self._landed(delivery)
                 del inflight[packet_id]
@@ -353,18 +354,19 @@ class Session(Timed):
         if self.replays is not None and self.replays.send(connection, now):
             self.replays = None
         while waiting.qos0 and connection.writable:
-            message, _, retain, identifiers, _, _ = waiting.take_qos0()
+            delivery = waiting.take_qos0()
+            message = delivery.message
             if message.expired(now):
                 self._stats.dropped_expired += 1
             else:
-                connection.send_publish(message, 0, 0x30 | retain, identifiers, now)
+                connection.send_publish(message, 0, 0x30 | delivery.retain, delivery.identifiers, now)
         if self.helps is not None and not waiting.reliable:
             group, self.helps = self.helps, None
             self._broker.take_over(group, now)
 
     def start(self, delivery: Delivery, connection: BrokerConnection, now: int) -> None:
         """First send of a QoS 1 or 2 message that waited: it is in flight from here on."""
-        message, qos, retain, identifiers, group, number = delivery
+        message, qos = delivery.message, delivery.qos
         kept = self.kept
         if message.expired(now):  # [MQTT-3.3.2-5]
             self._stats.dropped_expired += 1
@@ -373,16 +375,19 @@ class Session(Timed):
             return
         inflight = self.inflight
         packet_id = inflight.free_id()
-        if not connection.send_publish(message, packet_id, 0x30 | qos << 1 | retain, identifiers, now):
+        if not connection.send_publish(
+            message, packet_id, 0x30 | qos << 1 | delivery.retain, delivery.identifiers, now
+        ):
             if kept is not None:
                 kept.done(delivery)
             return
         if kept is not None:
-            if number:
+            if delivery.number:
                 kept.sent(delivery, packet_id)
             else:  # retained, or from before the session was kept
-                number = kept.queue(message, qos, retain, identifiers, group, packet_id)
-                delivery = (message, qos, retain, identifiers, group, number)
+                delivery.number = kept.queue(
+                    message, qos, delivery.retain, delivery.identifiers, delivery.group, packet_id
+                )
             if qos == 2:
                 kept.hold_back(connection)
         inflight[packet_id] = delivery

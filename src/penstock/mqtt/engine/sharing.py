@@ -27,8 +27,8 @@ def deliver_shared(member: SessionSubscription, group: SharedGroup, message: Mes
 
 def share_out(session: Session, now: int) -> None:
     """The session lost its connection, or ends: connected members take over, or any, if it ends."""
-    inflight = [d for d in session.inflight.values() if d[4] is not None and d[1] == 1]
-    waiting = [d for d in session.waiting.reliable if d[4] is not None]
+    inflight = [d for d in session.inflight.values() if d.group is not None and d.qos == 1]
+    waiting = [d for d in session.waiting.reliable if d.group is not None]
     if inflight or waiting:
         _hand_over(session, inflight + waiting, now, online_only=not session.ending)
 
@@ -43,7 +43,7 @@ def take_over(group: SharedGroup, now: int) -> None:
 def leave_group(session: Session, group: SharedGroup, now: int) -> None:
     """The session unsubscribed: what it did not begin to send is the others'."""
     if group.members:
-        _hand_over(session, [d for d in session.waiting.reliable if d[4] is group], now, online_only=False)
+        _hand_over(session, [d for d in session.waiting.reliable if d.group is group], now, online_only=False)
 
 
 def _hand_over(session: Session, deliveries: Iterable[Delivery], now: int, *, online_only: bool) -> None:
@@ -52,7 +52,7 @@ def _hand_over(session: Session, deliveries: Iterable[Delivery], now: int, *, on
     allowed: dict[tuple[SharedGroup, str], list[SessionSubscription]] = {}
     room: dict[Session, _Room] = {}
     for delivery in deliveries:
-        message, group = delivery[0], delivery[4]
+        message, group = delivery.message, delivery.group
         if group is None or message.expired(now):
             continue
         topic = message.publish.topic
@@ -75,7 +75,7 @@ def _hand_over(session: Session, deliveries: Iterable[Delivery], now: int, *, on
     if moved:
         session.withdraw(moved)
         for delivery, (taker, group) in zip(moved, takers, strict=True):
-            deliver_shared(taker, group, delivery[0], now)
+            deliver_shared(taker, group, delivery.message, now)
 
 
 class _Room:

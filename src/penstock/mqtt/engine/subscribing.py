@@ -113,7 +113,7 @@ def check_again(broker: Broker, session: Session, now: int) -> None:
         if not rights.may_subscribe(subscription.topic_filter, subscription.qos):
             _end_subscription(broker, session, subscription, now)
     waiting = session.waiting
-    unwanted = [d for d in (*waiting.reliable, *waiting.qos0) if not rights.may_receive(d[0].publish.topic)]
+    unwanted = [d for d in (*waiting.reliable, *waiting.qos0) if not rights.may_receive(d.message.publish.topic)]
     if unwanted:
         waiting.remove(unwanted)
         if session.kept is not None:

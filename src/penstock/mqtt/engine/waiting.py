@@ -12,22 +12,18 @@ ends the client's connection, and the observation with it.
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, final
 
 from penstock.mqtt.codec.packets import Publish
-from penstock.mqtt.engine.limits import BrokerLimits, BrokerStats, QueueOverflowPolicy
+from penstock.mqtt.engine.limits import BrokerLimits, QueueOverflowPolicy
 from penstock.mqtt.engine.message import Message, Notification
+from penstock.mqtt.engine.stats import BrokerStats
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.kept import Kept
     from penstock.mqtt.engine.shared import SharedGroup
 
 __all__ = ["RELEASED", "Delivery", "Waiting", "WaitingTotals"]
-
-Delivery = tuple[Message, int, int, bytes, "SharedGroup | None", int]
-"""What goes to one session: message, QoS, RETAIN flag (0 or 1), subscription identifiers as an encoded block, the
-shared subscription that chose this session (None: a subscription of its own), and the number under which the journal
-has it (0: it has not)."""
 
 RELEASED: Final = Message(Publish("released"), 0)
 """Stands in flight for a QoS 2 message whose PUBREL was sent: the message itself is needed no more [MQTT-4.3.3-6]."""
@@ -41,6 +37,28 @@ walks the queue, and so costs a few steps a message."""
 
 _EMPTY: Final[deque[Delivery]] = deque(maxlen=0)
 """The line of everybody for whom nothing ever waited: a deque of one's own takes 760 bytes."""
+
+
+@final
+class Delivery:
+    """One message for one session.
+
+    ``retain`` is the RETAIN flag, 0 or 1; ``identifiers`` the subscription identifiers as an encoded block; ``group``
+    the shared subscription that chose the session, None for a subscription of its own; ``number`` the one under which
+    the journal has it, 0 where it has not.
+    """
+
+    __slots__ = ("group", "identifiers", "message", "number", "qos", "retain")
+
+    def __init__(
+        self, message: Message, qos: int, retain: int, identifiers: bytes, group: SharedGroup | None, number: int
+    ) -> None:
+        self.message = message
+        self.qos = qos
+        self.retain = retain
+        self.identifiers = identifiers
+        self.group = group
+        self.number = number
 
 
 class WaitingTotals:
@@ -105,9 +123,9 @@ class Waiting:
         Where the policy would not take an urgent message, it goes beyond the session's bounds, up to twice as much.
         """
         limits = self._limits
-        size = delivery[0].size
+        size = delivery.message.size
         drops_oldest = limits.queue_overflow is QueueOverflowPolicy.DROP_OLDEST
-        share = URGENT_SHARE if delivery[0].urgent and delivery[1] and not drops_oldest else 1
+        share = URGENT_SHARE if delivery.message.urgent and delivery.qos and not drops_oldest else 1
         if size > limits.max_queued_bytes:
             self._stats.dropped_queue_full += 1
             return False
@@ -116,21 +134,21 @@ class Waiting:
                 continue
             self._stats.dropped_queue_full += 1
             oldest = self.qos0 or self.reliable
-            if not drops_oldest and not (delivery[1] and self.qos0):
+            if not drops_oldest and not (delivery.qos and self.qos0):
                 return False
-            if not oldest or (oldest is self.reliable and not delivery[1]):
+            if not oldest or (oldest is self.reliable and not delivery.qos):
                 return False  # others fill the broker, or what waits is promised and this is not
-            if type(oldest[0][0]) is Notification:
+            if type(oldest[0].message) is Notification:
                 return False
             dropped = oldest.popleft()
             self._forget(dropped)
             if self.kept is not None:
                 self.kept.done(dropped)
-        if delivery[1]:
+        if delivery.qos:
             if self.reliable is _EMPTY:
                 self.reliable = deque()
             self.reliable.append(delivery)
-            if type(delivery[0]) is Notification:
+            if type(delivery.message) is Notification:
                 self._unmerged += 1
         else:
             if self.qos0 is _EMPTY:
@@ -153,9 +171,8 @@ class Waiting:
         """Topics of which a later deletion waits."""
         stays: deque[Delivery] = deque()
         dropped = 0
-        # By position, not by identity: compiled code makes a new tuple wherever one changes hands.
         for position, each in enumerate((delivery, *reversed(self.reliable))):
-            message = each[0]
+            message = each.message
             if type(message) is Notification:
                 topic = message.topic_wire
                 if topic in (deleted if message.deletes else reported):
@@ -188,12 +205,12 @@ class Waiting:
 
     def remove(self, unwanted: list[Delivery]) -> None:
         """Take these out, wherever they stand: what brought the same message by the same group."""
-        gone = {(delivery[0], delivery[4]) for delivery in unwanted}
+        gone = {(delivery.message, delivery.group) for delivery in unwanted}
         for line in (self.reliable, self.qos0):
-            kept = [delivery for delivery in line if (delivery[0], delivery[4]) not in gone]
+            kept = [delivery for delivery in line if (delivery.message, delivery.group) not in gone]
             if len(kept) < len(line):
                 for delivery in line:
-                    if (delivery[0], delivery[4]) in gone:
+                    if (delivery.message, delivery.group) in gone:
                         self._forget(delivery)
                 line.clear()
                 line.extend(kept)
@@ -207,7 +224,7 @@ class Waiting:
         self.qos0.clear()
 
     def _forget(self, delivery: Delivery) -> None:
-        size = delivery[0].size
+        size = delivery.message.size
         self.bytes -= size
         self._totals.bytes -= size
         self._totals.messages -= 1

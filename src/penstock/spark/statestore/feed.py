@@ -49,7 +49,8 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._client = client
         self._topic = options.source.topics[0]
-        starting = options.starting if options.starting in ("earliest", "latest") else None
+        given = options.starting
+        starting = given if isinstance(given, str) and given in ("earliest", "latest") else None
         self._changes = TubeStreamReader(replace(options.source, starting=starting), client)
         self._initial: Offset | None = None
         self._ends = False

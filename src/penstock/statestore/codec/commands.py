@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum, Flag, StrEnum
-from typing import Final, NamedTuple
+from typing import Final, final
 
 from penstock.errors import RemoteProtocolError
 from penstock.statestore.codec.arguments import ttl_of, version_of
@@ -147,23 +147,51 @@ class Command:
         return f"<{self.verb} {self.key!r}>"
 
 
-class CommandSpec(NamedTuple):
+@final
+class CommandSpec:
     """One row: arguments counted with the verb, access, whether a time stamp must be there and a fence is checked.
 
     ``syntax`` is how the arguments are written, ``extension`` what must be switched on for the command.
     """
 
-    verb: Verb
-    min_args: int
-    max_args: int
-    access: Access
-    parse: Callable[[list[bytes], Extension], Command | StoreError]
-    """Arguments (verb and key included, at least ``min_args``) -> command; it reports syntax and too many arguments."""
-    syntax: str
-    summary: str
-    needs_timestamp: bool = False
-    checks_fence: bool = False
-    extension: Extension = Extension.NONE
+    __slots__ = (
+        "access",
+        "checks_fence",
+        "extension",
+        "max_args",
+        "min_args",
+        "needs_timestamp",
+        "parse",
+        "summary",
+        "syntax",
+        "verb",
+    )
+
+    def __init__(
+        self,
+        verb: Verb,
+        min_args: int,
+        max_args: int,
+        access: Access,
+        parse: Callable[[list[bytes], Extension], Command | StoreError],
+        syntax: str,
+        summary: str,
+        *,
+        needs_timestamp: bool = False,
+        checks_fence: bool = False,
+        extension: Extension = Extension.NONE,
+    ) -> None:
+        self.verb = verb
+        self.min_args = min_args
+        self.max_args = max_args
+        self.access = access
+        self.parse = parse
+        """Arguments (verb and key included, at least ``min_args``) -> command; reports syntax, too many arguments."""
+        self.syntax = syntax
+        self.summary = summary
+        self.needs_timestamp = needs_timestamp
+        self.checks_fence = checks_fence
+        self.extension = extension
 
 
 # Reading a member of an enum costs as much as a call: those that every request meets have names of their own.

@@ -5,8 +5,6 @@ Source: state store protocol, "Versioning and hybrid logical clocks", "Fencing T
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from penstock.statestore.codec.commands import Command, Extension
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.engine.answer import Context
@@ -17,11 +15,14 @@ from penstock.statestore.hlc import Hlc, parse
 __all__ = ["Claims", "fence_error", "fence_prefix", "read_claims"]
 
 
-class Claims(NamedTuple):
+class Claims:
     """None where the request has none; none of the instants is too far ahead."""
 
-    timestamp: Hlc | None
-    token: Hlc | None
+    __slots__ = ("timestamp", "token")
+
+    def __init__(self, timestamp: Hlc | None, token: Hlc | None) -> None:
+        self.timestamp = timestamp
+        self.token = token
 
 
 def fence_prefix(command: Command, context: Context, extensions: Extension) -> bytes | StoreError | None:
@@ -42,7 +43,8 @@ def read_claims(command: Command, context: Context, now_ms: int) -> Claims | Sto
     The clock has not been touched before: a client with a fast clock must not push it.
     """
     spec = command.spec
-    timestamp = token = None
+    timestamp: Hlc | None = None
+    token: Hlc | None = None
     if context.timestamp is not None:
         timestamp = parse(context.timestamp)
         if timestamp is None:
@@ -75,4 +77,4 @@ def fence_error(
         return None
     if token is None:
         return StoreError.FENCE_REQUIRED
-    return StoreError.FENCE_LOWER if token < fence else None
+    return StoreError.FENCE_LOWER if token.is_before(fence) else None

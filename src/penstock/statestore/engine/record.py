@@ -136,14 +136,15 @@ def digest_of(key: bytes) -> bytes:
 def encode_record(record: Record) -> bytes:
     """``record`` in its stored form, checksummed, the whole key included."""
     key, version, fence = record.key, record.version, record.fence
-    node = version[2].encode() if not record.owner else f"{version[2]}\0{record.owner}".encode()
+    node = version.node.encode() if not record.owner else f"{version.node}\0{record.owner}".encode()
     if fence is None:
-        head = _PLAIN_HEAD.pack(record.expires_at, version[0], version[1], len(node), 0, len(key))
+        head = _PLAIN_HEAD.pack(record.expires_at, version.wall_ms, version.counter, len(node), 0, len(key))
         body = b"".join((head, node, key, record.value))
     else:
-        fence_node = fence[2].encode()
+        fence_node = fence.node.encode()
         sizes = len(node), len(fence_node), len(key)
-        head = _HEAD.pack(record.expires_at, version[0], version[1], fence[0], fence[1], *sizes)
+        clocks = version.wall_ms, version.counter, fence.wall_ms, fence.counter
+        head = _HEAD.pack(record.expires_at, *clocks, *sizes)
         body = b"".join((head, node, fence_node, key, record.value))
     return crc32(body).to_bytes(4, "big") + body
 
@@ -161,12 +162,9 @@ def decode_record(stored: bytes) -> Record | None:
     if crc32(stored[4:]) != checksum or key_end > len(stored):
         return None
     node, owner = _node_and_owner(stored[_HEAD_END:node_end])
-    version = _new(Hlc, (wall, counter, node))
+    version = Hlc(wall, counter, node)
     fence = Hlc(fence_wall, fence_counter, _node(stored[node_end:fence_end])) if fence_size else None
     return Record(stored[fence_end:key_end], stored[key_end:], version, fence, expires_at, owner)
-
-
-_new = tuple.__new__
 
 
 @lru_cache(maxsize=128)  # a client may choose 64 KiB for the node of its fencing token

@@ -161,7 +161,7 @@ class Engine:
             answer = self._carry_out(command, context, claims, prefix, now_ms, steady_ms, changes)
         # Also what changed nothing has been seen: later versions are greater than every time stamp accepted.
         timestamp = claims.timestamp
-        if timestamp is not None and timestamp > self.clock and answer.kind is not _ERROR:
+        if timestamp is not None and self.clock.is_before(timestamp) and answer.kind is not _ERROR:
             self.clock = self.clock.raised_to(timestamp)
         return answer, changes
 
@@ -190,7 +190,7 @@ class Engine:
         changes: list[Change],
     ) -> Answer:
         """What one command comes to, granted as it is; ``prefix`` is the one whose floor it raises."""
-        timestamp, token = claims
+        timestamp, token = claims.timestamp, claims.token
         record = self._records.get(command.key)
         if record is not None and record.expires_at and record.expires_at <= steady_ms:
             changes.append(self._expire(record, now_ms))

@@ -30,8 +30,8 @@ def put(session: Session, *payloads: bytes, qos: int = 1) -> None:
 def test_a_full_queue_and_its_bytes(policy: QueueOverflowPolicy, kept: list[bytes]) -> None:
     session = offline(max_queued_messages=2, queue_overflow=policy)
     put(session, b"1", b"2", b"3")
-    assert [delivery[0].payload for delivery in session.waiting.reliable] == kept
-    assert session.waiting.bytes == sum(delivery[0].size for delivery in session.waiting.reliable)
+    assert [delivery.message.payload for delivery in session.waiting.reliable] == kept
+    assert session.waiting.bytes == sum(delivery.message.size for delivery in session.waiting.reliable)
     session.clear()
     assert (session.waiting.bytes, len(session.waiting)) == (0, 0)
 

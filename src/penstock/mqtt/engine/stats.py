@@ -1,0 +1,60 @@
+"""Counters of a broker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["BrokerStats"]
+
+
+@dataclass(slots=True)
+class BrokerStats:
+    """Counters since the start, and sizes at the moment they were read."""
+
+    connections_opened: int = 0
+    connections_refused: int = 0
+    protocol_errors: int = 0
+    packets_received: int = 0
+    answers_sent: int = 0
+    """Packets other than PUBLISH."""
+    bytes_received: int = 0
+    bytes_sent: int = 0
+    publishes_received: int = 0
+    publishes_sent: int = 0
+    dropped_queue_full: int = 0
+    notifications_merged: int = 0
+    """Notifications of the state store that a full queue dropped because a newer one of the same key waits."""
+    observers_disconnected: int = 0
+    """Connections ended because a notification of the state store did not fit into the queue."""
+    dropped_expired: int = 0
+    dropped_too_large: int = 0
+    dropped_offline: int = 0
+    """QoS 0 messages for sessions without a connection."""
+    dropped_refused: int = 0
+    """QoS 0 messages that would have had a failure code at QoS 1: a bad payload, a topic too deep, no room."""
+    dropped_unauthorized: int = 0
+    """Messages whose receiver may not have them, or not any more."""
+    refused_unauthorized: int = 0
+    """Messages, wills, subscriptions and sessions that access control refused; messages to reserved topics too."""
+    refused_queue_full: int = 0
+    """Messages answered 0x97 because a receiver's queue was full."""
+    refused_out_of_space: int = 0
+    """Messages refused because they must be stored and the disk has no space for them."""
+    rate_exceeded: int = 0
+    """Messages of clients that published too fast."""
+    write_stalls: int = 0
+    """Connections ended because the client took nothing."""
+    packets_sent: int = 0
+    """``publishes_sent`` and ``answers_sent``."""
+    connections: int = 0
+    sessions: int = 0
+    subscriptions: int = 0
+    retained: int = 0
+    retained_bytes: int = 0
+    retained_withheld: int = 0
+    """Retained messages that were not delivered because their publisher may not publish them any more."""
+    inflight: int = 0
+    queued: int = 0
+    queued_bytes: int = 0
+    unacknowledged: int = 0
+    """QoS 1 and 2 messages of clients whose answer waits for a service, or behind one that does."""
