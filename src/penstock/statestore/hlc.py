@@ -31,6 +31,7 @@ MAX_LEAD_MS: Final = 8
 
 _MAX_NUMBER: Final = 2**64 - 1
 _MAX_NUMBER_DIGITS: Final = 20
+_SHORT_DIGITS: Final = 18
 
 
 @final
@@ -166,15 +167,22 @@ def parse(text: str) -> Hlc | None:
 
     Numbers are unsigned 64-bit, in ASCII digits; the node id is not empty and has no colon.
     """
+    first = text.find(":")
+    second = text.find(":", first + 1)
+    if 0 < first <= _SHORT_DIGITS and 1 < second - first <= _SHORT_DIGITS + 1:  # as every client writes it
+        wall, counter, node = text[:first], text[first + 1 : second], text[second + 1 :]
+        if wall.isdigit() and counter.isdigit() and wall.isascii() and counter.isascii():
+            return None if not node or ":" in node else Hlc(int(wall), int(counter), node)
+        return None
+    return _parse_long(text)
+
+
+def _parse_long(text: str) -> Hlc | None:
+    """:func:`parse` for numbers of any length."""
     parts = text.split(":", 3)
     if len(parts) != 3 or not parts[2]:
         return None
-    first, second, node = parts
-    if len(first) < _MAX_NUMBER_DIGITS and len(second) < _MAX_NUMBER_DIGITS:  # as every client writes them
-        if first.isdigit() and second.isdigit() and first.isascii() and second.isascii():
-            return Hlc(int(first), int(second), node)
-        return None
-    wall, counter = _number(first), _number(second)
+    wall, counter = _number(parts[0]), _number(parts[1])
     if wall is None or counter is None:
         return None
     return Hlc(wall, counter, parts[2])

@@ -9,7 +9,7 @@ bytes received, however they are split: pieces of an unfinished packet are joine
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.bodies import BODIES
@@ -19,6 +19,9 @@ from penstock.mqtt.codec.property_blocks import decode_publish_properties
 from penstock.mqtt.codec.reasons import CLIENT_DISCONNECT, PacketType, reason_name
 from penstock.mqtt.codec.topics import has_wildcard
 from penstock.mqtt.codec.version311 import BODIES_311
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 __all__ = ["LARGEST_PACKET", "Decoder", "Role", "TopicNames"]
 
@@ -167,24 +170,24 @@ class Decoder:
         self._pieces.clear()
         self.buffered = 0
 
-    def _decode(self, data: bytes, packets: list[Packet]) -> int:
+    def _decode(self, data: bytes, packets: list[Packet]) -> i64:
         """Append the packets that are complete; return how many bytes they took. Sets ``_needed`` for the rest."""
-        position = 0
-        size = len(data)
+        position: i64 = 0
+        size: i64 = len(data)
         refused = self._refused
-        largest = self._largest
+        largest: i64 = self._largest
         while position < size:
-            first = data[position]
-            kind = _KINDS[first]
+            first: i64 = data[position]
+            kind: i64 = _KINDS[first]
             if kind == 0:
                 raise malformed(f"first byte 0x{first:02X}: reserved type or flags [MQTT-2.1.3-1]")
-            if kind in refused:
+            if kind != 3 and kind != 4 and kind in refused:  # noqa: PLR1714 - both sides send these two
                 raise protocol_error(f"{PacketType(kind).name} was sent to the wrong side")
             if position + 1 >= size:
                 self._needed = 2
                 return position
-            length = data[position + 1]
-            start = position + 2
+            length: i64 = data[position + 1]
+            start: i64 = position + 2
             if length > 127:
                 header = _long_length(data, position + 1, size)
                 if header is None:
@@ -216,7 +219,7 @@ class Decoder:
         self._needed = 1
         return position
 
-    def _publish(self, data: bytes, first: int, start: int, end: int) -> Publish:
+    def _publish(self, data: bytes, first: i64, start: i64, end: i64) -> Publish:
         """PUBLISH: topic, identifier (QoS 1, 2), properties, payload to the end [MQTT 5.0 section 3.3]."""
         position = start + 2
         if position > end:
@@ -230,7 +233,7 @@ class Decoder:
         topic = self._topics.names.get(wire)
         if topic is None:
             topic = self._topics.add(wire)
-        packet_id = 0
+        packet_id: i64 = 0
         if qos:
             packet_id = data[position] << 8 | data[position + 1]
             if packet_id == 0:
@@ -239,8 +242,8 @@ class Decoder:
             publish = Publish(topic, data[properties_start + 1 : end], qos)
             publish.properties_wire = _NO_PROPERTIES
         else:
-            length = data[properties_start]
-            block = properties_start + 1
+            length: i64 = data[properties_start]
+            block: i64 = properties_start + 1
             if length > 127:
                 reader = Reader(data, properties_start, end)
                 length = reader.varint()
@@ -262,7 +265,7 @@ class Decoder:
             publish.dup = first & 8 == 8
         return publish
 
-    def _publish_311(self, data: bytes, first: int, start: int, end: int) -> Publish:
+    def _publish_311(self, data: bytes, first: i64, start: i64, end: i64) -> Publish:
         """PUBLISH of MQTT 3.1.1: topic, identifier (QoS 1, 2), payload to the end."""
         position = start + 2
         if position > end:

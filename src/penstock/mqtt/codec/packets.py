@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from penstock.mqtt.codec.primitives import length_size
 from penstock.mqtt.codec.properties import Properties
+from penstock.mqtt.codec.property_blocks import decode_publish_properties
 
 __all__ = [
     "Auth",
@@ -37,13 +39,16 @@ __all__ = [
 class Publish:
     """An application message on its way [MQTT 5.0 section 3.3].
 
-    ``properties`` makes an empty :class:`Properties` when first asked for; ``optional_properties`` is None until then.
-    ``topic_wire`` and ``properties_wire`` are the received bytes of the topic with its length and of the property
-    block with its length; empty for a message made here. They let a broker forward without encoding again.
+    ``optional_properties`` is None where there are none, or none were looked at: ``properties`` decodes them from
+    ``properties_wire`` when they are first asked for. ``topic_wire`` and ``properties_wire`` are the bytes of the topic
+    with its length and of the property block with its length, where they are known; they let a broker forward without
+    encoding again. Whoever writes ``properties_wire`` instead of properties says in ``expiry_s`` which Message Expiry
+    Interval is among them; -1: none.
     """
 
     __slots__ = (
         "dup",
+        "expiry_s",
         "optional_properties",
         "packet_id",
         "payload",
@@ -74,13 +79,16 @@ class Publish:
         self.optional_properties = properties
         self.topic_wire = b""
         self.properties_wire = b""
+        self.expiry_s = -1
 
     @property
     def properties(self) -> Properties:
         """The properties; made on first use."""
         given = self.optional_properties
         if given is None:
-            given = self.optional_properties = Properties()
+            wire = self.properties_wire
+            given = decode_publish_properties(wire, length_size(wire), len(wire)) if len(wire) > 1 else Properties()
+            self.optional_properties = given
         return given
 
     def __eq__(self, other: object) -> bool:

@@ -7,13 +7,16 @@ Source: MQTT 5.0 section 2.2.2.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.primitives import Reader, decode_text, malformed, protocol_error
 from penstock.mqtt.codec.properties import ALLOWED_IN, BY_IDENTIFIER, Properties, WireType
 from penstock.mqtt.codec.reasons import PacketType
 from penstock.mqtt.codec.topics import name_problem
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 __all__ = ["decode_properties", "decode_publish_properties", "read_properties"]
 
@@ -46,6 +49,8 @@ KEPT: Final = 4096
 LONGEST_KEPT: Final = 40
 _CONTENT_TYPES: Final = {text.encode(): text for text in ("application/octet-stream", "application/json", "text/plain")}
 """The content types that nearly every message has."""
+_NEVER_REPEATED: Final = ("__ts", "__ft", "Timestamp", "FencingToken")
+"""User properties with a clock value: another one in each message."""
 _pairs: dict[bytes, tuple[str, str]] = {}
 _response_topics: dict[bytes, str] = {}
 """Checked texts by their bytes; each is emptied when it holds :data:`KEPT`."""
@@ -124,7 +129,7 @@ _AUTHENTICATION_DATA: Final = 1 << 0x16
 _PUBLISH: Final = 1 << PacketType.PUBLISH
 
 
-def decode_publish_properties(data: bytes, position: int, end: int) -> Properties:
+def decode_publish_properties(data: bytes, position: i64, end: i64) -> Properties:
     """The properties of a PUBLISH in ``data[position:end]``: what :func:`decode_properties` gives, without the table.
 
     Half of the time that a message with properties takes to decode goes into them, so its few properties are written
@@ -135,9 +140,11 @@ def decode_publish_properties(data: bytes, position: int, end: int) -> Propertie
     """
     properties = Properties()
     begin = position
-    seen = 0
+    seen: i64 = 0
+    middle: i64
+    stop: i64
     while position < end:
-        identifier = data[position]
+        identifier: i64 = data[position]
         position += 1
         if identifier == 0x26:
             middle = position + 2
@@ -155,11 +162,13 @@ def decode_publish_properties(data: bytes, position: int, end: int) -> Propertie
             properties.user_properties.append(pair)
             position = stop
             continue
-        bit = 1 << identifier
+        if identifier > 0x26:
+            return decode_properties(data, begin, end, _PUBLISH)  # it raises the error
+        bit: i64 = 1 << identifier
         if seen & bit and identifier != 0x0B:
             return decode_properties(data, begin, end, _PUBLISH)  # it raises the error
         seen |= bit
-        if identifier in (0x03, 0x08, 0x09):
+        if identifier == 0x09 or identifier == 0x08 or identifier == 0x03:  # noqa: PLR1714 - compared as numbers
             stop = position + 2
             if stop <= end:
                 stop += data[position] << 8 | data[position + 1]
@@ -229,7 +238,7 @@ def _pair(wire: bytes) -> tuple[str, str]:
         return known
     middle = 2 + (wire[0] << 8 | wire[1])
     pair = (decode_text(wire[2:middle]), decode_text(wire[middle + 2 :]))
-    if len(wire) <= LONGEST_KEPT:
+    if len(wire) <= LONGEST_KEPT and pair[0] not in _NEVER_REPEATED:
         if len(_pairs) >= KEPT:
             _pairs.clear()
         _pairs[wire] = pair

@@ -60,7 +60,9 @@ class Message:
         self.urgent = False
         properties = publish.optional_properties
         if properties is None:
-            self.properties_wire = b"\x00"
+            self.properties_wire = publish.properties_wire or b"\x00"
+            if publish.expiry_s >= 0:
+                self.expires_at = now + publish.expiry_s * 1000
             return
         if properties.message_expiry_interval is not None:
             self.expires_at = now + properties.message_expiry_interval * 1000

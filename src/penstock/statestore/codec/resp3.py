@@ -19,9 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.errors import RemoteProtocolError
+
+if TYPE_CHECKING:
+    from mypy_extensions import i64
 
 __all__ = [
     "MISSING",
@@ -46,7 +49,8 @@ __all__ = [
 OK: Final = b"+OK\r\n"
 MISSING: Final = b"$-1\r\n"
 
-_ARRAY, _BULK = 0x2A, 0x24
+_ARRAY: Final = 0x2A
+_BULK: Final = 0x24
 # Ten digits hold every length an MQTT payload can have (268,435,455); more can only be an overflow.
 _MAX_DIGITS: Final = 10
 # The shortest element is an empty bulk string; a count that cannot fit is refused before anything is allocated.
@@ -89,7 +93,7 @@ def encode_array(elements: Sequence[bytes]) -> bytes:
 
 def encode_bulk(value: bytes) -> bytes:
     """``value`` as a bulk string: the answer to a GET that found the key."""
-    return b"$%d\r\n%b\r\n" % (len(value), value)
+    return b"".join(bulk_pieces(value))
 
 
 Pieces = tuple[bytes, bytes, bytes]
@@ -118,24 +122,19 @@ def decode_array(payload: bytes) -> list[bytes]:
     Raises:
         RemoteProtocolError: anything else; the caller answers ``-ERR syntax error``.
     """
-    count, position = _COUNTS.get(payload[:4], 0), 4
-    if not count:
-        count, position = _header(payload, 0, _ARRAY)
-    if count == 0 or count * _SHORTEST_ELEMENT > len(payload) - position:
+    size: i64 = len(payload)
+    count, position = _header(payload, 0, _ARRAY)
+    if count == 0 or count * _SHORTEST_ELEMENT > size - position:
         raise _malformed(payload, 0, f"an array of {count} elements cannot be here")
     elements: list[bytes] = []
-    sizes = _SIZES
-    for _ in range(count):  # `_bulk`, in place: every request comes through here, and a call an element would show
-        start = payload.find(b"\n", position, position + 4 + _MAX_DIGITS) + 1
-        size = sizes.get(payload[position:start]) if start else None
-        if size is None:
-            size, start = _header(payload, position, _BULK)
-        end = start + size
+    while count > 0:
+        length, start = _header(payload, position, _BULK)
+        end = start + length
         position = end + 2
-        # A slice past the end shortens silently and then is not CRLF either.
-        if payload[end:position] != b"\r\n":
-            raise _malformed(payload, start, f"{size} bytes and CRLF expected")
+        if position > size or payload[end] != 0x0D or payload[end + 1] != 0x0A:
+            raise _malformed(payload, start, f"{length} bytes and CRLF expected")
         elements.append(payload[start:end])
+        count -= 1
     _check_end(payload, position)
     return elements
 
@@ -238,36 +237,36 @@ def decode_values(payload: bytes) -> list[bytes | None]:
 
 _HEADS: Final = 1024
 _BULK_HEADS: Final = [b"$%d\r\n" % size for size in range(_HEADS)]
-_SIZES: Final = {head: size for size, head in enumerate(_BULK_HEADS)}
-"""The lines of short elements, which most are: one look-up instead of reading digits."""
-_COUNTS: Final = {b"*%d\r\n" % count: count for count in range(1, 10)}
-"""The same for the lines of short arrays."""
+"""The lines before short values."""
 
 
-def _header(payload: bytes, position: int, kind: int) -> tuple[int, int]:
+def _header(payload: bytes, position: i64, kind: i64) -> tuple[i64, i64]:
     """The number in the line at ``position``, which must begin with ``kind``, and where the next byte after it is."""
-    if position >= len(payload) or payload[position] != kind:
+    size: i64 = len(payload)
+    if position >= size or payload[position] != kind:
         raise _malformed(payload, position, f"{chr(kind)!r} expected")
-    end = payload.find(b"\r\n", position + 1, position + 3 + _MAX_DIGITS)
-    digits = payload[position + 1 : end] if end > 0 else b""
-    # bytes.isdigit() knows the ASCII digits only, and refuses the empty string, signs and blanks.
-    if not digits.isdigit() or (len(digits) > 1 and digits[0] == 0x30):
+    at = position + 1
+    number: i64 = 0
+    while at < size and at - position <= _MAX_DIGITS:
+        digit: i64 = payload[at] - 0x30
+        if digit < 0 or digit > 9:
+            break
+        number = number * 10 + digit
+        at += 1
+    digits = at - position - 1
+    leading_zero = digits > 1 and payload[position + 1] == 0x30
+    if digits == 0 or leading_zero or at + 2 > size or payload[at] != 0x0D or payload[at + 1] != 0x0A:
         raise _malformed(payload, position + 1, f"a length of at most {_MAX_DIGITS} digits and CRLF expected")
-    return int(digits), end + 2
+    return number, at + 2
 
 
-def _bulk(payload: bytes, position: int) -> tuple[bytes, int]:
+def _bulk(payload: bytes, position: i64) -> tuple[bytes, i64]:
     """The bulk string at ``position``, and where the next byte after it is."""
-    start = payload.find(b"\n", position, position + 4 + _MAX_DIGITS) + 1
-    size = _SIZES.get(payload[position:start]) if start else None
-    if size is None:
-        size, start = _header(payload, position, _BULK)
-    end = start + size
-    position = end + 2
-    # A slice past the end shortens silently and then is not CRLF either.
-    if payload[end:position] != b"\r\n":
-        raise _malformed(payload, start, f"{size} bytes and CRLF expected")
-    return payload[start:end], position
+    length, start = _header(payload, position, _BULK)
+    end = start + length
+    if end + 2 > len(payload) or payload[end] != 0x0D or payload[end + 1] != 0x0A:
+        raise _malformed(payload, start, f"{length} bytes and CRLF expected")
+    return payload[start:end], end + 2
 
 
 def _check_end(payload: bytes, position: int) -> None:

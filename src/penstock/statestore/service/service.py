@@ -335,14 +335,14 @@ class StateStoreService:
         if policy is not None and isinstance(ask, Ask) and not policy.may_answer_on(ask.context, ask.response_topic):
             ask = Refusal(ReasonCode.NOT_AUTHORIZED, "the client may not subscribe to its own response topic")
         if isinstance(ask, Refusal):
-            self._refuse(message, ask)
+            self._refuse(message, ask, now_ms)
             return
         context = ask.context
         if policy is not None:
             context.owner = policy.owner(context)
         if message.again and self._recent.has(context.client_id, ask.correlation, context.timestamp):
             self.stats.repeated += 1
-            self._answer(message, _REPEATED, None, 0)
+            self._answer(message, _REPEATED, None, 0, now_ms)
             return
         if self._waiting.count >= self.options.max_waiting and not self._is_urgent(ask):
             self.stats.refused += 1
@@ -350,22 +350,22 @@ class StateStoreService:
             return
         command = parse_payload(message.publish.payload, self.options.extensions)
         if isinstance(command, StoreError):
-            self._answer(message, ask, Answer(AnswerKind.ERROR, error=command), 0)
+            self._answer(message, ask, Answer(AnswerKind.ERROR, error=command), 0, now_ms)
             return
         if command.verb is _KEYNOTIFY and (error := _cannot_observe(message, command)) is not None:
-            self._answer(message, ask, Answer(AnswerKind.ERROR, error=error), 0)
+            self._answer(message, ask, Answer(AnswerKind.ERROR, error=error), 0, now_ms)
             return
         if command.spec.checks_fence:  # it writes
             self._recent.note(context.client_id, ask.correlation, context.timestamp)
         answer, changes = self._engine.execute(command, context, now_ms, self._steady())
         if changes:
             wait_for = self._submit(changes, asked=self._is_asked_to_keep(ask))
-            self._answer(message, ask, answer, wait_for)
+            self._answer(message, ask, answer, wait_for, now_ms)
             self._notify(changes, wait_for)
         elif answer.kind is _PAYLOAD or answer.missed:
-            self._answer(message, ask, answer, self._writer.waits_for_any())
+            self._answer(message, ask, answer, self._writer.waits_for_any(), now_ms)
         else:
-            self._answer(message, ask, answer, self._writer.waits_for(command.key))
+            self._answer(message, ask, answer, self._writer.waits_for(command.key), now_ms)
 
     def _is_asked_to_keep(self, ask: Ask) -> bool:
         name, value = self._asks
@@ -418,17 +418,23 @@ class StateStoreService:
         self._engine.read_only = True
         _log.critical("read-only path=%s: %s", self._storage.path, failure)
 
-    def _answer(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None, wait_for: int) -> None:
+    def _answer(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None, wait_for: int, now_ms: int) -> None:
         """Let an answer go, now or with the commit ``wait_for``, never before an earlier one to the same client."""
         wait_for = self._waiting.behind(message.client_id, wait_for)
         if not wait_for or self.failure is not None:
-            self._let_go((message, ask, answer), committed=not wait_for)
+            self._release(message, ask, answer, now_ms, committed=not wait_for)
         else:
             self._waiting.add(wait_for, message.client_id, self._let_go, (message, ask, answer))
 
     def _let_go(self, whole: tuple[Inbound, Ask | Refusal, Answer | None], *, committed: bool) -> None:
-        """Settle the request and send its answer; where what it shows will never be committed, say that instead."""
+        """The commit that an answer waited for has ended."""
         message, ask, answer = whole
+        self._release(message, ask, answer, self._clock(), committed=committed)
+
+    def _release(
+        self, message: Inbound, ask: Ask | Refusal, answer: Answer | None, now_ms: int, *, committed: bool
+    ) -> None:
+        """Settle the request and send its answer; where what it shows will never be committed, say that instead."""
         if answer is not None and not committed:
             message.settle(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, StoreError.READ_ONLY)
             answer = Answer(AnswerKind.ERROR, error=StoreError.READ_ONLY)
@@ -436,17 +442,17 @@ class StateStoreService:
             message.settle(ask.reason_code, ask.reason)
             self._voice.answer(message.client_id, ask.response, message.settle)
         elif answer is not None:
-            self._voice.answer(message.client_id, response(ask, answer, self._clock()), message.settle)
+            self._voice.answer(message.client_id, response(ask, answer, now_ms), message.settle)
             for change in answer.missed:
                 self._voice.tell(message.client_id, ask.dialect, change)
 
-    def _refuse(self, message: Inbound, refusal: Refusal) -> None:
+    def _refuse(self, message: Inbound, refusal: Refusal, now_ms: int) -> None:
         self.stats.refused += 1
         if refusal.disconnect:
             # Without a PUBACK, and only the connection that brought it: a will of a client that is back has none.
             message.disconnect(refusal.reason_code, refusal.reason)
         else:
-            self._answer(message, refusal, None, 0)
+            self._answer(message, refusal, None, 0, now_ms)
 
     def _notify(self, changes: Sequence[Change], wait_for: int) -> None:
         """Tell the observers of ``changes``, now or with the commit ``wait_for``."""
