@@ -9,11 +9,11 @@ PINS := requirements/build.txt requirements/dev.txt pyproject.toml
 STAMP := .venv/.installed-$(shell cat $(PINS) | sha256sum | cut -c1-16)
 SUITES := $(BIN)/python tools/suites.py
 
-.PHONY: help setup system programs jars demo test fmt lint types unit faults interop end_to_end spark docs bench nightly lock proto reference clean
+.PHONY: help setup core system programs jars demo test fmt lint types unit faults interop end_to_end spark docs interpreted bench nightly lock proto reference clean
 
 help: ## List the targets
 	@grep -hE '^[a-z_]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
-	@echo "  make lint | types | unit | faults | interop | end_to_end | spark | docs    one suite of make test"
+	@echo "  make lint | types | unit | faults | interop | end_to_end | spark | docs | interpreted    one suite of make test"
 
 setup: $(STAMP) ## Make .venv and install everything, pinned by version and hash
 
@@ -25,8 +25,12 @@ $(STAMP):
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-build-isolation -r requirements/dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@rm -f .venv/.installed-*
+	@$(BIN)/python tools/core.py
 	@touch $@
 	@echo 'make: done; for the command penstock in this shell: export PATH="$(CURDIR)/.venv/bin:$$PATH"'
+
+core: setup ## Compile the core for this checkout, if its sources have changed
+	@$(BIN)/python tools/core.py
 
 system: ## Install the Debian packages that the interop tests use (needs apt and root)
 	@bash tools/system.sh requirements/debian.txt
@@ -40,14 +44,14 @@ jars: setup ## Fetch Delta Lake for the installed Spark with Maven, once, into t
 demo: setup ## See real telemetry travel the whole way: MQTT, tube log, Spark, lake table, state store
 	$(BIN)/penstock demo $(ARGS)
 
-test: setup ## Everything a change must pass: format, lint, types, all suites, documentation
+test: core ## Everything a change must pass: format, lint, types, all suites, documentation
 	@$(SUITES) --all
 
 fmt: setup ## Format the tree and fix what lint can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-lint types unit faults interop end_to_end spark docs: setup
+lint types unit faults interop end_to_end spark docs interpreted: core
 	@$(SUITES) $@
 
 bench: setup ## Benchmarks beside a named peer; results as JSON under benchmarks/results

@@ -1,9 +1,12 @@
-"""A pytest plugin for the run on compiled modules (``-p tests.compiled``): they must be compiled, and what cannot be
-tested on them is skipped with its reason.
+"""What cannot be tested on the compiled core is skipped there; the suite ``interpreted`` runs it.
+
+A test that replaces a constant or a class of a compiled module would change nothing: they are built in where they are
+used. A test whose class inherits from one of the core cannot be defined.
 """
 
 from __future__ import annotations
 
+import os
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import find_spec
 from types import ModuleType
@@ -11,15 +14,26 @@ from typing import Any
 
 import pytest
 
-from tools import compile as compiler
+from penstock import compiled
 
-__all__ = ["pytest_collection_modifyitems", "pytest_configure", "pytest_sessionstart"]
+__all__ = ["pytest_configure", "pytest_ignore_collect", "pytest_report_header"]
 
-_SKIPPED = {
-    "tests/unit/mqtt/engine/test_timers.py": "interpreted classes cannot inherit from compiled ones",
-}
-"""By the beginning of their names."""
+_INHERIT = ("tests/unit/mqtt/engine/test_timers.py",)
+"""Their classes inherit from classes of the core."""
 _SUFFIXES = tuple(EXTENSION_SUFFIXES)
+_setattr = pytest.MonkeyPatch.setattr
+
+
+def pytest_report_header() -> str:
+    why = compiled.why_interpreted()
+    return f"penstock core: {compiled.form()}" + (f" ({why})" if why else "")
+
+
+def pytest_ignore_collect(collection_path: os.PathLike[str]) -> bool | None:
+    """Leave out what cannot be defined on the compiled core."""
+    if compiled.form() == "compiled" and os.fspath(collection_path).endswith(_INHERIT):
+        return True
+    return None
 
 
 def _is_compiled(module: str) -> bool:
@@ -27,37 +41,21 @@ def _is_compiled(module: str) -> bool:
     return spec is not None and spec.origin is not None and spec.origin.endswith(_SUFFIXES)
 
 
-def pytest_sessionstart() -> None:
-    """Refuse to run where a module that should be compiled is not."""
-    package = compiler.ROOT / "src" / "penstock"
-    names = [f"penstock.{file.removesuffix('.py').replace('/', '.')}" for file in compiler.modules(package)]
-    missing = [name for name in names if not _is_compiled(name)]
-    if missing or not names:
-        raise pytest.UsageError(f"not compiled: {', '.join(missing) or 'anything'}")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what stands in ``_SKIPPED``."""
-    for item in items:
-        for name, reason in _SKIPPED.items():
-            if item.nodeid.startswith(name):
-                item.add_marker(pytest.mark.skip(reason=reason))
-
-
-_setattr = pytest.MonkeyPatch.setattr
-
-
 def _patch(patches: pytest.MonkeyPatch, target: Any, *given: Any, **options: Any) -> None:
-    """Skip the test that would change a constant or a class of a compiled module: they are built in where used."""
     if isinstance(target, str):
         module = target.rpartition(".")[0]
     else:
         module = target.__name__ if isinstance(target, ModuleType) else getattr(target, "__module__", "")
     if module.startswith("penstock.") and _is_compiled(module):
-        pytest.skip(f"{module} has its constants built in")
+        pytest.skip(f"{module} is compiled: what it uses is built in; tested by the suite 'interpreted'")
     _setattr(patches, target, *given, **options)
 
 
 def pytest_configure() -> None:
-    """Have every patch looked at."""
-    pytest.MonkeyPatch.setattr = _patch  # type: ignore[assignment, method-assign]
+    """Where continuous integration requires everything, the compiled core is among it."""
+    if os.environ.get("PENSTOCK_REQUIRE") == "all" and os.environ.get("PENSTOCK_CORE", "") != "interpreted":
+        why = compiled.why_interpreted()
+        if why:
+            raise pytest.UsageError(f"the core is not compiled: {why}")
+    if compiled.form() == "compiled":
+        pytest.MonkeyPatch.setattr = _patch  # type: ignore[method-assign, assignment]

@@ -13,3 +13,5 @@ settings.register_profile(
     "penstock", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("penstock")
+
+pytest_plugins = ["tests.compiled"]

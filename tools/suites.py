@@ -30,13 +30,16 @@ PYTEST = {
     "interop": ["tests/interop"],
     "end_to_end": ["tests/end_to_end"],
     "spark": ["tests/spark"],
+    "interpreted": ["tests/unit/mqtt", "tests/unit/statestore", "tests/engine", "tests/conformance"],
 }
+ENVIRONMENT = {"interpreted": {"PENSTOCK_CORE": "interpreted"}}
+"""What a suite sets. All others run on the compiled core, where there is one."""
 COMMANDS: dict[str, list[list[str]]] = {
     "lint": [[PYTHON, "-m", "ruff", "format", "--check", "."], [PYTHON, "-m", "ruff", "check", "."]],
     "types": [[PYTHON, "-m", "mypy", "src", "tests", "tools", "benchmarks"]],
     "docs": [[PYTHON, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "docs", "docs/_build/html"]],
 }
-ORDER = ["lint", "types", "unit", "faults", "interop", "docs", "end_to_end", "spark"]
+ORDER = ["lint", "types", "unit", "faults", "interop", "docs", "interpreted", "end_to_end", "spark"]
 """What answers soonest first; what starts Spark last, so that of two jobs one begins with them (:func:`run_all`)."""
 
 JOBS = min(2, os.cpu_count() or 1)
@@ -97,20 +100,27 @@ def run_suite(name: str, *, headed: bool) -> Result:
             commands.append(pytest_command(paths, report))
         for command in commands:
             print(f"== {name}: {' '.join(command[2:] if command[0] == PYTHON else command)}", flush=True)
-            status = run_headed(command, f"{name:<10} | ") if headed else run_plain(command)
+            environment = {**os.environ, **ENVIRONMENT.get(name, {})}
+            status = run_headed(command, environment, f"{name:<10} | ") if headed else run_plain(command, environment)
             result.ok = result.ok and status == 0
         read_report(report, result)
     result.seconds = time.monotonic() - started
     return result
 
 
-def run_plain(command: list[str]) -> int:
-    return subprocess.run(command, cwd=ROOT, env=os.environ, check=False).returncode
+def run_plain(command: list[str], environment: dict[str, str]) -> int:
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
-def run_headed(command: list[str], head: str) -> int:
+def run_headed(command: list[str], environment: dict[str, str], head: str) -> int:
     with subprocess.Popen(
-        command, cwd=ROOT, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
     ) as process:
         assert process.stdout is not None
         for line in process.stdout:

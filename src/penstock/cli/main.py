@@ -44,6 +44,7 @@ COMMANDS: dict[str, Command] = {
     "passwd": Command("penstock.cli.passwd", "Keep the password file of a node."),
     "tube": Command("penstock.cli.tube", "Topics, groups, records in and out, positions and lag of a tube."),
     "pipeline": Command("penstock.cli.pipeline", "Check and run pipelines."),
+    "version": Command("penstock.cli.version", "Show the version and the form in which the core runs."),
 }
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock import compiled
 from penstock.cli.output import escape, print_json, use_colour
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def _banner(ready: Ready, *, users: bool) -> None:
     page = "https" if ready.http_tls else "http"
     broker_page = "https" if ready.tube_broker_http_tls else "http"
     sys.stdout.write(
-        f"""{bold}penstock {ready.version}{plain} is ready (process {ready.pid}, Ctrl-C ends it)
+        f"""{bold}penstock {ready.version}{plain} is ready (process {ready.pid}, core {compiled.form()}, Ctrl-C ends it)
 
   data directory  {escape(ready.data_dir)}
   durability      {ready.durability}

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 
 import penstock
+from penstock import compiled
 from penstock.node.config import LISTENERS, NodeConfig
 from penstock.node.listening import Listener
 from penstock.node.node import Node, Ready
@@ -50,7 +51,12 @@ async def serve(
         ready = await unless(stop, node.start())
         if ready is not None:
             freeze_memory()
-            fields = {"version": penstock.__version__, "pid": ready.pid, "loop": loop_name()}
+            fields = {
+                "version": penstock.__version__,
+                "pid": ready.pid,
+                "loop": loop_name(),
+                "core": compiled.form(),
+            }
             _log.info("ready", extra={"fields": fields})
             _warn_of_anonymous(config)
             on_ready(ready)

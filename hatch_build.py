@@ -1,0 +1,58 @@
+"""Build hook of the wheel: the core's extension modules, where there is a C compiler; else a wheel of pure Python.
+
+``PENSTOCK_BUILD=compiled`` makes a core that cannot be compiled an error, ``PENSTOCK_BUILD=pure`` builds a pure wheel.
+An editable installation has no extension modules beside its sources: ``tools/core.py`` builds them into the cache.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+def _tool(root: Path) -> ModuleType:
+    spec = spec_from_file_location("penstock_tools_core", root / "tools" / "core.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class CoreBuildHook(BuildHookInterface):  # type: ignore[type-arg]
+    """Adds the extension modules to the wheel."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile the core into a folder of this build, and name its files [BuildHookInterface]."""
+        wanted = os.environ.get("PENSTOCK_BUILD", "")
+        if wanted not in ("", "compiled", "pure"):
+            raise ValueError(f"PENSTOCK_BUILD is {wanted!r}: it must be 'compiled' or 'pure', or not set")
+        if self.target_name != "wheel" or version == "editable" or wanted == "pure":
+            return
+        core = _tool(Path(self.root))
+        missing = core.problem()
+        if missing:
+            if wanted == "compiled":
+                raise RuntimeError(f"the core cannot be compiled: {missing}")
+            self.app.display_warning(f"penstock: a pure wheel, whose core runs interpreted: {missing}")
+            return
+        self._folder = tempfile.mkdtemp(prefix="penstock-core-")
+        for file in core.compile_into(Path(self._folder) / "core", "2").values():
+            build_data["force_include"][str(Path(self._folder) / "core" / file)] = file
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+        sys.stdout.flush()
+
+    def finalize(self, _version: str, _build_data: dict[str, Any], _artifact_path: str) -> None:
+        """Remove what was compiled [BuildHookInterface]."""
+        folder = getattr(self, "_folder", None)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,57 @@
+"""The wheel: the core's extension modules are in it, and are what an installation runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from penstock import compiled
+from tools import core
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def _build(folder: Path, form: str) -> Path:
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    subprocess.run(command, cwd=ROOT, env={**os.environ, "PENSTOCK_BUILD": form}, check=True, timeout=500)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def test_a_platform_wheel_has_every_module_of_the_core_compiled(tmp_path: Path) -> None:
+    missing = core.problem()
+    if missing:
+        pytest.skip(missing)
+    wheel = _build(tmp_path / "dist", "compiled")
+    assert "none-any" not in wheel.name
+    with ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    for module in compiled.core_modules(ROOT / "src" / "penstock"):
+        assert f"penstock/{module}" in names
+        assert f"penstock/{module.removesuffix('.py')}{EXTENSION_SUFFIXES[0]}" in names
+    python = tmp_path / "venv" / "bin" / "python"
+    venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--no-deps", "--no-index", str(wheel)]
+    subprocess.run(install, check=True, timeout=120)
+    script = "import penstock.mqtt.codec.topics as t; from penstock import compiled; print(compiled.form(), t.__file__)"
+    for wanted, suffix in (("", EXTENSION_SUFFIXES[0]), ("interpreted", ".py")):
+        environment = {**os.environ, "PENSTOCK_CORE": wanted}
+        done = subprocess.run(
+            [python, "-c", script], env=environment, capture_output=True, text=True, check=True, cwd=tmp_path
+        )
+        assert done.stdout.split()[0] == (wanted or "compiled")
+        assert done.stdout.strip().endswith(suffix)
+
+
+def test_a_pure_wheel_runs_anywhere(tmp_path: Path) -> None:
+    wheel = _build(tmp_path, "pure")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    with ZipFile(wheel) as archive:
+        assert not [name for name in archive.namelist() if name.endswith(".so")]

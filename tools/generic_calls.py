@@ -1,0 +1,105 @@
+"""Count the generic calls in the C that mypyc made of the core's hot functions.
+
+Usage: python -m tools.generic_calls [--write]
+
+A generic call goes through CPython's object protocol: an attribute or method of a class that is not native, a call of a
+callable value, arithmetic on objects. It costs ten to fifty times a native one. ``--write`` stores the counts as
+the budget that a test holds the code to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+from penstock.compiled import build_folder
+
+ROOT = Path(__file__).resolve().parent.parent
+BUDGET = ROOT / "tests" / "architecture" / "generic_calls.json"
+
+HOT = (
+    "decoder___Decoder___feed",
+    "decoder___Decoder____decode",
+    "decoder___Decoder____publish",
+    "property_blocks___decode_publish_properties",
+    "connection___BrokerConnection___receive",
+    "receiving___take_publish",
+    "receiving____answer_later",
+    "receiving____inbound",
+    "broker___Broker___route",
+    "broker___Broker___respond",
+    "broker___Broker___fan_out",
+    "message___Message_____init__",
+    "session___Session___deliver",
+    "session___Session___acknowledge",
+    "output___Output___send_publish",
+    "output___Output___puback",
+    "outbound___Outbound___end_read",
+    "pending___PendingAnswer___settle",
+    "answers___Answers___answer_settled",
+    "binding___read_request",
+    "binding____answer",
+    "commands___parse_payload",
+    "resp3___decode_array",
+    "resp3____header",
+    "store___Engine___execute",
+    "store___Engine____carry_out",
+    "store___Engine____set",
+    "store___Engine____get",
+    "claims___read_claims",
+    "hlc___parse",
+    "hlc___Hlc___following",
+    "hlc___Hlc___is_before",
+    "service___service___StateStoreService___receive",
+    "service___service___StateStoreService____answer",
+    "service___service___StateStoreService____release",
+    "voice___Voice___answer",
+    "writer___ChangeWriter___submit",
+)
+"""Functions that every SET, GET or message passes, by their names in the C."""
+
+_GENERIC = re.compile(
+    r"PyObject_VectorcallMethod|PyObject_Vectorcall\(|CPyObject_GetAttr\(|CPyObject_GetSlice|PyObject_GetItem|"
+    r"PyObject_RichCompare|PyNumber_"
+)
+_FUNCTION = re.compile(r"^[A-Za-z_].*?CPyDef_(\w+)\(.*\{$")
+
+
+def count(build: Path) -> dict[str, int]:
+    """Generic calls of each hot function in the C files of a build folder."""
+    found: Counter[str] = Counter(dict.fromkeys(HOT, 0))
+    seen: set[str] = set()
+    for path in sorted((build / "build").rglob("*.c")):
+        name = ""
+        for line in path.read_text(errors="replace").splitlines():
+            start = _FUNCTION.match(line)
+            if start:
+                name = start.group(1)
+                seen.add(name)
+            elif name in found:
+                found[name] += len(_GENERIC.findall(line))
+    missing = sorted(set(HOT) - seen)
+    if missing:
+        raise SystemExit(f"generic_calls: not in the build: {', '.join(missing)}: adapt the list to the code")
+    return dict(found)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="store the counts as the budget")
+    options = parser.parse_args()
+    counts = count(build_folder(ROOT / "src" / "penstock"))
+    for name, calls in counts.items():
+        print(f"{calls:5}  {name}")
+    print(f"{sum(counts.values()):5}  in all")
+    if options.write:
+        BUDGET.write_text(json.dumps(counts, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
