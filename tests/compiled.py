@@ -37,7 +37,10 @@ def pytest_ignore_collect(collection_path: os.PathLike[str]) -> bool | None:
 
 
 def _is_compiled(module: str) -> bool:
-    spec = find_spec(module)
+    try:
+        spec = find_spec(module)
+    except ModuleNotFoundError:  # an attribute of a module, as in "penstock.cli.main.time"
+        return False
     return spec is not None and spec.origin is not None and spec.origin.endswith(_SUFFIXES)
 
 

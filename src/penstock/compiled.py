@@ -1,7 +1,7 @@
 """The two forms of the core: extension modules that mypyc builds, and the Python that they are built from.
 
 The core is the request path of the broker and of the state store. A wheel for a platform holds its extension modules
-beside the sources. In a checkout ``make setup`` builds them into the user's cache folder, with a manifest of the
+next to the sources. In a checkout ``make setup`` builds them into the user's cache folder, with a manifest of the
 sources that they were built from; they are used only while these sources are unchanged, so an edited file never runs
 as stale compiled code. Without a build the same modules run interpreted: with the same results, in about five times
 the time.
@@ -30,7 +30,6 @@ _PATTERNS: Final = (
     "mqtt/codec/*.py",
     "mqtt/engine/*.py",
     "mqtt/service.py",
-    "runtime/clock.py",
     "runtime/stepped_clock.py",
     "statestore/binding.py",
     "statestore/codec/*.py",
@@ -54,7 +53,7 @@ MANIFEST: Final = "manifest.json"
 """File of a build folder: the sources that the build was made from."""
 
 _PROBE: Final = "mqtt/codec/decoder"
-"""A module of the core, by which a build beside the sources is recognised."""
+"""A module of the core, by which a build next to the sources is recognised."""
 
 
 _why_interpreted = "no form was chosen yet"
@@ -67,14 +66,14 @@ def core_modules(package: Path) -> list[str]:
 
 
 def build_folder(package: Path) -> Path:
-    """Where the build of the checkout with ``package`` is kept, for this version of Python."""
+    """Folder of the build of the checkout with ``package``, for this version of Python."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     name = f"{package.parent.parent.name}-{crc32(str(package).encode()):08x}"
     return cache / "penstock" / "core" / f"{name}-{sys.implementation.cache_tag}-{os.uname().machine}"
 
 
 def digest(path: Path) -> str:
-    """What a source is recognised by."""
+    """The digest that a source is recognised by."""
     from hashlib import sha256
 
     return sha256(path.read_bytes()).hexdigest()
@@ -86,7 +85,7 @@ def form() -> str:
 
 
 def why_interpreted() -> str:
-    """Why the core is not compiled, and what to do; empty where it is."""
+    """The reason why the core is not compiled, and what to do; empty where it is."""
     return _why_interpreted
 
 
@@ -126,7 +125,7 @@ class _Finder:
     def find_spec(
         self, fullname: str, _path: Sequence[str] | None = None, _target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Where to load ``fullname`` from; None for a module that is not of the core [MetaPathFinder]."""
+        """The file of ``fullname``; None for a module that is not of the core [MetaPathFinder]."""
         file = self._files.get(fullname)
         return None if file is None else spec_from_file_location(fullname, file)
 

@@ -43,7 +43,7 @@ class Inflight(Generic[T]):
         del self._items[packet_id]
 
     def get(self, packet_id: int) -> T | None:
-        """What was sent with that identifier; None where it is free."""
+        """The message sent with that identifier; None where it is free."""
         return self._items.get(packet_id)
 
     def pop(self, packet_id: int) -> T | None:
@@ -59,7 +59,7 @@ class Inflight(Generic[T]):
         return self._items.items()
 
     def clear(self) -> None:
-        """Forget all of them; identifiers go on."""
+        """Forget all of them; identifiers continue."""
         self._items.clear()
 
     def free_id(self) -> int:
