@@ -42,7 +42,7 @@ class Rule(NamedTuple):
     never: frozenset[str] = frozenset()
 
 
-# The longest matching package decides. `penstock.errors`, `penstock.compiled` and `penstock.__version__` are open to all.
+# The longest matching package decides; what is in OPEN and `penstock.errors` may be imported by all.
 OPEN = ("__version__", "compiled")
 RULES = [
     Rule("penstock.errors", (), IMPURE),
