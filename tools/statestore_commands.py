@@ -12,7 +12,7 @@ from typing import Final
 
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.properties import Properties
-from penstock.statestore.binding import INVOKE, OLDER_INVOKE, Ask, notification, read_request, response
+from penstock.statestore.binding import INVOKE, OLDER_INVOKE, StoreRequest, notification, read_request, response
 from penstock.statestore.codec.commands import (
     COMMANDS,
     CommandSpec,
@@ -276,7 +276,7 @@ class Store:
         self.now += STEP_MS
         publish = self._request(asked)
         ask = read_request(publish, "app", self.now, self.now)
-        assert isinstance(ask, Ask)
+        assert isinstance(ask, StoreRequest)
         assert ask.dialect is self.dialect
         command = parse_payload(asked.payload, self.case.extensions)
         if isinstance(command, StoreError):

@@ -35,11 +35,11 @@ _PATTERNS: Final = (
     "statestore/codec/*.py",
     "statestore/engine/*.py",
     "statestore/hlc.py",
-    "statestore/service/ports.py",
-    "statestore/service/recent.py",
+    "statestore/service/interfaces.py",
+    "statestore/service/deduplication.py",
     "statestore/service/service.py",
-    "statestore/service/voice.py",
-    "statestore/service/waiting.py",
+    "statestore/service/delivery.py",
+    "statestore/service/commit_waiters.py",
     "statestore/service/writer.py",
 )
 """The modules of the core, inside the package."""

@@ -23,10 +23,10 @@ from penstock.mqtt.engine.retained import Allows
 from penstock.mqtt.engine.session import NOTIFICATIONS_LOST
 from penstock.mqtt.engine.stats import BrokerStats
 from penstock.mqtt.gatekeeper import Certificate, Client
-from penstock.mqtt.inside import InsideLink
+from penstock.mqtt.in_process import InProcessLink
 from penstock.mqtt.persistence import Persistence
 from penstock.mqtt.service import Service
-from penstock.mqtt.transport.admission import Admission, AdmissionLimits, AdmissionStats
+from penstock.mqtt.transport.connection_limits import Admission, AdmissionLimits, AdmissionStats
 from penstock.mqtt.transport.link import CLOSE_GRACE_S, Link
 from penstock.mqtt.transport.listener import Listener, ListenerSettings
 from penstock.runtime.clock import wall_clock_ms
@@ -74,7 +74,7 @@ class MqttServer:
         self._time: Callable[[], float] = _not_started
         self.listeners: list[Listener] = []
         self._links: dict[BrokerConnection, Link] = {}
-        self._inside: dict[BrokerConnection, InsideLink] = {}
+        self._inside: dict[BrokerConnection, InProcessLink] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._stalls: StallWatch | None = None
@@ -342,7 +342,7 @@ class MqttServer:
 
     # For its links inside the process
 
-    def open_inside(self, link: InsideLink, name: str, access: Access) -> BrokerConnection | None:
+    def open_inside(self, link: InProcessLink, name: str, access: Access) -> BrokerConnection | None:
         """A part of the node connects as a client; None when the broker is shutting down."""
         self._run_in(asyncio.get_running_loop())
         connection = None if self._closing else self._broker.open(name, self.now(), access=access)

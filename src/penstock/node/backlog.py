@@ -15,7 +15,7 @@ from operator import attrgetter
 
 from penstock.statestore.engine.record import Change
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.service.ports import LogPage, LogTail
+from penstock.statestore.service.interfaces import LogPage, LogTail
 
 __all__ = ["Backlog"]
 

@@ -33,7 +33,7 @@ from penstock.node.backlog import Backlog
 from penstock.runtime.clock import wall_clock_ms
 from penstock.statestore.engine.record import Change
 from penstock.statestore.hlc import Hlc, parse
-from penstock.statestore.service.ports import LogPage, LogTail, ReadLog
+from penstock.statestore.service.interfaces import LogPage, LogTail, ReadLog
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.record import Record
 

@@ -18,8 +18,8 @@ from pydantic import AfterValidator, BaseModel, Field, create_model, model_valid
 from penstock.mqtt.engine import limits as engine_limits
 from penstock.mqtt.engine.limits import BrokerLimits
 from penstock.mqtt.gatekeeper import Method
-from penstock.mqtt.transport import admission
-from penstock.mqtt.transport.admission import AdmissionLimits
+from penstock.mqtt.transport import connection_limits
+from penstock.mqtt.transport.connection_limits import AdmissionLimits
 from penstock.mqtt.transport.listener import Transport
 from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
 from penstock.node.listening import AddressText, Listener, Part, bind
@@ -81,7 +81,7 @@ def _limits(name: str, doc: str, *kinds: type[Any]) -> type[BaseModel]:
 
 def _docstrings(kind: type[Any]) -> dict[str, str]:
     """The texts under the fields of a dataclass."""
-    source = inspect.getsource(engine_limits if kind is BrokerLimits else admission)
+    source = inspect.getsource(engine_limits if kind is BrokerLimits else connection_limits)
     body = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == kind.__name__).body
     found: dict[str, str] = {}
     for statement, following in itertools.pairwise(body):

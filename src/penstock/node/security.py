@@ -25,7 +25,7 @@ from penstock.mqtt.engine.access import Access as MqttAccess
 from penstock.mqtt.engine.journal import Source
 from penstock.mqtt.engine.limits import BrokerLimits
 from penstock.mqtt.gatekeeper import Client, Gatekeeper, GateStats, Method, PartGate, Rulebook
-from penstock.mqtt.inside import Trusted
+from penstock.mqtt.in_process import AllowAll
 from penstock.mqtt.password_checks import PasswordChecks
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.transport.listener import Listener, ListenerSettings
@@ -175,7 +175,7 @@ class NodeSecurity:
         for keeper in self._keepers.values():
             if keeper is None:
                 if owner == "":
-                    trusted = Trusted(client_id)
+                    trusted = AllowAll(client_id)
                     return Rights(trusted, trusted.part)
             elif (client := keeper.recall(owner, client_id)) is not None:
                 return Rights(keeper, client)
@@ -195,7 +195,7 @@ class NodeSecurity:
     def _recall_bridge(self, entry: BridgeEntry) -> Rights:
         owner = bridge_client_id(entry.name)
         if entry.acts_as is None:
-            trusted = Trusted(owner)
+            trusted = AllowAll(owner)
             return Rights(trusted, trusted.part)
         gate = next((gate for gate in self._parts if gate.part == owner), None)
         if gate is None:

@@ -46,8 +46,8 @@ __all__ = [
     "ANSWER_TOPICS",
     "INVOKE",
     "OLDER_INVOKE",
-    "Ask",
-    "Refusal",
+    "RejectedRequest",
+    "StoreRequest",
     "client_response_topic",
     "dialect_named",
     "dialect_of",
@@ -81,7 +81,7 @@ _MAX_TOPIC: Final = 65_535
 
 
 @final
-class Ask:
+class StoreRequest:
     """A request that may be executed: where the answer goes and how it is written, and what the engine must know.
 
     ``expires_at`` is the wall clock in ms at which nobody wants the answer any more; 0 = never.
@@ -102,7 +102,7 @@ class Ask:
 
 
 @dataclass(slots=True)
-class Refusal:
+class RejectedRequest:
     """A request that is not executed.
 
     ``reason_code`` and ``reason`` settle the request; with ``disconnect`` they end the connection instead.
@@ -139,17 +139,17 @@ def read_request(
     forced: Dialect | None = None,
     username: str | None = None,
     principal: object = None,
-) -> Ask | Refusal:
+) -> StoreRequest | RejectedRequest:
     """What to do with a message to an invoke topic; ``forced`` overrules the form that the request has chosen."""
     properties = publish.optional_properties
     response_topic = properties.response_topic if properties is not None else None
     if properties is None or not response_topic:
-        return Refusal(
+        return RejectedRequest(
             ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR,
             "a request to the state store needs a response topic and correlation data (MQTT 5 properties)",
         )
     if _is_forbidden(response_topic):
-        return Refusal(
+        return RejectedRequest(
             ReasonCode.TOPIC_NAME_INVALID,
             "the response topic of a state store request must not be a topic of the store itself or hold a wildcard",
             disconnect=True,
@@ -158,7 +158,7 @@ def read_request(
     if properties.message_expiry_interval is not None:
         expires_at = received_ms + properties.message_expiry_interval * 1000
         if expires_at <= now_ms:
-            return Refusal()
+            return RejectedRequest()
     user: dict[str, str] = {}
     for name, value in properties.user_properties:
         user[name] = value if name not in user else ""  # one that is repeated is malformed
@@ -171,24 +171,26 @@ def read_request(
         if correlation is not None:
             fields = [("__stMsg", reason)]
             answer = status_response(response_topic, correlation, dialect, expires_at, now_ms, 400, fields)
-        return Refusal(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, reason, answer)
+        return RejectedRequest(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, reason, answer)
     if correlation is None:
         fields = [("__stMsg", "correlation data is missing"), ("__propName", "Correlation Data")]
-        return Refusal(0, "", status_response(response_topic, None, dialect, expires_at, now_ms, 400, fields))
+        return RejectedRequest(0, "", status_response(response_topic, None, dialect, expires_at, now_ms, 400, fields))
     if dialect.status and protocol_version is not None and not _is_supported(protocol_version):
         fields = [
             ("__stMsg", "the protocol version is not supported"),
             ("__supProtMajVer", "1"),
             ("__requestProtVer", protocol_version),
         ]
-        return Refusal(0, "", status_response(response_topic, correlation, dialect, expires_at, now_ms, 505, fields))
+        return RejectedRequest(
+            0, "", status_response(response_topic, correlation, dialect, expires_at, now_ms, 505, fields)
+        )
     timestamp = user.get(dialect.timestamp_property)
     token = user.get(dialect.fence_property)
     context = Context(client_id, dialect, timestamp, token, username, principal, user)
-    return Ask(response_topic, correlation, context, expires_at)
+    return StoreRequest(response_topic, correlation, context, expires_at)
 
 
-def response(ask: Ask, answer: Answer, now_ms: int) -> Publish | None:
+def response(ask: StoreRequest, answer: Answer, now_ms: int) -> Publish | None:
     """The message that carries ``answer``; None where the request's expiry is used up."""
     dialect = ask.context.dialect
     version = answer.version
@@ -359,7 +361,7 @@ _OK: Final = AnswerKind.OK
 _VALUE: Final = AnswerKind.VALUE
 
 
-def _answer(ask: Ask, dialect: Dialect, payload: bytes, version: Hlc | None, now_ms: int) -> Publish | None:
+def _answer(ask: StoreRequest, dialect: Dialect, payload: bytes, version: Hlc | None, now_ms: int) -> Publish | None:
     """What :func:`_message` gives for an answer that was carried out, written at once: one for every request."""
     message = Publish(ask.response_topic, payload, 1)
     parts: list[bytes] = []

@@ -93,7 +93,7 @@ def test_a_hundred_thousand_filters() -> None:
 
 
 def test_remembered_routes_are_bounded_by_their_receivers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.mqtt.engine.routes.TARGETS_KEPT", 1_000)
+    monkeypatch.setattr("penstock.mqtt.engine.router.TARGETS_KEPT", 1_000)
     bench = Bench()
     for n in range(30):
         bench.connect(f"s{n}").subscribe(Subscription("#", 0))

@@ -20,22 +20,22 @@ from penstock.mqtt.codec.packets import (
 )
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.engine.limits import BrokerLimits
-from penstock.mqtt.engine.words import OF_IDENTIFIERS, OF_MESSAGES, OF_SUBSCRIPTIONS
+from penstock.mqtt.engine.reason_strings import IDENTIFIER_REASONS, PUBLISH_REASONS, SUBSCRIPTION_REASONS
 from tests.engine.mqtt.harness import Bench
 from tests.engine.mqtt.test_access import Gate
 
 NOT_TEXT = Properties(payload_format_indicator=1)
 
 REFUSED: list[tuple[Packet, type[Packet], int, str]] = [
-    (Publish("secret", b"", 1, packet_id=1), PubAck, 0x87, OF_MESSAGES[0x87]),
-    (Publish("secret", b"", 2, packet_id=1), PubRec, 0x87, OF_MESSAGES[0x87]),
-    (Publish("$SYS/x", b"", 1, packet_id=1), PubAck, 0x90, OF_MESSAGES[0x90]),
-    (Publish("a", b"x", 1, packet_id=1, retain=True), PubAck, 0x97, OF_MESSAGES[0x97]),
-    (Publish("a", b"\xff", 2, packet_id=1, properties=NOT_TEXT), PubRec, 0x99, OF_MESSAGES[0x99]),
-    (PubRel(1), PubComp, 0x92, OF_IDENTIFIERS[0x92]),
-    (PubRec(1), PubRel, 0x92, OF_IDENTIFIERS[0x92]),
-    (Subscribe(1, [Subscription("a"), Subscription("a/" * 200)]), SubAck, 0x8F, OF_SUBSCRIPTIONS[0x8F]),
-    (Subscribe(1, [Subscription("hidden")]), SubAck, 0x87, OF_SUBSCRIPTIONS[0x87]),
+    (Publish("secret", b"", 1, packet_id=1), PubAck, 0x87, PUBLISH_REASONS[0x87]),
+    (Publish("secret", b"", 2, packet_id=1), PubRec, 0x87, PUBLISH_REASONS[0x87]),
+    (Publish("$SYS/x", b"", 1, packet_id=1), PubAck, 0x90, PUBLISH_REASONS[0x90]),
+    (Publish("a", b"x", 1, packet_id=1, retain=True), PubAck, 0x97, PUBLISH_REASONS[0x97]),
+    (Publish("a", b"\xff", 2, packet_id=1, properties=NOT_TEXT), PubRec, 0x99, PUBLISH_REASONS[0x99]),
+    (PubRel(1), PubComp, 0x92, IDENTIFIER_REASONS[0x92]),
+    (PubRec(1), PubRel, 0x92, IDENTIFIER_REASONS[0x92]),
+    (Subscribe(1, [Subscription("a"), Subscription("a/" * 200)]), SubAck, 0x8F, SUBSCRIPTION_REASONS[0x8F]),
+    (Subscribe(1, [Subscription("hidden")]), SubAck, 0x87, SUBSCRIPTION_REASONS[0x87]),
 ]
 
 

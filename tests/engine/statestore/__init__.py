@@ -18,7 +18,7 @@ from penstock.statestore.codec.resp3 import encode_array
 from penstock.statestore.engine.record import Change
 from penstock.statestore.hlc import Hlc, parse
 from penstock.statestore.options import StoreOptions
-from penstock.statestore.service.ports import Policy
+from penstock.statestore.service.interfaces import Policy
 from penstock.statestore.service.service import StateStoreService
 
 __all__ = ["NOW", "Delivery", "FakeOutlet", "ManualClock", "ManualCommitter", "Peer", "open_service"]

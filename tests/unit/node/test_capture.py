@@ -17,7 +17,7 @@ from penstock.runtime.durability import Durability
 from penstock.statestore.engine.record import Change
 from penstock.statestore.engine.record import Record as Kept
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.service.ports import LogPage, LogTail
+from penstock.statestore.service.interfaces import LogPage, LogTail
 from penstock.statestore.service.service import StateStoreService
 from penstock.tube.broker.broker import TubeBroker
 from penstock.tube.codec.codes import ErrCode

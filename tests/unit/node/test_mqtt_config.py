@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.mqtt.engine.limits import BrokerLimits
-from penstock.mqtt.transport.admission import AdmissionLimits
+from penstock.mqtt.transport.connection_limits import AdmissionLimits
 from penstock.mqtt.transport.tls import ClientCertificates
 from penstock.node.config import NodeConfig, load_config
 from penstock.node.mqtt_config import MqttLimits, Tls, admission_limits, broker_limits

@@ -11,8 +11,8 @@ from penstock.mqtt.codec.reasons import PacketType, ReasonCode
 from penstock.statestore.binding import (
     INVOKE,
     OLDER_INVOKE,
-    Ask,
-    Refusal,
+    RejectedRequest,
+    StoreRequest,
     client_response_topic,
     dialect_named,
     key_of_notification,
@@ -57,12 +57,12 @@ def message(
     return Publish(topic, encode_array([b"GET", b"k"]), qos, properties=properties)
 
 
-def read(publish: Publish, *, received_ms: int = NOW, forced: Dialect | None = None) -> Ask | Refusal:
+def read(publish: Publish, *, received_ms: int = NOW, forced: Dialect | None = None) -> StoreRequest | RejectedRequest:
     return read_request(publish, "c", received_ms, NOW, forced)
 
 
-def ask(dialect: Dialect = SDK, expires_at: int = 0) -> Ask:
-    return Ask("clients/c/response", b"id", Context("c", dialect), expires_at)
+def ask(dialect: Dialect = SDK, expires_at: int = 0) -> StoreRequest:
+    return StoreRequest("clients/c/response", b"id", Context("c", dialect), expires_at)
 
 
 def sent(answer: Answer, dialect: Dialect = SDK) -> tuple[bytes, list[tuple[str, str]]]:
@@ -113,7 +113,7 @@ def test_a_request_chooses_its_dialect() -> None:
     ]
     for topic, user, dialect in cases:
         found = read(message(topic=topic, user=user))
-        assert isinstance(found, Ask)
+        assert isinstance(found, StoreRequest)
         assert found.dialect is dialect
         assert (found.context.timestamp, found.context.fencing_token) == ("t", "f")
 
@@ -121,7 +121,7 @@ def test_a_request_chooses_its_dialect() -> None:
 @pytest.mark.parametrize("name", DIALECTS)
 def test_a_dialect_can_be_forced(name: str) -> None:
     found = read(message(user=[("__protVer", "1.0")]), forced=dialect_named(name))
-    assert isinstance(found, Ask)
+    assert isinstance(found, StoreRequest)
     assert found.dialect is DIALECTS[name]
 
 
@@ -133,7 +133,7 @@ def test_auto_forces_none() -> None:
 
 def test_a_repeated_timestamp_is_malformed() -> None:
     found = read(message(user=[("__ts", "1:0:a"), ("x", "1"), ("x", "2"), ("__ts", "1:0:a")]))
-    assert isinstance(found, Ask)
+    assert isinstance(found, StoreRequest)
     assert found.context.timestamp == ""
 
 
@@ -216,7 +216,7 @@ def test_the_answer_to_a_delete_and_its_notification_carry_one_version(dialect: 
 def test_without_a_response_topic_the_puback_says_so() -> None:
     for publish in (message(response_topic=None), message(response_topic=""), Publish(INVOKE, b"x", 1)):
         refusal = read(publish)
-        assert isinstance(refusal, Refusal)
+        assert isinstance(refusal, RejectedRequest)
         assert refusal.reason_code == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
         assert "response topic" in refusal.reason
         assert refusal.response is None
@@ -238,7 +238,7 @@ def test_without_a_response_topic_the_puback_says_so() -> None:
 def test_forbidden_response_topics_end_the_connection(topic: str) -> None:
     for qos in (0, 1, 2):
         refusal = read(message(response_topic=topic, qos=qos, correlation=None))
-        assert isinstance(refusal, Refusal)
+        assert isinstance(refusal, RejectedRequest)
         assert refusal.disconnect
         assert refusal.reason_code == 0x90
         assert refusal.reason
@@ -247,13 +247,13 @@ def test_forbidden_response_topics_end_the_connection(topic: str) -> None:
 
 @pytest.mark.parametrize("topic", TOPICS["response_topic_by_client_for_client_id_client-id1"].values())
 def test_response_topics_of_the_clients_are_allowed(topic: str) -> None:
-    assert isinstance(read(message(response_topic=topic)), Ask)
+    assert isinstance(read(message(response_topic=topic)), StoreRequest)
 
 
 @pytest.mark.parametrize("qos", [0, 2])
 def test_another_qos_is_answered_with_status_400(qos: int) -> None:
     refusal = read(message(qos=qos))
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, RejectedRequest)
     assert refusal.reason_code == ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR
     assert refusal.response is not None
     assert refusal.response.payload == b""
@@ -262,13 +262,13 @@ def test_another_qos_is_answered_with_status_400(qos: int) -> None:
     assert "QoS 1" in (properties.user_property("__stMsg") or "")
     assert properties.correlation_data == b"0123456789abcdef"
     without = read(message(qos=qos, correlation=None))
-    assert isinstance(without, Refusal)
+    assert isinstance(without, RejectedRequest)
     assert without.response is None
 
 
 def test_without_correlation_data_the_answer_names_it() -> None:
     refusal = read(message(correlation=None))
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, RejectedRequest)
     assert refusal.reason_code == 0
     assert refusal.response is not None
     properties = refusal.response.properties
@@ -280,7 +280,7 @@ def test_without_correlation_data_the_answer_names_it() -> None:
 @pytest.mark.parametrize("correlation", [b"", b"x" * 65_535])
 def test_correlation_data_of_any_size_comes_back(correlation: bytes) -> None:
     found = read(message(correlation=correlation))
-    assert isinstance(found, Ask)
+    assert isinstance(found, StoreRequest)
     publish = response(found, Answer(AnswerKind.OK), NOW)
     assert publish is not None
     assert publish.properties.correlation_data == correlation
@@ -289,7 +289,7 @@ def test_correlation_data_of_any_size_comes_back(correlation: bytes) -> None:
 @pytest.mark.parametrize("version", ["2.0", "0.1", "10.0", "1", "1.", "1.x", "1.0.0", " 1.0", "1. 0", "", "1.-1"])
 def test_another_protocol_version_is_answered_with_status_505(version: str) -> None:
     refusal = read(message(user=[("__protVer", version)]))
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, RejectedRequest)
     assert refusal.reason_code == 0
     assert refusal.response is not None
     assert refusal.response.payload == b""
@@ -302,7 +302,7 @@ def test_another_protocol_version_is_answered_with_status_505(version: str) -> N
 
 @pytest.mark.parametrize("version", ["1.0", "1.1", "1.42", "1.00"])
 def test_every_minor_version_is_taken(version: str) -> None:
-    assert isinstance(read(message(user=[("__protVer", version)])), Ask)
+    assert isinstance(read(message(user=[("__protVer", version)])), StoreRequest)
 
 
 # Message expiry
@@ -313,9 +313,9 @@ def test_a_request_whose_expiry_is_used_up_is_neither_executed_nor_answered(
     expiry: int, waited_ms: int, executed: bool
 ) -> None:
     found = read(message(expiry=expiry), received_ms=NOW - waited_ms)
-    assert isinstance(found, Ask) is executed
+    assert isinstance(found, StoreRequest) is executed
     if not executed:
-        assert found == Refusal()
+        assert found == RejectedRequest()
 
 
 @pytest.mark.parametrize(("passed_ms", "left"), [(0, 10), (1, 10), (1_000, 9), (9_001, 1), (9_999, 1), (10_000, None)])
@@ -340,7 +340,7 @@ def test_a_request_of_our_client_is_of_the_sdk_form() -> None:
         ("__ft", OLD.padded()),
     ]
     found = read_request(publish, "client-id1", NOW, NOW)
-    assert isinstance(found, Ask)
+    assert isinstance(found, StoreRequest)
     assert found.response_topic == client_response_topic("client-id1")
     assert found.expires_at == NOW + 10_000
 
@@ -352,7 +352,7 @@ def test_a_request_of_our_client_is_of_the_sdk_form() -> None:
 def test_the_property_block_is_what_the_codec_writes(
     dialect: Dialect, answer: Answer, correlation: bytes, expiry: int
 ) -> None:
-    ask = Ask("clients/c/response", correlation, Context("c", dialect), NOW + expiry if expiry else 0)
+    ask = StoreRequest("clients/c/response", correlation, Context("c", dialect), NOW + expiry if expiry else 0)
     message = response(ask, answer, NOW)
     assert message is not None
     assert message.properties_wire == encode_properties(message.properties, 1 << PacketType.PUBLISH)

@@ -21,7 +21,7 @@ from penstock.mqtt.client import MqttClient, TlsOptions
 from penstock.mqtt.codec.packets import Publish, Subscription, Will
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.access import Access
-from penstock.mqtt.inside import InsideLink
+from penstock.mqtt.in_process import InProcessLink
 from penstock.mqtt.server import MqttServer
 
 __all__ = ["Bridge", "BridgeSettings", "BridgeStats"]
@@ -149,7 +149,7 @@ class Bridge:
             receive_maximum=self.settings.window,
             reconnect=False,
             manual=True,
-            opener=lambda owner: InsideLink(owner, self._server, self._client_id, self._access),
+            opener=lambda owner: InProcessLink(owner, self._server, self._client_id, self._access),
         )
 
     def _make_remote(self) -> MqttClient:

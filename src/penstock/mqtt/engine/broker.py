@@ -20,20 +20,20 @@ from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import validate_topic_filter, validate_topic_name
 from penstock.mqtt.engine.access import LOCAL, Access, Origin, Rights, may_hurry
 from penstock.mqtt.engine.connection import BrokerConnection
-from penstock.mqtt.engine.figures import Figures
 from penstock.mqtt.engine.journal import Journal, Source
-from penstock.mqtt.engine.lifecycle import Lifecycle
 from penstock.mqtt.engine.limits import BrokerLimits, QueueOverflowPolicy
 from penstock.mqtt.engine.message import Message, Notification
-from penstock.mqtt.engine.outbound import Outbound, Output
+from penstock.mqtt.engine.message_queue import QueueTotals
+from penstock.mqtt.engine.outbound import Outbound, PendingWrite
 from penstock.mqtt.engine.retained import Allows, Retained
-from penstock.mqtt.engine.routes import Route, Router
+from penstock.mqtt.engine.router import Route, Router
 from penstock.mqtt.engine.session import Session
-from penstock.mqtt.engine.shared import SharedGroup
-from penstock.mqtt.engine.sharing import deliver_shared, take_over
+from penstock.mqtt.engine.session_manager import SessionManager
+from penstock.mqtt.engine.shared_delivery import deliver_shared, take_over
+from penstock.mqtt.engine.shared_groups import SharedGroup
 from penstock.mqtt.engine.stats import BrokerStats
+from penstock.mqtt.engine.sys_topics import SysTopics
 from penstock.mqtt.engine.timers import Timers
-from penstock.mqtt.engine.waiting import WaitingTotals
 from penstock.mqtt.service import Inbound, Service
 
 __all__ = ["Broker"]
@@ -71,8 +71,8 @@ class Broker:
         self.journal = journal or Journal(enabled=False)
         self.retained = Retained(self.limits.max_retained_messages, self.limits.max_retained_bytes, journal)
         self.router = Router(self.limits)
-        self.waiting_totals = WaitingTotals()
-        self.figures = Figures(
+        self.waiting_totals = QueueTotals()
+        self.figures = SysTopics(
             self.timers,
             self.limits.sys_interval_s * 1000,
             wanted=lambda: self.router.figures_wanted,
@@ -95,7 +95,7 @@ class Broker:
         """Asked, where there is somebody to ask, for the rights of a session that a start brought back and nobody has
         resumed: by its owner and its client identifier. None: whoever that was may do nothing any more."""
         self.outbound = Outbound(self, wake)
-        self.lifecycle = Lifecycle(self)
+        self.lifecycle = SessionManager(self)
         self._connections = 0
         for service in services:
             self.add_service(service)
@@ -140,7 +140,7 @@ class Broker:
         self.timers.arm(connection, now + self.limits.connect_timeout_ms)
         return connection
 
-    def flush(self, now: int) -> list[Output]:
+    def flush(self, now: int) -> list[PendingWrite]:
         """What is to be written, one piece a connection. ``wake`` was called when there is more in the next turn."""
         return self.outbound.flush(now)
 

@@ -32,14 +32,14 @@ from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ALLOWED, PacketType, ReasonCode
 from penstock.mqtt.engine.access import LOCAL, Access, Credentials, Granted, Origin, Principal, Rights
 from penstock.mqtt.engine.aliases import AliasesIn, AliasesOut
+from penstock.mqtt.engine.backpressure import Backpressure
 from penstock.mqtt.engine.handshake import Handshake, Reauthentication, check_method
-from penstock.mqtt.engine.output import diagnosis
-from penstock.mqtt.engine.pacing import Pacing
-from penstock.mqtt.engine.rate import Rate
-from penstock.mqtt.engine.receiving import take_publish, take_pubrel
+from penstock.mqtt.engine.packet_writer import diagnosis
+from penstock.mqtt.engine.publish import handle_publish, handle_pubrel
+from penstock.mqtt.engine.reason_strings import SUBSCRIPTION_REASONS
 from penstock.mqtt.engine.session import Session
 from penstock.mqtt.engine.subscribing import as_bridge, subscribe, subscribed, unsubscribe
-from penstock.mqtt.engine.words import OF_SUBSCRIPTIONS
+from penstock.mqtt.engine.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["BrokerConnection"]
 
 
-class BrokerConnection(Pacing):
+class BrokerConnection(Backpressure):
     """Made by :meth:`Broker.open`; the shell feeds :meth:`receive` and takes the output from :meth:`Broker.flush`."""
 
     __slots__ = (
@@ -122,7 +122,7 @@ class BrokerConnection(Pacing):
                     self._before_connack(packet, now)
                     session = self.session
                 elif kind is Publish:
-                    take_publish(self, session, packet, now, wall_ms)
+                    handle_publish(self, session, packet, now, wall_ms)
                 elif kind is PubAck:
                     session.acknowledge(packet.packet_id, now)
                 else:
@@ -244,7 +244,7 @@ class BrokerConnection(Pacing):
         self.keep_alive_ms = keep_alive * 1500
         if limits.max_publish_rate:
             self.checked = True
-            self.rate = Rate(limits.max_publish_rate, limits.max_publish_burst or limits.max_publish_rate, now)
+            self.rate = TokenBucket(limits.max_publish_rate, limits.max_publish_burst or limits.max_publish_rate, now)
         self.broker.lifecycle.connect(self, handshake, granted, keep_alive, now)
         if self.session is None:
             return
@@ -260,7 +260,7 @@ class BrokerConnection(Pacing):
                 if self.closing or session is None:
                     return
                 if isinstance(packet, Publish):
-                    take_publish(self, session, packet, now, wall_ms)
+                    handle_publish(self, session, packet, now, wall_ms)
                 else:
                     self._other(session, packet, now)
         except RemoteProtocolError as e:
@@ -282,7 +282,7 @@ class BrokerConnection(Pacing):
             if code >= 0:
                 self.pubrel(packet.packet_id, code)  # [MQTT-4.3.3-4]
         elif isinstance(packet, PubRel):
-            take_pubrel(self, session, packet)
+            handle_pubrel(self, session, packet)
         elif isinstance(packet, PubComp):
             session.complete(packet.packet_id, now)
         elif isinstance(packet, PubAck):
@@ -298,7 +298,7 @@ class BrokerConnection(Pacing):
             if session.kept is not None:
                 session.kept.hold_back(self)
             refused = next((code for code in codes if code >= 0x80), 0)
-            self.send(SubAck(packet.packet_id, codes, self.explained(OF_SUBSCRIPTIONS.get(refused, ""))))
+            self.send(SubAck(packet.packet_id, codes, self.explained(SUBSCRIPTION_REASONS.get(refused, ""))))
             subscribed(session, packet, now)
         elif isinstance(packet, Unsubscribe):
             codes = unsubscribe(broker, session, packet.topic_filters, now)

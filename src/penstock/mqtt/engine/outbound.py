@@ -9,15 +9,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.engine.unpromised import Unpromised
+from penstock.mqtt.engine.uncommitted_output import UncommittedOutput
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
     from penstock.mqtt.engine.connection import BrokerConnection
 
-__all__ = ["Outbound", "Output"]
+__all__ = ["Outbound", "PendingWrite"]
 
-Output = tuple["BrokerConnection", bytes, bool]
+PendingWrite = tuple["BrokerConnection", bytes, bool]
 """Write the bytes to the connection, then close it if the flag says so."""
 
 
@@ -66,7 +66,7 @@ class Outbound:
             self._stats.bytes_sent += len(data)
             sink.send_now(data)
 
-    def flush(self, now: int) -> list[Output]:
+    def flush(self, now: int) -> list[PendingWrite]:
         """What is to be written, one piece a connection [Broker.flush]."""
         if self.ended:
             ended, self.ended = self.ended, []
@@ -79,7 +79,7 @@ class Outbound:
                 connection.end_throttle(now)
         dirty = self._dirty
         self._dirty = []
-        outputs: list[Output] = []
+        outputs: list[PendingWrite] = []
         committed = self._broker.journal.committed
         if committed != self._committed:
             self._committed = committed
@@ -110,7 +110,7 @@ class Outbound:
         """The output waits for the commit of what it promises, and what is larger than one turn's for its end."""
         unpromised = connection.unpromised
         if unpromised is None:
-            unpromised = connection.unpromised = Unpromised()
+            unpromised = connection.unpromised = UncommittedOutput()
             self._unpromised[connection] = None
         unpromised.add(connection.gate, data)
         if self._broker.journal.failure:
@@ -121,7 +121,7 @@ class Outbound:
         elif connection.throttled:
             self._throttled.append(connection)
 
-    def _keep_promises(self, outputs: list[Output]) -> None:
+    def _keep_promises(self, outputs: list[PendingWrite]) -> None:
         """A commit is done: what waited for it leaves."""
         for connection in list(self._unpromised):
             unpromised = connection.unpromised

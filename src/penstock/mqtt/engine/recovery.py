@@ -12,11 +12,11 @@ from penstock.mqtt.codec.property_blocks import decode_properties
 from penstock.mqtt.codec.reasons import PacketType
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.journal import DeliveryRow, MessageRow, ProgressRow, Recovered, SessionRow, Stage
-from penstock.mqtt.engine.kept import ROUTED, Kept
 from penstock.mqtt.engine.message import Message
+from penstock.mqtt.engine.message_queue import RELEASED, Delivery
 from penstock.mqtt.engine.session import LARGE, NEVER, Session
+from penstock.mqtt.engine.session_journal import ROUTED, SessionJournal
 from penstock.mqtt.engine.subscription import SessionSubscription
-from penstock.mqtt.engine.waiting import RELEASED, Delivery
 
 __all__ = ["restore"]
 
@@ -49,7 +49,7 @@ def _session(broker: Broker, row: SessionRow, now: int) -> Session:
     session.owner = row.owner
     session.username = row.username
     session.expiry_s = row.expiry_s
-    session.kept = session.waiting.kept = Kept(broker.journal, row.number, promised=row.promised)
+    session.kept = session.waiting.kept = SessionJournal(broker.journal, row.number, promised=row.promised)
     session.will = row.will
     session.will_at, session.ends_at = row.will_at, row.ends_at
     if row.will is not None and not session.will_at:

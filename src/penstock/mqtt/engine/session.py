@@ -18,18 +18,18 @@ from penstock.mqtt.engine.access import Rights
 from penstock.mqtt.engine.inflight import Inflight
 from penstock.mqtt.engine.limits import BrokerLimits, QueueOverflowPolicy
 from penstock.mqtt.engine.message import Message, Notification
-from penstock.mqtt.engine.pending import PendingAnswer
-from penstock.mqtt.engine.replays import Replays
+from penstock.mqtt.engine.message_queue import RELEASED, Delivery, MessageQueue
+from penstock.mqtt.engine.pending_ack import PendingAck
+from penstock.mqtt.engine.retained_delivery import RetainedDelivery
 from penstock.mqtt.engine.stats import BrokerStats
 from penstock.mqtt.engine.subscription import SessionSubscription
 from penstock.mqtt.engine.timers import Timed
-from penstock.mqtt.engine.waiting import RELEASED, Delivery, Waiting
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
     from penstock.mqtt.engine.connection import BrokerConnection
-    from penstock.mqtt.engine.kept import Kept
-    from penstock.mqtt.engine.shared import SharedGroup
+    from penstock.mqtt.engine.session_journal import SessionJournal
+    from penstock.mqtt.engine.shared_groups import SharedGroup
 
 __all__ = ["LARGE", "NEVER", "NOTIFICATIONS_LOST", "Delivery", "Session"]
 
@@ -90,7 +90,7 @@ class Session(Timed):
         self.rights: Rights | None = None
         """What its client may do; None where everybody may do everything."""
         self.username: str | None = None
-        self.kept: Kept | None = None
+        self.kept: SessionJournal | None = None
         """Records the session, where it is to outlive the process."""
         self.expiry_s = 0
         self.ends_at = 0
@@ -99,12 +99,12 @@ class Session(Timed):
         self.subscriptions: dict[str, SessionSubscription] = {}
         self.inflight: Inflight[Delivery] = Inflight()
         """Sent at QoS 1 or 2 and not done: by packet identifier, in order; after PUBREL with :data:`RELEASED`."""
-        self.incoming: dict[int, PendingAnswer | None] = {}
+        self.incoming: dict[int, PendingAck | None] = {}
         """Packet identifiers of QoS 2 messages that came in and have no PUBREL yet; the answer while it waits."""
         self.routed = _NO_IDENTIFIERS
         """Those of QoS 2 messages that subscribers have and services do not: a restart or the end of the connection
         came between. When the client sends them again, services alone get them."""
-        self.waiting = Waiting(limits, stats, broker.waiting_totals)
+        self.waiting = MessageQueue(limits, stats, broker.waiting_totals)
 
         self.restored = False
         """It was brought back by a start and nobody has resumed it: its rights are not known."""
@@ -117,7 +117,7 @@ class Session(Timed):
         """Those in flight that this connection did not carry yet; nothing new leaves before them."""
         self.helps: SharedGroup | None = None
         """A shared subscription of which more waits for members that are away than there was room for here."""
-        self.replays: Replays | None = None
+        self.replays: RetainedDelivery | None = None
         """Retained messages of new subscriptions that are still to be sent."""
 
     def due(self, now: int) -> None:
@@ -315,7 +315,7 @@ class Session(Timed):
     def replay(self, subscription: SessionSubscription) -> None:
         """Send the retained messages of a subscription, with :meth:`send_waiting`, as fast as the client takes them."""
         if self.replays is None:
-            self.replays = Replays(self, self._broker.retained)
+            self.replays = RetainedDelivery(self, self._broker.retained)
         self.replays.add(subscription)
 
     def resume(self, now: int) -> None:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from penstock.mqtt.codec.packets import Subscribe, Subscription
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import SHARE_PREFIX, filter_problem
-from penstock.mqtt.engine.figures import FIGURES_PREFIX
 from penstock.mqtt.engine.message import identifier_block
 from penstock.mqtt.engine.session import Session
-from penstock.mqtt.engine.sharing import leave_group, take_over
+from penstock.mqtt.engine.shared_delivery import leave_group, take_over
 from penstock.mqtt.engine.subscription import SessionSubscription
+from penstock.mqtt.engine.sys_topics import SYS_PREFIX
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
@@ -68,7 +68,7 @@ def _subscribe(broker: Broker, session: Session, wanted: Subscription, identifie
         return ReasonCode.QUOTA_EXCEEDED
     subscription = SessionSubscription(session, wanted, wanted.qos, identifier)
     session.subscriptions[topic_filter] = subscription
-    if topic_filter.startswith(FIGURES_PREFIX):
+    if topic_filter.startswith(SYS_PREFIX):
         broker.figures.renew(now)
     broker.router.add(subscription)
     if session.kept is not None:

@@ -11,7 +11,7 @@ from penstock.mqtt.codec.packets import Subscription
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.session import Session
-    from penstock.mqtt.engine.shared import SharedGroup
+    from penstock.mqtt.engine.shared_groups import SharedGroup
 
 __all__ = ["SessionSubscription"]
 

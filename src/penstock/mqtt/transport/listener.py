@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from penstock.mqtt.engine.access import Access
-from penstock.mqtt.transport.admission import Admission, AdmissionLimits, AdmissionStats, address_group
+from penstock.mqtt.transport.connection_limits import Admission, AdmissionLimits, AdmissionStats, address_group
 from penstock.mqtt.transport.link import Link, RefusingLink
 from penstock.mqtt.transport.tls import ServerTls, TlsFiles
 from penstock.runtime.tls_server import HANDSHAKE_FAILED, handshake_failure

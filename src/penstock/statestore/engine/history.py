@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from penstock.statestore.engine.record import Change, Record
 from penstock.statestore.hlc import Hlc
 
-__all__ = ["History", "OutOfReach"]
+__all__ = ["History", "HistoryExpired"]
 
 
-class OutOfReach(Exception):
+class HistoryExpired(Exception):
     """The history does not go back to the version asked for."""
 
 
@@ -56,7 +56,7 @@ class History:
             OutOfReach: some of them may have been dropped.
         """
         if version.position < self.floor.position:
-            raise OutOfReach
+            raise HistoryExpired
         changes = self._changes if prefix else self._of_key.get(name, ())
         after = version.position
         return [
@@ -75,7 +75,7 @@ class History:
         if now is not None and now.version.position <= after:
             return now
         if after < self.floor.position:
-            raise OutOfReach
+            raise HistoryExpired
         changes = self._of_key.get(key)
         if changes is None:
             return now
@@ -83,7 +83,7 @@ class History:
         if position:
             return changes[position - 1].record
         if key not in self._before:
-            raise OutOfReach
+            raise HistoryExpired
         return self._before[key]
 
     def _append(self, change: Change) -> None:

@@ -23,11 +23,11 @@ from penstock.statestore.codec.commands import Access, Command, Condition, Exten
 from penstock.statestore.codec.errors import StoreError
 from penstock.statestore.codec.resp3 import MISSING, bulk_pieces, encode_bulk
 from penstock.statestore.engine.answer import Answer, AnswerKind, Context, encode_answers, time_left
-from penstock.statestore.engine.claims import Claims, fence_error, fence_prefix, read_claims
 from penstock.statestore.engine.expiries import Expiries
 from penstock.statestore.engine.fences import Fences
-from penstock.statestore.engine.history import History, OutOfReach
+from penstock.statestore.engine.history import History, HistoryExpired
 from penstock.statestore.engine.observers import Observers
+from penstock.statestore.engine.preconditions import Preconditions, fence_error, fence_prefix, read_preconditions
 from penstock.statestore.engine.quotas import Quotas, size_of
 from penstock.statestore.engine.record import RECORD_BYTES, Change, Record
 from penstock.statestore.engine.scanning import Scanner
@@ -151,7 +151,7 @@ class Engine:
             return _ERRORS[StoreError.NOT_AUTHORIZED], []
         if self.read_only and spec.checks_fence:
             return _ERRORS[StoreError.READ_ONLY], []
-        claims = read_claims(command, context, now_ms)
+        claims = read_preconditions(command, context, now_ms)
         if isinstance(claims, StoreError):
             return _ERRORS[claims], []
         changes: list[Change] = []
@@ -166,7 +166,13 @@ class Engine:
         return answer, changes
 
     def _batch(
-        self, command: Command, context: Context, claims: Claims, now_ms: int, steady_ms: int, changes: list[Change]
+        self,
+        command: Command,
+        context: Context,
+        claims: Preconditions,
+        now_ms: int,
+        steady_ms: int,
+        changes: list[Change],
     ) -> Answer:
         """One write after the other, whatever becomes of those before it."""
         answers: list[Answer] = []
@@ -183,7 +189,7 @@ class Engine:
         self,
         command: Command,
         context: Context,
-        claims: Claims,
+        claims: Preconditions,
         prefix: bytes | None,
         now_ms: int,
         steady_ms: int,
@@ -269,7 +275,7 @@ class Engine:
         if command.version is not None and self.history is not None:
             try:
                 record = self.history.at(command.key, command.version, record)
-            except OutOfReach:
+            except HistoryExpired:
                 return _ERRORS[StoreError.HISTORY]
         if record is None:
             return _MISSING
@@ -391,7 +397,7 @@ class Engine:
                 return _ERRORS[StoreError.HISTORY]  # of before the versions were renumbered
             try:
                 missed = self.history.since(command.version, key, prefix=prefix)
-            except OutOfReach:
+            except HistoryExpired:
                 return _ERRORS[StoreError.HISTORY]
             if prefix and self._authorise is not None:
                 missed = [change for change in missed if self._authorise(context, Access.READ, change.key)]

@@ -17,7 +17,7 @@ from penstock.statestore.engine.record import Change
 from penstock.statestore.engine.store import Engine
 from penstock.statestore.hlc import Hlc
 from penstock.statestore.options import StoreOptions
-from penstock.statestore.service.ports import Capture, LogPage, LogTail
+from penstock.statestore.service.interfaces import Capture, LogPage, LogTail
 from penstock.statestore.service.storage import Storage
 
 __all__ = ["ChangeLog"]

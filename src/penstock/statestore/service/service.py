@@ -30,8 +30,8 @@ from penstock.statestore.binding import (
     ANSWER_TOPICS,
     INVOKE,
     OLDER_INVOKE,
-    Ask,
-    Refusal,
+    RejectedRequest,
+    StoreRequest,
     dialect_named,
     read_request,
     response,
@@ -45,11 +45,11 @@ from penstock.statestore.engine.store import Engine
 from penstock.statestore.hlc import MAX_DRIFT_MS, Hlc
 from penstock.statestore.options import StoreOptions
 from penstock.statestore.service.changelog import ChangeLog
-from penstock.statestore.service.ports import Capture, Policy, Stats
-from penstock.statestore.service.recent import RecentWrites
+from penstock.statestore.service.commit_waiters import CommitWaiters
+from penstock.statestore.service.deduplication import RecentWrites
+from penstock.statestore.service.delivery import ResponseSender
+from penstock.statestore.service.interfaces import Capture, Policy, Stats
 from penstock.statestore.service.storage import NODE, Recovered, Storage
-from penstock.statestore.service.voice import Voice
-from penstock.statestore.service.waiting import Waiting
 from penstock.statestore.service.writer import ChangeWriter
 
 __all__ = ["StateStoreService"]
@@ -68,7 +68,7 @@ DEFAULTS: Final = StoreOptions()
 _KEYNOTIFY: Final = Verb.KEYNOTIFY
 _PAYLOAD: Final = AnswerKind.PAYLOAD
 
-_REPEATED: Final = Refusal()
+_REPEATED: Final = RejectedRequest()
 """A request that was carried out already: acknowledged, and no more."""
 
 _LONGEST_TIMER_S: Final = 86_400.0
@@ -143,12 +143,12 @@ class StateStoreService:
             on_failure=self._failed,
         )
         self._asks = (options.persistence.property_name, options.persistence.property_value)
-        self._voice = Voice(self.stats)
+        self._voice = ResponseSender(self.stats)
         self._serving = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for: int | None = None
-        self._waiting = Waiting()
+        self._waiting = CommitWaiters()
         self._recent = RecentWrites()
 
     @property
@@ -332,9 +332,13 @@ class StateStoreService:
             message.principal,
         )
         policy = self._policy
-        if policy is not None and isinstance(ask, Ask) and not policy.may_answer_on(ask.context, ask.response_topic):
-            ask = Refusal(ReasonCode.NOT_AUTHORIZED, "the client may not subscribe to its own response topic")
-        if isinstance(ask, Refusal):
+        if (
+            policy is not None
+            and isinstance(ask, StoreRequest)
+            and not policy.may_answer_on(ask.context, ask.response_topic)
+        ):
+            ask = RejectedRequest(ReasonCode.NOT_AUTHORIZED, "the client may not subscribe to its own response topic")
+        if isinstance(ask, RejectedRequest):
             self._refuse(message, ask, now_ms)
             return
         context = ask.context
@@ -367,11 +371,11 @@ class StateStoreService:
         else:
             self._answer(message, ask, answer, self._writer.waits_for(command.key), now_ms)
 
-    def _is_asked_to_keep(self, ask: Ask) -> bool:
+    def _is_asked_to_keep(self, ask: StoreRequest) -> bool:
         name, value = self._asks
         return bool(name) and ask.context.user.get(name) == value
 
-    def _is_urgent(self, ask: Ask) -> bool:
+    def _is_urgent(self, ask: StoreRequest) -> bool:
         """Whether the request may pass those that wait: it says so, and its sender may."""
         if "$high_priority" not in ask.context.user:
             return False
@@ -418,7 +422,9 @@ class StateStoreService:
         self._engine.read_only = True
         _log.critical("read-only path=%s: %s", self._storage.path, failure)
 
-    def _answer(self, message: Inbound, ask: Ask | Refusal, answer: Answer | None, wait_for: int, now_ms: int) -> None:
+    def _answer(
+        self, message: Inbound, ask: StoreRequest | RejectedRequest, answer: Answer | None, wait_for: int, now_ms: int
+    ) -> None:
         """Let an answer go, now or with the commit ``wait_for``, never before an earlier one to the same client."""
         wait_for = self._waiting.behind(message.client_id, wait_for)
         if not wait_for or self.failure is not None:
@@ -426,19 +432,25 @@ class StateStoreService:
         else:
             self._waiting.add(wait_for, message.client_id, self._let_go, (message, ask, answer))
 
-    def _let_go(self, whole: tuple[Inbound, Ask | Refusal, Answer | None], *, committed: bool) -> None:
+    def _let_go(self, whole: tuple[Inbound, StoreRequest | RejectedRequest, Answer | None], *, committed: bool) -> None:
         """The commit that an answer waited for has ended."""
         message, ask, answer = whole
         self._release(message, ask, answer, self._clock(), committed=committed)
 
     def _release(
-        self, message: Inbound, ask: Ask | Refusal, answer: Answer | None, now_ms: int, *, committed: bool
+        self,
+        message: Inbound,
+        ask: StoreRequest | RejectedRequest,
+        answer: Answer | None,
+        now_ms: int,
+        *,
+        committed: bool,
     ) -> None:
         """Settle the request and send its answer; where what it shows will never be committed, say that instead."""
         if answer is not None and not committed:
             message.settle(ReasonCode.IMPLEMENTATION_SPECIFIC_ERROR, StoreError.READ_ONLY)
             answer = Answer(AnswerKind.ERROR, error=StoreError.READ_ONLY)
-        if isinstance(ask, Refusal):
+        if isinstance(ask, RejectedRequest):
             message.settle(ask.reason_code, ask.reason)
             self._voice.answer(message.client_id, ask.response, message.settle)
         elif answer is not None:
@@ -446,7 +458,7 @@ class StateStoreService:
             for change in answer.missed:
                 self._voice.tell(message.client_id, ask.dialect, change)
 
-    def _refuse(self, message: Inbound, refusal: Refusal, now_ms: int) -> None:
+    def _refuse(self, message: Inbound, refusal: RejectedRequest, now_ms: int) -> None:
         self.stats.refused += 1
         if refusal.disconnect:
             # Without a PUBACK, and only the connection that brought it: a will of a client that is back has none.

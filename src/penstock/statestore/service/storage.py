@@ -38,7 +38,7 @@ from penstock.statestore.engine.record import (
     encode_record,
 )
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.service.ports import LogPage, LogTail
+from penstock.statestore.service.interfaces import LogPage, LogTail
 
 __all__ = ["NODE", "SCHEMA", "Recovered", "Storage"]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from penstock.mqtt.engine.rate import Rate
+from penstock.mqtt.engine.token_bucket import TokenBucket
 
 
 def test_a_burst_then_the_rate() -> None:
-    rate = Rate(10, 3, 0)
+    rate = TokenBucket(10, 3, 0)
     assert [rate.take(0) for _ in range(3)] == [True] * 3
     assert rate.ready_at(0) == 100
     assert not rate.take(0)
@@ -18,12 +18,12 @@ def test_a_burst_then_the_rate() -> None:
 
 
 def test_a_pause_fills_it_up_to_the_burst() -> None:
-    rate = Rate(1000, 2, 0)
+    rate = TokenBucket(1000, 2, 0)
     assert [rate.take(60_000) for _ in range(3)] == [True, True, False]
 
 
 def test_the_debt_is_bounded() -> None:
-    rate = Rate(1, 2, 0)
+    rate = TokenBucket(1, 2, 0)
     for _ in range(1_000):
         rate.take(0)
     assert rate.ready_at(0) == 3_000

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.mqtt.transport.admission import Admission, AdmissionLimits, AdmissionStats, Refusal, address_group
+from penstock.mqtt.transport.connection_limits import Admission, AdmissionLimits, AdmissionStats, Refusal, address_group
 
 
 def admission(*, max_connections: int = 0, **limits: int) -> Admission[int]:
@@ -44,7 +44,7 @@ def test_rate() -> None:
 
 
 def test_rates_of_many_addresses_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.mqtt.transport.admission.RATES_KEPT", 10)
+    monkeypatch.setattr("penstock.mqtt.transport.connection_limits.RATES_KEPT", 10)
     it = admission(connect_rate_per_address=1)
     for n in range(100):
         assert it.refusal(str(n), 0) is None

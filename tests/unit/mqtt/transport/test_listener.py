@@ -16,7 +16,7 @@ from penstock.mqtt.client import MqttClient
 from penstock.mqtt.codec.encoder import encode
 from penstock.mqtt.codec.packets import Connect
 from penstock.mqtt.server import MqttServer
-from penstock.mqtt.transport.admission import AdmissionLimits
+from penstock.mqtt.transport.connection_limits import AdmissionLimits
 from penstock.mqtt.transport.listener import ListenerSettings, Transport
 from penstock.mqtt.transport.tls import ClientCertificates, TlsFiles
 from tests.certificates import Authority

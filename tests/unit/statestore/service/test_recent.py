@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.statestore.hlc import Hlc
-from penstock.statestore.service import recent
-from penstock.statestore.service.recent import RecentWrites
+from penstock.statestore.service import deduplication
+from penstock.statestore.service.deduplication import RecentWrites
 
 
 def test_a_write_is_known_by_client_correlation_data_and_time_stamp() -> None:
@@ -31,7 +31,7 @@ def test_one_without_a_time_stamp_is_not_known() -> None:
 
 
 def test_the_last_ones_are_kept_and_no_more_than_twice_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent, "_GENERATION", 3)
+    monkeypatch.setattr(deduplication, "_GENERATION", 3)
     writes = RecentWrites()
     for number in range(10):
         writes.note("a", b"%d" % number, "5:7:n")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from penstock.statestore.service.waiting import Waiting
+from penstock.statestore.service.commit_waiters import CommitWaiters
 
 
 class _Ended:
     """What was let go, in order, since the last look."""
 
     def __init__(self) -> None:
-        self.waiting = Waiting()
+        self.waiting = CommitWaiters()
         self._seen: list[tuple[str, bool]] = []
 
     def add(self, number: int, client_id: str | None, what: str) -> None:

@@ -17,14 +17,14 @@ from penstock.runtime.logs import LogLimiter
 from penstock.statestore.binding import notification, topic_fits
 from penstock.statestore.codec.dialects import Dialect
 from penstock.statestore.engine.record import Change
-from penstock.statestore.service.ports import Stats
+from penstock.statestore.service.interfaces import Stats
 
-__all__ = ["Voice"]
+__all__ = ["ResponseSender"]
 
 _log = logging.getLogger("penstock.statestore")
 
 
-class Voice:
+class ResponseSender:
     """One store's way to its clients. ``outlet``: None while it does not serve; ``overheard``: somebody may be."""
 
     __slots__ = ("_stats", "_unanswered_log", "outlet", "overheard")

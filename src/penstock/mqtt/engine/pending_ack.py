@@ -8,12 +8,12 @@ from penstock.mqtt.codec.reasons import ALLOWED, PacketType, ReasonCode
 from penstock.mqtt.service import NO_ANSWER
 
 if TYPE_CHECKING:
-    from penstock.mqtt.engine.answers import Answers
+    from penstock.mqtt.engine.acknowledgements import Acknowledgements
 
-__all__ = ["PendingAnswer"]
+__all__ = ["PendingAck"]
 
 
-class PendingAnswer:
+class PendingAck:
     """A PUBACK or PUBREC that waits for ``waiting`` takers of the message, or for the answer before it.
 
     ``connection`` is where it leaves: for QoS 2 that may be a later one than the one that brought the message, when
@@ -22,7 +22,7 @@ class PendingAnswer:
 
     __slots__ = ("connection", "gate", "packet_id", "qos", "reason_code", "reason_string", "waiting")
 
-    def __init__(self, connection: Answers, packet_id: int, qos: int, reason_code: int, waiting: int) -> None:
+    def __init__(self, connection: Acknowledgements, packet_id: int, qos: int, reason_code: int, waiting: int) -> None:
         self.connection = connection
         self.packet_id = packet_id
         self.qos = qos

@@ -14,14 +14,14 @@ from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.codec.version311 import encode_311
 from penstock.mqtt.engine.aliases import AliasesOut, with_alias
 from penstock.mqtt.engine.message import Message
+from penstock.mqtt.engine.reason_strings import IDENTIFIER_REASONS, PUBLISH_REASONS
 from penstock.mqtt.engine.timers import Timed
-from penstock.mqtt.engine.words import OF_IDENTIFIERS, OF_MESSAGES
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
-    from penstock.mqtt.engine.unpromised import Unpromised
+    from penstock.mqtt.engine.uncommitted_output import UncommittedOutput
 
-__all__ = ["Output", "Sink", "diagnosis"]
+__all__ = ["PacketWriter", "Sink", "diagnosis"]
 
 LONGEST_REASON: Final = 500
 """Characters of a Reason String; the rest is cut, since texts of services may quote what clients sent."""
@@ -38,7 +38,7 @@ def diagnosis(text: str) -> Properties:
     return Properties(reason_string=sendable)
 
 
-_NO_SUBSCRIBERS_PACKET: Final = encode(PubAck(1, _NO_SUBSCRIBERS, diagnosis(OF_MESSAGES.get(_NO_SUBSCRIBERS, ""))))
+_NO_SUBSCRIBERS_PACKET: Final = encode(PubAck(1, _NO_SUBSCRIBERS, diagnosis(PUBLISH_REASONS.get(_NO_SUBSCRIBERS, ""))))
 _NO_SUBSCRIBERS_SHORT: Final = encode(PubAck(1, _NO_SUBSCRIBERS))
 """PUBACK of a message without a receiver, with and without its Reason String; the packet identifier is filled in."""
 
@@ -51,7 +51,7 @@ class Sink(Protocol):
         ...
 
 
-class Output(Timed):
+class PacketWriter(Timed):
     """The output side of a connection. ``out`` collects until the broker's flush; ``closing``: it ends after that."""
 
     __slots__ = (
@@ -98,7 +98,7 @@ class Output(Timed):
         """Of the messages in ``out``; answers are bounded by the input."""
         self.gate = 0
         """The commit before whose end nothing leaves any more: it promises what is recorded there. 0: it is done."""
-        self.unpromised: Unpromised | None = None
+        self.unpromised: UncommittedOutput | None = None
         """Output that waits for its commit."""
         self.dirty = False
         self.closing = False
@@ -217,28 +217,28 @@ class Output(Timed):
             if not self.dirty:
                 self.mark()
         else:
-            self.send(PubAck(packet_id, code, self.explained(reason_string or OF_MESSAGES.get(code, ""))))
+            self.send(PubAck(packet_id, code, self.explained(reason_string or PUBLISH_REASONS.get(code, ""))))
 
     def pubrec(self, packet_id: int, code: int, reason_string: str = "") -> None:
         """Answer a QoS 2 message."""
         if code == 0 or self.version != 5:
             self._send_short(0x50020000 | packet_id)
         else:
-            self.send(PubRec(packet_id, code, self.explained(reason_string or OF_MESSAGES.get(code, ""))))
+            self.send(PubRec(packet_id, code, self.explained(reason_string or PUBLISH_REASONS.get(code, ""))))
 
     def pubrel(self, packet_id: int, code: int = 0) -> None:
         """Release a QoS 2 message of ours."""
         if code == 0 or self.version != 5:
             self._send_short(0x62020000 | packet_id)
         else:
-            self.send(PubRel(packet_id, code, self.explained(OF_IDENTIFIERS.get(code, ""))))
+            self.send(PubRel(packet_id, code, self.explained(IDENTIFIER_REASONS.get(code, ""))))
 
     def pubcomp(self, packet_id: int, code: int = 0) -> None:
         """Complete a QoS 2 message of the client."""
         if code == 0 or self.version != 5:
             self._send_short(0x70020000 | packet_id)
         else:
-            self.send(PubComp(packet_id, code, self.explained(OF_IDENTIFIERS.get(code, ""))))
+            self.send(PubComp(packet_id, code, self.explained(IDENTIFIER_REASONS.get(code, ""))))
 
     def explained(self, text: str) -> Properties:
         """A Reason String, for a client that wants to hear one [MQTT-3.1.2-29]."""

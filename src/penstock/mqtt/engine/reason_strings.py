@@ -10,9 +10,9 @@ from typing import Final
 
 from penstock.mqtt.codec.reasons import ReasonCode
 
-__all__ = ["OF_IDENTIFIERS", "OF_MESSAGES", "OF_SUBSCRIPTIONS"]
+__all__ = ["IDENTIFIER_REASONS", "PUBLISH_REASONS", "SUBSCRIPTION_REASONS"]
 
-OF_MESSAGES: Final[dict[int, str]] = {
+PUBLISH_REASONS: Final[dict[int, str]] = {
     ReasonCode.NOT_AUTHORIZED: "this client is not allowed to publish to this topic",
     ReasonCode.TOPIC_NAME_INVALID: "the topic is too long, has too many levels, or belongs to the broker",
     ReasonCode.QUOTA_EXCEEDED: "there is no room for the message, or the client publishes too fast",
@@ -20,7 +20,7 @@ OF_MESSAGES: Final[dict[int, str]] = {
 }
 """PUBACK and PUBREC, where no service has words of its own."""
 
-OF_SUBSCRIPTIONS: Final[dict[int, str]] = {
+SUBSCRIPTION_REASONS: Final[dict[int, str]] = {
     ReasonCode.UNSPECIFIED_ERROR: "the policies do not let this client subscribe here",
     ReasonCode.NOT_AUTHORIZED: "the policies do not let this client subscribe here",
     ReasonCode.TOPIC_FILTER_INVALID: "the topic filter is too long or has too many levels",
@@ -28,7 +28,7 @@ OF_SUBSCRIPTIONS: Final[dict[int, str]] = {
 }
 """SUBACK: of the first filter that is refused."""
 
-OF_IDENTIFIERS: Final[dict[int, str]] = {
+IDENTIFIER_REASONS: Final[dict[int, str]] = {
     ReasonCode.PACKET_IDENTIFIER_NOT_FOUND: "no message with this packet identifier is open",
 }
 """PUBREL and PUBCOMP."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 
-__all__ = ["Unpromised"]
+__all__ = ["UncommittedOutput"]
 
 
-class Unpromised:
+class UncommittedOutput:
     """The pieces that one connection would have written, each with the commit that it waits for; those only rise."""
 
     __slots__ = ("_pieces", "bytes", "first_is_connack")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["Rate"]
+__all__ = ["TokenBucket"]
 
 
-class Rate:
+class TokenBucket:
     """A bucket that ``per_second`` tokens a second flow into, up to ``burst``; a message takes one."""
 
     __slots__ = ("_burst", "_credit", "_per_second", "_since")

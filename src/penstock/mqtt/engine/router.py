@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.codec.topics import has_wildcard
-from penstock.mqtt.engine.figures import FIGURES_PREFIX, belongs_to_broker
+from penstock.mqtt.engine.filter_tree import FilterTree
 from penstock.mqtt.engine.limits import BrokerLimits
-from penstock.mqtt.engine.shared import SharedGroup, split_shared
+from penstock.mqtt.engine.shared_groups import SharedGroup, split_shared
 from penstock.mqtt.engine.subscription import SessionSubscription
-from penstock.mqtt.engine.subscriptions import FilterTree
+from penstock.mqtt.engine.sys_topics import SYS_PREFIX, belongs_to_broker
 from penstock.mqtt.service import OTHERS_TOPIC, SHARED_TOPIC, Service
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Router:
         shared = split_shared(topic_filter)
         if shared is None:
             new = self._filters.set(topic_filter, client_id, subscription)
-            self._of_figures += new and topic_filter.startswith(FIGURES_PREFIX)
+            self._of_figures += new and topic_filter.startswith(SYS_PREFIX)
             self._forget(topic_filter)
             return
         name, inner = shared
@@ -154,7 +154,7 @@ class Router:
             self._shared.set(inner, name, group)
         new = client_id not in group.members
         self._shared_members += new
-        self._of_figures += new and inner.startswith(FIGURES_PREFIX)
+        self._of_figures += new and inner.startswith(SYS_PREFIX)
         group.members[client_id] = subscription
         subscription.group = group
         self._forget(inner)
@@ -165,13 +165,13 @@ class Router:
         group = subscription.group
         if group is None:
             gone = self._filters.remove(subscription.topic_filter, client_id)
-            self._of_figures -= gone and subscription.topic_filter.startswith(FIGURES_PREFIX)
+            self._of_figures -= gone and subscription.topic_filter.startswith(SYS_PREFIX)
             self._forget(subscription.topic_filter)
             return
         name, inner = split_shared(subscription.topic_filter) or ("", "")
         if group.members.pop(client_id, None) is not None:
             self._shared_members -= 1
-            self._of_figures -= inner.startswith(FIGURES_PREFIX)
+            self._of_figures -= inner.startswith(SYS_PREFIX)
         if not group.members:
             self._shared.remove(inner, name)
             self._groups.pop(group.topic_filter, None)

@@ -20,10 +20,10 @@ from penstock.mqtt.engine.message import Message, Notification
 from penstock.mqtt.engine.stats import BrokerStats
 
 if TYPE_CHECKING:
-    from penstock.mqtt.engine.kept import Kept
-    from penstock.mqtt.engine.shared import SharedGroup
+    from penstock.mqtt.engine.session_journal import SessionJournal
+    from penstock.mqtt.engine.shared_groups import SharedGroup
 
-__all__ = ["RELEASED", "Delivery", "Waiting", "WaitingTotals"]
+__all__ = ["RELEASED", "Delivery", "MessageQueue", "QueueTotals"]
 
 RELEASED: Final = Message(Publish("released"), 0)
 """Stands in flight for a QoS 2 message whose PUBREL was sent: the message itself is needed no more [MQTT-4.3.3-6]."""
@@ -61,7 +61,7 @@ class Delivery:
         self.number = number
 
 
-class WaitingTotals:
+class QueueTotals:
     """What waits in all sessions of a broker."""
 
     __slots__ = ("bytes", "messages")
@@ -71,16 +71,16 @@ class WaitingTotals:
         self.bytes = 0
 
 
-class Waiting:
+class MessageQueue:
     """The two lines of one session. ``bytes``: of both, by :attr:`Message.size`."""
 
     __slots__ = ("_limits", "_stats", "_totals", "_unmerged", "bytes", "kept", "merged", "qos0", "reliable")
 
-    def __init__(self, limits: BrokerLimits, stats: BrokerStats, totals: WaitingTotals) -> None:
+    def __init__(self, limits: BrokerLimits, stats: BrokerStats, totals: QueueTotals) -> None:
         self._limits = limits
         self._stats = stats
         self._totals = totals
-        self.kept: Kept | None = None
+        self.kept: SessionJournal | None = None
         """Told of what is dropped for another message."""
         self.reliable = _EMPTY
         """QoS 1 and 2. Read it; add and take with the methods, which keep the sizes."""

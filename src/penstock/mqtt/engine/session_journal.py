@@ -1,7 +1,7 @@
 """A session that is kept: its changes go to the journal, and what promises them waits for their commit.
 
-A session has a :class:`Kept` while it would outlive its connection (an expiry above 0) and the broker has storage. All
-others have none and cost nothing here.
+A session has a :class:`SessionJournal` while it would outlive its connection (an expiry above 0) and the broker has
+storage. All others have none and cost nothing here.
 
 Source: MQTT 5.0 section 4.1.
 """
@@ -11,17 +11,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from penstock.mqtt.engine.journal import Journal, SessionRow, SubscriptionRow
-from penstock.mqtt.engine.waiting import RELEASED
+from penstock.mqtt.engine.message_queue import RELEASED
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.message import Message
-    from penstock.mqtt.engine.output import Output
+    from penstock.mqtt.engine.message_queue import Delivery
+    from penstock.mqtt.engine.packet_writer import PacketWriter
     from penstock.mqtt.engine.session import Session
-    from penstock.mqtt.engine.shared import SharedGroup
+    from penstock.mqtt.engine.shared_groups import SharedGroup
     from penstock.mqtt.engine.subscription import SessionSubscription
-    from penstock.mqtt.engine.waiting import Delivery
 
-__all__ = ["ROUTED", "TAKEN", "Kept"]
+__all__ = ["ROUTED", "TAKEN", "SessionJournal"]
 
 ROUTED: Final = 1
 """State of a QoS 2 message of the client: subscribers have it, services do not yet, and no PUBREC was sent."""
@@ -29,7 +29,7 @@ TAKEN: Final = 2
 """All have it: PUBREC may be sent, and a repeat is answered."""
 
 
-class Kept:
+class SessionJournal:
     """Records one session. ``promised``: its acknowledgements wait for the commit of what they promise."""
 
     __slots__ = ("journal", "number", "promised")
@@ -39,7 +39,7 @@ class Kept:
         self.number = number
         self.promised = promised
 
-    def hold_back(self, connection: Output) -> None:
+    def hold_back(self, connection: PacketWriter) -> None:
         """What leaves on ``connection`` from here on rests on what was recorded so far, and waits for its commit."""
         if self.promised:
             connection.gate = self.journal.hurry()

@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.errors import RemoteProtocolError
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.engine.kept import TAKEN
-from penstock.mqtt.engine.output import Output
-from penstock.mqtt.engine.pending import PendingAnswer
+from penstock.mqtt.engine.packet_writer import PacketWriter
+from penstock.mqtt.engine.pending_ack import PendingAck
+from penstock.mqtt.engine.session_journal import TAKEN
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
     from penstock.mqtt.engine.session import Session
 
-__all__ = ["Answers"]
+__all__ = ["Acknowledgements"]
 
-_NO_ANSWERS: Final[deque[PendingAnswer]] = deque(maxlen=0)
+_NO_ANSWERS: Final[deque[PendingAck]] = deque(maxlen=0)
 _NO_IDENTIFIERS: Final[set[int]] = set()
 """Both are shared by the connections that never had any, since their own would take a kilobyte; never added to."""
 
 
-class Answers(Output):
+class Acknowledgements(PacketWriter):
     """What a connection owes its client for the messages that it brought."""
 
     __slots__ = ("_crowded", "holds", "open_qos2", "pending", "receive_maximum", "session")
@@ -60,7 +60,7 @@ class Answers(Output):
         """QoS 1 and 2 messages that came in and have no PUBACK or PUBREC yet."""
         return len(self.pending)
 
-    def line_up(self, answer: PendingAnswer) -> None:
+    def line_up(self, answer: PendingAck) -> None:
         """The answer leaves after those that wait already."""
         if self.pending is _NO_ANSWERS:
             self.pending = deque()
@@ -72,7 +72,7 @@ class Answers(Output):
             self.open_qos2 = set()
         self.open_qos2.add(packet_id)
 
-    def answer_settled(self, answer: PendingAnswer) -> None:
+    def answer_settled(self, answer: PendingAck) -> None:
         """The takers of a message are done: send the answers that are ready, in the order of the messages."""
         if answer.qos == 2:
             self._keep_identifier(answer)
@@ -90,7 +90,7 @@ class Answers(Output):
             self._crowded = False
             self.release()
 
-    def take_back(self, answer: PendingAnswer, reason_string: str) -> None:
+    def take_back(self, answer: PendingAck, reason_string: str) -> None:
         """A taker wants the message on another connection: this one ends without an answer to it.
 
         A QoS 2 message is looked at again when it comes again, by the services alone.
@@ -102,7 +102,7 @@ class Answers(Output):
             session.was_routed(answer.packet_id)
         self.end(ReasonCode.SERVER_BUSY, reason_string)
 
-    def _keep_identifier(self, answer: PendingAnswer) -> None:
+    def _keep_identifier(self, answer: PendingAck) -> None:
         """From its PUBREC on a QoS 2 identifier stands until PUBREL; after a refusal it is free [MQTT-4.3.3-9].
 
         MQTT 3.1.1 knows no refusal: its clients go on to PUBREL.

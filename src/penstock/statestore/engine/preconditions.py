@@ -12,10 +12,10 @@ from penstock.statestore.engine.fences import MAX_PREFIX_BYTES, Fences
 from penstock.statestore.engine.record import Record
 from penstock.statestore.hlc import Hlc, parse
 
-__all__ = ["Claims", "fence_error", "fence_prefix", "read_claims"]
+__all__ = ["Preconditions", "fence_error", "fence_prefix", "read_preconditions"]
 
 
-class Claims:
+class Preconditions:
     """None where the request has none; none of the instants is too far ahead."""
 
     __slots__ = ("timestamp", "token")
@@ -37,7 +37,7 @@ def fence_prefix(command: Command, context: Context, extensions: Extension) -> b
     return prefix
 
 
-def read_claims(command: Command, context: Context, now_ms: int) -> Claims | StoreError:
+def read_preconditions(command: Command, context: Context, now_ms: int) -> Preconditions | StoreError:
     """Time stamp and token, or the first error in them.
 
     The clock has not been touched before: a client with a fast clock must not push it.
@@ -59,7 +59,7 @@ def read_claims(command: Command, context: Context, now_ms: int) -> Claims | Sto
             return StoreError.TIMESTAMP_MALFORMED
         if token.is_too_far_ahead(now_ms):
             return StoreError.FENCE_TOO_FAR_AHEAD
-    return Claims(timestamp, token)
+    return Preconditions(timestamp, token)
 
 
 def fence_error(

@@ -16,7 +16,7 @@ from penstock.mqtt.client.link import Link, LinkOwner
 from penstock.mqtt.engine.access import Access, Action, Answer, Credentials, Granted, Principal
 from penstock.mqtt.engine.connection import BrokerConnection
 
-__all__ = ["InsideLink", "InsideServer", "Trusted"]
+__all__ = ["AllowAll", "InProcessLink", "InsideServer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class _Part:
     name: str
 
 
-class Trusted:
+class AllowAll:
     """Grants everything to one part of the node."""
 
     def __init__(self, name: str) -> None:
@@ -44,7 +44,7 @@ class Trusted:
 class InsideServer(Protocol):
     """The broker's shell, as far as a link inside the process needs it."""
 
-    def open_inside(self, link: InsideLink, name: str, access: Access) -> BrokerConnection | None:
+    def open_inside(self, link: InProcessLink, name: str, access: Access) -> BrokerConnection | None:
         """A connection; None where the broker is shutting down or full."""
         ...
 
@@ -61,7 +61,7 @@ class InsideServer(Protocol):
         ...
 
 
-class InsideLink(Link):
+class InProcessLink(Link):
     """The client's end. Bytes change sides at the next turn of the loop, as they would over a socket."""
 
     def __init__(self, owner: LinkOwner, server: InsideServer, name: str, access: Access | None = None) -> None:
@@ -71,7 +71,7 @@ class InsideLink(Link):
         self._closing = False
         self._held: list[bytes] = []
         """What the broker does not take now: a service has no room."""
-        self._connection = server.open_inside(self, name, access or Trusted(name))
+        self._connection = server.open_inside(self, name, access or AllowAll(name))
         if self._connection is None:
             self._closing = True
             self.connection_lost(None)

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.access import may_hurry
-from penstock.mqtt.engine.answers import Answers
+from penstock.mqtt.engine.acknowledgements import Acknowledgements
 from penstock.mqtt.engine.limits import RateLimitPolicy
-from penstock.mqtt.engine.rate import Rate
+from penstock.mqtt.engine.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.broker import Broker
 
-__all__ = ["Pacing"]
+__all__ = ["Backpressure"]
 
 
-class Pacing(Answers):
+class Backpressure(Acknowledgements):
     """The times of a connection, and what holds it back."""
 
     __slots__ = (
@@ -44,7 +44,7 @@ class Pacing(Answers):
         """Whether it was held since the last look at its keep alive."""
         self.connected_at = now
         self.keep_alive_ms = 0
-        self.rate: Rate | None = None
+        self.rate: TokenBucket | None = None
 
     def disconnect(self, reason_code: int, now: int, reason_string: str = "") -> None:
         """End the connection with DISCONNECT."""

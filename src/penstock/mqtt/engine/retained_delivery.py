@@ -11,18 +11,18 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from penstock.mqtt.engine.message import Message
+from penstock.mqtt.engine.message_queue import Delivery
 from penstock.mqtt.engine.subscription import SessionSubscription
-from penstock.mqtt.engine.waiting import Delivery
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.connection import BrokerConnection
     from penstock.mqtt.engine.retained import Retained
     from penstock.mqtt.engine.session import Session
 
-__all__ = ["Replays"]
+__all__ = ["RetainedDelivery"]
 
 
-class Replays:
+class RetainedDelivery:
     """Subscriptions whose retained messages are still to be sent, one after the other."""
 
     __slots__ = ("_found", "_retained", "_session", "_subscriptions")

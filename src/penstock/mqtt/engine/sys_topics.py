@@ -12,9 +12,9 @@ import penstock
 from penstock.mqtt.engine.stats import BrokerStats
 from penstock.mqtt.engine.timers import Timed, Timers
 
-__all__ = ["FIGURES_PREFIX", "Figures", "belongs_to_broker", "figures_of"]
+__all__ = ["SYS_PREFIX", "SysTopics", "belongs_to_broker", "sys_messages"]
 
-FIGURES_PREFIX: Final = "$SYS/"
+SYS_PREFIX: Final = "$SYS/"
 """Topics of the broker itself: clients cannot publish to them, but for the states of bridges."""
 _BRIDGES_PREFIX: Final = "$SYS/broker/connection/"
 
@@ -24,13 +24,13 @@ def belongs_to_broker(topic: str) -> bool:
 
     Bridges of Mosquitto publish that one to both sides, retained: 1 while they are connected, and 0 as their will.
     """
-    if not topic.startswith(FIGURES_PREFIX):
+    if not topic.startswith(SYS_PREFIX):
         return False
     name, slash, last = topic[len(_BRIDGES_PREFIX) :].partition("/")
     return not (topic.startswith(_BRIDGES_PREFIX) and name and slash and last == "state")
 
 
-def figures_of(stats: BrokerStats, uptime_s: int) -> list[tuple[str, str]]:
+def sys_messages(stats: BrokerStats, uptime_s: int) -> list[tuple[str, str]]:
     """Topic and text of every figure."""
     dropped = (
         stats.dropped_queue_full
@@ -67,10 +67,10 @@ def figures_of(stats: BrokerStats, uptime_s: int) -> list[tuple[str, str]]:
     }
     texts = {"version": f"penstock {penstock.__version__}", "uptime": f"{uptime_s} seconds"}
     texts.update((name, str(number)) for name, number in numbers.items())
-    return [(f"{FIGURES_PREFIX}broker/{name}", text) for name, text in texts.items()]
+    return [(f"{SYS_PREFIX}broker/{name}", text) for name, text in texts.items()]
 
 
-class Figures(Timed):
+class SysTopics(Timed):
     """Renews the figures every ``interval_ms`` while ``wanted()``; ``publish(topic, text, now)`` puts one out.
 
     Nothing is measured and no timer runs while nobody is subscribed. A figure that did not change is not sent again.
@@ -114,7 +114,7 @@ class Figures(Timed):
 
     def _put_out(self, now: int) -> None:
         uptime_s = 0 if self.started_at is None else (now - self.started_at) // 1000
-        for topic, text in figures_of(self._measure(), uptime_s):
+        for topic, text in sys_messages(self._measure(), uptime_s):
             if self._last.get(topic) != text:
                 self._last[topic] = text
                 self._publish(topic, text, now)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-__all__ = ["LetGo", "Waiting"]
+__all__ = ["CommitWaiters", "ReleaseCallback"]
 
 
-class LetGo(Protocol):
+class ReleaseCallback(Protocol):
     """What is called with something that waited."""
 
     def __call__(self, what: Any, /, *, committed: bool) -> None:
@@ -19,14 +19,14 @@ class LetGo(Protocol):
         ...
 
 
-class Waiting:
+class CommitWaiters:
     """Answers and notifications by the commit that they wait for; ``count``: how many answers."""
 
     __slots__ = ("_by_commit", "_last", "count")
 
     def __init__(self) -> None:
         self.count = 0
-        self._by_commit: dict[int, list[tuple[str | None, LetGo, Any]]] = {}
+        self._by_commit: dict[int, list[tuple[str | None, ReleaseCallback, Any]]] = {}
         self._last: dict[str, int] = {}
 
     def behind(self, client_id: str, number: int) -> int:
@@ -35,7 +35,7 @@ class Waiting:
             return last
         return number
 
-    def add(self, number: int, client_id: str | None, let_go: LetGo, what: Any) -> None:
+    def add(self, number: int, client_id: str | None, let_go: ReleaseCallback, what: Any) -> None:
         """``what`` waits for the commit ``number``: an answer, as :meth:`behind` gave it, to ``client_id``.
 
         None: a notification, which nobody's answers stand behind.

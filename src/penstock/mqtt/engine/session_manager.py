@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from penstock.mqtt.codec.packets import ConnAck, Connect, Publish
 from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.access import UNKNOWN, Granted, Rights
-from penstock.mqtt.engine.admission import capabilities, expiry_asked, will_problem
+from penstock.mqtt.engine.connack import capabilities, expiry_asked, will_problem
 from penstock.mqtt.engine.journal import PERSISTENCE_PROPERTY
-from penstock.mqtt.engine.kept import Kept
 from penstock.mqtt.engine.session import NEVER, Session
-from penstock.mqtt.engine.sharing import share_out, take_over
+from penstock.mqtt.engine.session_journal import SessionJournal
+from penstock.mqtt.engine.shared_delivery import share_out, take_over
 from penstock.mqtt.engine.subscribing import check_again
 from penstock.mqtt.service import Inbound
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from penstock.mqtt.engine.connection import BrokerConnection
     from penstock.mqtt.engine.handshake import Handshake
 
-__all__ = ["Lifecycle"]
+__all__ = ["SessionManager"]
 
 
-class Lifecycle:
+class SessionManager:
     """What makes the sessions of a broker, and what ends them."""
 
     def __init__(self, broker: Broker) -> None:
@@ -124,7 +124,7 @@ class Lifecycle:
                 session.kept = session.waiting.kept = None
             return
         if kept is None:
-            kept = Kept(self._broker.journal, self._broker.journal.new_number(), promised=False)
+            kept = SessionJournal(self._broker.journal, self._broker.journal.new_number(), promised=False)
             session.kept = session.waiting.kept = kept
         kept.promised |= self._wants_promises(packet)
         kept.save(session)

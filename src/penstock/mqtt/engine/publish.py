@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 from penstock.mqtt.codec.packets import Publish, PubRel
 from penstock.mqtt.codec.primitives import protocol_error
 from penstock.mqtt.codec.reasons import ReasonCode
-from penstock.mqtt.engine.kept import ROUTED, TAKEN
-from penstock.mqtt.engine.pending import PendingAnswer
+from penstock.mqtt.engine.pending_ack import PendingAck
+from penstock.mqtt.engine.session_journal import ROUTED, TAKEN
 from penstock.mqtt.service import Inbound, Service
 
 if TYPE_CHECKING:
     from penstock.mqtt.engine.connection import BrokerConnection
     from penstock.mqtt.engine.session import Session
 
-__all__ = ["is_text", "take_publish", "take_pubrel"]
+__all__ = ["handle_publish", "handle_pubrel", "is_text"]
 
 
 def is_text(payload: bytes) -> bool:
@@ -35,7 +35,7 @@ def is_text(payload: bytes) -> bool:
     return True
 
 
-def take_publish(connection: BrokerConnection, session: Session, publish: Publish, now: int, wall_ms: int) -> None:
+def handle_publish(connection: BrokerConnection, session: Session, publish: Publish, now: int, wall_ms: int) -> None:
     """A message of the client came in.
 
     Raises:
@@ -110,7 +110,7 @@ def _answer_later(
 ) -> None:
     """The answer waits for the services that take the message, or for the answers before it."""
     packet_id = publish.packet_id
-    answer = PendingAnswer(connection, packet_id, publish.qos, code, len(taken))
+    answer = PendingAck(connection, packet_id, publish.qos, code, len(taken))
     answer.gate = gate
     connection.line_up(answer)
     if publish.qos == 2:
@@ -148,7 +148,7 @@ def _check(connection: BrokerConnection, session: Session, publish: Publish, now
 
 
 def _inbound(
-    connection: BrokerConnection, session: Session, publish: Publish, wall_ms: int, answer: PendingAnswer | None = None
+    connection: BrokerConnection, session: Session, publish: Publish, wall_ms: int, answer: PendingAck | None = None
 ) -> Inbound:
     return Inbound(
         publish,
@@ -177,7 +177,7 @@ def _repeated(connection: BrokerConnection, session: Session, packet_id: int) ->
     if answer is None:
         if session.kept is not None:
             session.kept.hold_back(connection)
-        answer = PendingAnswer(connection, packet_id, 2, 0, 0)
+        answer = PendingAck(connection, packet_id, 2, 0, 0)
         connection.line_up(answer)
         connection.answer_settled(answer)
     elif answer.connection is not connection:  # its takers still work on it: the answer leaves here
@@ -185,7 +185,7 @@ def _repeated(connection: BrokerConnection, session: Session, packet_id: int) ->
         connection.line_up(answer)
 
 
-def take_pubrel(connection: BrokerConnection, session: Session, packet: PubRel) -> None:
+def handle_pubrel(connection: BrokerConnection, session: Session, packet: PubRel) -> None:
     """A PUBREL came in: the identifier is free, and PUBCOMP says so [MQTT-4.3.3-11].
 
     Raises:

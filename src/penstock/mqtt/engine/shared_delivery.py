@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from penstock.mqtt.engine.message import Message
 from penstock.mqtt.engine.session import Delivery, Session
-from penstock.mqtt.engine.shared import SharedGroup
+from penstock.mqtt.engine.shared_groups import SharedGroup
 from penstock.mqtt.engine.subscription import SessionSubscription
 
 __all__ = ["deliver_shared", "leave_group", "share_out", "take_over"]

@@ -11,7 +11,7 @@ from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.engine.access import Granted, Rights
 from penstock.mqtt.engine.handshake import Handshake
 from penstock.mqtt.engine.limits import BrokerLimits
-from penstock.mqtt.engine.receiving import is_text
+from penstock.mqtt.engine.publish import is_text
 from penstock.mqtt.engine.session import NEVER, Session
 
 __all__ = ["capabilities", "expiry_asked", "will_problem"]
