@@ -34,7 +34,7 @@ async def test_every_mode(tmp_path: Path) -> None:
     await asyncio.to_thread(generator.command)
     server = MqttServer()
     store = StateStoreService(tmp_path, Durability.MEMORY)
-    await store.start(server)
+    await store.start(server.outlet)
     server.add_service(store)
     host, port = await server.start("127.0.0.1", 0)
     address = f"{host}:{port}"

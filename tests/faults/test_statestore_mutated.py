@@ -100,7 +100,7 @@ async def run(path: Path, seeds: range, caplog: pytest.LogCaptureFixture) -> Non
     service = StateStoreService(path / "store", Durability.FLUSHED, options=options)
     server = MqttServer(services=[service], limits=BrokerLimits(max_keep_alive_s=0))
     await server.recover(Persistence(path / "mqtt", Durability.FLUSHED))
-    await service.start(server)
+    await service.start(server.outlet)
     address = await server.start("127.0.0.1", 0)
     for seed in seeds:
         try:

@@ -123,7 +123,7 @@ async def test_mosquitto_request_and_response(server: tuple[MqttServer, list[str
             topic = request.properties.response_topic
             assert topic is not None
             properties = Properties(correlation_data=request.properties.correlation_data)
-            broker.publish(Publish(topic, request.payload.upper(), 1, properties=properties))
+            broker.outlet.publish(Publish(topic, request.payload.upper(), 1, properties=properties))
 
         responder.listen("ask", answer)
         await responder.subscribe("ask")

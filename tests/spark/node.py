@@ -196,7 +196,7 @@ class Node:
             capture=self.capture,
         )
         self._mqtt = MqttServer(services=[self._store])
-        await self._store.start(self._mqtt)
+        await self._store.start(self._mqtt.outlet)
         host, port = await self._mqtt.start("127.0.0.1", 0)
         self.mqtt = f"mqtt://{host}:{port}"
 

@@ -11,13 +11,13 @@ import logging
 import uuid
 from collections.abc import Callable, Sequence
 
-from penstock.mqtt.codec.packets import Publish
 from penstock.mqtt.codec.reasons import ReasonCode, reason_name
 from penstock.mqtt.engine.access import Access, Origin, Rights
 from penstock.mqtt.engine.broker import Broker
 from penstock.mqtt.engine.connection import BrokerConnection
 from penstock.mqtt.engine.journal import Recovered
 from penstock.mqtt.engine.limits import BrokerLimits
+from penstock.mqtt.engine.outlet import BrokerOutlet
 from penstock.mqtt.engine.recovery import restore
 from penstock.mqtt.engine.retained import Allows
 from penstock.mqtt.engine.session import NOTIFICATIONS_LOST
@@ -68,6 +68,8 @@ class MqttServer:
             report=self._log_end,
             report_merged=self._log_merged,
         )
+        self.outlet = BrokerOutlet(self._broker, self.now)
+        """The broker for services: publish, respond, deliver, disconnect."""
         self._merge_log = LogLimiter()
         self._observer_log = LogLimiter()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -233,43 +235,6 @@ class MqttServer:
     def refuse_stored(self, reason: str) -> None:
         """Refuse messages that must be stored (0x97) from now on, ``reason`` says why; "": refuse them no more."""
         self._broker.refuse_stored(reason)
-
-    # For services: the Outlet
-
-    def publish(self, message: Publish) -> None:
-        """Route a message of the node itself: to subscribers, retained, and to rules. No Local does not apply.
-
-        Raises:
-            LocalProtocolError: the topic or the properties cannot be sent.
-        """
-        self._broker.publish(message, self.now())
-
-    def respond(self, client_id: str, message: Publish, acknowledge: Callable[[], None] | None = None) -> bool:
-        """Route a message of the node itself to that client's matching subscriptions; False where there is none.
-
-        Raises:
-            LocalProtocolError: the topic or the properties cannot be sent.
-        """
-        return self._broker.respond(client_id, message, self.now(), acknowledge)
-
-    def unheard(self, client_id: str, topic: str) -> str:
-        """Why :meth:`respond` did not reach the client."""
-        return self._broker.unheard(client_id, topic)
-
-    def deliver(self, client_id: str, message: Publish, *, deletes: bool = False) -> bool:
-        """Put a notification straight into that client's session, exactly once, subscribed or not [Outlet.deliver].
-
-        False where there is no such session. A session that is offline keeps it (QoS 1).
-        """
-        return self._broker.deliver(client_id, message, self.now(), deletes=deletes)
-
-    def overhear(self, client_id: str, message: Publish) -> None:
-        """Give what a service and the client say to each other to those who subscribe to it and may overhear it."""
-        self._broker.overhear(client_id, message, self.now())
-
-    def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:
-        """End that client's network connection with DISCONNECT; nothing where it has none."""
-        self._broker.disconnect(client_id, reason_code, self.now(), reason_string)
 
     # For its links
 

@@ -169,7 +169,7 @@ class Service(Protocol):
 
 
 class Outlet(Protocol):
-    """What a service may ask of the broker; ``MqttServer`` is one."""
+    """What a service may ask of the broker; ``MqttServer.outlet`` is one."""
 
     def publish(self, message: Publish) -> None:
         """Route ``message`` as one of the node itself."""

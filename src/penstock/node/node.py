@@ -367,7 +367,7 @@ class Node:
             policy=StorePolicy(self.security) if self.security.enforced else None,
             capture=capture,
         )
-        await store.start(server)
+        await store.start(server.outlet)
         self._store = store
         self._parts.push_async_callback(store.close)
         self._disk.add(Writer("state store writes that need space", store.refuse_growth, store.reusable_bytes))

@@ -162,7 +162,7 @@ class LocalNode:
             options=self._options,
         )
         server = MqttServer(services=[store])
-        await store.start(server)
+        await store.start(server.outlet)
         # Known from here on: what did not start needs no stop.
         self._server, self._store = server, store
         if self._clock is not None:

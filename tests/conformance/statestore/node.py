@@ -42,7 +42,7 @@ class StoreNode:
     async def start(self) -> None:
         self.service = StateStoreService(self.path, self.durability, options=self.options)
         self.server = MqttServer(services=[self.service])
-        await self.service.start(self.server)
+        await self.service.start(self.server.outlet)
         _, self.port = await self.server.start("127.0.0.1", self.port)
 
     async def close(self) -> None:

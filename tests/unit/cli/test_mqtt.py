@@ -61,7 +61,7 @@ class Broker:
             topic = publish.properties.response_topic
             assert topic is not None
             properties = Properties(correlation_data=publish.properties.correlation_data)
-            self._server.publish(Publish(topic, publish.payload[::-1], 1, properties=properties))
+            self._server.outlet.publish(Publish(topic, publish.payload[::-1], 1, properties=properties))
         message.settle()
 
     def disconnected(self, client_id: str) -> None: ...

@@ -121,12 +121,12 @@ async def test_node_side_calls(server: tuple[MqttServer, tuple[str, int]]) -> No
     wire = await (await Wire.open(address)).connect()
     wire.send(Subscribe(1, [Subscription("a", no_local=True)]))
     await wire.next()
-    broker.publish(Publish("a", b"1", 1))
-    assert broker.deliver("c", Publish("b", b"2", 1))
-    assert not broker.deliver("nobody", Publish("b"))
+    broker.outlet.publish(Publish("a", b"1", 1))
+    assert broker.outlet.deliver("c", Publish("b", b"2", 1))
+    assert not broker.outlet.deliver("nobody", Publish("b"))
     got = [await wire.next(), await wire.next()]
     assert [p.topic for p in got if isinstance(p, Publish)] == ["a", "b"]
-    broker.disconnect("c", 0x98)
+    broker.outlet.disconnect("c", 0x98)
     assert await wire.next() == Disconnect(0x98)
     assert await wire.next() is None
     await wire.close()

@@ -215,8 +215,8 @@ rules:
         assert set(ended) == {"bob", "eve"}
         assert all("0x87" in error for error in ended.values()), ended
         assert clients["ann"].connected
-        security.server.publish(Publish("secret/x", b"", 0))
-        security.server.publish(Publish("plant/x", b"", 0))
+        security.server.outlet.publish(Publish("secret/x", b"", 0))
+        security.server.outlet.publish(Publish("plant/x", b"", 0))
         await until(lambda: bool(got))
         assert got == ["plant/x"], "a subscription that is not allowed any more is gone"
         with pytest.raises(RefusedError, match="0x87"):
@@ -404,7 +404,7 @@ async def test_a_retained_message_goes_only_while_its_publisher_may_publish_it(t
         async with MqttClient(*bound["mqtt"], username="ann", password="ann", reconnect=False) as ann:
             await ann.publish("plant/a", b"1", retain=True)
             await ann.publish("plant/b", b"2", qos=2, retain=True)
-        security.server.publish(Publish("node", b"of the node itself", 1, retain=True))
+        security.server.outlet.publish(Publish("node", b"of the node itself", 1, retain=True))
         assert await retained_by(bound["mqtt"]) == ["node", "plant/a", "plant/b"]
         for written, left in (
             (RETAINING.format(user="ann", topic="plant/a"), ["node", "plant/a"]),

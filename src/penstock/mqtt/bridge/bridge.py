@@ -293,6 +293,6 @@ class Bridge:
         if self.stats.connected != up or not self.stats.connects:
             self.stats.connected = int(up)
             try:
-                self._server.publish(Publish(self._status_topic, b"1" if up else b"0", 1, retain=True))
+                self._server.outlet.publish(Publish(self._status_topic, b"1" if up else b"0", 1, retain=True))
             except LocalProtocolError as error:
                 logger.warning("bridge %s: its state was not published here: %s", self.settings.name, error)

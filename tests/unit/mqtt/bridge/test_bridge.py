@@ -210,7 +210,7 @@ async def test_a_bridge_without_room_for_its_state_carries_all_the_same(
             await sites.at_here.publish("a", str(n))
             assert (await anext(out)).payload == b"%d" % n
             if not n:
-                sites.there.disconnect("penstock-plant", 0x89)
+                sites.there.outlet.disconnect("penstock-plant", 0x89)
                 await until(lambda: bridge.stats.connects == 2)
     assert "its state was not published here" in caplog.text
 

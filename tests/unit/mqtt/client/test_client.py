@@ -206,7 +206,7 @@ async def test_what_has_no_puback_is_sent_again_after_a_reconnect(broker: tuple[
                 await log.came.wait()
         log.held[0].settle()
         assert await sending[0] == 0
-        server.disconnect("c", 0x98)
+        server.outlet.disconnect("c", 0x98)
         async with asyncio.timeout(DEADLINE_S):
             while len(log.held) < 5:
                 log.came.clear()
@@ -234,7 +234,7 @@ async def test_without_the_session_messages_go_as_new_and_subscriptions_are_made
         async with asyncio.timeout(DEADLINE_S):
             await log.came.wait()
         log.came.clear()
-        server.disconnect("c", 0x98)
+        server.outlet.disconnect("c", 0x98)
         async with asyncio.timeout(DEADLINE_S):
             await log.came.wait()
             assert not log.held[1].publish.dup
@@ -278,7 +278,7 @@ async def test_without_reconnect_everything_fails_at_once(broker: tuple[MqttServ
     sending = asyncio.create_task(client.publish("log/x"))
     reading = asyncio.ensure_future(anext(client.messages()))
     await client.subscribe("a")
-    server.disconnect("c", 0x98)
+    server.outlet.disconnect("c", 0x98)
     for task in (sending, reading):
         with pytest.raises(UnavailableError):
             await asyncio.wait_for(task, DEADLINE_S)

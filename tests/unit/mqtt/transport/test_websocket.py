@@ -197,7 +197,7 @@ async def test_a_reader_that_stops_is_held_back(server: tuple[MqttServer, str]) 
         await slow.send(encode(Connect("slow")) + encode(Subscribe(1, [Subscription("a")])))
         await packets(slow, 2)
         for _ in range(300):
-            broker.publish(Publish("a", bytes(50_000), 0))
+            broker.outlet.publish(Publish("a", bytes(50_000), 0))
             await asyncio.sleep(0)
         (link,) = broker._links.values()
         assert link.transport is not None

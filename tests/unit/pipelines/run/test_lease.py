@@ -28,7 +28,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     async def start() -> tuple[MqttServer, StateStoreService, str]:
         store = StateStoreService(Path(tmp_path_factory.mktemp("store")), Durability.FLUSHED)
         server = MqttServer(services=[store])
-        await store.start(server)
+        await store.start(server.outlet)
         host, port = await server.start("127.0.0.1", 0)
         return server, store, f"mqtt://{host}:{port}"
 

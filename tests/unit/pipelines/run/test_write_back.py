@@ -167,7 +167,7 @@ class Node:
     async def _start(self) -> None:
         self._store = StateStoreService(self._directory, Durability.FLUSHED)
         self._mqtt = MqttServer(services=[self._store])
-        await self._store.start(self._mqtt)
+        await self._store.start(self._mqtt.outlet)
         _, self._port = await self._mqtt.start("127.0.0.1", self._port)
 
     async def _stop(self) -> None:

@@ -147,7 +147,7 @@ class OddStore:
         publish, client_id = message.publish, message.client_id
         properties = Properties(correlation_data=publish.properties.correlation_data, user_properties=self.user)
         message.settle()
-        self.server.deliver(
+        self.server.outlet.deliver(
             client_id, Publish(publish.properties.response_topic or "", self.payload, 1, properties=properties)
         )
 
@@ -341,7 +341,7 @@ class Pages:
         message.settle()
         properties = Properties(correlation_data=given.correlation_data, user_properties=OK)
         assert given.response_topic is not None
-        self.server.publish(Publish(given.response_topic, self.pages.pop(0), 1, properties=properties))
+        self.server.outlet.publish(Publish(given.response_topic, self.pages.pop(0), 1, properties=properties))
 
     def disconnected(self, client_id: str) -> None:
         """Nothing to forget."""

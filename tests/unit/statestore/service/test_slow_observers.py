@@ -86,7 +86,7 @@ async def running(path: Path) -> AsyncIterator[tuple[MqttServer, StateStoreClien
     service = StateStoreService(path, Durability.MEMORY, options=options)
     server = MqttServer(services=[service], limits=BrokerLimits(max_queued_messages=QUEUE))
     host, port = await server.start("127.0.0.1", 0)
-    await service.start(server)
+    await service.start(server.outlet)
     observer = Observer(*await asyncio.open_connection(host, port))
     try:
         async with (

@@ -43,7 +43,7 @@ async def store(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator
     service = StateStoreService(tmp_path, request.param)
     server = MqttServer(services=[service])
     _, port = await server.start("127.0.0.1", 0)
-    await service.start(server)
+    await service.start(server.outlet)
     async with asyncio.timeout(DEADLINE_S):
         yield Store(server, service, f"mqtt://127.0.0.1:{port}")
     await server.close()

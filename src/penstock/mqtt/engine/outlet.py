@@ -1,0 +1,57 @@
+"""The broker as its services use it: publish, respond, deliver, disconnect; the time is read here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import final
+
+from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.engine.broker import Broker
+
+__all__ = ["BrokerOutlet"]
+
+
+@final
+class BrokerOutlet:
+    """The :class:`~penstock.mqtt.service.Outlet` of a broker. ``now``: ms of the clock on which its deadlines run."""
+
+    __slots__ = ("_broker", "_now")
+
+    def __init__(self, broker: Broker, now: Callable[[], int]) -> None:
+        self._broker = broker
+        self._now = now
+
+    def publish(self, message: Publish) -> None:
+        """Route a message of the node itself: to subscribers, retained, and to rules. No Local does not apply.
+
+        Raises:
+            LocalProtocolError: the topic or the properties cannot be sent.
+        """
+        self._broker.publish(message, self._now())
+
+    def respond(self, client_id: str, message: Publish, acknowledge: Callable[[], None] | None = None) -> bool:
+        """Route a message of the node itself to that client's matching subscriptions; False where there is none.
+
+        Raises:
+            LocalProtocolError: the topic or the properties cannot be sent.
+        """
+        return self._broker.respond(client_id, message, self._now(), acknowledge)
+
+    def unheard(self, client_id: str, topic: str) -> str:
+        """The reason why :meth:`respond` did not reach the client."""
+        return self._broker.unheard(client_id, topic)
+
+    def deliver(self, client_id: str, message: Publish, *, deletes: bool = False) -> bool:
+        """Put a notification into that client's session, exactly once, subscribed or not [Outlet.deliver].
+
+        False where there is no such session. A session that is offline keeps it (QoS 1).
+        """
+        return self._broker.deliver(client_id, message, self._now(), deletes=deletes)
+
+    def overhear(self, client_id: str, message: Publish) -> None:
+        """Copy a message between a service and the client to those who subscribe to it and may read it."""
+        self._broker.overhear(client_id, message, self._now())
+
+    def disconnect(self, client_id: str, reason_code: int, reason_string: str = "") -> None:
+        """End that client's network connection with DISCONNECT; nothing where it has none."""
+        self._broker.disconnect(client_id, reason_code, self._now(), reason_string)
