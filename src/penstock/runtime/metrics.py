@@ -45,7 +45,7 @@ def figures(stats: object) -> dict[str, int | float]:
 
 
 def _slots(kind: type) -> tuple[str, ...]:
-    slots = kind.__dict__.get("__slots__", ())
+    slots = kind.__dict__.get("__slots__") or kind.__dict__.get("__mypyc_attrs__", ())  # a compiled class has these
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
