@@ -25,6 +25,7 @@ def _build(folder: Path, form: str) -> Path:
     return wheel
 
 
+@pytest.mark.timeout(900)
 def test_a_platform_wheel_has_every_module_of_the_core_compiled(tmp_path: Path) -> None:
     missing = core.problem()
     if missing:
