@@ -26,7 +26,7 @@ async def main() -> None:
     options = StoreOptions(extensions=extensions_named(["batch"]))
     service = StateStoreService(Path(sys.argv[1]), Durability(sys.argv[2]), options=options)
     server = MqttServer(services=[service])
-    await service.start(server)
+    await service.start(server.outlet)
     host, port = await server.start("127.0.0.1", 0)
     print(json.dumps({"port": port, "keys": service.keys}), flush=True)
     await asyncio.Event().wait()
