@@ -142,6 +142,7 @@ class StateStoreClient:
             client_id=client_id or f"penstock-{uuid.uuid4().hex}",
             clean_start=False,
             session_expiry_s=_SESSION_EXPIRY_S,
+            topic_alias_maximum=0,  # responses use one topic; aliases would make the broker encode each one separately
             reconnect=reconnect,
             username=username,
             password=password,

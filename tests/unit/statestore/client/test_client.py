@@ -10,7 +10,8 @@ import pytest
 
 from penstock.errors import LocalProtocolError, PenstockError, RefusedError, RemoteProtocolError, UnavailableError
 from penstock.mqtt.client import MqttClient
-from penstock.mqtt.codec.packets import Publish
+from penstock.mqtt.codec.decoder import Decoder, Role
+from penstock.mqtt.codec.packets import Connect, Publish
 from penstock.mqtt.codec.properties import Properties
 from penstock.mqtt.server import MqttServer
 from penstock.mqtt.service import Inbound
@@ -120,6 +121,28 @@ async def test_without_a_state_store_the_request_times_out() -> None:
             await store.get("k")
         assert raised.value.applied is None
     await server.close()
+
+
+async def test_it_announces_no_topic_aliases() -> None:
+    """The broker sends an encoded response as it is only to clients without aliases."""
+    received: asyncio.Future[Connect] = asyncio.get_running_loop().create_future()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        decoder = Decoder(role=Role.SERVER)
+        while not received.done():
+            for packet in decoder.feed(await reader.read(1000)):
+                assert isinstance(packet, Connect)
+                received.set_result(packet)
+        writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    with pytest.raises(UnavailableError):
+        async with StateStoreClient.connect(f"mqtt://127.0.0.1:{port}"):
+            pass
+    assert (await received).properties.topic_alias_maximum is None
+    server.close()
+    await server.wait_closed()
 
 
 async def test_nobody_listening_is_unavailable() -> None:
