@@ -30,6 +30,7 @@ from typing import Final, Protocol
 
 from penstock.errors import PenstockError, RefusedError, StorageError
 from penstock.node.backlog import Backlog
+from penstock.runtime.backoff import Backoff
 from penstock.runtime.clock import wall_clock_ms
 from penstock.statestore.engine.record import Change
 from penstock.statestore.hlc import Hlc, parse
@@ -56,7 +57,8 @@ CAPTURE_PARTITION: Final = 0
 _AT_ONCE: Final = 256
 """Changes appended in one go; the next go starts when the tube's commit has them."""
 
-_RETRY_S: Final = 1.0
+_FIRST_RETRY_S: Final = 0.1
+_LONGEST_RETRY_S: Final = 1.0
 
 MAX_WAITING_BYTES: Final = 64 << 20
 """Of changes in memory that the tube has not taken yet: some seconds of the fastest writers. The log alone has more."""
@@ -127,6 +129,7 @@ class ChangeCapture:
         self._busy = False
         self._moved_at = 0.0
         """When there was something to do at last after there was not, or some of it was done."""
+        self._backoff = Backoff(_FIRST_RETRY_S, _LONGEST_RETRY_S)
         self._error: PenstockError | None = None
         """Reason why it is stopped; None while it works."""
         self._read: ReadLog = _no_log
@@ -205,7 +208,7 @@ class ChangeCapture:
             return
         self._backlog.add(page)
         self._moved_at = self._now()
-        self._error = None
+        self._clear_error()
         self._go_on()
 
     def _done(self, stored: int, error: PenstockError | None) -> None:
@@ -216,7 +219,7 @@ class ChangeCapture:
             self._moved_at = self._now()
         if error is None:
             self._too_large = False
-            self._error = None
+            self._clear_error()
             self._go_on()
         elif isinstance(error, RefusedError) and error.code == ErrCode.BAD_REQUEST and not self._too_large:
             self._too_large = True
@@ -224,13 +227,17 @@ class ChangeCapture:
         else:
             self._fail(error, "the tube did not take changes of the state store; they wait")
 
+    def _clear_error(self) -> None:
+        self._error = None
+        self._backoff.reset()
+
     def _fail(self, error: PenstockError, what: str) -> None:
         if self._error is None:  # once for a series
             fields = {"topic": self._topic, "waiting": self.waiting}
             _log.warning("%s: %s", what, error.what, extra={"fields": fields})
         self._error = error
         self.stats.failures += 1
-        self._later(_RETRY_S, self._go_on)
+        self._later(self._backoff.failed(), self._go_on)
 
 
 def _no_log(version: Hlc, done: Callable[[LogPage | StorageError], None]) -> None:

@@ -23,6 +23,7 @@ from penstock.mqtt.codec.reasons import ReasonCode
 from penstock.mqtt.service import Connection, Inbound
 from penstock.node.config import Rule, WhenFull
 from penstock.node.template import Template
+from penstock.runtime.backoff import Backoff
 from penstock.tube.codec.codes import ErrCode
 from penstock.tube.record import Record
 
@@ -34,7 +35,7 @@ _RECORD_OVERHEAD: Final = 512
 """Bytes that a waiting message is counted with beside its payload and topic: the objects that hold it."""
 _FIRST_RETRY_S: Final = 0.02
 _LONGEST_RETRY_S: Final = 2.0
-"""How soon a log that was full or stopped is tried again; twice as late each time, up to this."""
+"""Pauses before a log that was full or stopped is tried again."""
 _HIGH_PRIORITY: Final = "$high_priority"
 """User property of control traffic, which back pressure of data traffic must not stop."""
 
@@ -162,7 +163,7 @@ class RuleService:
         self._closed = False
         self._waiting: list[tuple[int, _Item]] = []
         """What the log did not accept for the time being: a heap, by the order in which it came."""
-        self._retry_s = 0.0
+        self._backoff = Backoff(_FIRST_RETRY_S, _LONGEST_RETRY_S)
         """The last pause before a retry; 0 while none is under way."""
         self._probing: _Item | None = None
         self._held: dict[Connection, None] = {}
@@ -193,7 +194,7 @@ class RuleService:
         stats.pending += 1
         stats.pending_bytes += size
         item = _Item(stats.received, message, size, partition, data, flag, msg_type)
-        if self._retry_s:  # behind those that wait already
+        if self._backoff.failures:  # behind those that wait already
             self._push(item)
         else:
             self._submit(item)
@@ -238,21 +239,17 @@ class RuleService:
         self.stats.logged += 1
         self._failing = False
         item.message.settle()
-        if self._retry_s:
+        if self._backoff.failures:
             self._log_is_back()
 
     def _wait(self, item: _Item, error: PenstockError) -> None:
         """Try again later. The item is the one that was tried, or one that was sent before its failure was known."""
         self._warn(item.message, error)
         self._push(item)
-        if not self._retry_s:
-            self._retry_s = _FIRST_RETRY_S
-        elif self._probing is item:
-            self._retry_s = min(2 * self._retry_s, _LONGEST_RETRY_S)
-        else:
+        if self._backoff.failures and self._probing is not item:
             return
         self._probing = None
-        self._later(self._retry_s, self._probe)
+        self._later(self._backoff.failed(), self._probe)
 
     def _probe(self) -> None:
         """Try the oldest; the others follow when the log takes it."""
@@ -261,7 +258,7 @@ class RuleService:
             self._submit(self._probing)
 
     def _log_is_back(self) -> None:
-        self._retry_s = 0.0
+        self._backoff.reset()
         self._probing = None
         while self._waiting:
             self._submit(self._next())

@@ -21,6 +21,7 @@ from penstock.mqtt.codec.reasons import reason_name
 from penstock.mqtt.engine.client import ClientEngine, ClientState
 from penstock.mqtt.engine.client_events import Answered, Closed, Connected, Event, Refused, Unsubscribed
 from penstock.mqtt.url import BrokerUrl
+from penstock.runtime.backoff import Backoff
 from penstock.runtime.stalls import after_reading
 from penstock.runtime.tls import certificate_file
 
@@ -237,7 +238,7 @@ class Driver:
     async def _run(self) -> None:
         """Own the network connection until it is over."""
         settings = self._settings
-        attempts = 0
+        backoff = Backoff(BACKOFF_FIRST_S, BACKOFF_LAST_S, settings.jitter)
         try:
             while True:
                 error = await self._connection()
@@ -247,7 +248,7 @@ class Driver:
                 self._drained.set()
                 self._arm()
                 if was_online:
-                    attempts = 0
+                    backoff.reset()
                     self._hooks.disconnected(None if self.leaving else error)
                 if self.leaving:
                     return
@@ -258,9 +259,7 @@ class Driver:
                 if not settings.reconnect or not error.retriable:
                     self.over = error
                     return
-                attempts += 1
-                delay = min(BACKOFF_LAST_S, BACKOFF_FIRST_S * 2 ** min(attempts - 1, 10))
-                delay *= 0.5 + settings.jitter() / 2
+                delay = backoff.failed()
                 logger.info("%s; next try in %.1f s", error.what, delay)
                 await asyncio.sleep(delay)
         except Exception as error:

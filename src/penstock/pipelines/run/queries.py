@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,11 +18,15 @@ from penstock.pipelines.spec.plan import SinkPlan, labels, plan
 from penstock.pipelines.state_dir import layout
 from penstock.pipelines.state_dir.checkpoint import Checkpoint
 from penstock.pipelines.steps.stages import flow
+from penstock.runtime.backoff import Backoff
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = ["BuiltQuery", "RunningQuery", "build", "check_nothing_dropped"]
+
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 5.0
 
 # Spark's Python side prints every error of analysis as a line of JSON with both stacks; ours says it once, as an error.
 logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
@@ -82,7 +86,7 @@ class RunningQuery:
     built: BuiltQuery
     query: StreamingQuery | None = None
     failing_since: float | None = None
-    pause_s: float = 0.25
+    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S))
     restart_at: float = 0.0
     restarts: int = 0
     strange: int = 0
@@ -92,7 +96,7 @@ class RunningQuery:
         """A batch went through: what failed before counts no more."""
         self.failing_since = None
         self.strange = 0
-        self.pause_s = 0.25
+        self.backoff.reset()
 
 
 def check_nothing_dropped(running: RunningQuery) -> None:

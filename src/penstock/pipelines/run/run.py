@@ -71,7 +71,6 @@ STRANGE_TRIES = 8
 PROGRESS_S = 10.0
 """Seconds between progress reports without an observer."""
 LONGEST_WAIT_S = 1e8
-LONGEST_PAUSE_S = 5.0
 POLL_S = 0.1
 UNTOLD = frozenset({"start", "end", "table", "letters_table"})
 """Fields of a ledger entry that are not reported."""
@@ -347,13 +346,12 @@ class _Run:
                 f"sink {name!r}: {words}", why=f"nothing worked for {may_pass.limit_s:g} s", do=may_pass.do
             )
         waiting = sum(other.query is None and not other.ended for other in self._queries.values())
-        in_s = running.pause_s + (0.0 if may_pass is None else may_pass.apart_s * waiting)
+        in_s = running.backoff.failed() + (0.0 if may_pass is None else may_pass.apart_s * waiting)
         running.query = None
         running.restarts += 1
         self._watch.restarted(name)
         running.restart_at = now + in_s
         self._emit({"event": "retry", "sink": name, "in_s": in_s, "restarts": running.restarts, "why": words})
-        running.pause_s = min(running.pause_s * 2, LONGEST_PAUSE_S)
 
     def _warn(self, text: str) -> None:
         """Called in the thread of the store's client."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -17,6 +18,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError, UnavailableError
+from penstock.runtime.backoff import Backoff
 from penstock.runtime.loop_thread import LoopThread
 from penstock.spark.statestore.reads import ManyKeys, Store
 
@@ -126,13 +128,14 @@ class KeyReader:
     async def _fetch(self, keys: Collection[bytes], timeout_ms: int) -> dict[bytes, bytes | None]:
         """Ask for all ``keys``; after a failure ask again, for all, over a new connection."""
         deadline = self._clock() + timeout_ms / 1000
-        pause_s = _FIRST_PAUSE_S
+        backoff = Backoff(_FIRST_PAUSE_S, _LONGEST_PAUSE_S, random.random)
         while True:
             try:
                 async with asyncio.timeout(max(0.0, deadline - self._clock())):
                     return await self._ask(keys)
             except (UnavailableError, OSError) as error:  # TimeoutError is an OSError
                 await self._disconnect()
+                pause_s = backoff.failed()
                 if self._clock() + pause_s >= deadline:
                     raise UnavailableError(
                         f"the state store did not give {len(keys)} keys within {timeout_ms} ms: {error!r}",
@@ -140,7 +143,6 @@ class KeyReader:
                         do="start the node, check the broker's URL, or allow more time",
                     ) from error
                 await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
     async def _ask(self, keys: Collection[bytes]) -> dict[bytes, bytes | None]:
         if self._store is None:
