@@ -37,6 +37,7 @@ __all__ = [
     "own_words",
     "passing",
     "spark_of",
+    "stacks",
     "whole",
 ]
 
@@ -83,6 +84,16 @@ def whole(error: BaseException) -> str:
         kind = re.search(r"^[\w.$]+(?:Exception|Error)\b", getattr(error, "_stackTrace", None) or "")
         texts.append(f"Caused by: {kind[0] + ': ' if kind else ''}{error}")
     return "\n".join(texts)
+
+
+def stacks(error: BaseException) -> str:
+    """The text of a Spark error and the Java stack of each of its causes, for a developer."""
+    parts = [str(error)]
+    found: BaseException | None = error
+    while found is not None and len(parts) <= CAUSES_SHOWN:
+        parts.append(getattr(found, "_stackTrace", None) or "")
+        found = getattr(found, "_cause", None)
+    return "\n\n".join(dict.fromkeys(filter(None, parts)))
 
 
 class Passing(NamedTuple):

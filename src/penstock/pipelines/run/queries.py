@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.errors import DataLossError
+from penstock.pipelines.catalyst import make_thread_safe
 from penstock.pipelines.run.batches import Context, SinkBatches
 from penstock.pipelines.sinks.table import check_columns
 from penstock.pipelines.spec.pipeline import Pipeline
@@ -32,14 +35,23 @@ LONGEST_PAUSE_S = 5.0
 logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BuiltQuery:
-    """One sink's query: its rows, what happens to each batch, and where its checkpoint is."""
+    """One sink's query: the plan of its rows, what happens to each batch, and where its checkpoint is."""
 
     plan: SinkPlan
-    rows: DataFrame
+    build_rows: Callable[[], DataFrame]
     batches: SinkBatches
     checkpoint: Checkpoint
+    rows: DataFrame = field(init=False)
+    """The rows as Spark has analyzed them; :meth:`rebuild` replaces them."""
+
+    def __post_init__(self) -> None:
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        """Build a new plan of the rows: the objects of the old one may be what fails."""
+        self.rows = self.build_rows()
 
     @property
     def name(self) -> str:
@@ -68,15 +80,25 @@ def build(pipeline: Pipeline, spark: SparkSession, state: Path, context: Context
     """
     built = []
     for sink_plan in plan(pipeline):
-        name = sink_plan.sink.name
-        checkpoint = Checkpoint(layout.checkpoint(state, name), labels(sink_plan.ways))
-        streams = context.source.streams(spark, name)
-        rows = flow(streams, sink_plan.nodes, sink_plan.reads, context.with_lookup, sink=name)
-        table = sink_plan.sink.table
-        if table is not None and table.format == "parquet":
-            check_columns(Path(table.path), name, rows.schema)
-        built.append(BuiltQuery(sink_plan, rows, SinkBatches(sink_plan, checkpoint, context), checkpoint))
+        sink = sink_plan.sink
+        checkpoint = Checkpoint(layout.checkpoint(state, sink.name), labels(sink_plan.ways))
+        query = BuiltQuery(
+            sink_plan,
+            partial(_build_rows, spark, sink_plan, context),
+            SinkBatches(sink_plan, checkpoint, context),
+            checkpoint,
+        )
+        if sink.table is not None and sink.table.format == "parquet":
+            check_columns(Path(sink.table.path), sink.name, query.rows.schema)
+        if sink.messages is not None:
+            make_thread_safe(spark, "mqtt" if sink.tubemq is None else "tubemq")
+        built.append(query)
     return built
+
+
+def _build_rows(spark: SparkSession, sink_plan: SinkPlan, context: Context) -> DataFrame:
+    name = sink_plan.sink.name
+    return flow(context.source.streams(spark, name), sink_plan.nodes, sink_plan.reads, context.with_lookup, sink=name)
 
 
 @dataclass(slots=True)
@@ -88,6 +110,8 @@ class RunningQuery:
     failing_since: float | None = None
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE_S, LONGEST_PAUSE_S))
     restart_at: float = 0.0
+    rebuild: bool = False
+    """True if the next start needs a new plan, because nothing says that the failure was of something outside it."""
     restarts: int = 0
     strange: int = 0
     ended: bool = False

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pyspark.errors import PySparkException
+
 from penstock.errors import ConfigError, PenstockError, UnavailableError
 from penstock.pipelines.ledger.ledger import Ledger
 from penstock.pipelines.ledger.plan_changes import remember
@@ -31,6 +33,7 @@ from penstock.pipelines.run.errors import (
     own_words,
     passing,
     spark_of,
+    stacks,
     whole,
 )
 from penstock.pipelines.run.lease import FAILED, STOPPED, RunRecord
@@ -302,9 +305,7 @@ class _Run:
             return
         if running.query is None:
             if time.monotonic() >= running.restart_at:
-                running.query = running.built.start(
-                    duration_ms(self._pipeline.trigger), available_now=self._options.available_now
-                )
+                self._start(running)
             return
         if running.query.isActive:
             return
@@ -312,7 +313,29 @@ class _Run:
         if error is None:
             running.ended = True
             return
+        self._keep_stack(running, error)
         self._failed(running, whole(error))
+
+    def _start(self, running: RunningQuery) -> None:
+        if running.rebuild:
+            try:
+                running.built.rebuild()
+            except PySparkException as error:
+                self._keep_stack(running, error)
+                self._failed(running, whole(error))
+                return
+            running.rebuild = False
+        running.query = running.built.start(
+            duration_ms(self._pipeline.trigger), available_now=self._options.available_now
+        )
+
+    def _keep_stack(self, running: RunningQuery, error: BaseException) -> None:
+        """Keep the whole error for a developer: events and messages have its cause only."""
+        path = layout.failure(self._state, running.built.name)
+        # On a full disk the failure itself is reported all the same.
+        with suppress(OSError):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(f"{now_text()} run {self._run}\n{stacks(error)}\n", encoding="utf-8")
 
     def _failed(self, running: RunningQuery, text: str) -> None:
         """Start the query again after a pause where what it needs was away; otherwise the run is over."""
@@ -327,8 +350,8 @@ class _Run:
             )
         now = time.monotonic()
         running.failing_since = running.failing_since or now
-        # What Spark itself stumbles over may be gone at the next try ("Task not serializable" was seen where two
-        # queries start at once); a batch is idempotent, so trying is safe. Our own errors say whether trying helps.
+        # An error of Spark's own may be gone at the next try, which gets a new plan; a batch is idempotent, so trying
+        # is safe. Errors of penstock say whether another try helps.
         may_pass = passing(kind, words, text)
         if may_pass is FULL and not kind:
             words = f"a disk is full, that of {str(self._state)!r} or of a table: {words}"
@@ -337,7 +360,10 @@ class _Run:
         if may_pass is None and (kind or running.strange > tries):
             raise PenstockError(
                 f"sink {name!r}: {words}",
-                why=None if kind else f"{running.strange} tries in a row failed",
+                why=None
+                if kind
+                else f"{running.strange} tries in a row failed; the stack is in "
+                f"{str(layout.failure(self._state, name))!r}",
                 # An error of ours brings its own remedy.
                 do=None if "\n  do: " in words else MEND,
             )
@@ -348,6 +374,7 @@ class _Run:
         waiting = sum(other.query is None and not other.ended for other in self._queries.values())
         in_s = running.backoff.failed() + (0.0 if may_pass is None else may_pass.apart_s * waiting)
         running.query = None
+        running.rebuild = may_pass is None
         running.restarts += 1
         self._watch.restarted(name)
         running.restart_at = now + in_s

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import ConfigError, StorageError
+from penstock.pipelines.catalyst import make_thread_safe
 from penstock.pipelines.sources.reader import Lag, Way, query_of
 from penstock.pipelines.sources.rows import source_rows
 from penstock.pipelines.state_dir import layout
@@ -77,6 +78,7 @@ class FilesReader:
         """Files as they come."""
         self._inbox.mkdir(parents=True, exist_ok=True)
         spark.dataSource.register(files.FilesDataSource)
+        make_thread_safe(spark, files.FilesDataSource.name())
         options = {
             "path": self._path,
             "content": self._source.content,
@@ -142,6 +144,7 @@ class RateReader:
     def stream(self, spark: SparkSession, way: Way, start: Offsets) -> DataFrame:
         """Rows as they come due."""
         spark.dataSource.register(rate.RateDataSource)
+        make_thread_safe(spark, rate.RateDataSource.name())
         return self._rows(spark.readStream.format("penstock-rate").options(**self._options(way)).load())
 
     def batch(self, spark: SparkSession, way: Way, start: Offsets, end: Offsets) -> DataFrame | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.pipelines.catalyst import make_thread_safe
 from penstock.pipelines.sources.reader import TIMEOUT_MS, LagMeter, Way
 from penstock.pipelines.sources.rows import source_rows, told_of_capture
 from penstock.pipelines.spec.sources import SOURCE, StateStoreSource, TubeOptions
@@ -111,6 +112,7 @@ class TubeReader:
         end = self.end()
         if end is not None:
             options |= {"endingOffsets": json.dumps(end)}
+        make_thread_safe(spark, "tubemq")
         return self._rows(spark.readStream.format("tubemq").options(**options).load())
 
     def batch(self, spark: SparkSession, way: Way, start: Offsets, end: Offsets) -> DataFrame | None:

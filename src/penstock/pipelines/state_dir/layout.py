@@ -7,6 +7,7 @@
 <state>/clocks/<sink>-<source>.json     since when a source makes records
 <state>/inbox/<source>/                 dead letters of files, put there to be read again
 <state>/shapes/<sink>.json              what the checkpoint of the sink's query depends on
+<state>/failures/<sink>.txt             Spark's last error of the sink's query, with its Java stacks
 <state>/pipeline.json                   whose state it is
 <state>/plan.json                       what the last run did, in words
 <state>/replay.json                     what a replay was asked for
@@ -24,6 +25,7 @@ __all__ = [
     "checkpoint",
     "claim",
     "clock",
+    "failure",
     "file_log",
     "inbox",
     "ledger",
@@ -68,6 +70,11 @@ def inbox(state: Path, source: str) -> Path:
 def shape(state: Path, sink: str) -> Path:
     """Properties that the checkpoint of ``sink`` depends on."""
     return state / "shapes" / f"{sink}.json"
+
+
+def failure(state: Path, sink: str) -> Path:
+    """Last error of the query of ``sink``, with its Java stacks."""
+    return state / "failures" / f"{sink}.txt"
 
 
 def owner(state: Path) -> Path:

@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from penstock.pipelines.steps.catalyst import Catalyst, analyzed, each, kind
+from penstock.pipelines.catalyst import Catalyst, analyzed, each, kind
 
 __all__ = [
     "FAILED",

@@ -15,9 +15,9 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError
+from penstock.pipelines.catalyst import shape
 from penstock.pipelines.rows import alive, data_columns, internal_columns, mark_dead, refuse_internal
 from penstock.pipelines.spec.steps import Map
-from penstock.pipelines.steps.catalyst import shape
 from penstock.pipelines.steps.error_capture import (
     FAILED,
     packed_columns,

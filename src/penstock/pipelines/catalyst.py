@@ -1,8 +1,8 @@
-"""Spark's plans and expressions as nodes: the only use of Spark classes that are not public.
+"""Spark classes that are not public: plans and expressions as nodes, and the objects of Python data sources.
 
-SQL has a ``try_`` function for some expressions and none for any: a column of a user's own can only be tried in the
-plan that Spark has made of it. Everything that such a plan needs goes through here, and through nothing else, so that a
-new version of Spark is looked through in one place. The classes are the same in 4.1 to 4.3.
+SQL has a ``try_`` function for some expressions only: to try any other expression, the plan that Spark analyzed has to
+be changed. No other module uses such classes, so that a new version of Spark is checked in one place. The classes are
+the same in Spark 4.1 to 4.3.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Catalyst", "analyzed", "each", "kind", "shape"]
+__all__ = ["Catalyst", "analyzed", "each", "kind", "make_thread_safe", "shape"]
+
+_SAFE_MAP = "java.util.concurrent.ConcurrentHashMap"
 
 
 class Catalyst:
@@ -53,6 +55,26 @@ class Catalyst:
         """The rows of ``plan``."""
         session = self._spark._jsparkSession
         return type(like)(self._jvm.org.apache.spark.sql.classic.Dataset.ofRows(session, plan), self._spark)
+
+
+def make_thread_safe(spark: SparkSession, source: str) -> None:
+    """Let several queries of ``spark`` use the Python data source ``source`` at the same time.
+
+    A data source is one Java object for all queries that use it, with the environment variables of its Python
+    processes in a map that is not thread-safe. Spark puts a few variables into that map whenever it starts a process
+    of the source, in the thread of each query, and serializes the map with each task. If two queries start together,
+    both add the same variable, and the size of the map is wrong for ever after: every task of every query that reads
+    the source then fails with "Task not serializable ... Illegal size 5 of collection, expected 6". The map is
+    replaced by one of a thread-safe class, before any query runs.
+    """
+    jvm: Any = spark._jvm
+    session: Any = spark._jsparkSession
+    function = session.sessionState().dataSourceManager().lookupDataSource(source).dataSourceCls()
+    if function.envVars().getClass().getName() == _SAFE_MAP:
+        return
+    field = function.getClass().getDeclaredField("envVars")
+    field.setAccessible(True)
+    field.set(function, jvm.java.util.concurrent.ConcurrentHashMap(function.envVars()))
 
 
 def analyzed(rows: DataFrame) -> Any:
